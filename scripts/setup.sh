@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Make .venv: the versions of requirements.lock, and specq itself, editable. `make setup` calls it.
+#
+# PYTHON=...       the interpreter to use; else the first one on the path that is 3.11 or newer
+# TORCH_INDEX=...  a package index to take torch from. Where there is no GPU and no package source of your own is set, the
+#                  public index of CPU builds is tried, since the default build brings several GB of CUDA along; if it
+#                  does not answer, the default build is installed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+CPU_BUILDS=https://download.pytorch.org/whl/cpu
+
+say() { echo "setup: $*" >&2; }
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+recent() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
+
+pick_python() {
+  local candidate
+  for candidate in ${PYTHON:-python3 python python3.13 python3.12 python3.11}; do
+    if recent "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+  done
+  say "specq needs Python 3.11 or newer; ${PYTHON:-python3} is $("${PYTHON:-python3}" -V 2>&1 || true)." \
+    "Install one, or name it: make setup PYTHON=/path/to/python3.12"
+  return 1
+}
+
+own_package_source() {
+  [ -n "${PIP_INDEX_URL-}${PIP_EXTRA_INDEX_URL-}${PIP_FIND_LINKS-}${UV_DEFAULT_INDEX-}${UV_INDEX-}${UV_FIND_LINKS-}" ]
+}
+
+answers() {
+  "$1" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + "/torch/", timeout=3)' "$2" >/dev/null 2>&1
+}
+
+torch_index() {
+  if [ -n "${TORCH_INDEX-}" ]; then
+    echo "$TORCH_INDEX"
+  elif [ "$(uname -s)" = Linux ] && ! have nvidia-smi && ! own_package_source && answers "$1" "$CPU_BUILDS"; then
+    echo "$CPU_BUILDS"
+  fi
+}
+
+make_venv() {
+  if have uv; then
+    uv venv --quiet --clear --python "$1" .venv
+  elif ! "$1" -m venv --clear .venv; then
+    say "$1 cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv (or install uv)"
+    return 1
+  fi
+}
+
+# uv does not read pip's settings, so those that name package sources are handed on.
+install() {
+  if have uv; then
+    UV_FIND_LINKS=${UV_FIND_LINKS-${PIP_FIND_LINKS-}} UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX-${PIP_INDEX_URL-}} \
+      uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@"
+  else
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
+  fi
+}
+
+python=$(pick_python)
+say "making .venv with $("$python" -V 2>&1) and $(if have uv; then uv --version; else echo pip; fi)"
+make_venv "$python"
+index=$(torch_index .venv/bin/python)
+if [ -n "$index" ]; then
+  install --no-deps --index-url "$index" "$(grep '^torch==' requirements.lock)" || say "no torch from $index"
+fi
+say "installing the versions of requirements.lock (the first time takes minutes)"
+install -r requirements.lock
+install --no-deps --no-build-isolation --editable .
+say "done: .venv/bin/specq"

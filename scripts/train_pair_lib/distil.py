@@ -1,0 +1,171 @@
+"""The draft: distilled on the target's distributions, along the target's own outputs and along the corpus.
+
+The loss of a position is (1 - h) KL(target || draft) + h CE(argmax of target, draft). The first term is what sampled
+speculation accepts by, the second what greedy speculation accepts by; h is `Settings.hard_weight`.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM
+
+from train_pair_lib.architecture import (
+    build_model,
+    compile_layers,
+    hidden_states,
+    load_model,
+    save_model,
+)
+from train_pair_lib.dataset import load_dataset
+from train_pair_lib.optimizer import apply_gradients, build_optimizers, schedule
+from train_pair_lib.packing import row_batches
+from train_pair_lib.rollouts import Rollouts, load_rollouts
+from train_pair_lib.settings import Settings
+from train_pair_lib.vocabulary import load_tokenizer
+
+ROW_LENGTHS = (256, 512)  # rollouts are padded to one of these
+CORPUS_SHARE = 0.2
+CLOSING_SHARE = 0.6
+CHECK_ROLLOUTS = 256
+REPORT_EVERY = 200
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows to distil on, and the positions that count."""
+
+    token_ids: torch.Tensor  # [num_rows, length] int64
+    counted: torch.Tensor  # [num_rows, length] float32, 1 where the next token is the target's own
+
+
+def distil_draft(settings: Settings) -> float:
+    """Distil and save the draft; return its last loss."""
+    torch.manual_seed(settings.seed + 2)
+    tokenizer, rollouts = load_tokenizer(settings.tokenizer_folder), load_rollouts(settings.rollouts_file)
+    target = load_model(settings.target_folder, settings.device)
+    draft = build_model(settings.draft_shape, tokenizer).to(settings.device)
+    start_embeddings(draft, target)
+    last_loss = fit_draft(draft, target, draw_batches(rollouts, settings, tokenizer.pad_token_id), settings)
+    save_model(draft, tokenizer, settings.draft_folder)
+    rounded = load_model(settings.draft_folder, settings.device)
+    checked = range(min(CHECK_ROLLOUTS, len(rollouts.prompt_sizes)))
+    share = agreement(rounded, target, make_batch(rollouts, checked, ROW_LENGTHS[-1], settings, tokenizer.pad_token_id))
+    print(f"{settings.draft_shape} agrees with the target on {share:.4f} of held-out rollout positions")
+    return last_loss
+
+
+@torch.no_grad()
+def start_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
+    """Start the draft's embeddings from the target's, on their leading principal directions."""
+    embeddings = target.model.embed_tokens.weight.float()  # [vocab, target_hidden]
+    directions = torch.linalg.svd(embeddings, full_matrices=False).Vh[: draft.config.hidden_size]
+    draft.model.embed_tokens.weight.copy_(embeddings @ directions.T)
+
+
+def make_batch(
+    rollouts: Rollouts, indices: Iterator[int] | range | np.ndarray, length: int, settings: Settings, pad_id: int
+) -> Batch:
+    """Lay rollouts out one a row, exactly as they were generated, cut or padded to `length`."""
+    indices = list(indices)
+    rows = np.full((len(indices), length), pad_id, dtype=np.int64)
+    counted = np.zeros((len(indices), length), dtype=np.float32)
+    for row, mask, index in zip(rows, counted, indices, strict=True):
+        rollout = rollouts.rollout(index)[:length]
+        row[: len(rollout)] = rollout
+        mask[rollouts.prompt_sizes[index] - 1 : len(rollout) - 1] = 1
+    return Batch(torch.from_numpy(rows).to(settings.device), torch.from_numpy(counted).to(settings.device))
+
+
+def draw_batches(rollouts: Rollouts, settings: Settings, pad_id: int) -> Iterator[Batch]:
+    """Yield `draft_steps` batches: `CORPUS_SHARE` of them packed corpus rows, the others rollouts of like length."""
+    rng = np.random.default_rng(settings.seed + 2)
+    corpus = row_batches(
+        load_dataset(settings.dataset_file),
+        phase=1,
+        row_length=settings.row_length,
+        batch_rows=settings.batch_rows,
+        pad_id=pad_id,
+        rng=rng,
+    )
+    outputs = rollout_batches(rollouts, settings, pad_id, rng)
+    for _ in range(settings.draft_steps):
+        if rng.random() < CORPUS_SHARE:
+            token_ids = torch.from_numpy(next(corpus)).to(settings.device)
+            yield Batch(token_ids, (token_ids != pad_id).float())
+        else:
+            yield next(outputs)
+
+
+def rollout_batches(rollouts: Rollouts, settings: Settings, pad_id: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """Yield batches of rollouts for ever, each of one row length, all lengths mixed; the checked ones are left out."""
+    sizes = np.diff(rollouts.bounds)
+    buckets = np.searchsorted(ROW_LENGTHS[:-1], sizes)
+    sizes_left_out = min(CHECK_ROLLOUTS, len(sizes) // 2)
+    while True:
+        groups = []
+        for bucket, length in enumerate(ROW_LENGTHS):
+            members = rng.permutation(np.flatnonzero(buckets == bucket))
+            members = members[members >= sizes_left_out]
+            num_rows = max(settings.batch_tokens // length, 1)
+            # Rows of the next round fill the last batch, so that the shapes stay the same.
+            full = np.resize(members, -(-len(members) // num_rows) * num_rows).reshape(-1, num_rows)
+            groups += [(length, group) for group in full]
+        for place in rng.permutation(len(groups)):
+            length, group = groups[place]
+            yield make_batch(rollouts, group, length, settings, pad_id)
+
+
+def distil_loss(
+    draft_hidden: torch.Tensor,  # [num_rows, length, draft_hidden]
+    draft_head: torch.Tensor,  # [vocab, draft_hidden]
+    target_hidden: torch.Tensor,  # [num_rows, length, target_hidden]
+    target_head: torch.Tensor,  # [vocab, target_hidden]
+    counted: torch.Tensor,  # [num_rows, length]
+    hard_weight: float,
+) -> torch.Tensor:
+    """Return the mean loss over the counted positions."""
+    draft_logs = functional.log_softmax(functional.linear(draft_hidden, draft_head).float(), dim=-1)
+    target_logits = functional.linear(target_hidden, target_head).float()
+    target_logs = functional.log_softmax(target_logits, dim=-1)
+    divergence = (target_logs.exp() * (target_logs - draft_logs)).sum(-1)
+    first_choice = -draft_logs.gather(-1, target_logits.argmax(-1, keepdim=True)).squeeze(-1)
+    losses = (1 - hard_weight) * divergence + hard_weight * first_choice
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
+
+
+def fit_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterator[Batch], settings: Settings) -> float:
+    """Run the distillation loop over the batches; return the loss of the last one."""
+    optimizers = build_optimizers(draft, settings.draft_lr, weight_decay=0.01)
+    loss_of = distil_loss
+    if settings.compiled:
+        compile_layers(draft)
+        compile_layers(target)
+        loss_of = torch.compile(distil_loss, dynamic=False)
+    started, loss = time.monotonic(), torch.tensor(float("nan"))
+    for step, batch in enumerate(batches):
+        with settings.autocast():
+            with torch.no_grad():
+                taught = hidden_states(target, batch.token_ids)
+            drafted = hidden_states(draft, batch.token_ids)
+            heads = draft.lm_head.weight, target.lm_head.weight
+            loss = loss_of(drafted, heads[0], taught, heads[1], batch.counted, settings.hard_weight)
+        loss.backward()
+        apply_gradients(draft, optimizers, schedule(step, settings.draft_steps, CLOSING_SHARE))
+        if step % REPORT_EVERY == 0 or step + 1 == settings.draft_steps:
+            seconds = time.monotonic() - started
+            print(f"{settings.draft_shape} step {step} loss {loss.item():.4f} seconds {seconds:.1f}")
+    return loss.item()
+
+
+@torch.no_grad()
+def agreement(draft: LlamaForCausalLM, target: LlamaForCausalLM, batch: Batch) -> float:
+    """Return how often both models' first choices agree over the counted positions."""
+    choices = [
+        functional.linear(hidden_states(model, batch.token_ids), model.lm_head.weight).argmax(-1)
+        for model in (draft, target)
+    ]
+    return (((choices[0] == choices[1]) * batch.counted).sum() / batch.counted.sum().clamp(min=1)).item()

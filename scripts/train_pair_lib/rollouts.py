@@ -1,0 +1,133 @@
+"""The target's own outputs, on which the draft is distilled.
+
+Prompts come from the training documents. So that the target does not only repeat answers it has read, some arithmetic
+prompts get new numbers, and some prompts of every kind are cut short: the target then writes the rest of the question
+and the answer itself.
+"""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from train_pair_lib.architecture import load_model
+from train_pair_lib.corpus import END_OF_TEXT
+from train_pair_lib.dataset import Dataset, load_dataset
+from train_pair_lib.decoding import generate
+from train_pair_lib.settings import Settings
+from train_pair_lib.vocabulary import load_tokenizer, stop_ids
+
+# shard -> share of the rollouts; shards without a prompt get none, unnamed ones 0.02
+ROLLOUT_SHARES: dict[str, float] = {
+    "math_gsm8k_train": 0.30,
+    "math_misc": 0.04,
+    "math_synthetic": 0.05,
+    "code_mbpp_train": 0.08,
+    "code_gpteacher": 0.10,
+    "code_stdlib_functions": 0.08,
+    "instruct_ultrafeedback": 0.04,
+    "instruct_gpteacher_roleplay": 0.10,
+    "instruct_misc": 0.05,
+    "instruct_t0_permissive": 0.05,
+}
+DEFAULT_SHARE = 0.02
+TEMPERATURES = (0.0, 0.0, 0.7, 0.8, 1.0)
+CUT_SHARE = 0.25
+RENUMBER_SHARE = 0.6
+LONGEST_PROMPT = 320
+BATCH_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """Prompts with the target's continuations, as one flat array."""
+
+    token_ids: np.ndarray  # [num_tokens] uint16
+    bounds: np.ndarray  # [num_rollouts + 1] int64
+    prompt_sizes: np.ndarray  # [num_rollouts] int32
+
+    def rollout(self, index: int) -> np.ndarray:
+        """Return the ids of one prompt and its continuation."""
+        return self.token_ids[self.bounds[index] : self.bounds[index + 1]]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt to roll out: ids, and whether it is cut so that only <|endoftext|> ends it."""
+
+    token_ids: tuple[int, ...]
+    is_cut: bool
+    temperature: float
+
+
+def draw_prompts(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerFast, count: int, rng: np.random.Generator
+) -> list[Prompt]:
+    """Draw about `count` prompts by `ROLLOUT_SHARES`, dropping repeated greedy ones."""
+    digits = np.asarray(tokenizer.convert_tokens_to_ids(list("0123456789")))
+    prompted = [name for name in dataset.shards if dataset.context_sizes[dataset.members(name, held_out=False)].any()]
+    shares = np.asarray([ROLLOUT_SHARES.get(shard, DEFAULT_SHARE) for shard in prompted])
+    prompts: dict[Prompt, None] = {}
+    for shard, share in zip(prompted, shares / shares.sum(), strict=True):
+        for index in rng.choice(dataset.members(shard, held_out=False), max(round(count * share), 1)):
+            renumber = shard.startswith("math") and rng.random() < RENUMBER_SHARE
+            context = np.asarray(dataset.context(index)[:LONGEST_PROMPT])
+            if len(context) > 8:
+                prompts[_vary(context, digits if renumber else None, rng)] = None
+    return list(prompts)
+
+
+def _vary(context: np.ndarray, digits: np.ndarray | None, rng: np.random.Generator) -> Prompt:
+    """Redraw the digits of a prompt, if they are given, and cut it at times."""
+    if digits is not None:
+        is_digit = np.isin(context, digits)
+        context = np.where(is_digit, rng.choice(digits[1:], len(context)), context)
+    is_cut = len(context) == LONGEST_PROMPT or rng.random() < CUT_SHARE
+    if is_cut:
+        context = context[: rng.integers(4, len(context))]
+    return Prompt(tuple(context.tolist()), is_cut, float(rng.choice(TEMPERATURES)))
+
+
+def roll_out(settings: Settings) -> int:
+    """Generate and save the rollouts; return how many new tokens there are."""
+    torch.manual_seed(settings.seed + 1)
+    rng = np.random.default_rng(settings.seed + 1)
+    tokenizer, dataset = load_tokenizer(settings.tokenizer_folder), load_dataset(settings.dataset_file)
+    model = load_model(settings.target_folder, settings.device)
+    prompts = draw_prompts(dataset, tokenizer, settings.num_rollouts, rng)
+    prompts.sort(key=lambda prompt: (prompt.is_cut, len(prompt.token_ids)))
+    all_ends, hard_end = stop_ids(tokenizer), [tokenizer.convert_tokens_to_ids(END_OF_TEXT)]
+    pairs, started = [], time.monotonic()
+    for is_cut in (False, True):
+        members = [prompt for prompt in prompts if prompt.is_cut == is_cut]
+        for start in range(0, len(members), BATCH_ROWS):
+            batch = members[start : start + BATCH_ROWS]
+            answers = generate(
+                model,
+                [prompt.token_ids for prompt in batch],
+                num_new=settings.rollout_tokens,
+                temperatures=[prompt.temperature for prompt in batch],
+                stops=hard_end if is_cut else all_ends,
+                pad_id=tokenizer.pad_token_id,
+            )
+            pairs += [(list(prompt.token_ids), answer) for prompt, answer in zip(batch, answers, strict=True)]
+            print(f"rollouts {len(pairs)} of {len(prompts)} seconds {time.monotonic() - started:.1f}")
+    save_rollouts(settings.rollouts_file, pairs)
+    return sum(len(answer) for _, answer in pairs)
+
+
+def save_rollouts(path: Path, pairs: list[tuple[list[int], list[int]]]) -> None:
+    """Write (prompt, continuation) pairs to one file."""
+    rows = [np.asarray(prompt + answer, dtype=np.uint16) for prompt, answer in pairs]
+    bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
+    prompt_sizes = np.asarray([len(prompt) for prompt, _ in pairs], dtype=np.int32)
+    np.savez(path, token_ids=np.concatenate(rows), bounds=bounds, prompt_sizes=prompt_sizes)
+
+
+def load_rollouts(path: Path) -> Rollouts:
+    """Read what `save_rollouts` wrote."""
+    with np.load(path) as arrays:
+        return Rollouts(**{name: arrays[name] for name in Rollouts.__dataclass_fields__})

@@ -1,0 +1,126 @@
+"""Who is measured, by name.
+
+transformers   transformers `generate`
+assisted       transformers assisted generation
+plain          specq without drafters
+plain-1        the same, one session at a time (where more are asked for)
+specq          specq with drafters
+random         specq with a drafter of random weights (if asked for)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Protocol
+
+from specq.bench.prompts import Prompt
+from specq.bench.servers import Servers
+from specq.bench.settings import Completion, Settings
+from specq.client import Client
+
+if TYPE_CHECKING:
+    from specq.bench.rivals import Rivals
+
+RIVALS = ("transformers", "assisted")
+NAMES = (*RIVALS, "plain-1", "plain", "specq", "random")
+
+
+class Contestant(Protocol):
+    """Somebody who completes prompts."""
+
+    name: str
+    concurrency: int
+
+    def run(self, prompts: Sequence[Prompt], settings: Settings) -> list[Completion]:
+        """Complete the prompts, as many at a time as `concurrency` says; results in their order."""
+        ...
+
+
+class Specq:
+    """specq, through a client, over the sockets."""
+
+    def __init__(self, name: str, client: Client, concurrency: int) -> None:
+        self.name, self._client, self.concurrency = name, client, concurrency
+
+    def run(self, prompts: Sequence[Prompt], settings: Settings) -> list[Completion]:
+        """Complete the prompts."""
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(lambda prompt: self._complete(prompt, settings), prompts))
+
+    def _complete(self, prompt: Prompt, settings: Settings) -> Completion:
+        result = self._client.generate(
+            token_ids=list(prompt.token_ids),
+            max_tokens=settings.output_len,
+            temperature=settings.temperature,
+            seed=settings.seed,
+            ignore_eos=settings.ignore_eos,
+        )
+        return Completion(result.token_ids, result.stats["time_to_first_token_ms"], result.stats)
+
+
+class Field:
+    """The contestants of a run, and the rivals' pair if it is loaded."""
+
+    def __init__(self, contestants: list[Contestant], rivals: Rivals | None) -> None:
+        self.contestants, self.rivals = contestants, rivals
+
+
+def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
+    """Return who takes part if nobody is named."""
+    skipped = {name for name, wanted in (("plain-1", settings.concurrency > 1), ("random", random_draft)) if not wanted}
+    return tuple(name for name in NAMES if name not in skipped)
+
+
+@contextmanager
+def field(names: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> Iterator[Field]:
+    """Start what the named contestants need; stop it all at the end."""
+    with ExitStack() as stack:
+        started = {kind: _start(kind, settings, stack) for kind in _kinds(names)}
+        rivals = _load_rivals(names, settings, tell)
+        for kind, servers in started.items():
+            tell(f"waiting for specq's processes ({kind})")
+            servers.wait_ready()
+        yield Field([_contestant(name, settings, started, rivals) for name in NAMES if name in names], rivals)
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Return the sets of processes that are needed, in the order of NAMES."""
+    return list(dict.fromkeys(_kind(name) for name in NAMES if name in names and _kind(name)))
+
+
+def _kind(name: str) -> str:
+    return {"plain": "plain", "plain-1": "plain", "specq": "specq", "random": "random"}.get(name, "")
+
+
+def _start(kind: str, settings: Settings, stack: ExitStack) -> Servers:
+    drafters = 0 if kind == "plain" else settings.drafters
+    draft_model = settings.draft_model
+    if kind == "random":
+        from specq.bench.rivals import make_random_draft
+
+        draft_model = stack.enter_context(TemporaryDirectory(prefix="specq-random-draft-"))
+        make_random_draft(settings.draft_model, Path(draft_model))
+    return stack.enter_context(Servers(settings.model, draft_model, drafters))
+
+
+def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> Rivals | None:
+    if not set(RIVALS) & set(names):
+        return None
+    tell("loading the pair into transformers")
+    from specq.bench.rivals import Rivals
+
+    return Rivals(settings.model, settings.draft_model)
+
+
+def _contestant(name: str, settings: Settings, started: dict[str, Servers], rivals: Rivals | None) -> Contestant:
+    kind = _kind(name)
+    if kind:
+        return Specq(name, started[kind].client, 1 if name == "plain-1" else settings.concurrency)
+    from specq.bench.rivals import Transformers
+
+    assert rivals is not None, "they are loaded for whoever needs them"
+    return Transformers(rivals, name, assisted=name == "assisted")

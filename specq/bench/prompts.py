@@ -1,0 +1,63 @@
+"""Benchmark prompts: samples that ship with specq, or any JSONL file of `{"prompt": ...}` or `{"messages": [...]}`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from specq.errors import ConfigError, JobError
+from specq.submit import Line, read_lines
+from specq.text import TextCodec
+
+DATA = Path(__file__).parent.parent / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as all contestants get it: token ids, the chat template applied."""
+
+    dataset: str
+    id: str
+    token_ids: tuple[int, ...]
+
+
+def shipped() -> list[str]:
+    """Return the names of the data sets in the package."""
+    return sorted(path.stem for path in DATA.glob("*.jsonl"))
+
+
+def load_prompts(datasets: tuple[str, ...], num_each: int, codec: TextCodec) -> list[Prompt]:
+    """Return the first prompts of each data set (a name or a file); raises ConfigError for one that cannot be read."""
+    return [prompt for dataset in datasets for prompt in _load(dataset, num_each, codec)]
+
+
+def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:
+    path = DATA / f"{dataset}.jsonl" if dataset in shipped() else Path(dataset)
+    try:
+        with path.open("rb") as file:
+            lines = list(islice(read_lines(file), num))
+    except OSError as error:
+        raise ConfigError(
+            f"no data set {dataset!r} ({error.strerror}); shipped are {', '.join(shipped())}, or name a JSONL file"
+        ) from None
+    return [_prompt(path.stem, line, codec) for line in lines]
+
+
+def _prompt(dataset: str, line: Line, codec: TextCodec) -> Prompt:
+    if line.error:
+        raise ConfigError(f"{dataset}: {line.error}")
+    arguments = line.arguments
+    try:
+        token_ids = arguments.get("token_ids") or _encode(arguments, codec)
+    except JobError as error:
+        raise ConfigError(f"{dataset}, line {line.number}: {error}") from None
+    return Prompt(dataset, str(line.id), tuple(token_ids))
+
+
+def _encode(arguments: dict[str, object], codec: TextCodec) -> list[int]:
+    """Encode as a chat, or as plain text if the model has no chat template."""
+    messages = arguments.get("messages") or [{"role": "user", "content": arguments.get("prompt")}]
+    if codec.has_chat_template:
+        return codec.encode_chat(messages)  # type: ignore[arg-type]
+    return codec.encode(str(arguments.get("prompt")))

@@ -1,0 +1,50 @@
+"""A whole benchmark run: prompts, contestants, turns, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from specq.bench import compare
+from specq.bench.contestants import RIVALS, field
+from specq.bench.measure import measure
+from specq.bench.prompts import load_prompts
+from specq.bench.report import figures
+from specq.bench.settings import Settings
+from specq.errors import ConfigError
+from specq.models import resolve_model
+from specq.text import TextCodec, load_tokenizer_files
+
+NOTES = {
+    "transformers": "one prompt after the other, with as many threads as are fastest; specq's processes are idle meanwhile",
+    "assisted": "the same, with the draft model as assistant",
+    "rate": "all tokens over all seconds of a repetition, prompts included; the median of the repetitions",
+}
+
+
+def run(settings: Settings, names: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
+    """Measure the named contestants; return settings, figures and differences as JSON-able values."""
+    prompts = load_prompts(settings.datasets, settings.num_prompts, _codec(settings.model))
+    if not prompts:
+        raise ConfigError(f"no prompts in {', '.join(settings.datasets)}")
+    with field(names, settings, tell) as found:
+        turns = measure(found.contestants, prompts, settings, tell)
+        sessions = {contestant.name: contestant.concurrency for contestant in found.contestants}
+        comparable = [turn for turn in turns if settings.temperature == 0 or turn.contestant not in RIVALS]
+        different = compare.differences(comparable, found.rivals.logit_gap if found.rivals else None)
+    return {
+        "settings": asdict(settings) | {"transformers_threads": found.rivals.num_threads if found.rivals else None},
+        "num_prompts": len(prompts),
+        "contestants": figures(turns, sessions),
+        "agreement": compare.summary(comparable, different),
+        "notes": NOTES,
+    }
+
+
+def _codec(model: str) -> TextCodec:
+    directory = Path(resolve_model(model, "target"))
+    if not directory.is_dir():
+        raise ConfigError(f"{model} is no directory on this machine; a benchmark needs the tokenizer's files")
+    return TextCodec(load_tokenizer_files(directory))

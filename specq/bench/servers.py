@@ -1,0 +1,80 @@
+"""specq's own processes for a benchmark: `specq up` on a free port, waited for, and always stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from types import TracebackType
+from typing import Self
+
+from specq.client import Client
+from specq.client.sync import count_ready
+from specq.errors import EngineError, JobError
+
+_STOP_S = 20.0
+_POLL_S = 0.2
+_MOST_OUTPUT = 1 << 20
+
+
+class Servers:
+    """A broker, one target and some drafters, and a client of theirs."""
+
+    def __init__(self, model: str, draft_model: str, drafters: int) -> None:
+        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.drafters = drafters
+        self._arguments = ["--broker", self.address, "--targets", "1", "--drafters", str(drafters)]
+        self._arguments += ["--model", model, "--draft-model", draft_model]
+
+    def __enter__(self) -> Self:
+        self.client = Client(self.address, timeout_s=10.0)
+        self._output = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "specq", "up", *self._arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+        )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.client.close()
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._output.close()
+
+    def wait_ready(self, timeout_s: float = 180.0) -> None:
+        """Wait until all workers are ready; raises EngineError, with what they printed, if they end or are late."""
+        deadline = time.monotonic() + timeout_s
+        while not self._ready():
+            if self._process.poll() is not None:
+                raise EngineError(f"specq up ended with status {self._process.returncode}: {self.output()[-2000:]}")
+            if time.monotonic() > deadline:
+                raise EngineError(f"specq up was not ready within {timeout_s:g} s: {self.output()[-2000:]}")
+            time.sleep(_POLL_S)
+
+    def _ready(self) -> bool:
+        try:
+            targets, drafters = count_ready(self.client.status())
+        except JobError:
+            return False
+        return targets >= 1 and drafters >= self.drafters
+
+    def output(self) -> str:
+        """Return what the processes have printed so far."""
+        return os.pread(self._output.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
+
+
+def free_port() -> int:
+    """Return a TCP port that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

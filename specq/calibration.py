@@ -1,0 +1,44 @@
+"""How far a lane's scores can be believed: claimed probabilities to measured ones.
+
+A drafter claims, for each node, the probability that the target commits it given that it commits the parent. What is
+measured is the share that the target in fact committed, by bin of the claim. A node whose parent is off the target's
+path says nothing and is not counted. Old counts fade, so that a drafter that gets better or worse is noticed either way.
+
+Rule: a liar gains nothing. After a few verdicts the estimate is the measurement, whatever was claimed.
+"""
+
+from __future__ import annotations
+
+import math
+
+NUM_BINS = 12
+PRIOR_WEIGHT = 2.0  # a claim counts as much as so many verdicts
+MEMORY = 200.0  # verdicts after which a count has faded to 1/e
+
+_FADE = 1.0 - 1.0 / MEMORY
+
+
+class Calibration:
+    """The measured acceptance of one lane, by bin of the claimed probability."""
+
+    __slots__ = ("_accepted", "_trials")
+
+    def __init__(self) -> None:
+        self._trials = [0.0] * NUM_BINS
+        self._accepted = [0.0] * NUM_BINS
+
+    def probability(self, score: float) -> float:
+        """Return the estimated acceptance of a node that claims log-probability `score`, given its parent's."""
+        claim = math.exp(min(score, 0.0))
+        i = _bin(claim)
+        return (self._accepted[i] + PRIOR_WEIGHT * claim) / (self._trials[i] + PRIOR_WEIGHT)
+
+    def observe(self, score: float, accepted: bool) -> None:
+        """Count one node whose parent was committed: was it, too?"""
+        i = _bin(math.exp(min(score, 0.0)))
+        self._trials[i] = self._trials[i] * _FADE + 1.0
+        self._accepted[i] = self._accepted[i] * _FADE + accepted
+
+
+def _bin(claim: float) -> int:
+    return min(int(claim * NUM_BINS), NUM_BINS - 1)

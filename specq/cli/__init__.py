@@ -1,0 +1,83 @@
+"""The command line: one file a command, imported only when it is called, so that `specq --help` answers in a blink.
+
+To add a command: a file with a click command of the same name, and one line in `COMMANDS`.
+
+Rule: what a user can set right exits with 2, any other failure with 1, both with one line on standard error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+
+from specq import __version__
+from specq.errors import ConfigError, JobError, SpecqError
+from specq.table import resolve
+
+COMMANDS = {
+    "up": "specq.cli.up:up",
+    "submit": "specq.cli.submit:submit",
+    "status": "specq.cli.status:status",
+    "models": "specq.cli.models:models",
+    "bench": "specq.cli.bench:bench",
+    "broker": "specq.cli.broker:broker",
+    "worker": "specq.cli.worker:worker",
+}
+SUMMARIES = {
+    "up": "Run a broker, verifiers and drafters on this machine.",
+    "submit": "Send prompts from a JSONL file; write results as JSONL.",
+    "status": "Show what a broker sees: workers, jobs, counters.",
+    "models": "List the models that ship with specq.",
+    "bench": "Measure specq and its rivals on the same prompts.",
+    "broker": "Run the broker.",
+    "worker": "Run one target verifier or one draft worker.",
+}
+EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
+
+
+class _LazyGroup(click.Group):
+    """Commands by table; their errors become one line and an exit status."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = resolve("command", COMMANDS, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(SUMMARIES.items()))
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return _with_extras(super().invoke, ctx)
+        except SpecqError as error:
+            click.echo(f"specq: {error}", err=True)
+            raise click.exceptions.Exit(exit_status(error)) from None
+
+
+def _with_extras(call: Callable[[click.Context], object], ctx: click.Context) -> object:
+    """Call, and turn the absence of an optional package into ConfigError that says how to get it."""
+    try:
+        return call(ctx)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        extra = EXTRAS[error.name]
+        raise ConfigError(f"this needs {error.name}, which is not installed: pip install 'specq[{extra}]'") from None
+
+
+def exit_status(error: SpecqError) -> int:
+    """Return 2 for what the user can set right (options, files, input), else 1."""
+    invalid_job = isinstance(error, JobError) and error.code == "invalid"
+    return 2 if invalid_job or isinstance(error, ConfigError) else 1
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="specq")
+def main() -> None:
+    """Speculative decoding as a message queue: draft workers guess, target verifiers check, a broker routes."""

@@ -1,0 +1,27 @@
+"""`specq broker`: run the broker until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from specq import log
+from specq.cli.options import log_options, section_options
+from specq.config import BrokerConfig, load, override
+from specq.cpu import apply_cpu
+from specq.table import resolve
+
+PROCESS = {"broker": "workers.broker:run"}
+
+
+@click.command()
+@section_options(BrokerConfig)
+@log_options("info")
+@click.pass_context
+def broker(ctx: click.Context, /, config_file: str | None, log_level: str, *, log_json: bool, **values: Any) -> None:
+    """Run the broker: it takes jobs, routes drafts and verdicts, and keeps every job's transcript."""
+    config = override(load(config_file).broker, **values)
+    log.configure(log_level, as_json=log_json)
+    apply_cpu(config.cores, threads=1)
+    ctx.exit(resolve("process", PROCESS, "broker")(config))

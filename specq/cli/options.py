@@ -1,0 +1,99 @@
+"""Options that follow from the configuration: one for each key of a section, with its type, help and default."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+import click
+
+from specq import log
+from specq.config import Cores, Section, kinds, section_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def core_list(text: str) -> Cores:
+    """Return CPU ids from a list such as `0,2-3`; click reports the ValueError of anything else."""
+    try:
+        return tuple(core for part in text.split(",") for core in _span(part))
+    except ValueError:
+        raise ValueError(f"{text!r} is no list of CPU ids such as 0,2-3") from None
+
+
+def _span(part: str) -> range:
+    first, dash, last = part.partition("-")
+    return range(int(first), int(last if dash else first) + 1)
+
+
+def config_option(command: F) -> F:
+    """Add `--config FILE`."""
+    kind = click.Path(dir_okay=False)
+    return click.option("--config", "config_file", type=kind, help="TOML file; the options given here win over it.")(
+        command
+    )
+
+
+def section_options(*sections: type[Section]) -> Callable[[F], F]:
+    """Add an option for each key of the sections, and `--config`; one that is not given is None."""
+
+    def decorate(command: F) -> F:
+        for name, (f, owners) in reversed(_keys(sections).items()):
+            only = f" (--role {owners[0]} only)" if len(owners) < len(sections) else ""
+            command = _option(f, kinds_of(sections)[name], only)(command)
+        return config_option(command)
+
+    return decorate
+
+
+def kinds_of(sections: tuple[type[Section], ...]) -> dict[str, Any]:
+    """Return the type of each key of any of the sections."""
+    return {name: kind for section in sections for name, kind in kinds(section).items()}
+
+
+def _keys(sections: tuple[type[Section], ...]) -> dict[str, tuple[Field[Any], list[str]]]:
+    """Return each key's field and the names of the sections that have it."""
+    keys: dict[str, tuple[Field[Any], list[str]]] = {}
+    for section in sections:
+        for f in fields(section):
+            keys.setdefault(f.name, (f, []))[1].append(section_name(section))
+    return keys
+
+
+def _option(f: Field[Any], kind: Any, only: str) -> Callable[[F], F]:
+    flag = "--" + f.name.replace("_", "-")
+    shown = "" if f.default in ("", ()) or kind is bool else f"  [default: {f.default}]"
+    text = f.metadata["help"] + only + shown
+    if kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", f.name, default=None, help=text)
+    if kind == Cores:
+        return click.option(flag, f.name, type=core_list, metavar="LIST", help=text)
+    return click.option(flag, f.name, type=kind, help=text)
+
+
+def to_arguments(section: Section) -> list[str]:
+    """Return the options that make this section of the defaults: what `section_options` reads back."""
+    arguments = []
+    for f in fields(section):
+        value, flag = getattr(section, f.name), f.name.replace("_", "-")
+        if value == f.default:
+            continue
+        if isinstance(value, bool):
+            arguments.append(f"--{'' if value else 'no-'}{flag}")
+        else:
+            arguments += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+    return arguments
+
+
+def log_options(default: str) -> Callable[[F], F]:
+    """Add `--log-level` and `--log-json`, as `log_level` and `log_json`."""
+
+    def decorate(command: F) -> F:
+        level = click.option(
+            "--log-level", type=click.Choice(log.LEVELS), default=default, show_default=True, help="What to log."
+        )
+        as_json = click.option("--log-json", is_flag=True, help="Log JSON, one object a line.")
+        return level(as_json(command))
+
+    return decorate

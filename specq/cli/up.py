@@ -1,0 +1,45 @@
+"""`specq up`: a broker, verifiers and drafters on this machine, started and stopped together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import click
+
+from specq.cli.options import log_options, section_options
+from specq.config import Config, UpConfig, load, override
+from specq.table import resolve
+
+PROCESS = {"up": "workers.up:run"}
+
+
+@click.command()
+@section_options(UpConfig)
+@click.option("--model", help="Target model: bundled, a directory, or a hub name.  [default: tiny]")
+@click.option("--draft-model", help="Draft model, likewise.  [default: tiny]")
+@click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
+@log_options("warning")
+@click.pass_context
+def up(
+    ctx: click.Context,
+    /,
+    config_file: str | None,
+    model: str | None,
+    draft_model: str | None,
+    address: str | None,
+    log_level: str,
+    *,
+    log_json: bool,
+    **values: int | None,
+) -> None:
+    """Run a broker, verifiers and drafters on this machine, dividing its cores among them; Ctrl-C stops them all."""
+    config: Config = load(config_file)
+    config = replace(
+        config,
+        up=override(config.up, **values),
+        broker=override(config.broker, bind=address),
+        target=override(config.target, model=model),
+        draft=override(config.draft, model=draft_model),
+    )
+    log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
+    ctx.exit(resolve("process", PROCESS, "up")(config, log_arguments))

@@ -1,0 +1,28 @@
+"""`specq worker --role target|draft`: run one worker until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from specq import log
+from specq.cli.options import log_options, section_options
+from specq.config import DraftConfig, TargetConfig, load, override
+from specq.table import resolve
+
+PROCESSES = {"target": "workers.target:run", "draft": "workers.draft:run"}
+
+
+@click.command()
+@click.option("--role", type=click.Choice(tuple(PROCESSES)), required=True, help="What the worker does.")
+@section_options(TargetConfig, DraftConfig)
+@log_options("info")
+@click.pass_context
+def worker(
+    ctx: click.Context, /, role: str, config_file: str | None, log_level: str, *, log_json: bool, **values: Any
+) -> None:
+    """Run one target verifier, which checks drafts and commits tokens, or one draft worker, which guesses ahead."""
+    config = override(getattr(load(config_file), role), **values)
+    log.configure(log_level, as_json=log_json)
+    ctx.exit(resolve("role", PROCESSES, role)(config))

@@ -1,0 +1,57 @@
+"""Large tokenizers on disk, so that a client need not wait for all of one that it has had before.
+
+Rule: a cached tokenizer is used only if it is the one that is served: its hash (of vocabulary, merges and added tokens)
+and its first piece, which holds all the small files, are the same. Whatever goes wrong with the disk is no error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from pathlib import Path
+
+import orjson
+
+from specq.errors import ConfigError
+from specq.messages import TokenizerChunk
+from specq.text import tokenizer_hash
+
+MIN_PIECES = 2  # a tokenizer of one piece is here as soon as it could be found on disk
+
+
+class TokenizerCache:
+    """Tokenizers by their hash, in the folder `tokenizers` of the cache."""
+
+    def __init__(self, cache_dir: Path | None) -> None:
+        self._folder = cache_dir / "tokenizers" if cache_dir else None
+
+    def recall(self, first: TokenizerChunk) -> dict[str, str] | None:
+        """Return the files that begin with this piece, or None."""
+        path = self._path(first.model.tokenizer_hash)
+        if path is None or first.count < MIN_PIECES or not path.is_file():
+            return None
+        try:
+            data = path.read_bytes()
+            files: dict[str, str] = orjson.loads(data)
+            same = data.startswith(first.data.tobytes())
+            same = same and tokenizer_hash(files["tokenizer.json"]) == first.model.tokenizer_hash
+        except (OSError, ValueError, KeyError, TypeError, ConfigError):
+            return None
+        return files if same else None
+
+    def keep(self, files: dict[str, str]) -> None:
+        """Store a tokenizer; other processes see it whole or not at all."""
+        data = orjson.dumps(files)
+        with contextlib.suppress(OSError, ConfigError, KeyError):
+            path = self._path(tokenizer_hash(files["tokenizer.json"]))
+            if path is None or (path.is_file() and path.read_bytes() == data):
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
+            draft.write_bytes(data)
+            draft.replace(path)
+
+    def _path(self, name: str) -> Path | None:
+        if self._folder is None or not name.isalnum():
+            return None
+        return self._folder / f"{name}.json"

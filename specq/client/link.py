@@ -1,0 +1,135 @@
+"""The client's one I/O thread: it owns the socket and the core, and hands events to sinks.
+
+Rule: only this thread touches the socket and the core. Others ask it by `request` and `call`; it answers by calling the
+sink of the request, which must return at once and not raise. The context is made in the process that uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket as sockets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import zmq
+
+from specq.client.core import ClientCore, Event, JobDone, RequestFailed, StatusReport, TokenizerReady
+from specq.errors import JobError, ProtocolError
+from specq.sockets import connect_dealer, drain, try_send
+from specq.wire import decode, encode
+
+Sink = Callable[[Event], None]
+Action = Callable[[ClientCore, float], None]
+
+_LAST = (JobDone, RequestFailed, StatusReport, TokenizerReady)  # events that end a request
+_JOIN_S = 5.0
+
+
+class Link:
+    """A connection to a broker. Raises ConfigError if `core.address` is no address."""
+
+    def __init__(self, core: ClientCore) -> None:
+        self._core = core
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._socket = connect_dealer(self._context, core.address, queue=True)
+        except BaseException:
+            self._context.term()
+            raise
+        self._waker, self._woken = sockets.socketpair()
+        self._woken.setblocking(False)
+        self._actions: deque[Action] = deque()
+        self._sinks: dict[int | str, list[Sink]] = {}
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="specq-client", daemon=True)
+        self._thread.start()
+
+    # --- from any thread --------------------------------------------------------------------------------------------
+
+    def request(self, key: int | str, sink: Sink, action: Action) -> None:
+        """Run `action` on the core; events that bear `key` go to `sink`, the last one included."""
+
+        def start(core: ClientCore, now: float) -> None:
+            self._sinks.setdefault(key, []).append(sink)
+            action(core, now)
+
+        self.call(start)
+
+    def call(self, action: Action) -> None:
+        """Run `action` on the core, soon, in the I/O thread; raises JobError if the client was closed."""
+        if self._closed:
+            raise _closed()
+        self._actions.append(action)
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Stop the thread; what still waits fails. What was sent is given a moment to leave."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_JOIN_S)
+
+    # --- the I/O thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        error = _closed()
+        try:
+            self._loop()
+        except BaseException as reason:  # a waiting caller must hear of it
+            error = JobError(f"the client's I/O thread died: {reason!r}", "lost")
+            raise
+        finally:
+            self._closed = True
+            self._fail_all(error)
+            self._socket.close()
+            self._context.term()
+            self._waker.close()
+            self._woken.close()
+
+    def _loop(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._woken, zmq.POLLIN)
+        while not self._closed:
+            wait_s = self._core.wait_s(time.monotonic())
+            poller.poll(None if wait_s is None else 1 + int(wait_s * 1e3))
+            self._act()
+            self._receive()
+            self._tell(self._core.tick(time.monotonic()))
+            self._flush()
+        self._act()
+        self._flush()
+
+    def _act(self) -> None:
+        """Do what other threads asked for."""
+        with contextlib.suppress(BlockingIOError):
+            self._woken.recv(4096)
+        while self._actions:
+            self._actions.popleft()(self._core, time.monotonic())
+
+    def _receive(self) -> None:
+        for frames in drain(self._socket):
+            with contextlib.suppress(ProtocolError):  # dropped; the core asks again for what it lacks
+                self._tell(self._core.receive(decode(frames), time.monotonic()))
+
+    def _flush(self) -> None:
+        for message in self._core.take_outbox():
+            try_send(self._socket, encode(message))  # what a full queue refuses is sent again in time
+
+    def _tell(self, events: list[Event]) -> None:
+        for event in events:
+            last = isinstance(event, _LAST)
+            sinks = self._sinks.pop(event.key, []) if last else self._sinks.get(event.key, [])
+            for sink in sinks:
+                sink(event)
+
+    def _fail_all(self, error: JobError) -> None:
+        self._tell([RequestFailed(key, error) for key in list(self._sinks)])
+
+
+def _closed() -> JobError:
+    return JobError("the client was closed", "lost")

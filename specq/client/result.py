@@ -1,0 +1,132 @@
+"""What the user gets: pieces of text while a job runs, one result when it has ended.
+
+Rule: a `Result` has exactly the fields of a line in a results file (README, "Results"), and `to_dict` is that line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from typing import Any
+
+from specq.client.core import NewTokens, Transcript
+from specq.client.request import Request
+from specq.text import StopMatcher, TextCodec
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A completion.
+
+    token_ids      all generated tokens, the one that ended the text included
+    text           their text, without special tokens and stop strings
+    finish_reason  "stop", "length", "cancelled" or "error"
+    usage          prompt_tokens, completion_tokens
+    stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
+                   included), tokens_per_second and time_to_first_token_ms (both from the submission), and what else
+                   the broker counted
+    """
+
+    id: Any
+    prompt: str | None
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str = "error"
+    usage: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0})
+    stats: dict[str, Any] = field(default_factory=lambda: speculation_stats({}))
+    error: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON-able values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What became known with one message.
+
+    text      text that may be shown now; tokens whose text is not certain yet have none
+    token_ids, accepted   the new tokens, and for each whether a drafter had guessed it
+    spans     `text` cut by origin: (text, drafted)
+    result    with the last piece
+    """
+
+    text: str
+    token_ids: tuple[int, ...] = ()
+    accepted: tuple[bool, ...] = ()
+    spans: tuple[tuple[str, bool], ...] = ()
+    result: Result | None = None
+
+
+class PieceMaker:
+    """Turns new tokens into pieces of text."""
+
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...]) -> None:
+        self._matcher = StopMatcher(codec, stop)
+
+    def piece(self, new: NewTokens) -> Piece:
+        """Return the text that these tokens make certain."""
+        flags = tuple(map(bool, new.accepted))
+        parts = [(self._text(token), flag) for token, flag in zip(new.token_ids, flags, strict=True)]
+        return _piece(parts, new.token_ids, flags)
+
+    def _text(self, token_id: int) -> str:
+        self._matcher.push((token_id,))
+        return self._matcher.take()
+
+    def last(self, result: Result) -> Piece:
+        """Return what was held back, with the result."""
+        text = self._matcher.finish()
+        return Piece(text, spans=((text, False),) if text else (), result=result)
+
+
+def _piece(parts: list[tuple[str, bool]], token_ids: tuple[int, ...], flags: tuple[bool, ...]) -> Piece:
+    shown = [part for part in parts if part[0]]
+    spans = tuple(("".join(text for text, _ in run), flag) for flag, run in groupby(shown, key=lambda part: part[1]))
+    return Piece("".join(text for text, _ in spans), token_ids, flags, spans)
+
+
+def completion_text(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> str:
+    """Return the text of all tokens, without special tokens, up to the first stop string."""
+    if not stop:
+        return codec.decode(token_ids)
+    matcher = StopMatcher(codec, stop)
+    matcher.push(token_ids)
+    return matcher.finish()
+
+
+def make_result(request: Request, transcript: Transcript, codec: TextCodec) -> Result:
+    """Return the result of a job that has ended."""
+    job = request.submit
+    return Result(
+        id=request.id,
+        prompt=request.prompt,
+        text=completion_text(codec, transcript.token_ids, job.params.stop),
+        token_ids=transcript.token_ids,
+        finish_reason=transcript.finish,
+        usage={"prompt_tokens": len(job.prompt_ids), "completion_tokens": len(transcript.token_ids)},
+        stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
+    )
+
+
+def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
+    """Return the broker's counts with the rates that follow from them; 0 where nothing was drafted."""
+    rounds, drafted, accepted = (int(counts.get(n, 0)) for n in ("rounds", "draft_tokens", "accepted_tokens"))
+    return {
+        "rounds": rounds,
+        "draft_tokens": drafted,
+        "accepted_tokens": accepted,
+        "acceptance_rate": round(accepted / drafted, 4) if drafted else 0.0,
+        "mean_accepted_length": round(1 + accepted / rounds, 4) if rounds else 0.0,
+        "tokens_per_second": 0.0,
+        "time_to_first_token_ms": 0.0,
+    } | {name: value for name, value in counts.items() if name not in ("rounds", "draft_tokens", "accepted_tokens")}
+
+
+def _timing(transcript: Transcript) -> dict[str, float]:
+    elapsed = max((transcript.finished or transcript.started) - transcript.started, 1e-9)
+    first = (transcript.first_token or transcript.started) - transcript.started
+    return {
+        "tokens_per_second": round(len(transcript.token_ids) / elapsed, 2),
+        "time_to_first_token_ms": round(first * 1e3, 2),
+    }

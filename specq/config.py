@@ -1,0 +1,262 @@
+"""Configuration: TOML to frozen dataclasses, one for each section; a constructor takes its own section, not the whole.
+
+Precedence, weakest first: the defaults below, the file, the environment, the command line (`override`).
+
+    SPECQ_CONFIG   the file to read where no `--config` is given
+    SPECQ_BROKER   the broker that workers and clients connect to
+    SPECQ_CACHE    where compiled kernels and fetched tokenizers are kept
+
+Rule: this is the only module that reads the environment (`specq.cpu` writes to it). A value is checked when a section is
+made, wherever it came from. To add an option: one line in its section; file, checks and command line follow.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+import typing
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specq.addresses import check_bind, check_connect, host_of, is_wildcard
+from specq.errors import ConfigError
+
+DEFAULT_BROKER = "tcp://127.0.0.1:5750"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_COUNT = 2**31 - 1
+
+T = TypeVar("T")
+S = TypeVar("S", bound="Section")
+Cores = tuple[int, ...]
+
+
+def _option(default: T, text: str, low: float = 0, high: float = MAX_COUNT, choices: tuple[str, ...] = ()) -> T:
+    """Return a field with its help text, and the range of its numbers or the choice of its words."""
+    return field(default=default, metadata={"help": text, "low": low, "high": high, "choices": choices})
+
+
+def _broker() -> str:
+    return _option(DEFAULT_BROKER, "address of the broker to connect to")
+
+
+def _cores() -> Cores:
+    return _option((), "CPU ids to stay on, as in 0,2-3; none: anywhere")
+
+
+def _threads() -> int:
+    return _option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Base of the sections: checks every value's type and range."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check_value(f"{section_name(type(self))}.{f.name}", getattr(self, f.name), kinds(type(self))[f.name])
+            _check_range(f"{section_name(type(self))}.{f.name}", getattr(self, f.name), f.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig(Section):
+    """The broker."""
+
+    bind: str = _option(DEFAULT_BROKER, "address to listen on")
+    heartbeat_ms: int = _option(500, "how often workers shall beat", low=10, high=60_000)
+    liveness_ms: int = _option(3000, "silence after which a worker is taken for dead", low=20, high=600_000)
+    max_jobs: int = _option(10_000, "jobs that may wait or run at a time", low=1)
+    cores: Cores = _cores()
+    insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_bind("broker.bind", self.bind, insecure=self.insecure)
+        if self.liveness_ms < 2 * self.heartbeat_ms:
+            raise ConfigError(
+                f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms ({self.heartbeat_ms})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig(Section):
+    """A target verifier."""
+
+    broker: str = _broker()
+    model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    engine: str = _option("torch", "what runs the model")
+    name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
+    bind: str = _option("tcp://127.0.0.1:*", "address to listen on for the broker; port *: any free one")
+    advertise: str = _option("", "address the broker shall connect to; empty: the one bound")
+    device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    threads: int = _threads()
+    cores: Cores = _cores()
+    kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
+    max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
+    max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    verbose: bool = _option(default=False, text="log every step, at level debug")
+    insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_connect("target.broker", self.broker)
+        check_bind("target.bind", self.bind, insecure=self.insecure)
+        if self.advertise:
+            check_connect("target.advertise", self.advertise)
+        elif is_wildcard(host_of(self.bind)):
+            raise ConfigError(f"target.bind is {self.bind}, no address to connect to; set advertise to one")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig(Section):
+    """A draft worker."""
+
+    broker: str = _broker()
+    model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    proposer: str = _option("draft-model", "what makes the drafts")
+    name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
+    device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    threads: int = _threads()
+    cores: Cores = _cores()
+    kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the proposer")
+    width: int = _option(8, "nodes expanded in one pass", low=1, high=1024)
+    fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
+    max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
+    nice: int = _option(5, "added to the process's niceness: drafts give way to verifying", high=19)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_connect("draft.broker", self.broker)
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig(Section):
+    """What `specq up` starts."""
+
+    targets: int = _option(1, "target verifiers to start", low=1, high=256)
+    drafters: int = _option(2, "draft workers to start", high=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig(Section):
+    """A client."""
+
+    broker: str = _broker()
+    timeout_s: float = _option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_connect("client.broker", self.broker)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections: what one file holds."""
+
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    up: UpConfig = field(default_factory=UpConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "broker": BrokerConfig,
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "up": UpConfig,
+    "client": ClientConfig,
+}
+
+
+def load(path: str | Path | None = None) -> Config:
+    """Read a TOML file (`path`, else SPECQ_CONFIG, else none); raises ConfigError that names the file and the key."""
+    path = path or os.environ.get("SPECQ_CONFIG") or None
+    tables = _read(Path(path)) if path else {}
+    try:
+        sections: dict[str, Any] = {name: _section(name, tables.pop(name, {})) for name in SECTIONS}
+        _refuse_unknown("section", tables, SECTIONS)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+    return Config(**sections)
+
+
+def override(section: S, **cli_values: Any) -> S:
+    """Return the section with the values that were given on the command line; None means not given."""
+    given = {name: value for name, value in cli_values.items() if value is not None}
+    _refuse_unknown(f"option of {section_name(type(section))}", given, kinds(type(section)))
+    return replace(section, **given)
+
+
+def cache_dir() -> Path:
+    """Return the directory for what can be made again: SPECQ_CACHE, or specq/ in the user's cache."""
+    own = os.environ.get("SPECQ_CACHE")
+    shared = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(own) if own else Path(shared) / "specq"
+
+
+def environment_of_children() -> dict[str, str]:
+    """Return the environment for processes that get all of their configuration on the command line."""
+    return {name: value for name, value in os.environ.items() if name not in ("SPECQ_CONFIG", "SPECQ_BROKER")}
+
+
+def section_name(section: type[Section]) -> str:
+    """Return the name that a section has in files."""
+    return next((name for name, cls in SECTIONS.items() if cls is section), section.__name__)
+
+
+def kinds(section: type[Section]) -> dict[str, Any]:
+    """Return the type of each key of a section."""
+    return typing.get_type_hints(section)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+
+
+def _section(name: str, values: Any) -> Section:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} is {values!r}; it must be a section, [{name}]")
+    cls = SECTIONS[name]
+    _refuse_unknown(f"key {name}.", values, kinds(cls))
+    broker = os.environ.get("SPECQ_BROKER")
+    if broker and "broker" in kinds(cls):
+        values = values | {"broker": broker}
+    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+
+
+def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
+    for name in given:
+        if name not in known:
+            label = f"{what}{name}" if what.endswith(".") else f"{what} {name}"
+            raise ConfigError(f"unknown {label}; known are {', '.join(known)}")
+
+
+def _check_value(key: str, value: object, kind: Any) -> None:
+    """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
+    if kind == Cores:
+        right = isinstance(value, tuple) and all(type(v) is int for v in value)
+    else:
+        right = type(value) is kind or (kind is float and type(value) is int)
+    if not right:
+        wanted = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+        shown = list(value) if isinstance(value, tuple) else value
+        raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")
+
+
+def _check_range(key: str, value: object, metadata: typing.Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a number lies in its key's range (NaN does not) and a word is one of its choices."""
+    low, high, choices = metadata["low"], metadata["high"], metadata["choices"]
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not all(low <= v <= high for v in numbers if isinstance(v, (int, float))):
+        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+    if choices and value not in choices:
+        raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")

@@ -1,0 +1,259 @@
+"""A draft worker without its sockets: verdicts in, drafts out, one proposer inside.
+
+For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first: each
+pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. Nothing is waited
+for; verdicts are heard between passes, cut the tree and move its root.
+
+Rules: a drafter only hints. What it sends names positions, so that late, doubled or lost messages do no harm. If verdict
+after verdict uses none of the nodes that were sent, they were lost, and are sent again.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from specq.calibration import Calibration
+from specq.errors import ProtocolError
+from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
+from specq.proposers import Expansion, Proposer
+from specq.types import SamplingParams
+
+MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
+LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent
+MAX_LIVE_NODES = 256
+
+
+class DraftNode:
+    """A drafted node. `claim` is the proposer's log-probability given the parent, `score` what experience makes of it,
+    `reach` the sum of the scores from where drafting began."""
+
+    __slots__ = ("children", "claim", "expanded", "node_id", "parent", "position", "reach", "score", "token", "wire_id")
+
+    def __init__(
+        self, node_id: int, token: int, parent: DraftNode | None, position: int, claim: float, score: float
+    ) -> None:
+        self.node_id, self.token, self.parent, self.position = node_id, token, parent, position
+        self.claim, self.score = claim, score
+        self.reach: float = score + (parent.reach if parent is not None else 0.0)
+        self.children: dict[int, DraftNode] = {}
+        self.expanded = False
+        self.wire_id = -1  # what the verifier knows it by; -1: not sent
+
+
+class DraftSession:
+    """One session's context and tree at the drafter."""
+
+    def __init__(self, message: Assign, calibration: Calibration, max_ahead: int) -> None:
+        self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
+        self.calibration, self.max_ahead = calibration, max_ahead
+        self.params: SamplingParams = message.params
+        self.token_ids: list[int] = message.token_ids.tolist()
+        self.limit = message.prompt_len + message.params.max_tokens
+        self.roots: dict[int, DraftNode] = {}
+        self.root_expanded = False
+        self.base_reach = 0.0  # reach of the committed context: what reaches count from
+        self.next_id = 0
+        self.next_wire_id = 0
+        self.num_live = 0
+        self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
+        self.unused = 0  # verdicts in a row that used nothing of what was sent
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    def live_nodes(self) -> Iterator[DraftNode]:
+        """Yield the live nodes, parents first."""
+        level = list(self.roots.values())
+        while level:
+            yield from level
+            level = [child for node in level for child in node.children.values()]
+
+    def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
+        """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
+        ahead = min(self.max_ahead, self.limit - self.length - 1)
+        if ahead < 1 or self.num_live >= MAX_LIVE_NODES:
+            return
+        if not self.root_expanded:
+            yield 0.0, None
+            return
+        for node in self.live_nodes():
+            reach = node.reach - self.base_reach
+            if not node.expanded and reach >= self.floor and node.position + 1 - self.length < ahead:
+                yield reach, node
+
+    def grow(
+        self, parent: DraftNode | None, tokens: Sequence[int], claims: Sequence[float], ids: Sequence[int]
+    ) -> None:
+        """Hang a proposer's children below a node, or below the context."""
+        siblings = self.roots if parent is None else parent.children
+        position = self.length if parent is None else parent.position + 1
+        for node_id, token, claim in zip(ids, tokens, claims, strict=False):
+            if token not in siblings:
+                score = math.log(max(self.calibration.probability(claim), 1e-6))
+                siblings[token] = DraftNode(node_id, token, parent, position, claim, score)
+                siblings[token].reach += self.base_reach if parent is None else 0.0
+                self.num_live += 1
+        if parent is None:
+            self.root_expanded = True
+        else:
+            parent.expanded = True
+
+    def draft(self) -> Draft | None:
+        """Return the nodes that are worth sending and were not sent yet, or None."""
+        floor = self.floor + self.base_reach
+        fresh = [node for node in self.live_nodes() if node.wire_id < 0 and node.reach >= floor]
+        if not fresh:
+            return None
+        first_id = self.next_wire_id
+        for node in fresh:
+            node.wire_id = self.next_wire_id
+            self.next_wire_id += 1
+        return Draft(
+            session_id=self.session_id,
+            epoch=self.epoch,
+            lane=self.lane,
+            base_len=self.length,
+            first_id=first_id,
+            token_ids=np.array([node.token for node in fresh], np.int32),
+            parent_ids=np.array([-1 if node.parent is None else node.parent.wire_id for node in fresh], np.int32),
+            scores=np.array([min(node.score, 0.0) for node in fresh], np.float16),
+        )
+
+    def commit(self, tokens: Sequence[int]) -> list[int]:
+        """Append committed tokens and re-root; return the ids of the drafted nodes that they followed."""
+        path: list[int] = []
+        siblings: dict[int, DraftNode] | None = self.roots
+        last: DraftNode | None = None
+        for token in tokens:
+            for node in siblings.values() if siblings else ():
+                self.calibration.observe(node.claim, node.token == token)
+            last = siblings.get(token) if siblings is not None else None
+            siblings = last.children if last is not None else None
+            if last is not None:
+                path.append(last.node_id)
+        self.token_ids.extend(tokens)
+        self.roots = siblings or {}
+        self.root_expanded = last is not None and last.expanded
+        self.base_reach = last.reach if last is not None else 0.0
+        for node in self.roots.values():
+            node.parent = None
+        self.num_live = sum(1 for _ in self.live_nodes())
+        return path
+
+    def hear(self, verdict: Verdict) -> None:
+        """Take in what the verifier says of worth, and notice when what was sent must have been lost.
+
+        A node is drafted for the round after the next as well, by when what leads to it must have come true: so its
+        chance may be as low as the square of what is worth verifying.
+        """
+        self.floor = 2 * math.log(max(verdict.worth / 1000, math.sqrt(MIN_REACH)))
+        sent = any(node.wire_id >= 0 for node in self.roots.values())
+        self.unused = self.unused + 1 if sent and not len(verdict.node_ids) else 0
+        if self.unused >= LOST_AFTER:
+            self.unused = 0
+            for node in self.live_nodes():
+                node.wire_id = -1
+
+
+class Drafter:
+    """Sessions, a proposer, and the loop's body between them."""
+
+    def __init__(
+        self, proposer: Proposer, *, incarnation: int, width: int = 8, fan_out: int = 3, max_ahead: int = 32
+    ) -> None:
+        """`width` nodes at most are expanded a pass, `fan_out` children drafted for each, `max_ahead` tokens deep."""
+        self.proposer, self.incarnation = proposer, incarnation
+        self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
+        self.sessions: dict[int, DraftSession] = {}
+        self.calibration = Calibration()  # of the proposer, over all sessions
+        self.state = "ready"
+        self.num_passes = 0
+        self._handlers: dict[type[Message], Callable[..., None]] = {
+            Assign: self._assign,
+            Release: self._release,
+            Verdict: self._verdict,
+        }
+
+    def handle(self, message: Message) -> None:
+        """Take one message; raises ProtocolError for one that is no drafter's."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"a drafter takes no {message.TYPE}")
+        handler(message)
+
+    def _assign(self, message: Assign) -> None:
+        known = self.sessions.get(message.session_id)
+        if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
+            return
+        if known is not None:
+            self.proposer.close(message.session_id)
+        self.sessions[message.session_id] = DraftSession(message, self.calibration, self.max_ahead)
+        self.proposer.open(message.session_id, message.token_ids, message.params)
+
+    def _release(self, message: Release) -> None:
+        session = self.sessions.get(message.session_id)
+        if session is not None and session.epoch <= message.epoch:
+            self._drop(session)
+
+    def _drop(self, session: DraftSession) -> None:
+        del self.sessions[session.session_id]
+        self.proposer.close(session.session_id)
+
+    def _verdict(self, message: Verdict) -> None:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return
+        if message.finish:
+            self._drop(session)
+            return
+        known = session.length - message.base_len
+        if 0 <= known < len(message.token_ids):  # else it is old, or there is a gap that the broker will fill
+            fresh = message.token_ids[known:]
+            path = session.commit(fresh.tolist())
+            self.proposer.commit(session.session_id, fresh, path)
+        session.hear(message)
+
+    @property
+    def has_work(self) -> bool:
+        return any(next(session.frontier(), None) is not None for session in self.sessions.values())
+
+    def step(self) -> list[Draft]:
+        """Run one pass: expand the likeliest nodes of all sessions; return what is worth sending."""
+        chosen = self._choose()
+        if not chosen:
+            return []
+        requests = [self._request(session, node) for session, node in chosen]
+        answers = self.proposer.expand(requests)
+        for (session, node), request, children in zip(chosen, requests, answers, strict=True):
+            session.grow(node, children.token_ids.tolist(), children.scores.tolist(), request.child_ids)
+        self.num_passes += 1
+        touched = {session.session_id: session for session, _ in chosen}.values()
+        return [draft for session in touched if (draft := session.draft()) is not None]
+
+    def _choose(self) -> list[tuple[DraftSession, DraftNode | None]]:
+        offers = [(reach, session, node) for session in self.sessions.values() for reach, node in session.frontier()]
+        best = heapq.nlargest(max(self.width, len(self.sessions)), offers, key=lambda offer: offer[0])
+        return [(session, node) for _, session, node in best]
+
+    def _request(self, session: DraftSession, node: DraftNode | None) -> Expansion:
+        first = session.next_id
+        session.next_id += self.fan_out
+        return Expansion(session.session_id, -1 if node is None else node.node_id, tuple(range(first, session.next_id)))
+
+    def heartbeat(self) -> Heartbeat:
+        """Return the state of this drafter and the position that it knows of each session."""
+        sessions = list(self.sessions.values())
+        return Heartbeat(
+            incarnation=self.incarnation,
+            state=self.state,
+            load=len(sessions),
+            steps=self.num_passes,
+            session_ids=np.array([s.session_id for s in sessions], np.int64),
+            epochs=np.array([s.epoch for s in sessions], np.int64),
+            lengths=np.array([s.length for s in sessions], np.int32),
+        )

@@ -1,0 +1,72 @@
+/* Eight floats at a time, in the vector extensions that GCC and Clang share, so one source serves x86 and ARM.
+ *
+ * Rule of all kernels: the value of an output does not depend on what else is in the batch. Every sum runs in one fixed
+ * order, whatever the number of rows or the tile it falls into, so that a token's logits are bit for bit the same
+ * alone, in a tree, and in a prefill chunk. Hence no -ffast-math, and no contraction either: a compiler fuses a
+ * multiplication and an addition here and not there (GCC does so by loop for Zen), so fma8 says where.
+ */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+
+typedef float v4 __attribute__((vector_size(16)));
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef float v4u __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float v8u __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t v8iu __attribute__((vector_size(32), aligned(4), may_alias));
+
+INLINE v8 load(const float *p) { return *(const v8u *)p; }
+INLINE void store(float *p, v8 x) { *(v8u *)p = x; }
+INLINE v8 splat(float x) { return x - (v8){0}; }
+
+/* a * b + c, fused wherever the processor can. */
+INLINE v8 fma8(v8 a, v8 b, v8 c) {
+#if defined(__FMA__)
+    return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    for (int i = 0; i < 8; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+/* mask lanes are all ones or all zeros, as comparisons give them. */
+INLINE v8 select8(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
+INLINE v8 max8(v8 a, v8 b) { return select8(a > b, a, b); }
+
+INLINE v4 halves(v8 x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7); }
+
+/* Sums of four vectors; lane i is the sum of the i-th. */
+INLINE v4 sums4(v8 a, v8 b, v8 c, v8 d) {
+    v4 w = halves(a), x = halves(b), y = halves(c), z = halves(d);
+    v4 wx = __builtin_shufflevector(w, x, 0, 1, 4, 5) + __builtin_shufflevector(w, x, 2, 3, 6, 7);
+    v4 yz = __builtin_shufflevector(y, z, 0, 1, 4, 5) + __builtin_shufflevector(y, z, 2, 3, 6, 7);
+    return __builtin_shufflevector(wx, yz, 0, 2, 4, 6) + __builtin_shufflevector(wx, yz, 1, 3, 5, 7);
+}
+
+INLINE float sum8(v8 x) { return sums4(x, x, x, x)[0]; }
+
+/* e^x for x <= 88; about 1 unit in the last place (the polynomial is Cephes' expf). Below -87 it gives e^-87. */
+INLINE v8 exp8(v8 x) {
+    v8 magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    x = max8(x, splat(-87.0f));
+    v8 n = fma8(x, splat(1.44269504f), magic) - magic;
+    v8 r = fma8(n, splat(2.12194440e-4f), fma8(n, splat(-0.693359375f), x));
+    v8 y = splat(1.9875691500e-4f);
+    y = fma8(y, r, splat(1.3981999507e-3f));
+    y = fma8(y, r, splat(8.3334519073e-3f));
+    y = fma8(y, r, splat(4.1665795894e-2f));
+    y = fma8(y, r, splat(1.6666665459e-1f));
+    y = fma8(y, r, splat(5.0000001201e-1f));
+    y = fma8(y, r * r, r) + 1.0f;
+    return (v8)((v8i)y + (__builtin_convertvector(n, v8i) << 23));
+}

@@ -1,0 +1,206 @@
+"""A checkpoint directory or hub name -> what the model is (`ModelInfo`) and a forward that runs it.
+
+The architectures in TESTED are compared with transformers in the test suite. Any other decoder that goes through
+transformers' AttentionInterface is compared with transformers' own attention once, when it is loaded, and refused if the
+logits differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specq.engines.torch.compiler import kernels
+from specq.engines.torch.forward import Forward, KvStore
+from specq.engines.torch.generic import GenericForward
+from specq.engines.torch.native import NativeForward, supports
+from specq.engines.torch.rows import RowPacker
+from specq.errors import ConfigError
+from specq.text import num_tokens, tokenizer_hash
+from specq.types import ModelInfo
+
+TESTED = ("llama", "opt", "qwen2", "qwen3")
+DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit
+CPU_KV_BYTES = 1 << 30
+DEVICE_MEMORY_SHARE = 0.85  # of what is free after the weights
+PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below, a wrong mask well above
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """What `load` gives; the forward's KV has `info.kv_slots` slots."""
+
+    info: ModelInfo
+    forward: Forward
+
+
+def load(
+    model: str, *, device: str = "auto", dtype: str = "auto", kv_slots: int = 0, name: str = "", eager: bool = False
+) -> LoadedModel:
+    """Load a checkpoint.
+
+    model     a directory in Hugging Face layout, or a hub name
+    device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
+    dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's
+    kv_slots  0: as many as memory allows
+    eager     leave the native kernels out
+
+    Raises ConfigError if the model cannot be found or used.
+    """
+    directory = resolve_directory(model)
+    place = _pick_device(device)
+    network = _load_network(directory, place, _pick_dtype(dtype, place))
+    slots = kv_slots or _default_slots(network)
+    kv = _make_kv(network, slots)
+    library = None if eager or not supports(network) else kernels()
+    forward: Forward = GenericForward(network, kv) if library is None else NativeForward(network, kv, library)
+    if network.config.model_type not in TESTED:
+        _probe(network, forward)
+    return LoadedModel(_describe(directory, network, name or directory.name, slots), forward)
+
+
+def resolve_directory(model: str) -> Path:
+    """Return the checkpoint's directory, fetched from the hub unless `model` is one."""
+    if Path(model).is_dir():
+        return Path(model)
+    from huggingface_hub import snapshot_download
+
+    try:
+        directory = Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
+        if not any(directory.glob("*.safetensors")):
+            snapshot_download(model, allow_patterns=["*.json", "pytorch_model*.bin"])
+    except Exception as error:  # the hub client raises many kinds
+        raise ConfigError(f"model {model!r} is neither a directory nor to be had from the hub: {error}") from error
+    return directory
+
+
+def fingerprint(directory: Path) -> str:
+    """Hash the contents of the weight files, in the order of their names."""
+    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _pick_device(device: str) -> torch.device:
+    if device != "auto":
+        return torch.device(device)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
+    """Return what from_pretrained takes."""
+    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype in names:
+        return names[dtype]
+    if dtype != "auto":
+        raise ConfigError(f"unknown dtype {dtype!r}; known are auto, {', '.join(names)}")
+    return torch.float32 if device.type == "cpu" else "auto"
+
+
+def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | str) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        network: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{directory} has no causal language model that transformers can load: {error}") from error
+    if not getattr(config, "max_position_embeddings", None):
+        raise _unsupported(network, "it has no fixed positions")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise _unsupported(network, "it uses sliding-window attention")
+    return network.to(device).train(mode=False)
+
+
+def _kv_shape(network: Any) -> tuple[int, int, int]:
+    """Return (num_layers, num_kv_heads, head_dim)."""
+    config = network.config
+    num_heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+    return config.num_hidden_layers, getattr(config, "num_key_value_heads", None) or num_heads, head_dim
+
+
+def _default_slots(network: Any) -> int:
+    """Choose the number of KV slots from the memory that is left."""
+    num_layers, num_kv_heads, head_dim = _kv_shape(network)
+    slot_bytes: int = 2 * num_layers * num_kv_heads * head_dim * network.dtype.itemsize
+    if network.device.type == "cuda":
+        return int(torch.cuda.mem_get_info(network.device)[0] * DEVICE_MEMORY_SHARE) // slot_bytes
+    return max(min(DEFAULT_SLOTS, CPU_KV_BYTES // slot_bytes), 1024)
+
+
+def _make_kv(network: Any, num_slots: int) -> KvStore:
+    num_layers, num_kv_heads, head_dim = _kv_shape(network)
+    shape = (num_layers, num_kv_heads, num_slots, head_dim)
+    keys, values = (torch.empty(shape, dtype=network.dtype, device=network.device) for _ in range(2))
+    return KvStore(keys, values)
+
+
+def _describe(directory: Path, network: Any, name: str, num_slots: int) -> ModelInfo:
+    tokenizer = directory / "tokenizer.json"
+    text = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else ""
+    vocab_size = network.get_output_embeddings().weight.shape[0]
+    return ModelInfo(
+        name=name,
+        fingerprint=fingerprint(directory),
+        dtype=str(network.dtype).removeprefix("torch."),
+        engine="torch",
+        vocab_size=vocab_size,
+        num_tokens=num_tokens(text) if text else vocab_size,
+        eos_ids=_eos_ids(directory),
+        max_length=network.config.max_position_embeddings,
+        tokenizer_hash=tokenizer_hash(text) if text else "",
+        kv_slots=num_slots,
+    )
+
+
+def _eos_ids(directory: Path) -> tuple[int, ...]:
+    """Return the end-of-sequence ids of generation_config.json, else of config.json."""
+    for file in ("generation_config.json", "config.json"):
+        path = directory / file
+        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
+        if eos is not None:
+            return tuple(eos) if isinstance(eos, list) else (eos,)
+    return ()
+
+
+def _probe(network: Any, forward: Forward) -> None:
+    """Compare an architecture that no test covers with transformers' own attention; ConfigError if they differ."""
+    token_ids = [(7 * i) % network.config.vocab_size for i in range(8)]
+    try:
+        ours = forward(_probe_rows(token_ids)).logits[0]
+        network.set_attn_implementation("eager")
+        with torch.inference_mode():
+            theirs = network(torch.tensor([token_ids], device=network.device)).logits[0, -1].float()
+        network.set_attn_implementation("specq")
+        same = bool((ours - theirs).abs().max() <= PROBE_TOLERANCE * theirs.abs().max())
+    except Exception as error:  # an unknown architecture may fail in any way
+        raise _unsupported(network, str(error)) from error
+    if not same:
+        raise _unsupported(network, "its logits differ from transformers' own")
+
+
+def _probe_rows(token_ids: Sequence[int]) -> Any:
+    packer = RowPacker()
+    slots = np.arange(len(token_ids), dtype=np.int32)
+    packer.add_session(slots)
+    packer.add_chain(token_ids, slots.tolist(), 0, judged=True)
+    return packer.pack()
+
+
+def _unsupported(network: Any, reason: str) -> ConfigError:
+    return ConfigError(
+        f"the torch engine cannot run {network.config.model_type} ({reason}); supported are {', '.join(TESTED)} and "
+        "decoders that need only plain causal attention through transformers' AttentionInterface"
+    )

@@ -1,0 +1,208 @@
+"""The fast CPU path: a Llama-like decoder's whole forward pass in one call of the C kernels.
+
+Weights are packed once: query, key and value projections merged, gate and up projections interleaved, rows in panels of
+16 (kernels/matmul.h), as bfloat16 where that loses nothing. At few rows a step costs the bytes of the weights; packing
+halves them, and one call replaces some 200 torch operations of 5 to 20 us each.
+
+A row's logits do not depend on the batch: the same bits come out alone, in a tree or in a prefill chunk. Under
+`deterministic` that makes the text exactly drafter-invariant, without near-ties.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.rows import PackedRows
+from specq.types import Int32Array
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
+PANEL = 16
+MAX_ROPE_POSITIONS = 1 << 20
+
+_Pointer = ctypes.c_void_p
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("weights", "bias")),
+        *((name, ctypes.c_int32) for name in ("num_panels", "k", "is_bf16", "pad")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Pointer) for name in ("attn_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+    )
+
+
+_SIZES = ("num_layers", "hidden", "num_heads", "num_kv_heads", "head_dim", "intermediate")
+
+
+class _Model(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in _SIZES),
+        *((name, ctypes.c_float) for name in ("eps", "scale")),
+        *((name, _Pointer) for name in ("embedding", "final_norm", "cos", "sin")),
+        ("layers", ctypes.POINTER(_Layer)),
+        ("head", _Matrix),
+        *((name, _Pointer) for name in ("keys", "values")),
+        ("num_slots", ctypes.c_int64),
+    )
+
+
+# In the order in which they lie in `PackedRows.block`.
+_ROW_ARRAYS = ("token_ids", "positions", "slots", "ctx_lens", "extra_starts", "extras", "row_starts", "logit_rows")
+
+
+class _Batch(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_rows", "num_sessions", "num_logit_rows", "max_slots")),
+        *((name, _Pointer) for name in (*_ROW_ARRAYS, "tables")),
+    )
+
+
+class NativeForward:
+    """Runs packed rows of one model through the C library; see `supports` for which models it takes."""
+
+    def __init__(self, model: Any, kv: KvStore, library: ctypes.CDLL) -> None:
+        self.kv = kv
+        self._keep: list[torch.Tensor] = []  # owners of the memory that C points into
+        self._library = library
+        library.specq_workspace_floats.restype = ctypes.c_int64
+        self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
+        self._model = self._describe(model)
+        self._vocab_size = int(model.config.vocab_size)
+        self._workspace = torch.empty(0)
+
+    def __call__(self, rows: PackedRows) -> ForwardOutput:
+        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`."""
+        batch, _tables = _describe_batch(rows)
+        num_logits = len(rows.logit_rows)
+        logits = torch.empty(num_logits, self._model.head.num_panels * PANEL)
+        hidden = torch.empty(num_logits, self._model.hidden)
+        model = ctypes.byref(self._model)
+        needed = self._library.specq_workspace_floats(model, ctypes.byref(batch))
+        if needed > len(self._workspace):
+            self._workspace = torch.empty(needed)
+        pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
+        self._library.specq_forward(model, ctypes.byref(batch), *pointers)
+        return ForwardOutput(logits[:, : self._vocab_size], hidden)
+
+    def _describe(self, model: Any) -> _Model:
+        config, decoder = model.config, model.model
+        attention = decoder.layers[0].self_attn
+        described = _Model(
+            num_layers=config.num_hidden_layers,
+            hidden=config.hidden_size,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=attention.head_dim,
+            intermediate=config.intermediate_size,
+            eps=config.rms_norm_eps,
+            scale=attention.scaling,
+            embedding=self._vector(decoder.embed_tokens.weight),
+            final_norm=self._vector(decoder.norm.weight),
+            layers=self._layers,
+            head=self._matrix([model.lm_head]),
+            num_slots=self.kv.num_slots,
+            keys=self.kv.keys.data_ptr(),
+            values=self.kv.values.data_ptr(),
+        )
+        described.cos, described.sin = (self._vector(table) for table in _rotary_tables(decoder, self.kv.num_slots))
+        return described
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        q_norm, k_norm = (None if norm is None else self._vector(norm.weight) for norm in norms)
+        return _Layer(
+            attn_norm=self._vector(layer.input_layernorm.weight),
+            mlp_norm=self._vector(layer.post_attention_layernorm.weight),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            qkv=self._matrix([attention.q_proj, attention.k_proj, attention.v_proj]),
+            out=self._matrix([attention.o_proj]),
+            gate_up=self._matrix([mlp.gate_proj, mlp.up_proj], interleave=True),
+            down=self._matrix([mlp.down_proj]),
+        )
+
+    def _vector(self, tensor: torch.Tensor) -> int:
+        """Keep a float32 tensor alive; return its address."""
+        self._keep.append(tensor.detach().to(torch.float32).contiguous())
+        return self._keep[-1].data_ptr()
+
+    def _matrix(self, linears: list[Any], interleave: bool = False) -> _Matrix:
+        """Pack the linear layers' rows one below the other, or, with interleave, in turns of 8."""
+        weight = _merge([linear.weight.detach().float() for linear in linears], interleave)
+        biases = [linear.bias for linear in linears]
+        bias = None if biases[0] is None else _merge([b.detach().float()[:, None] for b in biases], interleave)
+        packed = pack_panels(weight)
+        self._keep.append(packed)
+        return _Matrix(
+            weights=packed.data_ptr(),
+            bias=None if bias is None else self._vector(bias),
+            num_panels=len(weight) // PANEL,
+            k=weight.shape[1],
+            is_bf16=packed.dtype != torch.float32,
+        )
+
+
+def supports(model: Any) -> bool:
+    """Whether the kernels can run this transformers model: Llama's layer plan on a CPU in float32, sizes in eights."""
+    config = model.config
+    if config.model_type not in ARCHITECTURES or model.dtype != torch.float32 or model.device.type != "cpu":
+        return False
+    rope_type = getattr(model.model.rotary_emb, "rope_type", "default")
+    head_dim = model.model.layers[0].self_attn.head_dim
+    whole_lines = config.hidden_size % 8 == 0 and config.intermediate_size % 8 == 0 and head_dim % 16 == 0
+    return whole_lines and config.hidden_act == "silu" and rope_type in ROPE_TYPES
+
+
+def pack_panels(weight: torch.Tensor) -> torch.Tensor:
+    """[n, k] float32, n a multiple of 16 -> [n / 16, k, 16], as pairs of bfloat16 in int32 if that is exact."""
+    panels = weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
+    bits = panels.view(torch.int32)
+    if (bits & 0xFFFF).any():
+        return panels
+    low = (bits[..., :8] >> 16) & 0xFFFF
+    return (low | bits[..., 8:]).contiguous()
+
+
+def _merge(tensors: list[torch.Tensor], interleave: bool) -> torch.Tensor:
+    """Stack [n, k] tensors and pad to whole panels; with interleave (equal n, a multiple of 8) in turns of 8 rows."""
+    if interleave:
+        merged = torch.stack([t.view(-1, 8, t.shape[1]) for t in tensors], 1).reshape(-1, tensors[0].shape[1])
+    else:
+        merged = torch.cat(tensors)
+    return torch.nn.functional.pad(merged, (0, 0, 0, -len(merged) % PANEL))
+
+
+def _rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; no session is longer."""
+    length = min(decoder.config.max_position_embeddings, num_slots, MAX_ROPE_POSITIONS)
+    cos, sin = decoder.rotary_emb(torch.zeros(1), torch.arange(length)[None])
+    half = cos.shape[-1] // 2
+    return cos[0, :, :half], sin[0, :, :half]
+
+
+def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
+    """Fill the C structure; it points into `rows` and into the second value, which must outlive it."""
+    tables = (ctypes.c_void_p * rows.num_sessions)(*map(_address, rows.tables))
+    spans = rows.ctx_lens + rows.extra_starts[1:] - rows.extra_starts[:-1]
+    sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), int(spans.max())
+    lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in _ROW_ARRAYS[:-1])
+    addresses = accumulate(lengths, initial=_address(rows.block))
+    return _Batch(*sizes, *addresses, ctypes.addressof(tables)), tables
+
+
+def _address(array: Int32Array) -> int:
+    """The address of an array's data; a third of what `array.ctypes.data` costs."""
+    address: int = array.__array_interface__["data"][0]
+    return address

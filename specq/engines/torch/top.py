@@ -1,0 +1,33 @@
+"""The k largest scores of each row and their log-probabilities: in C on a CPU, in torch elsewhere."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import torch
+
+from specq.engines.torch.compiler import kernels
+from specq.types import Float32Array, Int32Array
+
+
+def top_tokens(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
+    """Return token ids i32[rows, count], best first, and log_softmax(scores) there, f32[rows, count], on the host.
+
+    scores [rows, vocab], count <= vocab. Where the log-probability is -inf, the token id means nothing.
+    """
+    library = kernels() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
+    if library is None:
+        return _top_by_torch(scores, count)
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    num_rows, width = scores.shape
+    token_ids, best = np.empty((num_rows, count), np.int32), np.empty((num_rows, count), np.float32)
+    pointers = (ctypes.c_void_p(array.ctypes.data) for array in (best, token_ids))
+    stride = ctypes.c_long(scores.stride(0))
+    library.specq_top(ctypes.c_void_p(scores.data_ptr()), stride, num_rows, width, count, *pointers)
+    return token_ids, best
+
+
+def _top_by_torch(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
+    best, token_ids = scores.float().log_softmax(-1).topk(count)
+    return token_ids.to(torch.int32).cpu().numpy(), best.cpu().numpy()

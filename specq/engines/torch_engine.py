@@ -1,0 +1,166 @@
+"""The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS; many sessions, one packed forward pass a step.
+
+The KV pool (torch/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows, and
+`specq.verification.judge` decides what is accepted. A step changes the pool only after the forward pass has gone well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from specq.engines.torch.kv_pool import KvPool
+from specq.engines.torch.loading import load
+from specq.engines.torch.rows import PackedRows, RowPacker
+from specq.errors import EngineError
+from specq.types import Int32Array, Judgement, SamplingParams, SessionStep, Tree
+from specq.verification.judge import judge
+
+PROFILE_SESSIONS = 8
+PROFILE_CONTEXT = 8  # tokens; less than a block, so that profiling leaves nothing in the prefix cache
+PROFILE_REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where a step's rows go: `slots` i32 for all of them, each session's chain and then its nodes."""
+
+    steps: Sequence[SessionStep]
+    slots: Int32Array
+    rows: PackedRows
+
+
+class TorchEngine:
+    """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        eager: bool = False,
+    ) -> None:
+        loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager)
+        self.info = loaded.info
+        self._forward = loaded.forward
+        self._pool = KvPool(self.info.kv_slots)
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        """Start a session; see `Engine.open`."""
+        return self._pool.open(session_id, token_ids)
+
+    def close(self, session_id: int) -> None:
+        """End a session; see `Engine.close`."""
+        self._pool.close(session_id)
+
+    @property
+    def free_slots(self) -> int:
+        return self._pool.free_slots
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Run and judge one packed forward pass; see `Engine.step`."""
+        plan = self._plan(steps)
+        try:
+            output = self._forward(plan.rows)
+            judgements = judge([step for step in steps if step.judged], output.logits)
+        except BaseException:
+            self._pool.give(plan.slots)
+            raise
+        self._commit(plan, judgements)
+        return judgements
+
+    def step_times(self, sizes: Sequence[int]) -> list[float]:
+        """Measure the median seconds of a step with so many rows; see `Engine.step_times`."""
+        return [self._time_step(size) for size in sizes]
+
+    def _plan(self, steps: Sequence[SessionStep]) -> _Plan:
+        """Check the steps, take their slots and lay out their rows; EngineError leaves everything as it was."""
+        for step in steps:
+            self._check(step)
+        slots = self._pool.take(sum(step.num_rows for step in steps))
+        packer = RowPacker()
+        taken = 0
+        for step in steps:
+            self._pack(packer, step, slots[taken : taken + step.num_rows])
+            taken += step.num_rows
+        return _Plan(steps, slots, packer.pack())
+
+    def _pack(self, packer: RowPacker, step: SessionStep, slots: Int32Array) -> None:
+        """Add one session's rows: its chain, staged in the table, then the tree's nodes."""
+        num_tokens = len(step.token_ids)
+        self._pool.stage(step.session_id, slots[:num_tokens])
+        packer.add_session(self._pool.table(step.session_id))
+        packer.add_chain(step.token_ids.tolist(), slots[:num_tokens].tolist(), step.start, step.judged)
+        tree = step.tree
+        nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), slots[num_tokens:].tolist(), strict=True)
+        lineages: list[list[int]] = []
+        for token_id, parent, slot in nodes:
+            lineages.append([*(lineages[parent] if parent >= 0 else ()), slot])
+            position = step.base_len + len(lineages[-1]) - 1
+            packer.add_node(token_id, slot, position, step.base_len, lineages[-1])
+
+    def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
+        """Append each session's chain and accepted path to its table; free the slots of the other nodes."""
+        paths = {judgement.session_id: list(judgement.path) for judgement in judgements}
+        taken = 0
+        for step in plan.steps:
+            num_tokens = len(step.token_ids)
+            chain, nodes = plan.slots[taken : taken + num_tokens], plan.slots[taken + num_tokens : taken + step.num_rows]
+            taken += step.num_rows
+            path = paths.get(step.session_id, [])
+            self._pool.append(step.session_id, step.token_ids, chain)
+            self._pool.append(step.session_id, step.tree.token_ids[path], nodes[path])
+            rejected = np.ones(len(nodes), np.bool_)
+            rejected[path] = False
+            self._pool.give(nodes[rejected])
+
+    def _check(self, step: SessionStep) -> None:
+        """Raise EngineError for a step that does not fit its session or the model."""
+        where = f"session {step.session_id}"
+        length = self._pool.length(step.session_id)
+        if step.start != length:
+            raise EngineError(f"{where}: the step starts at {step.start}; its KV holds {length} tokens")
+        if not len(step.token_ids) or (step.tree.num_nodes and not step.judged):
+            raise EngineError(f"{where}: a step needs a token, and nodes only where it is judged")
+        depth = int(step.tree.depths().max(initial=0))
+        if step.base_len + depth > self.info.max_length:
+            raise EngineError(f"{where}: {step.base_len + depth} tokens; {self.info.name} takes {self.info.max_length}")
+        token_ids = np.concatenate([step.token_ids, step.tree.token_ids])
+        if token_ids.min() < 0 or token_ids.max() >= self.info.vocab_size:
+            raise EngineError(f"{where}: token ids outside [0, {self.info.vocab_size})")
+
+    def _time_step(self, num_rows: int) -> float:
+        """Return the median seconds of steps with so many rows, divided among a few short sessions."""
+        num_sessions = min(num_rows, PROFILE_SESSIONS)
+        share = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
+        return median(self._time_once(share) for _ in range(PROFILE_REPEATS))
+
+    def _time_once(self, share: list[int]) -> float:
+        """Time one step in which session i has share[i] rows."""
+        context = np.arange(PROFILE_CONTEXT, dtype=np.int32) % self.info.vocab_size
+        session_ids = [-1 - i for i in range(len(share))]  # real sessions have ids >= 0
+        for session_id in session_ids:
+            self.open(session_id, context)
+        try:
+            self.step([SessionStep(i, 0, context[:-1], SamplingParams(), judged=False) for i in session_ids])
+            steps = [_profile_step(i, context, rows) for i, rows in zip(session_ids, share, strict=True)]
+            started = time.perf_counter()
+            self.step(steps)
+            return time.perf_counter() - started
+        finally:
+            for session_id in session_ids:
+                self.close(session_id)
+
+
+def _profile_step(session_id: int, context: Int32Array, num_rows: int) -> SessionStep:
+    """A decoding step with num_rows - 1 nodes, all children of the context."""
+    num_nodes = num_rows - 1
+    tree = Tree(np.zeros(num_nodes, np.int32), np.full(num_nodes, -1, np.int32), np.zeros(num_nodes, np.float32))
+    return SessionStep(session_id, len(context) - 1, context[-1:], SamplingParams(), tree)

@@ -1,0 +1,37 @@
+"""Every error that specq raises on purpose.
+
+    SpecqError
+    ├── ConfigError      an option, a file or a model that cannot be used; names the place and what would be right
+    ├── ProtocolError    a message that breaks the protocol; the receiver counts and drops it
+    ├── EngineError      the model engine cannot do what it was asked
+    └── JobError         a job was refused or failed; carries a machine-readable `code`
+
+Raise at the edge. Say what was wrong, where, and what would be right.
+"""
+
+
+class SpecqError(Exception):
+    """Base of all errors that specq raises on purpose."""
+
+
+class ConfigError(SpecqError):
+    """An option, configuration file or model that cannot be used."""
+
+
+class ProtocolError(SpecqError):
+    """A message that breaks the protocol; it is counted and dropped, and never stops a loop."""
+
+
+class EngineError(SpecqError):
+    """The model engine cannot do what it was asked."""
+
+
+class JobError(SpecqError):
+    """A job was refused or failed.
+
+    `code` is one of `invalid`, `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `lost`.
+    """
+
+    def __init__(self, message: str, code: str = "invalid") -> None:
+        super().__init__(message)
+        self.code = code

@@ -1,0 +1,36 @@
+"""Logging: structlog to standard error, as `event key=value` lines or as JSON, one object a line.
+
+Rule: an event is a past-tense name with fields (`draft_verified`, `num_accepted=3`); never prompts, texts or keys.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def configure(level: str = "info", *, as_json: bool = False) -> None:
+    """Send the events of `level` and above to standard error, for the whole process."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _renderer(as_json=as_json),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _renderer(*, as_json: bool) -> Any:
+    if as_json:
+        return structlog.processors.JSONRenderer()
+    return structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"], sort_keys=False)

@@ -1,0 +1,336 @@
+"""All messages, one frozen dataclass each, filed by receiver.
+
+Rules: integers, floats and short strings travel in the header, arrays in frames of their own; the first field is the
+message's key (`session_id` or `job_id`) where it has one, and travels as the first frame, so that the broker routes
+without decoding more. A new message is one dataclass here and one line in `MESSAGES`; `specq.wire` does the rest.
+
+Positions are counted from the start of the context, prompt included: `base_len` tokens come before the message's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.types import Float16Array, Int32Array, ModelInfo, SamplingParams
+
+UInt8Array = npt.NDArray[np.uint8]
+Int64Array = npt.NDArray[np.int64]
+
+PROTOCOL_VERSION = 1
+
+# Array annotations carry the dtype on the wire (little-endian) and the number of dimensions.
+I32 = Annotated[Int32Array, "<i4", 1]
+I64 = Annotated[Int64Array, "<i8", 1]
+U8 = Annotated[UInt8Array, "<u1", 1]
+F16 = Annotated[Float16Array, "<f2", 1]
+
+
+def _empty(dtype: str) -> Any:
+    return field(default_factory=lambda: np.zeros(0, dtype))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Base of all messages; `TYPE` is the name in the header."""
+
+    TYPE: ClassVar[str] = ""
+
+
+# --- to the broker, from any worker -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """A worker makes itself known; sent again after each reconnection.
+
+    role         "target" or "draft"
+    incarnation  random for each start of a process
+    endpoint     of a verifier: where the broker's DEALER shall connect; max_sessions: how many it takes at once
+    """
+
+    TYPE: ClassVar[str] = "hello"
+    role: str
+    name: str
+    incarnation: int
+    model: ModelInfo
+    endpoint: str = ""
+    max_sessions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat(Message):
+    """State of a worker, and of every session that it holds, so that whatever was lost is noticed.
+
+    state   "loading", "ready", "draining" or "leaving" (the last beat); load: sessions held; steps: a counter that a hung worker cannot raise
+    session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
+    """
+
+    TYPE: ClassVar[str] = "heartbeat"
+    incarnation: int
+    state: str
+    load: int = 0
+    steps: int = 0
+    free_slots: int = 0
+    session_ids: I64 = _empty("<i8")
+    epochs: I64 = _empty("<i8")
+    lengths: I32 = _empty("<i4")
+
+
+# --- to the broker, from clients ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit(Message):
+    """A job. Submitting the same id again attaches to it: `have` tokens are not sent again.
+
+    model  the name of a served model, or "" for the only one; prompt_ids i32[n]
+    """
+
+    TYPE: ClassVar[str] = "submit"
+    job_id: int
+    params: SamplingParams
+    model: str = ""
+    have: int = 0
+    prompt_ids: I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel(Message):
+    """Stops a job of this client; what is committed stays."""
+
+    TYPE: ClassVar[str] = "cancel"
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GetStatus(Message):
+    """Asks for a `Status`."""
+
+    TYPE: ClassVar[str] = "get_status"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchTokenizer(Message):
+    """Asks for the tokenizer of a served model ("" for the only one); also broker to verifier."""
+
+    TYPE: ClassVar[str] = "fetch_tokenizer"
+    model: str = ""
+
+
+# --- to a worker, from the broker ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Message):
+    """The worker is registered and shall send a `Heartbeat` at least this often."""
+
+    TYPE: ClassVar[str] = "welcome"
+    heartbeat_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Message):
+    """The worker cannot be used, and why; `fatal` means that trying again is useless."""
+
+    TYPE: ClassVar[str] = "refused"
+    reason: str
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open(Message):
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`."""
+
+    TYPE: ClassVar[str] = "open"
+    session_id: int
+    epoch: int
+    prompt_len: int
+    tokens_left: int
+    params: SamplingParams
+    token_ids: I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close(Message):
+    """To a verifier: forget the session."""
+
+    TYPE: ClassVar[str] = "close"
+    session_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Message):
+    """To a verifier: the journal holds `length` tokens; with `resend`, send what lies beyond them again."""
+
+    TYPE: ClassVar[str] = "committed"
+    session_id: int
+    epoch: int
+    length: int
+    resend: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assign(Message):
+    """To a drafter: draft for this session in this lane."""
+
+    TYPE: ClassVar[str] = "assign"
+    session_id: int
+    epoch: int
+    lane: int
+    prompt_len: int
+    params: SamplingParams
+    token_ids: I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(Message):
+    """To a drafter: stop drafting for the session."""
+
+    TYPE: ClassVar[str] = "release"
+    session_id: int
+    epoch: int
+
+
+# --- hot: drafter -> broker -> verifier -> broker -> drafters -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft(Message):
+    """Nodes for a session's tree, parents before children.
+
+    lane        the drafter's lane; node ids are scoped to (epoch, lane)
+    base_len    the committed length that a parent of -1 means
+    first_id    node i has the id first_id + i
+    token_ids i32[n], parent_ids i32[n] (node ids, -1: at base_len), scores f16[n] (log-probability given the parent)
+    """
+
+    TYPE: ClassVar[str] = "draft"
+    session_id: int
+    epoch: int
+    lane: int
+    base_len: int
+    first_id: int
+    token_ids: I32
+    parent_ids: I32
+    scores: F16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict(Message):
+    """What a verifier committed to a session in one round.
+
+    base_len    committed length before; finish: a finish reason or ""
+    worth       in thousandths: how likely a node must be to be worth verifying; above 1000, none is
+    seen        (lane, newest node id that the verifier has seen of it, lane, ...)
+    us          (the step's time, the time that its oldest verified node had waited for it), microseconds
+    stats       with the last verdict: what only the verifier counts (see `specq.session.SessionStats`)
+    token_ids i32[m]  accepted path, then the correction or bonus
+    node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
+    node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
+    """
+
+    TYPE: ClassVar[str] = "verdict"
+    session_id: int
+    epoch: int
+    base_len: int
+    finish: str = ""
+    worth: int = 0
+    seen: tuple[int, ...] = ()
+    us: tuple[int, ...] = ()
+    stats: dict[str, Any] = field(default_factory=dict)
+    token_ids: I32
+    node_ids: I32 = _empty("<i4")
+    mask: U8 = _empty("<u1")
+    node_lanes: U8 = _empty("<u1")
+
+    @property
+    def num_accepted(self) -> int:
+        return self.mask.tobytes().count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionFailed(Message):
+    """A verifier cannot go on with a session. `retry`: another verifier may."""
+
+    TYPE: ClassVar[str] = "session_failed"
+    session_id: int
+    epoch: int
+    reason: str
+    retry: bool = False
+
+
+# --- to a client --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted(Message):
+    """The job is in the journal."""
+
+    TYPE: ClassVar[str] = "accepted"
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens(Message):
+    """New tokens of a job.
+
+    base_len    generated tokens before these (the prompt not counted)
+    accepted u8[m]  1 where the token was drafted and accepted, 0 where it is the target's own
+    finish      a finish reason or ""; stats come with the last message (names of `SpeculationStats`)
+    """
+
+    TYPE: ClassVar[str] = "tokens"
+    job_id: int
+    base_len: int
+    finish: str = ""
+    stats: dict[str, Any] = field(default_factory=dict)
+    token_ids: I32
+    accepted: U8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed(Message):
+    """The job was refused or failed; `code` as in JobError."""
+
+    TYPE: ClassVar[str] = "failed"
+    job_id: int
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status(Message):
+    """The broker's state as a JSON-able dict: models, workers, sessions, counters."""
+
+    TYPE: ClassVar[str] = "status"
+    report: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerChunk(Message):
+    """A piece of a tokenizer, of at most 1 MiB; also verifier to broker.
+
+    The pieces, joined in order, are a JSON object of file names ("tokenizer.json", "tokenizer_config.json") to texts.
+    """
+
+    TYPE: ClassVar[str] = "tokenizer_chunk"
+    model: ModelInfo
+    index: int
+    count: int
+    data: U8
+
+
+MESSAGES: dict[str, type[Message]] = {
+    cls.TYPE: cls
+    for cls in (
+        Hello, Heartbeat, Submit, Cancel, GetStatus, FetchTokenizer,
+        Welcome, Refused, Open, Close, Committed, Assign, Release,
+        Draft, Verdict, SessionFailed,
+        Accepted, Tokens, Failed, Status, TokenizerChunk,
+    )
+}  # fmt: skip

@@ -1,0 +1,274 @@
+"""`draft-model`: a small language model that expands draft nodes, many in one forward pass.
+
+It keeps a KV slot for each committed token and each expanded node, in the engine's own pool and forward. A node's KV is
+written when the node is expanded; its ancestors were expanded before it, since children exist only after an expansion.
+Committing re-roots: the slots of the accepted branch move into the session's table, what descends from it stays valid,
+and everything else is freed.
+
+Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
+guesses which token the target *draws*, not only which is likely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from specq.engines.torch.kv_pool import KvPool
+from specq.engines.torch.loading import load
+from specq.engines.torch.rows import RowPacker
+from specq.engines.torch.top import top_tokens
+from specq.errors import EngineError
+from specq.proposers import Children, Expansion
+from specq.types import NO_TOKENS, Int32Array, SamplingParams
+from specq.verification.sampling import perturbed_scores
+
+MAX_PREFILL_ROWS = 512
+CONTEXT = -1  # the node id that stands for the committed context
+NO_SLOT = -1
+NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
+
+
+@dataclass(slots=True)
+class _Node:
+    """A drafted token; `slot` is NO_SLOT until it is expanded."""
+
+    token_id: int
+    position: int
+    parent: int
+    slot: int = NO_SLOT
+
+
+@dataclass(slots=True)
+class _Session:
+    """`pending` are the last committed tokens, those without KV; `nodes` has parents before children."""
+
+    params: SamplingParams
+    length: int
+    last_token: int
+    pending: Int32Array
+    nodes: dict[int, _Node] = field(default_factory=dict)
+
+    def lineage(self, node_id: int) -> list[int]:
+        """Return the slots of a node's ancestors and its own, root first."""
+        slots = []
+        while node_id != CONTEXT:
+            slots.append(self.nodes[node_id].slot)
+            node_id = self.nodes[node_id].parent
+        return slots[::-1]
+
+    def child_position(self, node_id: int) -> int:
+        """Return where the children of a node, or of the context, would stand; EngineError for an unknown node."""
+        if node_id == CONTEXT:
+            return self.length
+        if node_id not in self.nodes:
+            raise EngineError(f"draft node {node_id} is unknown or was cut")
+        return self.nodes[node_id].position + 1
+
+    def cut(self, root: int | None) -> list[_Node]:
+        """Keep the nodes below `root`, whose children become the context's; return the others. None keeps nothing."""
+        kept: dict[int, _Node] = {}
+        for node_id, node in self.nodes.items():
+            if node.parent == root or node.parent in kept:
+                kept[node_id] = node
+        gone = [node for node_id, node in self.nodes.items() if node_id not in kept]
+        for node in kept.values():
+            node.parent = CONTEXT if node.parent == root else node.parent
+        self.nodes = kept
+        return gone
+
+
+# What one pass computes: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
+_Asked = dict[int, list[int]]
+
+
+class DraftModel:
+    """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`.
+
+    `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
+    """
+
+    def __init__(
+        self, model: str, *, device: str = "auto", dtype: str = "auto", kv_slots: int = 0, name: str = ""
+    ) -> None:
+        loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        self.info = loaded.info
+        self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
+        self._forward = loaded.forward
+        self._pool = KvPool(self.info.kv_slots)
+        self._sessions: dict[int, _Session] = {}
+
+    @property
+    def free_slots(self) -> int:
+        return self._pool.free_slots
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
+        token_ids = self._embeddable(token_ids)
+        num_cached = self._pool.open(session_id, token_ids)
+        self._sessions[session_id] = _Session(params, len(token_ids), int(token_ids[-1]), token_ids[num_cached:])
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `Proposer.close`."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._free(session.nodes.values())
+            self._pool.close(session_id)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
+        if not len(token_ids):
+            return
+        session = self._sessions[session_id]
+        token_ids = self._embeddable(token_ids)
+        computed = self._computed(session, path)
+        slots = np.array([node.slot for node in computed], np.int32)
+        self._pool.append(session_id, token_ids[: len(slots)], slots)
+        gone = session.cut(path[-1] if len(path) == len(token_ids) else None)
+        self._free(node for node in gone if node not in computed)
+        session.pending = np.concatenate([session.pending, token_ids[len(slots) :]])
+        session.length += len(token_ids)
+        session.last_token = int(token_ids[-1])
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
+        `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
+        asked = self._asked(requests)
+        if not asked:
+            return [NO_CHILDREN] * len(requests)
+        for session_id in asked:
+            self._prefill(session_id)
+        return self._children(requests, asked, self._compute(asked))
+
+    def _asked(self, requests: Sequence[Expansion]) -> _Asked:
+        asked: dict[int, set[int]] = {}
+        for request in requests:
+            position = self._sessions[request.session_id].child_position(request.node_id)
+            if position < self.info.max_length and request.child_ids:
+                asked.setdefault(request.session_id, set()).add(request.node_id)
+        return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
+
+    def _prefill(self, session_id: int) -> None:
+        """Compute the context chunk by chunk, up to a last chunk that joins the batched pass."""
+        session = self._sessions[session_id]
+        while len(session.pending) > MAX_PREFILL_ROWS:
+            chunk = session.pending[:MAX_PREFILL_ROWS]
+            slots = self._pool.take(len(chunk))
+            packer = RowPacker()
+            self._pack_chain(packer, session_id, chunk, slots, judged=False)
+            self._run(packer, slots)
+            self._pool.append(session_id, chunk, slots)
+            session.pending = session.pending[MAX_PREFILL_ROWS:]
+
+    def _compute(self, asked: _Asked) -> torch.Tensor:
+        """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""
+        slots = self._pool.take(sum(self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()))
+        packer = RowPacker()
+        shares, taken = {}, 0
+        for session_id, node_ids in asked.items():
+            num_new = self._num_new(session_id, node_ids)
+            shares[session_id] = slots[taken : taken + num_new]
+            taken += num_new
+            self._pack(packer, session_id, node_ids, shares[session_id])
+        logits = self._run(packer, slots)
+        for session_id, share in shares.items():
+            self._settle(session_id, asked[session_id], share)
+        return logits
+
+    def _run(self, packer: RowPacker, slots: Int32Array) -> torch.Tensor:
+        """Run the forward pass; if it fails, the slots taken for it are given back."""
+        try:
+            return self._forward(packer.pack()).logits
+        except BaseException:
+            self._pool.give(slots)
+            raise
+
+    def _num_new(self, session_id: int, node_ids: list[int]) -> int:
+        session = self._sessions[session_id]
+        return len(session.pending) + len(_without_slot(session, node_ids))
+
+    def _pack(self, packer: RowPacker, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
+        """Add a session's rows: pending tokens (or the last token again, if only its logits are wanted), then nodes."""
+        session = self._sessions[session_id]
+        num_pending = len(session.pending)
+        self._pack_chain(packer, session_id, session.pending, slots[:num_pending], judged=node_ids[0] == CONTEXT)
+        fresh = iter(slots[num_pending:].tolist())
+        for node_id in node_ids:
+            if node_id != CONTEXT:
+                node = session.nodes[node_id]
+                slot = next(fresh) if node.slot == NO_SLOT else node.slot
+                lineage = [*session.lineage(node.parent), slot]
+                packer.add_node(node.token_id, slot, node.position, session.length, lineage)
+
+    def _pack_chain(
+        self, packer: RowPacker, session_id: int, token_ids: Int32Array, slots: Int32Array, judged: bool
+    ) -> None:
+        self._pool.stage(session_id, slots)
+        table, length = self._pool.table(session_id), self._pool.length(session_id)
+        packer.add_session(table)
+        if len(token_ids):
+            packer.add_chain(token_ids.tolist(), slots.tolist(), length, judged)
+        elif judged:
+            packer.add_chain([self._sessions[session_id].last_token], [int(table[length - 1])], length - 1, judged)
+
+    def _settle(self, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
+        """After the forward pass: pending tokens are committed to the table, nodes own their slots."""
+        session = self._sessions[session_id]
+        num_pending = len(session.pending)
+        for node, slot in zip(_without_slot(session, node_ids), slots[num_pending:].tolist(), strict=True):
+            node.slot = slot
+        self._pool.append(session_id, session.pending, slots[:num_pending])
+        session.pending = NO_TOKENS
+
+    def _children(self, requests: Sequence[Expansion], asked: _Asked, logits: torch.Tensor) -> list[Children]:
+        """Rank tokens in each row of logits and make the requested children of the first."""
+        rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
+        sessions = [self._sessions[session_id] for session_id, _ in rows]
+        positions = [s.child_position(node_id) for s, (_, node_id) in zip(sessions, rows, strict=True)]
+        scores = perturbed_scores(logits[:, : self.limit_vocab], [s.params for s in sessions], positions)
+        most = min(max(len(request.child_ids) for request in requests), self.limit_vocab)
+        tokens, log_probs = top_tokens(scores, most)  # [rows, most]
+        counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
+        row_of = {key: row for row, key in enumerate(rows)}
+        answers = []
+        for request in requests:
+            row = row_of.get((request.session_id, request.node_id))
+            if row is None:
+                answers.append(NO_CHILDREN)
+                continue
+            count = min(len(request.child_ids), counts[row])
+            answers.append(Children(tokens[row, :count], log_probs[row, :count]))
+            self._add_nodes(request, positions[row], answers[-1])
+        return answers
+
+    def _add_nodes(self, request: Expansion, position: int, children: Children) -> None:
+        nodes = self._sessions[request.session_id].nodes
+        for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
+            nodes[child_id] = _Node(token_id, position, request.node_id)
+
+    def _computed(self, session: _Session, path: Sequence[int]) -> list[_Node]:
+        """Return the nodes at the start of the path whose KV is there, with all KV before it."""
+        computed: list[_Node] = []
+        for node_id in path if not len(session.pending) else ():
+            node = session.nodes.get(node_id)
+            if node is None or node.slot == NO_SLOT:
+                break
+            computed.append(node)
+        return computed
+
+    def _free(self, nodes: Iterable[_Node]) -> None:
+        slots = [node.slot for node in nodes if node.slot != NO_SLOT]
+        self._pool.give(np.array(slots, np.int32))
+
+    def _embeddable(self, token_ids: Int32Array) -> Int32Array:
+        """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
+        return np.clip(token_ids, 0, self.info.vocab_size - 1)
+
+
+def _without_slot(session: _Session, node_ids: list[int]) -> list[_Node]:
+    """Return the nodes among these that were not expanded before."""
+    nodes = (session.nodes[node_id] for node_id in node_ids if node_id != CONTEXT)
+    return [node for node in nodes if node.slot == NO_SLOT]

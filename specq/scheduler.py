@@ -1,0 +1,104 @@
+"""Which sessions, and which nodes of each, share the next forward pass.
+
+Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
+chunked to what room is left. Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
+goodput, which is (expected tokens) / (expected seconds). No fixed number of drafts, no second controller.
+
+Pure: sessions in, a plan out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specq.curve import StepCurve
+from specq.session import Node, Session, tree_of
+from specq.types import SessionStep
+
+FLOOR = 0.02  # nodes less likely than this are not worth looking at
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What the next step does for each session that takes part, in order of precedence.
+
+    `worth` is how likely a further node would have to be to raise the goodput; what drafters need to know of it.
+    """
+
+    shares: list[Share]
+    worth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One session's part in a step."""
+
+    session: Session
+    step: SessionStep
+    nodes: tuple[Node, ...]
+
+
+def plan(sessions: Iterable[Session], curve: StepCurve, *, max_rows: int, free_slots: int) -> StepPlan:
+    """Plan the next step.
+
+    `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take.
+    """
+    room = min(max_rows, free_slots)
+    chunks: list[tuple[Session, int]] = []
+    for session in sessions:
+        size = min(session.num_pending, room)
+        if size > 0:
+            chunks.append((session, size))
+            room -= size
+    num_rows = sum(size for _, size in chunks)
+    decoding = [session for session, size in chunks if size == session.num_pending]
+    nodes = choose_nodes(decoding, num_rows, room, curve)
+    by_session: dict[int, list[Node]] = {}
+    for session, node in nodes:
+        by_session.setdefault(session.session_id, []).append(node)
+    shares = [_share(session, size, by_session.get(session.session_id, [])) for session, size in chunks]
+    tokens = len(decoding) + sum(node.reach for _, node in nodes)
+    return StepPlan(shares, tokens / curve(num_rows + len(nodes)) * curve.slope(num_rows + len(nodes)))
+
+
+def _share(session: Session, size: int, nodes: list[Node]) -> Share:
+    step = SessionStep(
+        session_id=session.session_id,
+        start=session.kv_len,
+        token_ids=np.array(session.token_ids[session.kv_len : session.kv_len + size], np.int32),
+        params=session.params,
+        tree=tree_of(nodes),
+        judged=size == session.num_pending,
+        history=session.history(),
+    )
+    return Share(session, step, tuple(nodes))
+
+
+def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve) -> list[tuple[Session, Node]]:
+    """Return the nodes to verify with their sessions, parents before children.
+
+    `num_rows` rows are in the step already, one token is certain from each session, and at most `room` rows may be
+    added. A node's chance never exceeds its parent's, so the likeliest n nodes always form whole trees.
+    """
+    offers = [(session, node) for session in sessions if session.num_live for node in _candidates(session)]
+    if not offers or room <= 0:
+        return []
+    reach = np.array([node.reach for _, node in offers])
+    order = np.argsort(-reach, kind="stable")[:room]
+    count = best_count(reach[order], len(sessions), num_rows, curve)
+    return [offers[i] for i in np.sort(order[:count])]
+
+
+def best_count(reach: np.ndarray, num_sessions: int, num_rows: int, curve: StepCurve) -> int:
+    """Return how many of the nodes, likeliest first, give the best goodput; 0 is a legal answer."""
+    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach)))
+    return int(np.argmax(tokens / curve.times(num_rows, len(tokens))))
+
+
+def _candidates(session: Session) -> list[Node]:
+    room = session.limit - session.length - 1  # the correction takes one position itself
+    last = session.length + room
+    return [node for node in session.candidates(FLOOR) if node.position < last]

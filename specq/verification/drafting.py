@@ -1,0 +1,67 @@
+"""The drafter's side of `probabilistic`: laws that fit on the wire, and children drawn from exactly those.
+
+The verifier divides a node's integer weight by the sum of its law's weights; the text is exact only if the node was
+drawn with those very probabilities. So the law is truncated and rounded first, and sampled from as integers.
+
+The drafter's randomness is its own: it must not know the job's seed, which keys the verifier's draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specq.types import Float32Array, Int32Array, SamplingParams, UInt16Array
+from specq.verification.sampling import target_probs
+
+FULL = 65535  # the weight of a law's likeliest token
+
+
+@dataclass(frozen=True, slots=True)
+class SampledChildren:
+    """Children of some contexts, drawn without replacement, in draw order.
+
+    ids i32[rows, k], weights u16[rows, k]: the laws, as in `specq.types.DraftLaws`
+    token_ids i32[rows, c]: -1 where a law had no more tokens
+    scores f32[rows, c]: log of the chance that a draw from the target would agree, were the target's law the draft's:
+                sum of squares. It is known before the token is drawn; a score that depends on the token would bias what
+                the verifier chooses to judge
+    """
+
+    ids: Int32Array
+    weights: UInt16Array
+    token_ids: Int32Array
+    scores: Float32Array
+
+
+def truncated_laws(
+    logits: torch.Tensor, params: Sequence[SamplingParams], size: int = 32
+) -> tuple[Int32Array, UInt16Array]:
+    """Return (ids i32[rows, k], weights u16[rows, k]), k <= size: the likeliest tokens of draft logits [rows, vocab].
+
+    The law is that of `sampling.target_probs`. Give the parameters of candidates here (their own temperature and top-p).
+    """
+    top, ids = target_probs(logits, params).topk(min(size, logits.shape[1]), dim=-1)
+    weights = (top / top[:, :1] * FULL).round().cpu().numpy().astype(np.uint16)
+    return np.where(weights > 0, ids.cpu().numpy(), -1).astype(np.int32), weights
+
+
+def draw_children(
+    ids: Int32Array, weights: UInt16Array, num_children: int, rng: np.random.Generator
+) -> SampledChildren:
+    """Draw children without replacement from each of some laws i32[rows, k], u16[rows, k]."""
+    left = weights.astype(np.int64)
+    token_ids = np.full((len(ids), num_children), -1, np.int32)
+    scores = np.zeros((len(ids), num_children), np.float32)
+    for rank in range(num_children):
+        total = left.sum(1)
+        rows = np.flatnonzero(total)
+        aims = rng.integers(total[rows])
+        column = (left[rows].cumsum(1) <= aims[:, None]).sum(1)
+        scores[rows, rank] = np.log(((left[rows] / total[rows, None]) ** 2).sum(1))
+        token_ids[rows, rank] = ids[rows, column]
+        left[rows, column] = 0
+    return SampledChildren(ids, weights, token_ids, scores)

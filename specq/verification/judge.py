@@ -1,0 +1,67 @@
+"""The judge: packed target logits of one forward pass in, one judgement a session out.
+
+Rows are packed step after step: a step's row 0 follows its committed context, row i + 1 follows its node i; node i is
+judged by row `parents[i] + 1`. Steps are grouped by strategy, so that strategies mix in one batch. Only token ids and
+a few numbers a node travel to the host, never logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Protocol
+
+import torch
+
+from specq.table import resolve
+from specq.types import Judgement, SessionStep
+from specq.verification import STRATEGIES
+from specq.verification.draws import HASHED, Draws
+from specq.verification.logprobs import logprobs
+from specq.verification.packing import JudgedStep, place
+from specq.verification.processors import process
+
+
+class Strategy(Protocol):
+    """A rule that accepts drafted nodes; the package's table says which are lossless."""
+
+    def judge(self, steps: Sequence[JudgedStep], logits: torch.Tensor, draws: Draws) -> list[Judgement]:
+        """Judge some steps, at least one, of the packed logits [rows, vocab]; one judgement each, in order."""
+        ...
+
+
+def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
+    """Judge all steps with `judged` set, in order; logits [sum of num_judged_rows, vocab] on any device.
+
+    Raises ConfigError for an unknown strategy, EngineError where logits are not numbers.
+    """
+    placed = place(steps)
+    assert sum(step.num_judged_rows for step in steps) == len(logits)
+    if logits.device.type == "mps":  # has no float64, which the noise and the laws need
+        logits = logits.cpu()
+    shaped = process(placed, logits)
+    groups: dict[str, list[int]] = {}
+    for index, judged in enumerate(placed):
+        groups.setdefault(judged.step.params.strategy, []).append(index)
+    judgements: dict[int, Judgement] = {}
+    for name, indices in groups.items():
+        own = strategy(name).judge([placed[i] for i in indices], shaped, draws)
+        judgements.update(zip(indices, own, strict=True))
+    return [_with_logprobs(judged, judgements[i], logits) for i, judged in enumerate(placed)]
+
+
+@cache
+def strategy(name: str) -> Strategy:
+    """Return the strategy of that name; ConfigError lists the known."""
+    found: Strategy = resolve("strategy", STRATEGIES, name)()
+    return found
+
+
+def _with_logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) -> Judgement:
+    num_top = judged.step.params.logprobs
+    if num_top < 0:
+        return judgement
+    nodes = (-1, *judgement.path)[: len(judgement.token_ids)]
+    rows = logits[torch.tensor([judged.first_row + node + 1 for node in nodes], device=logits.device, dtype=torch.long)]
+    return replace(judgement, logprobs=logprobs(rows, judgement.token_ids, num_top))

@@ -1,0 +1,281 @@
+"""A verifier without its sockets: messages of the broker in, messages to the broker out, one engine inside.
+
+    handle(message)   opens, closes, grafts, re-sends
+    step()            plan -> engine.step -> commit -> verdicts
+
+Rules: a verifier waits for nobody, neither drafters nor the broker. It alone commits tokens, and keeps what it committed
+until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
+ahead of the journal rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+
+import numpy as np
+import structlog
+
+from specq.curve import StepCurve
+from specq.engines import Engine
+from specq.errors import EngineError, ProtocolError
+from specq.messages import Close, Committed, Draft, FetchTokenizer, Heartbeat, Message, Open, SessionFailed, Verdict
+from specq.scheduler import Share, plan
+from specq.session import Node, Session
+from specq.text import StopMatcher, TextCodec
+from specq.tokenizer_chunks import tokenizer_chunks
+from specq.types import Int32Array, Judgement
+
+log = structlog.get_logger(__name__)
+
+
+class Verifier:
+    """Sessions, an engine, and the loop's body between them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        curve: StepCurve,
+        *,
+        incarnation: int,
+        max_sessions: int = 64,
+        max_step_rows: int = 512,
+        max_uncommitted: int = 1024,
+        tokenizer_files: dict[str, str] | None = None,
+    ) -> None:
+        self.engine, self.curve, self.incarnation = engine, curve, incarnation
+        self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
+        self.max_uncommitted = max_uncommitted
+        self.tokenizer_files = tokenizer_files or {}
+        self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
+        self.sessions: dict[int, Session] = {}  # in order of precedence: those that waited longest come first
+        self.state = "ready"
+        self.num_steps = 0
+        self._worth = 0  # of the last step: see `Verdict.worth`
+        self._stops: dict[int, StopMatcher] = {}
+        self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
+            Open: self._open,
+            Close: self._close,
+            Committed: self._committed,
+            Draft: self._draft,
+            FetchTokenizer: self._fetch_tokenizer,
+        }
+
+    # --- messages in ------------------------------------------------------------------------------------------------
+
+    def handle(self, message: Message, now: float) -> list[Message]:
+        """Take one message from the broker and return the answers; raises ProtocolError for one that is no verifier's."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"a verifier takes no {message.TYPE}")
+        return handler(message, now)
+
+    def _open(self, message: Open, now: float) -> list[Message]:
+        known = self.sessions.get(message.session_id)
+        if known is not None and known.epoch >= message.epoch:
+            return []
+        reason = self._reason_against(message)
+        if reason:
+            return [SessionFailed(session_id=message.session_id, epoch=message.epoch, reason=reason)]
+        self._forget(message.session_id)
+        ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
+        self.sessions[message.session_id] = Session(message, ends)
+        if message.params.stop and self.codec is not None:
+            matcher = StopMatcher(self.codec, message.params.stop)
+            matcher.push(message.token_ids[message.prompt_len :].tolist())
+            self._stops[message.session_id] = matcher
+        return []
+
+    def _reason_against(self, message: Open) -> str:
+        """Return why a session cannot be opened, or ""."""
+        info = self.engine.info
+        if not len(message.token_ids) or message.tokens_left < 1:
+            return "an empty context, or no tokens left to generate"
+        if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
+            return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
+        needed = len(message.token_ids) + message.tokens_left
+        if needed > info.max_length:
+            return f"{needed} tokens (context and those to generate), but {info.name} takes {info.max_length}"
+        if needed > info.kv_slots:
+            return f"{needed} tokens need as many KV slots; {info.name} has {info.kv_slots} (--kv-slots)"
+        if message.params.stop and self.codec is None:
+            return f"stop strings need a tokenizer, and {info.name} has none"
+        return ""
+
+    def _close(self, message: Close, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is not None and session.epoch <= message.epoch:
+            self._forget(message.session_id)
+        return []
+
+    def _committed(self, message: Committed, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch or message.length > session.length:
+            return []
+        session.journaled = max(session.journaled, message.length)
+        if not message.resend or message.length == session.length:
+            return []
+        tokens = np.array(session.token_ids[message.length :], np.int32)
+        return [self._verdict(session, message.length, tokens)]
+
+    def _draft(self, message: Draft, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return []
+        num_nodes = len(message.token_ids)
+        if len(message.parent_ids) != num_nodes or len(message.scores) != num_nodes:
+            raise ProtocolError("a draft's arrays differ in length")
+        if np.any(message.token_ids < 0) or np.any(message.token_ids >= self.engine.info.vocab_size):
+            raise ProtocolError("a draft's token lies outside the vocabulary")
+        if np.isnan(message.scores).any() or np.any(message.scores > 0):
+            raise ProtocolError("a draft's score is no log-probability")
+        if np.any(message.parent_ids >= message.first_id + np.arange(num_nodes)):
+            raise ProtocolError("a draft's parent comes after its child")
+        session.graft(message, now)
+        return []
+
+    def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
+        return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
+
+    # --- the step ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return any(self._runs(session) for session in self.sessions.values())
+
+    def _runs(self, session: Session) -> bool:
+        return not session.finish and session.length - session.journaled <= self.max_uncommitted
+
+    def step(self, clock: Callable[[], float]) -> list[Message]:
+        """Run one step for every session that can take part; return the verdicts."""
+        started = clock()
+        shares = self._plan()
+        if not shares:
+            return []
+        try:
+            judgements = self.engine.step([share.step for share in shares])
+        except EngineError as error:
+            return self._fail(shares, str(error))
+        self.num_steps += 1
+        step_us = int((clock() - started) * 1e6)
+        self._rotate(shares)
+        for share in shares:
+            share.session.kv_len += len(share.step.token_ids)
+        judged = [share for share in shares if share.step.judged]
+        return [
+            self._commit(share, judgement, started, step_us)
+            for share, judgement in zip(judged, judgements, strict=True)
+        ]
+
+    def _plan(self) -> list[Share]:
+        running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
+        self._admit(running)
+        opened = [session for session in running if session.is_open]
+        planned = plan(opened, self.curve, max_rows=self.max_step_rows, free_slots=self.engine.free_slots)
+        self._worth = min(int(planned.worth * 1000), 9999)
+        return planned.shares
+
+    def _admit(self, running: Sequence[Session]) -> None:
+        """Open sessions in the engine while their contexts fit; evict the youngest where even one row each does not."""
+        for session in running:
+            if not session.is_open and (session.length < self.engine.free_slots or not self._any_open()):
+                session.kv_len = self.engine.open(session.session_id, np.array(session.token_ids, np.int32))
+                session.is_open = True
+        opened = [session for session in running if session.is_open]
+        while len(opened) > 1 and self.engine.free_slots < len(opened):
+            self._evict(max(opened, key=lambda session: session.session_id))
+            opened = [session for session in opened if session.is_open]
+
+    def _any_open(self) -> bool:
+        return any(session.is_open for session in self.sessions.values())
+
+    def _evict(self, session: Session) -> None:
+        self.engine.close(session.session_id)
+        session.is_open, session.kv_len = False, 0
+        log.info("session_evicted", session=session.session_id, length=session.length)
+
+    def _rotate(self, shares: Sequence[Share]) -> None:
+        """Sessions that had a share go behind those that had none."""
+        if len(shares) < len(self.sessions):
+            for share in shares:
+                self.sessions[share.session.session_id] = self.sessions.pop(share.session.session_id)
+
+    def _commit(self, share: Share, judgement: Judgement, started: float, step_us: int) -> Verdict:
+        session = share.session
+        base_len = session.length
+        session.kv_len += len(judgement.path)
+        tokens, session.finish = self._cut(session, judgement.token_ids)
+        accepted = set(judgement.path[: len(tokens)])
+        session.count_round(share.nodes, accepted)
+        session.commit(tokens.tolist(), len(share.nodes))
+        waited = started - min((node.arrived for node in share.nodes), default=started)
+        return self._verdict(session, base_len, tokens, share.nodes, accepted, (step_us, int(waited * 1e6)))
+
+    def _cut(self, session: Session, token_ids: Int32Array) -> tuple[Int32Array, str]:
+        """Return the tokens up to the first that ends the text, and the finish reason or ""."""
+        tokens = token_ids[: session.limit - session.length]
+        num_kept = next((i + 1 for i, token in enumerate(tokens.tolist()) if token in session.end_ids), None)
+        matcher = self._stops.get(session.session_id)
+        if matcher is not None:
+            stopped = matcher.push(tokens[:num_kept].tolist())
+            num_kept = num_kept if stopped is None else stopped + 1
+        if num_kept is not None:
+            return tokens[:num_kept], "stop"
+        return tokens, "length" if session.length + len(tokens) >= session.limit else ""
+
+    def _verdict(
+        self,
+        session: Session,
+        base_len: int,
+        tokens: Int32Array,
+        nodes: Sequence[Node] = (),
+        accepted: AbstractSet[int] = frozenset(),
+        us: tuple[int, ...] = (),
+    ) -> Verdict:
+        one_lane = len(session.lanes) <= 1
+        return Verdict(
+            session_id=session.session_id,
+            epoch=session.epoch,
+            base_len=base_len,
+            finish=session.finish,
+            worth=self._worth,
+            seen=session.seen(),
+            us=us,
+            stats=session.stats.to_dict() if session.finish else {},
+            token_ids=tokens,
+            node_ids=np.array([node.node_id for node in nodes], np.int32),
+            mask=np.array([i in accepted for i in range(len(nodes))], np.uint8),
+            node_lanes=np.array([] if one_lane else [node.lane for node in nodes], np.uint8),
+        )
+
+    # --- failures and state -----------------------------------------------------------------------------------------
+
+    def _fail(self, shares: Sequence[Share], reason: str) -> list[Message]:
+        """Give up the sessions of a step that the engine refused; the broker decides what becomes of them."""
+        log.error("step_failed", reason=reason, num_sessions=len(shares))
+        failed: list[Message] = []
+        for share in shares:
+            session = share.session
+            failed.append(SessionFailed(session_id=session.session_id, epoch=session.epoch, reason=reason, retry=True))
+            self._forget(session.session_id)
+        return failed
+
+    def _forget(self, session_id: int) -> None:
+        session = self.sessions.pop(session_id, None)
+        self._stops.pop(session_id, None)
+        if session is not None and session.is_open:
+            self.engine.close(session_id)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return the state of this verifier and the position of each session."""
+        sessions = list(self.sessions.values())
+        return Heartbeat(
+            incarnation=self.incarnation,
+            state=self.state,
+            load=len(sessions),
+            steps=self.num_steps,
+            free_slots=self.engine.free_slots,
+            session_ids=np.array([s.session_id for s in sessions], np.int64),
+            epochs=np.array([s.epoch for s in sessions], np.int64),
+            lengths=np.array([s.length for s in sessions], np.int32),
+        )

@@ -1,0 +1,104 @@
+"""Tiny random checkpoints of each supported architecture, and transformers' own answers to compare with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
+
+from specq.types import Int32Array, Tree
+
+logging.disable_progress_bar()
+VOCAB = 99  # no multiple of anything
+
+DECODER = {
+    "vocab_size": VOCAB,
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 600,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": None,
+}
+_OPT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "word_embed_proj_dim": 24,
+    "ffn_dim": 56,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 600,
+    "bos_token_id": None,
+    "eos_token_id": [1, 3],
+    "pad_token_id": None,
+}
+# Grouped-query attention, tied and untied embeddings, biases, head norms, wide heads, stored halves: each somewhere.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama", **DECODER, "tie_word_embeddings": True},
+    "llama-bias": {"model_type": "llama", **DECODER, "attention_bias": True, "num_key_value_heads": 1},
+    "llama-bf16": {"model_type": "llama", **DECODER, "dtype": "bfloat16", "head_dim": 64, "num_key_value_heads": 4},
+    "llama-odd": {"model_type": "llama", **DECODER, "hidden_size": 36},  # not for the kernels
+    "qwen2": {"model_type": "qwen2", **DECODER, "hidden_size": 64, "tie_word_embeddings": False},
+    "qwen3": {"model_type": "qwen3", **DECODER, "num_attention_heads": 14, "tie_word_embeddings": True},
+    "opt": {"model_type": "opt", **_OPT},
+}
+
+
+def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
+    """Save a random model of a kind in CONFIGS, with weights large enough to matter; return its directory."""
+    settings = dict(CONFIGS[kind])
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.get("dtype", "float32")))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    model.save_pretrained(directory)
+    return directory
+
+
+def load_reference(directory: Path) -> Any:
+    """Load a checkpoint as transformers itself would run it, in float32."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
+@torch.inference_mode()
+def reference_logits(reference: Any, token_ids: list[int]) -> torch.Tensor:
+    """Return what transformers says after these tokens, [vocab]."""
+    logits: torch.Tensor = reference(torch.tensor([token_ids])).logits[0, -1]
+    return logits
+
+
+def reference_text(reference: Any, context: list[int], num_tokens: int) -> list[int]:
+    """Return transformers' own greedy continuation, past any end-of-sequence token."""
+    text = list(context)
+    for _ in range(num_tokens):
+        text.append(int(reference_logits(reference, text).argmax()))
+    return text[len(context) :]
+
+
+def random_tokens(rng: np.random.Generator, count: int) -> Int32Array:
+    return rng.integers(0, VOCAB, count).astype(np.int32)
+
+
+def random_tree(rng: np.random.Generator, num_nodes: int) -> Tree:
+    """A tree of any shape: each node's parent is a random earlier node or the context."""
+    parents = np.array([rng.integers(-1, i) for i in range(num_nodes)], np.int32)
+    return Tree(random_tokens(rng, num_nodes), parents, np.zeros(num_nodes, np.float32))
+
+
+def path_tokens(tree: Tree, node: int) -> list[int]:
+    """Return the tokens from the context's child down to a node; none for node -1."""
+    tokens: list[int] = []
+    while node >= 0:
+        tokens.append(int(tree.token_ids[node]))
+        node = int(tree.parents[node])
+    return tokens[::-1]

@@ -1,0 +1,63 @@
+"""Large tokenizers on disk."""
+
+import json
+
+import numpy as np
+import orjson
+import pytest
+
+from specq.client.cache import TokenizerCache
+from specq.messages import TokenizerChunk
+from tests.fake_broker import INFO
+from tests.tiny_text import tokenizer_files
+
+FILES = {"tokenizer_config.json": "{}", **tokenizer_files()}
+
+
+def first_piece(files: dict[str, str], count: int = 2) -> TokenizerChunk:
+    data = np.frombuffer(orjson.dumps(files)[:100], np.uint8)
+    return TokenizerChunk(model=INFO, index=0, count=count, data=data)
+
+
+def test_keep_and_recall(tmp_path):
+    """What was kept is found again, by another cache too; keeping twice is harmless."""
+    TokenizerCache(tmp_path).keep(FILES)
+    TokenizerCache(tmp_path).keep(FILES)
+    assert TokenizerCache(tmp_path).recall(first_piece(FILES)) == FILES
+    assert len(list((tmp_path / "tokenizers").iterdir())) == 1
+
+
+def test_another_first_piece(tmp_path):
+    """The same tokenizer with another chat template is not taken from the cache."""
+    cache = TokenizerCache(tmp_path)
+    cache.keep(FILES)
+    assert cache.recall(first_piece({**FILES, "tokenizer_config.json": '{"chat_template": "new"}'})) is None
+
+
+def test_small_tokenizers_are_not_looked_up(tmp_path):
+    """A tokenizer in one piece is here already."""
+    cache = TokenizerCache(tmp_path)
+    cache.keep(FILES)
+    assert cache.recall(first_piece(FILES, count=1)) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"tokenizer.json": 3}', b"\xff", "cut", "other"])
+def test_damaged_files(tmp_path, damage):
+    """Whatever lies on the disk, what is not the tokenizer asked for is not used."""
+    cache = TokenizerCache(tmp_path)
+    cache.keep(FILES)
+    (path,) = (tmp_path / "tokenizers").iterdir()
+    content = json.loads(FILES["tokenizer.json"])
+    content["added_tokens"][0]["content"] = "<|other|>"
+    other = orjson.dumps({**FILES, "tokenizer.json": json.dumps(content)})
+    path.write_bytes({"cut": path.read_bytes()[:-9], "other": other}.get(damage, damage))
+    assert cache.recall(first_piece(FILES)) is None
+
+
+def test_unusable_folder(tmp_path):
+    """A cache that cannot be written is no error."""
+    (tmp_path / "file").write_text("")
+    cache = TokenizerCache(tmp_path / "file")
+    cache.keep(FILES)
+    assert cache.recall(first_piece(FILES)) is None
+    TokenizerCache(None).keep(FILES)

@@ -1,0 +1,300 @@
+"""The client's protocol: messages in, events out, time as an argument."""
+
+import random
+
+import numpy as np
+import pytest
+
+from specq.client.core import (
+    RETRY_MAX_S,
+    STATUS,
+    TOKENIZER,
+    ClientCore,
+    JobDone,
+    NewTokens,
+    RequestFailed,
+    StatusReport,
+    TokenizerReady,
+)
+from specq.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
+from specq.types import SamplingParams
+from tests.fake_broker import INFO, STATS, tokens
+
+TEXT = list(range(10, 30))
+
+
+def make_core(timeout_s: float = 10.0) -> tuple[ClientCore, Submit]:
+    """Return a core that has submitted job 7 at time 0."""
+    core = ClientCore("tcp://somewhere:1", timeout_s)
+    job = Submit(job_id=7, params=SamplingParams(max_tokens=20), prompt_ids=np.array([1, 2], np.int32))
+    core.submit(job, 0.0)
+    return core, job
+
+
+def new_ids(events: list) -> list[int]:
+    return [token for event in events if isinstance(event, NewTokens) for token in event.token_ids]
+
+
+def test_a_job_from_start_to_end():
+    """Submit goes out; tokens come in order with their flags; the end brings transcript, times and statistics."""
+    core, job = make_core()
+    assert core.take_outbox() == [job]
+    assert core.receive(Accepted(job_id=7), 0.1) == []
+    (first,) = core.receive(tokens(7, 0, [5, 6, 7]), 0.5)
+    assert first == NewTokens(7, (5, 6, 7), (1, 1, 0))
+    last, done = core.receive(tokens(7, 3, [8], "stop"), 0.7)
+    assert last == NewTokens(7, (8,), (0,))
+    assert isinstance(done, JobDone)
+    transcript = done.transcript
+    assert (transcript.token_ids, transcript.accepted, transcript.finish) == ([5, 6, 7, 8], [1, 1, 0, 0], "stop")
+    assert (transcript.started, transcript.first_token, transcript.finished) == (0.0, 0.5, 0.7)
+    assert transcript.stats == STATS
+    assert core.wait_s(0.7) is None
+
+
+def test_duplicates_and_overlap_are_dropped():
+    """What comes twice counts once, whole or in part, also after the end."""
+    core, _ = make_core()
+    events = core.receive(tokens(7, 0, TEXT[:3]), 0.1)
+    events += core.receive(tokens(7, 0, TEXT[:3]), 0.2)
+    events += core.receive(tokens(7, 1, TEXT[1:5]), 0.3)
+    events += core.receive(tokens(7, 2, TEXT[2:4]), 0.3)
+    events += core.receive(tokens(7, 5, [], "length"), 0.4)
+    events += core.receive(tokens(7, 5, [], "length"), 0.5)
+    assert new_ids(events) == TEXT[:5]
+    assert sum(isinstance(event, JobDone) for event in events) == 1
+
+
+def test_a_gap_is_asked_for():
+    """Tokens beyond a gap, the end included, are not taken; the missing ones are asked for soon, by position."""
+    core, _ = make_core()
+    core.receive(tokens(7, 0, TEXT[:3]), 1.0)
+    core.take_outbox()
+    assert core.receive(tokens(7, 6, TEXT[6:9], "stop"), 1.05) == []
+    assert core.wait_s(1.05) == pytest.approx(0.05)
+    core.tick(1.1)
+    (again,) = core.take_outbox()
+    assert (again.job_id, again.have) == (7, 3)
+    assert new_ids(core.receive(tokens(7, 3, TEXT[3:9], "stop"), 1.2)) == TEXT[3:9]
+
+
+def test_silence_is_answered_by_asking_again():
+    """A silent broker is asked again, less and less often, but not while tokens flow."""
+    core, _ = make_core(timeout_s=100.0)
+    core.take_outbox()
+    asked = []
+    for tenth in range(1, 200):
+        core.tick(tenth / 10)
+        asked += [tenth / 10] * len(core.take_outbox())
+    gaps = np.diff([0.0, *asked])
+    assert gaps[0] == pytest.approx(1.0)
+    assert gaps[-1] == pytest.approx(RETRY_MAX_S)
+    assert list(gaps) == sorted(gaps)
+
+
+def test_flowing_tokens_need_no_retry():
+    """While something arrives in time nothing is sent."""
+    core, _ = make_core()
+    core.take_outbox()
+    for i, token in enumerate(TEXT):
+        core.receive(tokens(7, i, [token]), 0.9 * (i + 1))
+        core.tick(0.9 * (i + 1))
+    assert core.take_outbox() == []
+
+
+def test_a_broker_that_was_never_there():
+    """Without any answer the job fails after the time-out, and the message says what to start and where."""
+    core, _ = make_core(timeout_s=3.0)
+    assert core.tick(2.9) == []
+    (failed,) = core.tick(3.0)
+    assert isinstance(failed, RequestFailed)
+    assert failed.error.code == "no_broker"
+    for hint in ("tcp://somewhere:1", "make broker", "specq up", "3 s"):
+        assert hint in str(failed.error)
+
+
+def test_a_broker_that_went_away():
+    """A broker that answered once and then is silent is lost; any message counts as a sign of life."""
+    core, _ = make_core(timeout_s=3.0)
+    core.receive(Accepted(job_id=7), 2.0)
+    core.receive(Accepted(job_id=99), 4.5)
+    assert core.tick(7.4) == []
+    (failed,) = core.tick(7.5)
+    assert (failed.key, failed.error.code) == (7, "lost")
+
+
+def test_a_healthy_broker_with_a_short_time_out_is_asked_in_time():
+    """However short the time-out, a broker is asked at least twice before it is given up."""
+    core, _ = make_core(timeout_s=0.8)
+    sent = 0
+    for hundredth in range(80):
+        core.tick(hundredth / 100)
+        sent += len(core.take_outbox())
+    assert sent >= 3
+
+
+def test_a_refused_job():
+    """Failed ends the job with the broker's code and reason."""
+    core, _ = make_core()
+    (failed,) = core.receive(Failed(job_id=7, code="busy", reason="the queue is full"), 0.1)
+    assert (failed.error.code, str(failed.error)) == ("busy", "the queue is full")
+    assert core.receive(tokens(7, 0, [1], "stop"), 0.2) == []
+
+
+def test_a_failed_job_that_is_attached_to():
+    """A finish of "error" without a reason is a failure too."""
+    core, _ = make_core()
+    *_, failed = core.receive(tokens(7, 0, [1], "error"), 0.1)
+    assert (failed.key, failed.error.code) == (7, "engine")
+
+
+def test_two_stories():
+    """A broker that repeats a job with other tokens is not believed: a mixture would be nobody's text."""
+    core, _ = make_core()
+    core.receive(tokens(7, 0, TEXT[:4]), 0.1)
+    (failed,) = core.receive(tokens(7, 2, [TEXT[2], 99, 98]), 0.2)
+    assert failed.error.code == "lost"
+
+
+def test_a_broker_that_restarts_without_memory():
+    """After a restart the same job, told again from its start, goes on where the client stands."""
+    core, _ = make_core()
+    events = core.receive(tokens(7, 0, TEXT[:5]), 0.1)
+    core.take_outbox()
+    core.tick(1.2)
+    assert [message.have for message in core.take_outbox()] == [5]
+    for start in range(0, 20, 4):
+        finish = "length" if start == 16 else ""
+        events += core.receive(tokens(7, start, TEXT[start : start + 4], finish), 2.0)
+    assert new_ids(events) == TEXT
+    assert isinstance(events[-1], JobDone)
+
+
+def test_cancel():
+    """Cancelling asks the broker; the job ends with what it has. Of unknown jobs nothing is sent."""
+    core, job = make_core()
+    core.cancel(8)
+    core.cancel(7)
+    assert core.take_outbox() == [job, Cancel(job_id=7)]
+    *_, done = core.receive(tokens(7, 0, TEXT[:2], "cancelled"), 0.3)
+    assert (done.transcript.finish, done.transcript.token_ids) == ("cancelled", TEXT[:2])
+
+
+def test_abandon():
+    """A job that nobody waits for is cancelled and forgotten."""
+    core, job = make_core()
+    core.abandon(7)
+    assert core.take_outbox() == [job, Cancel(job_id=7)]
+    assert core.receive(tokens(7, 0, TEXT[:2], "cancelled"), 0.3) == []
+    assert core.wait_s(0.3) is None
+
+
+# --- tokenizer and status -----------------------------------------------------------------------------------------
+
+
+def chunks(*texts: bytes, name: str = "fake") -> list[TokenizerChunk]:
+    """Return pieces of a tokenizer."""
+    model = INFO.__class__(**{f: getattr(INFO, f) for f in INFO.__slots__} | {"name": name})
+    pieces = [np.frombuffer(text, np.uint8) for text in texts]
+    return [TokenizerChunk(model=model, index=i, count=len(texts), data=p) for i, p in enumerate(pieces)]
+
+
+def test_tokenizer_in_pieces():
+    """Pieces are joined in any order, doubles ignored."""
+    core = ClientCore("", 10.0)
+    core.fetch_tokenizer("m", 0.0)
+    assert core.take_outbox() == [FetchTokenizer(model="m")]
+    a, b, c = chunks(b'{"tokenizer', b'.json"', b':"x"}')
+    assert [core.receive(piece, 0.1) for piece in (c, a, c)] == [[], [], []]
+    (ready,) = core.receive(b, 0.2)
+    assert ready == TokenizerReady(TOKENIZER, INFO, {"tokenizer.json": "x"})
+    assert core.receive(b, 0.3) == []
+
+
+def test_tokenizer_of_another_model_in_between():
+    """Pieces of two models are not mixed."""
+    core = ClientCore("", 10.0)
+    core.fetch_tokenizer("", 0.0)
+    old, new = chunks(b'{"old', b'":"1"}', name="old"), chunks(b'{"new', b'":"2"}')
+    assert [core.receive(piece, 0.1) for piece in (old[0], new[1], new[0])][-1][0].files == {"new": "2"}
+
+
+def test_tokenizer_that_is_known():
+    """With the first piece a known tokenizer is ready; later pieces are ignored."""
+    core = ClientCore("", 10.0, recall=lambda first: {"known": "yes"} if first.count == 2 else None)
+    core.fetch_tokenizer("", 0.0)
+    first, second = chunks(b"{", b"}")
+    (ready,) = core.receive(first, 0.1)
+    assert ready.files == {"known": "yes"}
+    assert core.receive(second, 0.2) == []
+
+
+def test_tokenizer_that_is_broken():
+    """Pieces that make no JSON object of texts end the request with an error."""
+    core = ClientCore("", 10.0)
+    core.fetch_tokenizer("", 0.0)
+    (failed,) = core.receive(chunks(b"[]")[0], 0.1)
+    assert (failed.key, failed.error.code) == (TOKENIZER, "lost")
+
+
+def test_no_verifier():
+    """A failure without a job is the tokenizer's."""
+    core = ClientCore("", 10.0)
+    core.fetch_tokenizer("", 0.0)
+    (failed,) = core.receive(Failed(job_id=0, code="no_verifier", reason="start one"), 0.1)
+    assert (failed.key, failed.error.code) == (TOKENIZER, "no_verifier")
+
+
+def test_status():
+    """A status is asked for, again if need be, and answered once."""
+    core = ClientCore("", 10.0)
+    core.get_status(0.0)
+    core.tick(1.0)
+    assert core.take_outbox() == [GetStatus(), GetStatus()]
+    assert core.receive(Status(report={"models": []}), 1.1) == [StatusReport(STATUS, {"models": []})]
+    assert core.receive(Status(report={"models": []}), 1.2) == []
+
+
+# --- a bad network ------------------------------------------------------------------------------------------------
+
+
+class Flaky:
+    """A broker behind a network that loses, doubles and reorders, and that restarts now and then without memory."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.length, self.sent, self.attached = 0, 0, False
+
+    def step(self, submits: list) -> list:
+        """Take what arrived, produce up to three tokens, return what the client receives."""
+        for submit in submits:
+            if self.random.random() < 0.7:
+                self.attached, self.sent = True, min(submit.have, self.length)
+        if self.random.random() < 0.05:
+            self.length, self.sent, self.attached = 0, 0, False
+        if not self.attached:
+            return []
+        self.length = min(len(TEXT), self.length + self.random.randrange(4))
+        if self.length == self.sent:
+            return []
+        finish = "length" if self.length == len(TEXT) else ""
+        news = [tokens(7, self.sent, TEXT[self.sent : self.length], finish)]
+        self.sent = self.length
+        return [m for m in news for _ in range(self.random.choice([0, 1, 1, 2]))]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_network_gives_the_same_text(seed):
+    """Whatever is lost, doubled, reordered or forgotten, the client gets each token once, in order, and the end."""
+    core, _ = make_core(timeout_s=1000.0)
+    broker, delayed, events, now = Flaky(seed), [], [], 0.0
+    while not any(isinstance(event, JobDone) for event in events):
+        now += 0.05
+        assert now < 300, "the job never ended"
+        events += core.tick(now)
+        delayed += broker.step([m for m in core.take_outbox() if isinstance(m, Submit)])
+        broker.random.shuffle(delayed)
+        while delayed and broker.random.random() < 0.7:
+            events += core.receive(delayed.pop(), now)
+    assert new_ids(events) == TEXT
+    assert not any(isinstance(event, RequestFailed) for event in events)

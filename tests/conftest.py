@@ -1,0 +1,82 @@
+"""What tests share: free ports, and processes that are always reaped and keep their output where a test fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specq.addresses import free_address
+
+_FAILED = pytest.StashKey[bool]()
+_PATIENCE_S = 10
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Remember on the test that it failed, for the fixtures that are torn down after it."""
+    report = yield
+    if report.failed:
+        item.stash[_FAILED] = True
+    return report
+
+
+@pytest.fixture(name="free_address")
+def _free_address() -> str:
+    """An address of this machine that a broker can bind."""
+    return free_address()
+
+
+@pytest.fixture
+def free_port(free_address: str) -> int:
+    """A TCP port of this machine that nothing listens on."""
+    return int(free_address.rpartition(":")[2])
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have a configuration of their own."""
+    for name in ("SPECQ_CONFIG", "SPECQ_BROKER"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def spawn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spawn]:
+    """Start processes (`spawn("broker", "--bind", address)` runs specq; `program=` runs another), reaped at the end.
+
+    What they print goes to a file, `process.output`, and to the test's report if it fails.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, program: tuple[str, ...] = (sys.executable, "-m", "specq")) -> subprocess.Popen[bytes]:
+        output = tmp_path / f"process-{len(processes)}.txt"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                [*program, *arguments], stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+            )
+        process.output = output
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        _reap(process)
+    if request.node.stash.get(_FAILED, False):
+        for process in processes:
+            told = f"{process.args} ended with {process.returncode}\n{process.output.read_text()}"
+            request.node.add_report_section("teardown", "process", told)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,150 @@
+"""The C kernels: the same bits in any batch, exact packing, and a portable path where they cannot be built."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from specq.engines.torch import compiler
+from specq.engines.torch.generic import GenericForward
+from specq.engines.torch.loading import load
+from specq.engines.torch.native import NativeForward, pack_panels
+from specq.engines.torch.rows import PackedRows, RowPacker
+from specq.engines.torch.top import top_tokens
+from tests.checkpoints import make_checkpoint, random_tokens, random_tree
+
+KINDS = ("llama", "llama-bias", "llama-bf16", "qwen2", "qwen3")
+
+pytestmark = pytest.mark.skipif(compiler.kernels() is None, reason="no C compiler")
+
+
+def chain_rows(token_ids: list[int], start: int, table: np.ndarray, *, judged: bool) -> PackedRows:
+    packer = RowPacker()
+    packer.add_session(table)
+    packer.add_chain(token_ids, table[start : start + len(token_ids)].tolist(), start, judged)
+    return packer.pack()
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def directory(request, tmp_path_factory):
+    return str(make_checkpoint(request.param, tmp_path_factory.mktemp(request.param)))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 7, 13, 64, 300])
+def test_a_prefill_of_any_length_gives_the_bits_of_one_token_at_a_time(directory, length):
+    """What `deterministic` promises, with no near-ties: logits do not depend on how rows are batched."""
+    rng = np.random.default_rng(length)
+    token_ids = random_tokens(rng, length).tolist()
+    one_by_one = load(directory, device="cpu", kv_slots=512).forward
+    at_once = load(directory, device="cpu", kv_slots=512).forward
+    assert isinstance(at_once, NativeForward)
+    table, other = rng.permutation(512).astype(np.int32), np.arange(512, dtype=np.int32)
+    for i, token_id in enumerate(token_ids):
+        expected = one_by_one(chain_rows([token_id], i, other, judged=True))
+    output = at_once(chain_rows(token_ids, 0, table, judged=True))
+    assert torch.equal(expected.logits, output.logits)
+    assert torch.equal(expected.hidden, output.hidden)
+
+
+def test_tree_nodes_give_the_bits_of_plain_rows(directory):
+    """Each path of a random tree, verified in one pass with 15 other sessions, against plain decoding."""
+    rng = np.random.default_rng(0)
+    loaded = load(directory, device="cpu", kv_slots=2048)
+    plain = load(directory, device="cpu", kv_slots=512).forward
+    slots = rng.permutation(2048).astype(np.int32)
+    trees, contexts, packer, taken = [], [], RowPacker(), 0
+    for session in range(16):
+        context, tree = random_tokens(rng, 3 + 5 * session).tolist(), random_tree(rng, session)
+        table = slots[taken : taken + len(context)]
+        node_slots = slots[taken + len(context) : taken + len(context) + tree.num_nodes].tolist()
+        taken += len(context) + tree.num_nodes
+        loaded.forward(chain_rows(context[:-1], 0, table, judged=False))
+        packer.add_session(table)
+        packer.add_chain(context[-1:], table[-1:].tolist(), len(context) - 1, judged=True)
+        for node in range(tree.num_nodes):
+            line = ancestors(tree.parents, node)
+            token_id = int(tree.token_ids[node])
+            position = len(context) + len(line) - 1
+            packer.add_node(token_id, node_slots[node], position, len(context), [node_slots[i] for i in line])
+        trees.append(tree)
+        contexts.append(context)
+    logits = iter(loaded.forward(packer.pack()).logits)
+    for context, tree in zip(contexts, trees, strict=True):
+        for node in range(-1, tree.num_nodes):
+            text = context + [int(tree.token_ids[i]) for i in ancestors(tree.parents, node)]
+            expected = plain(chain_rows(text, 0, np.arange(512, dtype=np.int32), judged=True)).logits[0]
+            assert torch.equal(next(logits), expected)
+
+
+def ancestors(parents: np.ndarray, node: int) -> list[int]:
+    """Return the nodes from the context's child down to this one."""
+    line: list[int] = []
+    while node >= 0:
+        line.append(node)
+        node = int(parents[node])
+    return line[::-1]
+
+
+def test_weights_are_halved_only_where_that_is_exact():
+    weight = torch.randn(32, 24)
+    assert pack_panels(weight).dtype == torch.float32
+    rounded = weight.to(torch.bfloat16).float()
+    packed = pack_panels(rounded)
+    assert packed.dtype == torch.int32
+    assert packed.shape == (2, 24, 8)
+    low, high = (packed << 16).view(torch.float32), (packed & -65536).view(torch.float32)
+    assert torch.equal(torch.cat([low, high], -1).transpose(1, 2).reshape(32, 24), rounded)
+
+
+def test_without_a_compiler_the_portable_path_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    compiler.kernels.cache_clear()
+    try:
+        assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
+    finally:
+        compiler.kernels.cache_clear()
+
+
+def test_a_compiler_that_fails_is_as_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler.Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(compiler, "FLAGS", ("--no-such-flag",))
+    compiler.kernels.cache_clear()
+    try:
+        assert compiler.kernels() is None
+    finally:
+        compiler.kernels.cache_clear()
+
+
+def test_the_library_is_built_once_and_found_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiler.Path, "home", lambda: tmp_path)
+    path = compiler._library("cc")
+    built = path.stat().st_mtime_ns
+    assert compiler._library("cc") == path
+    assert path.stat().st_mtime_ns == built
+    assert [path] == list(path.parent.iterdir())
+
+
+@pytest.mark.parametrize(("num_rows", "width", "count"), [(1, 1, 1), (3, 99, 5), (8, 4096, 16), (2, 20, 20)])
+def test_top_tokens_equal_torch(num_rows, width, count):
+    torch.manual_seed(width)
+    scores = (torch.randn(num_rows, width + 3) * 4)[:, :width]  # rows that are not contiguous
+    token_ids, log_probs = top_tokens(scores, count)
+    expected = scores.log_softmax(-1).topk(count)
+    assert expected.indices.tolist() == token_ids.tolist()
+    np.testing.assert_allclose(log_probs, expected.values.numpy(), atol=1e-5)
+
+
+def test_top_tokens_of_a_row_with_few_candidates():
+    scores = torch.full((2, 30), -torch.inf)
+    scores[:, [7, 3]] = torch.tensor([2.0, 1.0])
+    token_ids, log_probs = top_tokens(scores, 4)
+    assert token_ids[:, :2].tolist() == [[7, 3]] * 2
+    assert np.isfinite(log_probs).sum(-1).tolist() == [2, 2]
+    assert np.exp(log_probs).sum(-1) == pytest.approx(1, abs=1e-6)
+
+
+def test_of_equal_scores_the_lower_token_comes_first():
+    assert top_tokens(torch.zeros(1, 40), 3)[0].tolist() == [[0, 1, 2]]

@@ -1,0 +1,312 @@
+"""The torch engine against transformers: logits of random trees, greedy text, and the KV behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specq.engines.torch import loading
+from specq.engines.torch.forward import ForwardOutput
+from specq.engines.torch.generic import GenericForward
+from specq.engines.torch.native import NativeForward
+from specq.engines.torch.rows import PackedRows
+from specq.engines.torch_engine import TorchEngine
+from specq.errors import ConfigError, EngineError
+from specq.types import NO_TREE, Int32Array, Judgement, SamplingParams, SessionStep, Tree
+from tests.checkpoints import (
+    CONFIGS,
+    DECODER,
+    VOCAB,
+    load_reference,
+    make_checkpoint,
+    path_tokens,
+    random_tokens,
+    random_tree,
+    reference_logits,
+    reference_text,
+)
+
+GREEDY = SamplingParams()
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(params=[False, True], ids=["kernels", "eager"])
+def eager(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+class Recorder:
+    """Stands in for an engine's forward and keeps what came out."""
+
+    def __init__(self, engine: TorchEngine) -> None:
+        self.forward = engine._forward
+        self.outputs: list[ForwardOutput] = []
+        engine._forward = self
+
+    @property
+    def kv(self):
+        return self.forward.kv
+
+    def __call__(self, rows: PackedRows) -> ForwardOutput:
+        self.outputs.append(self.forward(rows))
+        return self.outputs[-1]
+
+
+def prefill(engine: TorchEngine, session_id: int, token_ids: Int32Array, chunk: int = 10_000) -> None:
+    """Open a session and compute all of its context but the last token."""
+    start = engine.open(session_id, token_ids)
+    while start < len(token_ids) - 1:
+        end = min(start + chunk, len(token_ids) - 1)
+        assert engine.step([SessionStep(session_id, start, token_ids[start:end], GREEDY, judged=False)]) == []
+        start = end
+
+
+def decode(engine: TorchEngine, session_id: int, context: list[int], tree: Tree = NO_TREE) -> Judgement:
+    """Judge a tree after a context of which all but the last token has KV; extend the context by the outcome."""
+    last = np.array(context[-1:], np.int32)
+    (judgement,) = engine.step([SessionStep(session_id, len(context) - 1, last, GREEDY, tree)])
+    context.extend(judgement.token_ids.tolist())
+    return judgement
+
+
+def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
+    """A tree around what the target will say: a chain that is right with probability 0.7 a token, and wrong siblings."""
+    chain = [token if rng.random() < 0.7 else int(rng.integers(VOCAB)) for token in truth[:4]]
+    siblings = random_tokens(rng, len(chain))
+    parents = [i - 1 for i in range(len(chain))] * 2
+    token_ids = np.concatenate([np.array(chain, np.int32), siblings])
+    return Tree(token_ids, np.array(parents, np.int32), np.zeros(len(token_ids), np.float32))
+
+
+def test_kernels_run_what_they_can(checkpoint, eager):
+    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
+    runs_native = not eager and checkpoint.name.rstrip("0") not in ("llama-odd", "opt")
+    assert type(engine._forward) is (NativeForward if runs_native else GenericForward)
+
+
+def test_logits_of_random_trees_equal_transformers_on_each_path(checkpoint, eager):
+    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
+    recorder, reference, rng = Recorder(engine), load_reference(checkpoint), np.random.default_rng(0)
+    context = random_tokens(rng, 37)
+    prefill(engine, 1, context)
+    tree = random_tree(rng, 12)
+    decode(engine, 1, context.tolist(), tree)
+    logits, hidden = recorder.outputs[-1]
+    for row in range(13):
+        expected = reference_logits(reference, context.tolist() + path_tokens(tree, row - 1))
+        torch.testing.assert_close(logits[row], expected, atol=TOLERANCE, rtol=TOLERANCE)
+    head = reference.get_output_embeddings().weight.detach()
+    torch.testing.assert_close(hidden @ head.T, logits, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_greedy_text_equals_transformers_whatever_is_drafted(checkpoint, eager):
+    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager)
+    rng = np.random.default_rng(1)
+    prompt = random_tokens(rng, 21).tolist()
+    expected = reference_text(load_reference(checkpoint), prompt, 48)
+    prefill(engine, 1, np.array(prompt, np.int32))
+    context, accepted, rejected = list(prompt), 0, 0
+    while len(context) < len(prompt) + 40:
+        tree = guess(rng, expected[len(context) - len(prompt) :])
+        judgement = decode(engine, 1, context, tree)
+        accepted += len(judgement.path)
+        rejected += len(judgement.path) < 4
+    assert context[len(prompt) :][:40] == expected[:40]
+    assert accepted > 10
+    assert rejected > 3
+
+
+def test_many_ragged_sessions_in_one_step_equal_each_alone(checkpoint, eager):
+    """A prefill chunk, plain rows and trees of all sizes in one pass."""
+    rng = np.random.default_rng(2)
+    contexts = [random_tokens(rng, length) for length in (2, 5, 18, 33, 64, 7)]
+    trees = [random_tree(rng, size) for size in (0, 1, 9, 3, 17, 0)]
+    alone = []
+    for context, tree in zip(contexts, trees, strict=True):
+        engine = TorchEngine(str(checkpoint), device="cpu", eager=eager, kv_slots=256)
+        recorder = Recorder(engine)
+        prefill(engine, 1, context)
+        decode(engine, 1, context.tolist(), tree)
+        alone.append(recorder.outputs[-1].logits)
+    engine = TorchEngine(str(checkpoint), device="cpu", eager=eager, kv_slots=1024)
+    recorder = Recorder(engine)
+    for session_id, context in enumerate(contexts):
+        prefill(engine, session_id, context)
+    engine.open(99, random_tokens(rng, 40))
+    steps = [
+        SessionStep(i, len(c) - 1, c[-1:], GREEDY, t) for i, (c, t) in enumerate(zip(contexts, trees, strict=True))
+    ]
+    steps.insert(3, SessionStep(99, 0, random_tokens(rng, 40)[:30], GREEDY, judged=False))
+    judgements = engine.step(steps)
+    assert [j.session_id for j in judgements] == list(range(6))
+    torch.testing.assert_close(recorder.outputs[-1].logits, torch.cat(alone), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_chunked_prefill_gives_the_logits_of_one_pass(llama, eager):
+    rng = np.random.default_rng(3)
+    context = random_tokens(rng, 150)
+    results = []
+    for chunk in (1000, 7, 64):
+        engine = TorchEngine(str(llama), device="cpu", eager=eager)
+        recorder = Recorder(engine)
+        prefill(engine, 1, context, chunk)
+        decode(engine, 1, context.tolist())
+        results.append(recorder.outputs[-1].logits)
+    for result in results[1:]:
+        torch.testing.assert_close(result, results[0], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_shared_prefix_is_not_computed_again_and_gives_the_same_logits(llama, eager):
+    rng = np.random.default_rng(4)
+    context = random_tokens(rng, 50)
+    engine = TorchEngine(str(llama), device="cpu", eager=eager)
+    recorder = Recorder(engine)
+    prefill(engine, 1, context)
+    text = context.tolist()
+    for _ in range(20):
+        decode(engine, 1, text)
+    first = recorder.outputs[-1].logits
+    engine.close(1)
+    again = np.array(text[:-1], np.int32)
+    assert engine.open(2, again) == 64  # 50 + 19 tokens: 4 blocks, the generated part included
+    engine.step([SessionStep(2, 64, again[64:], GREEDY)])
+    torch.testing.assert_close(recorder.outputs[-1].logits, first, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_text_stays_right_when_a_small_pool_evicts(llama, eager):
+    """Many sessions one after the other through a pool that holds two of them."""
+    rng = np.random.default_rng(5)
+    reference = load_reference(llama)
+    engine = TorchEngine(str(llama), device="cpu", eager=eager, kv_slots=128)
+    prompts = [random_tokens(rng, 40).tolist() for _ in range(3)]
+    expected = [reference_text(reference, prompt, 10) for prompt in prompts]
+    for turn in range(9):
+        text = list(prompts[turn % 3])
+        prefill(engine, turn, np.array(text, np.int32))
+        while len(text) < 50:
+            decode(engine, turn, text, guess(rng, expected[turn % 3][len(text) - 40 :]))
+        assert text[40:50] == expected[turn % 3]
+        engine.close(turn)
+    assert engine.free_slots == 128
+
+
+def test_a_step_without_room_changes_nothing(llama):
+    engine = TorchEngine(str(llama), device="cpu", kv_slots=32)
+    context = random_tokens(np.random.default_rng(6), 20)
+    prefill(engine, 1, context)
+    tree = random_tree(np.random.default_rng(6), 13)
+    with pytest.raises(EngineError, match="14 KV slots are needed and 13 of 32 are free"):
+        decode(engine, 1, context.tolist(), tree)
+    assert engine.free_slots == 13
+    decode(engine, 1, context.tolist())
+
+
+def test_a_failed_forward_changes_nothing(llama, monkeypatch):
+    engine = TorchEngine(str(llama), device="cpu")
+    context = random_tokens(np.random.default_rng(7), 20)
+    prefill(engine, 1, context)
+    free, forward = engine.free_slots, engine._forward
+
+    def fail(rows: PackedRows) -> ForwardOutput:
+        raise RuntimeError("out of memory")
+
+    engine._forward = fail
+    with pytest.raises(RuntimeError):
+        decode(engine, 1, context.tolist(), random_tree(np.random.default_rng(7), 5))
+    assert engine.free_slots == free
+    engine._forward = forward
+    decode(engine, 1, context.tolist())
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        (SessionStep(1, 5, np.array([1], np.int32), GREEDY), "the step starts at 5; its KV holds 9 tokens"),
+        (SessionStep(2, 0, np.array([1], np.int32), GREEDY), "session 2 is not open"),
+        (SessionStep(1, 9, np.array([], np.int32), GREEDY), "a step needs a token"),
+        (SessionStep(1, 9, np.array([VOCAB], np.int32), GREEDY), r"token ids outside \[0, 99\)"),
+        (SessionStep(1, 9, np.array([-1], np.int32), GREEDY), r"token ids outside \[0, 99\)"),
+        (SessionStep(1, 9, np.zeros(592, np.int32), GREEDY), "601 tokens; .* takes 600"),
+    ],
+)
+def test_steps_that_do_not_fit_are_refused(llama, step, message):
+    engine = TorchEngine(str(llama), device="cpu")
+    prefill(engine, 1, random_tokens(np.random.default_rng(8), 10))
+    with pytest.raises(EngineError, match=message):
+        engine.step([step])
+
+
+def test_info_describes_the_checkpoint(llama, tmp_path):
+    info = TorchEngine(str(llama), device="cpu", name="mine", kv_slots=100).info
+    assert (info.name, info.dtype, info.engine) == ("mine", "float32", "torch")
+    assert (info.vocab_size, info.num_tokens, info.max_length, info.kv_slots) == (VOCAB, VOCAB, 600, 100)
+    assert info.eos_ids == (1,)
+    assert info.tokenizer_hash == ""
+    same = make_checkpoint("llama", tmp_path / "same")
+    other = make_checkpoint("llama", tmp_path / "other", seed=1)
+    assert loading.fingerprint(same) == info.fingerprint != loading.fingerprint(other)
+
+
+def test_several_eos_ids_are_read(tmp_path):
+    assert TorchEngine(str(make_checkpoint("opt", tmp_path)), device="cpu").info.eos_ids == (1, 3)
+
+
+def test_step_times_are_positive_and_leave_nothing_behind(llama):
+    engine = TorchEngine(str(llama), device="cpu")
+    assert all(seconds > 0 for seconds in engine.step_times([1, 3, 40]))
+    assert engine.free_slots == engine.info.kv_slots
+
+
+def make_other(directory: Path, model_type: str, **settings) -> Path:
+    """Save a random model of an architecture that the suite does not cover otherwise."""
+    torch.manual_seed(0)
+    settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None} | settings
+    config = AutoConfig.for_model(model_type, **settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 2}),
+        ("mistral", {**DECODER, "sliding_window": 8}),
+        ("gemma2", {**DECODER, "sliding_window": None, "attn_logit_softcapping": 5.0}),
+    ],
+)
+def test_architectures_that_would_be_wrong_are_refused(tmp_path, model_type, settings):
+    with pytest.raises(ConfigError, match="supported are llama, opt, qwen2, qwen3"):
+        TorchEngine(str(make_other(tmp_path, model_type, **settings)), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [("mistral", {**DECODER, "sliding_window": None}), ("gpt2", {"n_layer": 2, "n_head": 2, "n_embd": 32})],
+)
+def test_others_with_plain_attention_work(tmp_path, model_type, settings):
+    directory = make_other(tmp_path, model_type, **settings)
+    engine = TorchEngine(str(directory), device="cpu")
+    recorder, context = Recorder(engine), random_tokens(np.random.default_rng(9), 20)
+    prefill(engine, 1, context)
+    decode(engine, 1, context.tolist())
+    expected = reference_logits(load_reference(directory), context.tolist())
+    torch.testing.assert_close(recorder.outputs[-1].logits[0], expected, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_directory_without_a_model_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="no causal language model"):
+        TorchEngine(str(tmp_path), device="cpu")

@@ -1,0 +1,186 @@
+"""The drafter's tree: grown best first, re-rooted by verdicts, sent again when it was lost."""
+
+import numpy as np
+import pytest
+
+from specq.drafter import LOST_AFTER, Drafter
+from specq.errors import ProtocolError
+from specq.messages import Assign, Close, Draft, Release, Verdict
+from specq.types import SamplingParams
+from tests.toy import ToyProposer, toy_text
+
+PROMPT = [5, 6, 7]
+
+
+def make_drafter(max_tokens: int = 100, **options: int) -> Drafter:
+    """Return a drafter with one session of three context tokens."""
+    drafter = Drafter(ToyProposer(), incarnation=1, **options)
+    drafter.handle(
+        Assign(
+            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens),
+            token_ids=np.array(PROMPT, np.int32),
+        )
+    )  # fmt: skip
+    return drafter
+
+
+def verdict(base_len: int, tokens: list[int], *, worth: int = 0, used: int = 0, epoch: int = 1) -> Verdict:
+    """Return a verdict that commits tokens and verified so many nodes."""
+    return Verdict(
+        session_id=7, epoch=epoch, base_len=base_len, worth=worth, token_ids=np.array(tokens, np.int32),
+        node_ids=np.zeros(used, np.int32), mask=np.zeros(used, np.uint8),
+    )  # fmt: skip
+
+
+def passes(drafter: Drafter, count: int) -> list[Draft]:
+    """Run so many passes; return what was sent."""
+    return [draft for _ in range(count) for draft in drafter.step()]
+
+
+def test_the_first_pass_drafts_what_follows_the_context() -> None:
+    """The context is expanded first: fan_out children, at base_len."""
+    (draft,) = make_drafter(fan_out=3).step()
+    assert (draft.base_len, draft.first_id, draft.parent_ids.tolist()) == (3, 0, [-1, -1, -1])
+    assert draft.token_ids[0] == toy_text(PROMPT, 1)[0]
+
+
+def test_passes_go_deeper_along_the_likeliest_path() -> None:
+    """After a few passes the chain of first choices is drafted to `max_ahead`, and no further."""
+    drafter = make_drafter(max_ahead=5)
+    passes(drafter, 20)
+    chain = []
+    siblings = drafter.sessions[7].roots
+    for token in toy_text(PROMPT, 8):
+        if token not in siblings:
+            break
+        chain.append(token)
+        siblings = siblings[token].children
+    assert chain == toy_text(PROMPT, 5)
+    assert not drafter.has_work
+
+
+def test_node_ids_are_sent_in_order_and_parents_first() -> None:
+    """Ids count on over messages, and each parent was sent before or with its child."""
+    sent = passes(make_drafter(), 6)
+    known = {-1}
+    expected = 0
+    for draft in sent:
+        assert draft.first_id == expected
+        for node_id, parent_id in enumerate(draft.parent_ids.tolist(), draft.first_id):
+            assert parent_id in known
+            known.add(node_id)
+        expected += len(draft.token_ids)
+    assert len(known) > 10
+
+
+def test_a_verdict_moves_the_root_and_keeps_the_branch() -> None:
+    """What was drafted below the committed path stays, and is not sent again."""
+    drafter = make_drafter()
+    passes(drafter, 4)
+    text = toy_text(PROMPT, 3)
+    before = drafter.sessions[7].num_live
+    drafter.handle(verdict(3, text[:2]))
+    session = drafter.sessions[7]
+    assert session.length == 5
+    assert 0 < session.num_live < before
+    assert text[2] in session.roots
+    assert all(node.wire_id >= 0 for node in session.roots.values())
+
+
+def test_a_verdict_that_surprises_starts_anew() -> None:
+    """After a token that was not drafted, the next draft hangs from the new context."""
+    drafter = make_drafter()
+    passes(drafter, 4)
+    drafter.handle(verdict(3, [49]))
+    (draft,) = drafter.step()
+    assert (draft.base_len, set(draft.parent_ids.tolist())) == (4, {-1})
+
+
+@pytest.mark.parametrize("message", [verdict(2, [7]), verdict(9, [1]), verdict(3, [1], epoch=2)])
+def test_old_and_foreign_verdicts_change_nothing(message: Verdict) -> None:
+    """What is known already, what leaves a gap, and what is of another epoch is passed over."""
+    drafter = make_drafter()
+    drafter.handle(message)
+    assert drafter.sessions[7].token_ids == PROMPT
+
+
+def test_an_overlapping_verdict_adds_its_news() -> None:
+    """A verdict that was sent again commits only what lies beyond the known."""
+    drafter = make_drafter()
+    drafter.handle(verdict(3, [8, 9]))
+    drafter.handle(verdict(3, [8, 9, 10]))
+    assert drafter.sessions[7].token_ids == [*PROMPT, 8, 9, 10]
+
+
+def test_what_was_lost_is_sent_again() -> None:
+    """If verdict after verdict uses nothing of what was sent, the live nodes are sent under new ids."""
+    drafter = make_drafter(max_tokens=1000)
+    sent = passes(drafter, 12)
+    text = toy_text(PROMPT, LOST_AFTER + 8)
+    for i in range(LOST_AFTER):
+        drafter.handle(verdict(3 + i, [text[i]]))
+    again = drafter.step()[0]
+    assert again.first_id == sent[-1].first_id + len(sent[-1].token_ids)
+    assert again.token_ids[0] == text[LOST_AFTER]
+    assert again.base_len == 3 + LOST_AFTER
+
+
+def test_where_nothing_is_worth_it_nothing_is_sent() -> None:
+    """With a worth above 1 the drafter looks one token ahead, to keep learning, and sends nothing."""
+    drafter = make_drafter(max_tokens=1000)
+    text = toy_text(PROMPT, 10)
+    drafter.handle(verdict(3, [text[0]], worth=1500))
+    assert [len(passes(drafter, 4)), drafter.num_passes, drafter.has_work] == [0, 1, False]
+    drafter.handle(verdict(4, [text[1]], worth=100))
+    assert passes(drafter, 4)
+
+
+def test_the_floor_follows_the_worth() -> None:
+    """Nothing less likely than the square of what is worth verifying is sent."""
+    for worth in (200, 500, 900):
+        drafter = make_drafter(max_tokens=1000)
+        drafter.handle(verdict(3, [49], worth=worth))
+        sent = [score for draft in passes(drafter, 20) for score in draft.scores.tolist()]
+        assert bool(sent) == (worth < 900)
+        session = drafter.sessions[7]
+        reaches = [node.reach - session.base_reach for node in session.live_nodes() if node.wire_id >= 0]
+        assert min(reaches, default=0.0) >= 2 * np.log(worth / 1000) - 1e-6
+
+
+def test_nothing_is_drafted_beyond_the_limit() -> None:
+    """The last token is the target's own; the one before it may be drafted."""
+    drafter = make_drafter(max_tokens=3)
+    sent = passes(drafter, 20)
+    deepest = max(node.position for node in drafter.sessions[7].live_nodes())
+    assert sent
+    assert deepest == 3 + 3 - 2
+
+
+def test_a_finished_or_released_session_is_forgotten() -> None:
+    """Nothing of it stays, in the drafter or the proposer."""
+    drafter = make_drafter()
+    drafter.handle(Release(session_id=7, epoch=0))
+    assert 7 in drafter.sessions
+    drafter.handle(Release(session_id=7, epoch=1))
+    assert drafter.sessions == {}
+    assert isinstance(drafter.proposer, ToyProposer)
+    assert drafter.proposer.contexts == {}
+
+
+def test_other_messages_are_refused() -> None:
+    """A message that is no drafter's is a ProtocolError."""
+    with pytest.raises(ProtocolError, match="takes no close"):
+        make_drafter().handle(Close(session_id=7, epoch=1))
+
+
+def test_many_sessions_share_a_pass() -> None:
+    """Each session is expanded in the first pass, whatever the width."""
+    drafter = make_drafter(width=2)
+    for session_id in range(10, 20):
+        drafter.handle(
+            Assign(
+                session_id=session_id, epoch=1, lane=0, prompt_len=3, params=SamplingParams(),
+                token_ids=np.array(PROMPT, np.int32),
+            )
+        )  # fmt: skip
+    assert len(drafter.step()) == 11

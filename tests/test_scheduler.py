@@ -1,0 +1,97 @@
+"""The one rule: nodes join while they raise the goodput."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.curve import StepCurve
+from specq.scheduler import Share, best_count, plan
+from specq.session import Session
+from tests.test_session import make_draft, make_session
+
+FLAT = StepCurve([1, 512], [1.0, 1.0])
+STEEP = StepCurve([1, 512], [0.01, 5.12])
+
+
+def decoding(**options: int) -> Session:
+    """Return a session whose KV lacks only its last token."""
+    session = make_session(**options)
+    session.kv_len = session.length - 1
+    return session
+
+
+def shares(*args: object, **options: int) -> list[Share]:
+    return plan(*args, **options).shares  # type: ignore[arg-type]
+
+
+def test_a_session_without_drafts_takes_a_plain_step() -> None:
+    """Rule 5: it joins with one row."""
+    (share,) = shares([decoding()], FLAT, max_rows=64, free_slots=64)
+    assert (share.step.num_rows, share.step.judged) == (1, True)
+
+
+def test_free_rows_take_every_node() -> None:
+    """Where rows cost nothing, all nodes above the floor are verified."""
+    session = decoding()
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.step.tree.num_nodes == 3
+
+
+def test_dear_rows_take_none() -> None:
+    """Where a row costs a whole step, a node that is accepted half of the time is not worth it."""
+    session = decoding()
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    (share,) = shares([session], STEEP, max_rows=64, free_slots=64)
+    assert share.step.tree.num_nodes == 0
+
+
+def test_prefill_is_chunked() -> None:
+    """A long context takes the rows that are left, and is not judged before its end."""
+    session = make_session(list(range(100)))
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=1000)
+    assert (share.step.num_rows, share.step.judged) == (64, False)
+    session.kv_len = 64
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=1000)
+    assert (share.step.start, share.step.num_rows, share.step.judged) == (64, 36, True)
+
+
+def test_without_slots_nothing_is_planned() -> None:
+    """No KV room, no share."""
+    assert shares([decoding()], FLAT, max_rows=64, free_slots=0) == []
+
+
+def test_nodes_never_pass_the_limit() -> None:
+    """With two tokens left, one node is enough: the correction takes the other."""
+    session = decoding(tokens_left=2)
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.step.tree.token_ids.tolist() == [4]
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), max_size=20),
+    st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
+    st.integers(1, 8),
+)
+def test_best_count_is_the_best(chances: list[float], slopes: list[float], num_sessions: int) -> None:
+    """No other number of nodes, likeliest first, has a better goodput."""
+    curve = StepCurve([1, 8, 16, 64], np.cumsum([0.5, *slopes[1:]]).tolist())
+    reach = np.sort(np.array(chances))[::-1]
+    count = best_count(reach, num_sessions, num_sessions, curve)
+
+    def goodput(n: int) -> float:
+        return (num_sessions + reach[:n].sum()) / curve(num_sessions + n)
+
+    assert goodput(count) == pytest.approx(max(goodput(n) for n in range(len(reach) + 1)))
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6))
+def test_a_curve_never_falls(seconds: list[float]) -> None:
+    """Noise in the profile does not make more rows look cheaper."""
+    sizes = [1, 4, 16, 32, 64, 128][: len(seconds)]
+    curve = StepCurve(sizes, seconds)
+    times = [curve(n) for n in range(1, 200)]
+    assert times == sorted(times)
+    assert curve.times(1, 50).tolist() == times[:50]

@@ -1,0 +1,224 @@
+"""The session tree: drafts are hints, aligned by content."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.messages import Draft, Open
+from specq.session import Session, tree_of
+from specq.types import SamplingParams
+
+
+def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
+    """Return a session with a context, [1, 2, 3] by default."""
+    token_ids = np.array(context or [1, 2, 3], np.int32)
+    return Session(
+        Open(
+            session_id=7,
+            epoch=1,
+            prompt_len=len(token_ids),
+            tokens_left=tokens_left,
+            params=SamplingParams(),
+            token_ids=token_ids,
+        )
+    )
+
+
+def make_draft(base_len: int, first_id: int, tokens: list[int], parents: list[int], lane: int = 0) -> Draft:
+    """Return a draft with scores of log 0.5."""
+    scores = np.full(len(tokens), np.log(0.5), np.float16)
+    return Draft(
+        session_id=7, epoch=1, lane=lane, base_len=base_len, first_id=first_id,
+        token_ids=np.array(tokens, np.int32), parent_ids=np.array(parents, np.int32), scores=scores,
+    )  # fmt: skip
+
+
+def paths(session: Session) -> set[tuple[int, ...]]:
+    """Return the token paths of all live nodes."""
+    found: set[tuple[int, ...]] = set()
+    stack = [(node, (token,)) for token, node in session.roots.items()]
+    while stack:
+        node, path = stack.pop()
+        found.add(path)
+        stack += [(child, (*path, token)) for token, child in node.children.items()]
+    return found
+
+
+def test_a_chain_hangs_from_the_context() -> None:
+    """Nodes graft one below the other."""
+    session = make_session()
+    assert session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0) == 3
+    assert paths(session) == {(4,), (4, 5), (4, 5, 6)}
+
+
+def test_a_late_draft_keeps_what_the_transcript_agrees_with() -> None:
+    """A draft from before two commits loses its first two nodes, and its rest hangs from the new end."""
+    session = make_session()
+    session.commit([4, 5], 0)
+    assert session.graft(make_draft(3, 0, [4, 5, 6, 7], [-1, 0, 1, 2]), 0.0) == 2
+    assert paths(session) == {(6,), (6, 7)}
+
+
+def test_a_contradicted_draft_is_stale() -> None:
+    """Nodes below a token that the transcript contradicts are dropped and counted."""
+    session = make_session()
+    session.commit([9], 0)
+    assert session.graft(make_draft(3, 0, [4, 5], [-1, 0]), 0.0) == 0
+    assert (session.stats.stale, session.stats.orphans) == (2, 0)
+
+
+def test_a_child_of_an_unknown_parent_is_an_orphan() -> None:
+    """If the message with the parent was lost, the child is dropped."""
+    session = make_session()
+    assert session.graft(make_draft(3, 5, [4], [4]), 0.0) == 0
+    assert session.stats.orphans == 1
+    assert session.seen() == (0, 5)
+
+
+def test_a_draft_beyond_the_context_is_dropped() -> None:
+    """A base_len that this verifier has not reached cannot be hung anywhere."""
+    session = make_session()
+    assert session.graft(make_draft(9, 0, [4], [-1]), 0.0) == 0
+
+
+def test_a_draft_twice_is_one_draft() -> None:
+    """The same message again changes nothing."""
+    session = make_session()
+    draft = make_draft(3, 0, [4, 5], [-1, 0])
+    session.graft(draft, 0.0)
+    assert session.graft(draft, 0.0) == 0
+    assert paths(session) == {(4,), (4, 5)}
+
+
+def test_lanes_share_the_tree() -> None:
+    """The same token from two lanes is one node, and both may go on from it."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4], [-1], lane=0), 0.0)
+    session.graft(make_draft(3, 0, [4, 5], [-1, 0], lane=1), 0.0)
+    session.graft(make_draft(3, 1, [6], [0], lane=0), 0.0)
+    assert paths(session) == {(4,), (4, 5), (4, 6)}
+
+
+def test_a_lane_knows_its_nodes_after_they_are_committed_through_another() -> None:
+    """A node that two lanes drafted stays a parent for both once it is part of the transcript."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4], [-1], lane=0), 0.0)
+    session.graft(make_draft(3, 0, [4], [-1], lane=1), 0.0)
+    session.commit([4], 1)
+    session.graft(make_draft(3, 1, [5], [0], lane=1), 0.0)
+    assert paths(session) == {(5,)}
+
+
+def test_the_branch_of_the_correction_lives_on() -> None:
+    """A pre-drafted outcome gives the session live nodes at once; everything else is cut."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4, 8, 9, 5], [-1, -1, 1, 0]), 0.0)
+    session.commit([8], 1)
+    assert paths(session) == {(9,)}
+    session.graft(make_draft(4, 4, [10], [2]), 0.0)
+    assert paths(session) == {(9,), (9, 10)}
+
+
+def test_a_miss_empties_the_tree() -> None:
+    """A correction that nobody drafted leaves nothing, and children of what was cut are stale."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4, 5], [-1, 0]), 0.0)
+    session.commit([7], 2)
+    assert (paths(session), session.num_live) == (set(), 0)
+    session.graft(make_draft(3, 2, [6], [1]), 0.0)
+    assert (paths(session), session.stats.stale) == (set(), 1)
+
+
+def test_candidates_are_calibrated() -> None:
+    """A lane whose nodes are contradicted time and again loses its say, whatever it claims."""
+    session = make_session()
+    reaches = []
+    for i in range(20):
+        session.graft(make_draft(session.length, i, [4], [-1]), 0.0)
+        reaches.append(session.candidates(0.0)[0].reach)
+        session.commit([5], 0)
+    assert reaches[0] == pytest.approx(0.5, abs=0.01)
+    assert reaches[-1] < 0.06
+
+
+def test_a_node_off_the_path_teaches_nothing() -> None:
+    """Only nodes whose parent was committed are evidence, verified or not."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, -1]), 0.0)
+    session.count_round(session.candidates(0.0), set())
+    session.commit([6], 3)
+    assert session.stats.positions == [[2, 0], [1, 0]]
+    assert sum(session.lanes[0].calibration._trials) == pytest.approx(2, abs=0.1)
+
+
+def test_tree_of_keeps_parents_before_children() -> None:
+    """Chosen nodes become arrays whose parents point backwards."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4, 8, 5], [-1, -1, 0]), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.parents.tolist() == [-1, -1, 0]
+    assert tree.token_ids.tolist() == [4, 8, 5]
+    assert tree.depths().tolist() == [1, 1, 2]
+
+
+def test_live_nodes_are_bounded() -> None:
+    """A flood fills the session's share and no more."""
+    session = make_session()
+    for i in range(100):
+        session.graft(make_draft(3, i * 20, list(range(i * 20, i * 20 + 20)), [-1] * 20), 0.0)
+    assert session.num_live == 512
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> tuple[list[int], list[tuple[str, object]]]:
+    """Return a text, and a shuffled, lossy, doubled schedule of drafts and commits along it."""
+    text = draw(st.lists(st.integers(0, 3), min_size=12, max_size=24))
+    events: list[tuple[str, object]] = []
+    for _ in range(draw(st.integers(1, 25))):
+        if draw(st.booleans()):
+            events.append(("commit", draw(st.integers(1, 3))))
+        else:
+            size = draw(st.integers(1, 4))
+            first = draw(st.integers(0, 30))
+            tokens = draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
+            parents = [draw(st.integers(-1, first + i - 1)) for i in range(size)]
+            base = draw(st.integers(3, 15))
+            events.append(("draft", make_draft(base, first, tokens, parents, draw(st.integers(0, 1)))))
+    return text, events
+
+
+@given(schedules())
+def test_no_schedule_of_drafts_changes_the_transcript(case: tuple[list[int], list[tuple[str, object]]]) -> None:
+    """Whatever arrives, the transcript is what was committed, and the books agree with the tree."""
+    text, events = case
+    session = make_session()
+    done = 0
+    for kind, value in events:
+        if kind == "commit":
+            assert isinstance(value, int)
+            tokens = text[done : done + value]
+            done += len(tokens)
+            session.commit(tokens, 0)
+        else:
+            assert isinstance(value, Draft)
+            session.graft(value, 0.0)
+        live = list(session.live_nodes())
+        assert session.token_ids == [1, 2, 3, *text[:done]]
+        assert session.num_live == len(live)
+        for node in live:
+            assert node.position == (session.length if node.parent is None else node.parent.position + 1)
+            assert node.parent is None or node.parent.children[node.token] is node
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_grafting_before_or_after_a_commit_is_the_same(cut: int) -> None:
+    """A chain that arrives late leaves the tree that it would have left in time."""
+    chain = [4, 5, 6, 7, 8]
+    early, late = make_session(), make_session()
+    draft = make_draft(3, 0, chain, [-1, 0, 1, 2, 3])
+    early.graft(draft, 0.0)
+    early.commit(chain[:cut], 0)
+    late.commit(chain[:cut], 0)
+    late.graft(draft, 0.0)
+    assert paths(early) == paths(late)

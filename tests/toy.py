@@ -1,0 +1,159 @@
+"""A toy model for tests of everything around the model: exact, stateless, instant.
+
+The toy target's next token is a hash of the last two tokens. `ToyEngine` keeps the books that a real engine keeps (which
+sessions are open, how much KV each has) and fails loudly when the verifier breaks the contract. `ToyProposer` knows the
+target and is wrong at known places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.errors import EngineError
+from specq.proposers import Children, Expansion
+from specq.types import Int32Array, Judgement, ModelInfo, SamplingParams, SessionStep
+
+VOCAB = 50
+EOS = 0
+
+
+def toy_info(name: str = "toy", *, kv_slots: int = 10_000, tokenizer: str = "toy-tokenizer") -> ModelInfo:
+    """Return the description of a toy model."""
+    return ModelInfo(
+        name=name,
+        fingerprint="toy",
+        dtype="int",
+        engine="toy",
+        vocab_size=VOCAB,
+        num_tokens=VOCAB,
+        eos_ids=(EOS,),
+        max_length=2000,
+        tokenizer_hash=tokenizer,
+        kv_slots=kv_slots,
+    )
+
+
+def next_token(context: Sequence[int], seed: int = 0) -> int:
+    """Return what the toy target says after a context; never EOS."""
+    a, b = (0, *context)[-2:]
+    return 1 + (a * 7919 + b * 104729 + len(context) * 31 + seed * 17) % (VOCAB - 1)
+
+
+def toy_text(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
+    """Return the toy target's own continuation, token by token."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(next_token(context, seed))
+    return context[len(prompt) :]
+
+
+class ToyEngine:
+    """An engine that computes `next_token`, and checks that it is used as the protocol says."""
+
+    def __init__(self, info: ModelInfo | None = None) -> None:
+        self.info = info or toy_info()
+        self.contexts: dict[int, list[int]] = {}  # session -> the tokens whose KV it holds
+        self.num_rows: list[int] = []  # of each step
+
+    @property
+    def free_slots(self) -> int:
+        return self.info.kv_slots - sum(map(len, self.contexts.values()))
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        if session_id in self.contexts:
+            raise EngineError("open twice")
+        self.contexts[session_id] = []
+        return 0
+
+    def close(self, session_id: int) -> None:
+        self.contexts.pop(session_id, None)
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        rows = sum(step.num_rows for step in steps)
+        if rows > self.free_slots:
+            raise EngineError("no slots")
+        self.num_rows.append(rows)
+        return [judgement for step in steps if (judgement := self._run(step)) is not None]
+
+    def _run(self, step: SessionStep) -> Judgement | None:
+        context = self.contexts[step.session_id]
+        assert step.start == len(context), "start is not the KV length"
+        context.extend(step.token_ids.tolist())
+        if not step.judged:
+            assert step.tree.num_nodes == 0
+            return None
+        path = self._walk(step, context)
+        tokens = [*step.tree.token_ids[path].tolist()]
+        correction = next_token(context + tokens, step.params.seed)
+        context.extend(tokens)
+        return Judgement(step.session_id, tuple(path), np.array([*tokens, correction], np.int32))
+
+    def _walk(self, step: SessionStep, context: list[int]) -> list[int]:
+        path: list[int] = []
+        said = list(context)
+        while True:
+            wanted, parent = next_token(said, step.params.seed), path[-1] if path else -1
+            found = [
+                i
+                for i in range(step.tree.num_nodes)
+                if step.tree.parents[i] == parent and step.tree.token_ids[i] == wanted
+            ]
+            if not found:
+                return path
+            path.append(found[0])
+            said.append(wanted)
+
+    def step_times(self, sizes: Sequence[int]) -> list[float]:
+        return [0.005 + 0.0002 * size for size in sizes]
+
+
+class ToyProposer:
+    """Drafts the toy target's tokens, but with a wrong first choice at every `wrong_every`-th position (0: never).
+
+    The right token is then the second choice, or missing if `blind`.
+    """
+
+    def __init__(self, info: ModelInfo | None = None, *, wrong_every: int = 0, blind: bool = False) -> None:
+        self.info = info or toy_info("toy-draft")
+        self.wrong_every, self.blind = wrong_every, blind
+        self.contexts: dict[int, list[int]] = {}
+        self.params: dict[int, SamplingParams] = {}
+        self.nodes: dict[int, dict[int, list[int]]] = {}  # session -> node id -> its path of tokens
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        self.contexts[session_id], self.params[session_id] = token_ids.tolist(), params
+        self.nodes[session_id] = {-1: []}
+
+    def close(self, session_id: int) -> None:
+        for table in (self.contexts, self.params, self.nodes):
+            table.pop(session_id, None)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        tokens = token_ids.tolist()
+        nodes = self.nodes[session_id]
+        assert [nodes[node_id][-1] for node_id in path] == tokens[: len(path)], "the path is not what was committed"
+        kept = {
+            i: p[len(tokens) :] for i, p in nodes.items() if len(path) == len(tokens) and p[: len(tokens)] == tokens
+        }
+        self.contexts[session_id].extend(tokens)
+        self.nodes[session_id] = {-1: []} | {i: p for i, p in kept.items() if p}
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        return [self._children(request) for request in requests]
+
+    def _children(self, request: Expansion) -> Children:
+        nodes = self.nodes[request.session_id]
+        path = nodes[request.node_id]
+        context = self.contexts[request.session_id] + path
+        right = next_token(context, self.params[request.session_id].seed)
+        others = [1 + (right + k) % (VOCAB - 1) for k in range(len(request.child_ids))]
+        wrong = self.wrong_every and len(context) % self.wrong_every == 0
+        ranked = ([others[0], *([] if self.blind else [right]), *others[1:]] if wrong else [right, *others])[
+            : len(request.child_ids)
+        ]
+        for node_id, token in zip(request.child_ids, ranked, strict=True):
+            nodes[node_id] = [*path, token]
+        chances = [0.8, *[0.1] * (len(ranked) - 1)]
+        return Children(np.array(ranked, np.int32), np.log(np.array(chances, np.float32)))

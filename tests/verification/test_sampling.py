@@ -1,0 +1,110 @@
+"""Temperature, top-k, top-p, min-p and the perturbed scores, against the oracle, row by row."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.types import SamplingParams
+from specq.verification import bounds
+from specq.verification.sampling import choose_tokens, perturbed_scores, target_probs
+from tests.verification import oracle
+from tests.verification.strategies import sampling_params
+
+ROWS = st.lists(sampling_params(), min_size=1, max_size=6)
+
+
+def logits_of(entropy, num_rows, vocab=12, *, coarse=False):
+    logits = np.random.default_rng(entropy).normal(0, 2, (num_rows, vocab)).astype(np.float32)
+    return torch.from_numpy(np.round(logits) if coarse else logits)
+
+
+@pytest.fixture(params=[1, 4, 256], ids=lambda head: f"head{head}")
+def head(request, monkeypatch):
+    """How many of a row's largest values are looked at before it is sorted whole: must not matter."""
+    monkeypatch.setattr(bounds, "HEAD", request.param)
+
+
+@pytest.mark.usefixtures("head")
+class TestAgainstTheOracle:
+    @given(ROWS, st.integers(0, 2**32), st.booleans())
+    def test_target_probs(self, params, entropy, coarse):
+        logits = logits_of(entropy, len(params), coarse=coarse)
+        expected = [oracle.law(row, p) for row, p in zip(logits.numpy(), params, strict=True)]
+        actual = target_probs(logits, params).numpy()
+        assert np.array_equal(np.array(expected) > 0, actual > 0)
+        assert np.abs(actual - expected).max() < 1e-12
+
+    @given(ROWS, st.integers(0, 2**32), st.booleans())
+    def test_tokens(self, params, entropy, coarse):
+        logits = logits_of(entropy, len(params), coarse=coarse)
+        positions = [3 * i + entropy % 1000 for i in range(len(params))]
+        expected = [oracle.own_token(*row) for row in zip(logits.numpy(), params, positions, strict=True)]
+        assert expected == choose_tokens(logits, params, positions).tolist()
+        assert expected == perturbed_scores(logits, params, positions).argmax(-1).tolist()
+
+
+def test_scores_are_the_plain_logits_at_temperature_zero():
+    logits = logits_of(0, 3)
+    assert perturbed_scores(logits, [SamplingParams(top_p=0.5, top_k=2)] * 3, [1, 2, 3]) is logits
+
+
+@given(ROWS, st.integers(0, 2**32), st.integers(0, 2**31 - 100))
+def test_a_rows_scores_do_not_depend_on_its_batch(params, entropy, position):
+    logits = logits_of(entropy, len(params))
+    positions = [position] * len(params)
+    together = perturbed_scores(logits, params, positions)
+    for i, p in enumerate(params):
+        alone = perturbed_scores(logits[i : i + 1], [p], [position])
+        assert torch.equal(together[i], alone[0].to(together.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_float_types(dtype):
+    logits = logits_of(1, 4).to(dtype)
+    params = [SamplingParams(), *[SamplingParams(temperature=0.7, top_p=p, seed=4) for p in (1.0, 0.9, 0.5)]]
+    positions = [5, 6, 7, 8]
+    expected = choose_tokens(logits.float(), params, positions)
+    assert expected.tolist() == choose_tokens(logits, params, positions).tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1e6])
+def test_extreme_temperatures_stay_finite(temperature):
+    logits = logits_of(2, 8) * 100
+    for params in (SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, top_p=0.9)):
+        probs = target_probs(logits, [params] * 8)
+        assert torch.isfinite(probs).all()
+        assert probs.sum(1).numpy() == pytest.approx(1)
+
+
+def test_ties_at_the_edges_are_kept():
+    logits = torch.tensor([[2.0, 1.0, 1.0, 1.0, 0.0]])
+    for params in (
+        SamplingParams(temperature=1, top_k=2),
+        SamplingParams(temperature=1, top_p=0.6),
+        SamplingParams(temperature=1, min_p=float(np.exp(-1)) - 1e-7),
+    ):
+        assert (target_probs(logits, [params])[0] > 0).tolist() == [True, True, True, True, False]
+    assert choose_tokens(torch.tensor([[0.0, 3.0, 3.0]]), [SamplingParams()], [0]).tolist() == [1]
+
+
+def test_top_p_counts_within_what_top_k_kept():
+    """Of 0.4, 0.3, 0.2, 0.1, top-k 3 leaves 4/9, 3/9, 2/9: top-p 0.75 then needs two; of the whole it needs three."""
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
+    both = SamplingParams(temperature=1, top_k=3, top_p=0.75)
+    assert target_probs(logits, [both])[0].tolist() == pytest.approx([4 / 7, 3 / 7, 0, 0])
+    alone = SamplingParams(temperature=1, top_p=0.75)
+    assert target_probs(logits, [alone])[0].tolist() == pytest.approx([4 / 9, 3 / 9, 2 / 9, 0])
+
+
+def test_wide_rows_whose_top_p_set_exceeds_the_head():
+    logits = logits_of(3, 4, vocab=5000) * 0.01  # nearly flat: 0.9 of the mass is thousands of tokens
+    params = [SamplingParams(temperature=1, top_p=0.9), SamplingParams(temperature=1, top_k=700), SamplingParams(),
+              SamplingParams(temperature=0.5, top_k=300, top_p=0.99)]  # fmt: skip
+    actual = target_probs(logits, params).numpy()
+    for row, p, probs in zip(logits.numpy(), params, actual, strict=True):
+        expected = oracle.law(row, p)
+        assert abs((expected > 0).sum() - (probs > 0).sum()) <= 1  # sums in another order may move the edge by one
+        assert np.abs(probs - expected).sum() < 2e-3
+    assert (actual[0] > 0).sum() > 4000

@@ -1,0 +1,42 @@
+"""What every process main needs: a flag that signals set, and beats at equal intervals."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+
+
+class Stop:
+    """True once the process was asked to stop (SIGTERM, SIGINT)."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for name in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(name, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+
+    def __bool__(self) -> bool:
+        return self.asked
+
+
+class Beat:
+    """Says when something periodic is due."""
+
+    def __init__(self, interval_ms: int) -> None:
+        self.interval_s = interval_ms / 1000
+        self._next = time.monotonic()
+
+    def due(self) -> bool:
+        """Return True once an interval."""
+        now = time.monotonic()
+        if now < self._next:
+            return False
+        self._next = now + self.interval_s
+        return True
+
+    def remaining_ms(self) -> int:
+        """Return the milliseconds until it is due, at least 0."""
+        return max(0, int((self._next - time.monotonic()) * 1000) + 1)

@@ -1,0 +1,137 @@
+"""A verifier's process: a ROUTER for the broker's DEALER, a link for registration and heartbeats, one `Verifier`."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import structlog
+import zmq
+
+from specq.config import TargetConfig
+from specq.cpu import apply_cpu
+from specq.curve import StepCurve
+from specq.engines import ENGINES, Engine
+from specq.errors import ProtocolError
+from specq.messages import Hello, Message
+from specq.models import resolve_model
+from specq.sockets import bind_router, drain, try_send
+from specq.table import resolve
+from specq.text import load_tokenizer_files
+from specq.verifier import Verifier
+from specq.wire import decode, encode
+from workers.link import BrokerLink, new_incarnation
+from workers.loop import Stop
+
+log = structlog.get_logger(__name__)
+
+PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+
+class VerifierLoop:
+    """Sockets around a `Verifier`."""
+
+    def __init__(self, config: TargetConfig, verifier: Verifier, name: str) -> None:
+        self.verifier = verifier
+        self.context = zmq.Context()
+        self.router, bound = bind_router(self.context, config.bind)
+        hello = Hello(
+            role="target",
+            name=name,
+            incarnation=verifier.incarnation,
+            model=verifier.engine.info,
+            endpoint=config.advertise or bound,
+            max_sessions=config.max_sessions,
+        )
+        self.link = BrokerLink(self.context, config.broker, hello)
+        self.broker = b""  # the identity of the broker's DEALER at our ROUTER
+        self.poller = zmq.Poller()
+        self.poller.register(self.router, zmq.POLLIN)
+        self.poller.register(self.link.socket, zmq.POLLIN)
+        self.num_dropped = 0
+
+    def turn(self) -> None:
+        """Take what has arrived, run one step if there is work, beat if it is time."""
+        wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
+        ready = dict(self.poller.poll(wait_ms))
+        if self.router in ready:
+            for identity, *frames in drain(self.router):
+                self._receive(identity, frames)
+        if self.link.socket in ready:
+            for message in self.link.receive():
+                self._handle(message)
+        if self.verifier.has_work:
+            self._send(self.verifier.step(time.monotonic))
+        if self.link.heartbeat.due():
+            self.link.beat(self.verifier.heartbeat())
+
+    def _receive(self, identity: bytes, frames: list[bytes]) -> None:
+        try:
+            message = decode(frames)
+        except ProtocolError as error:
+            self._drop(error)
+            return
+        self.broker = identity
+        self._handle(message)
+
+    def _handle(self, message: Message) -> None:
+        try:
+            self._send(self.verifier.handle(message, time.monotonic()))
+        except ProtocolError as error:
+            self._drop(error)
+
+    def _drop(self, error: ProtocolError) -> None:
+        self.num_dropped += 1
+        log.debug("message_dropped", reason=str(error))
+
+    def _send(self, messages: list[Message]) -> None:
+        for message in messages:
+            try_send(self.router, [self.broker, *encode(message)])
+
+    def close(self) -> None:
+        """Say good-bye, and close all sockets."""
+        self.verifier.state = "leaving"
+        self.link.beat(self.verifier.heartbeat())
+        self.context.destroy()
+
+
+def run(config: TargetConfig) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit status."""
+    stop = Stop()
+    apply_cpu(config.cores, config.threads)
+    name = config.name or f"target-{os.getpid()}"
+    verifier = build_verifier(config, name)
+    loop = VerifierLoop(config, verifier, name)
+    try:
+        while not stop:
+            loop.turn()
+    finally:
+        loop.close()
+    log.info("verifier_stopped", name=name, steps=verifier.num_steps, dropped=loop.num_dropped)
+    return 0
+
+
+def build_verifier(config: TargetConfig, name: str) -> Verifier:
+    """Load the model, measure the step curve, and return the verifier."""
+    started = time.monotonic()
+    model = resolve_model(config.model, "target")
+    engine: Engine = resolve("engine", ENGINES, config.engine)(
+        model, device=config.device, dtype=config.dtype, kv_slots=config.kv_slots, name=config.model
+    )
+    sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
+    curve = StepCurve(sizes, engine.step_times(sizes))
+    log.info(
+        "engine_ready",
+        name=name,
+        model=engine.info.name,
+        seconds=round(time.monotonic() - started, 1),
+        step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
+    )
+    return Verifier(
+        engine,
+        curve,
+        incarnation=new_incarnation(),
+        max_sessions=config.max_sessions,
+        max_step_rows=config.max_step_rows,
+        tokenizer_files=load_tokenizer_files(model),
+    )

@@ -1,0 +1,232 @@
+"""A broker, verifiers and drafters as processes of this machine, started and stopped together.
+
+    with Group(members(config)) as group:
+        group.wait_ready(timeout_s=60)
+
+Rules: the cores are divided, since two processes that compute on the same ones slow each other many times over; nobody
+outlives the group (on Linux not even its sudden death); who dies is named, and the rest is stopped, nothing restarted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+from specq import Client
+from specq.addresses import connect_address
+from specq.cli.columns import columns
+from specq.cli.options import to_arguments
+from specq.config import Config, Section, environment_of_children
+from specq.cpu import available_cores
+from specq.errors import ConfigError, EngineError, JobError
+from workers.loop import Stop
+
+POLL_S = 0.2
+PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShares:
+    """Which cores each process stays on, as indices into the machine's cores."""
+
+    broker: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
+    drafters: tuple[tuple[int, ...], ...]
+
+
+def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
+    """Divide the cores: the last quarter (at least one) for broker and drafters, one each; the rest for the targets.
+
+    A lone core is shared by all, and targets that outnumber their cores share them too.
+    """
+    if num_cores <= 1:
+        return CoreShares((0,), ((0,),) * targets, ((0,),) * drafters)
+    num_small = min(max(drafters, 1), max(num_cores // 4, 1))
+    large, small = range(num_cores - num_small), range(num_cores - num_small, num_cores)
+    return CoreShares(
+        broker=(small[-1],),
+        targets=tuple(tuple(large[i::targets]) or (large[i % len(large)],) for i in range(targets)),
+        drafters=tuple((small[i % num_small],) for i in range(drafters)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A process of the group: the arguments of `specq` that start it, and what is told of it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    cores: tuple[int, ...]
+    about: str
+
+
+def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
+    """Return the processes that a configuration asks for, the broker first; `extra` arguments go to each.
+
+    Raises ConfigError for addresses that cannot serve several processes.
+    """
+    address = _broker_address(config)
+    here = available_cores()
+    shares = divide_cores(len(here), config.up.targets, config.up.drafters)
+    broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
+    return [
+        Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
+        *_workers("target", replace(config.target, broker=address), [_ids(here, s) for s in shares.targets], extra),
+        *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
+    ]
+
+
+def _ids(here: Sequence[int], share: Sequence[int]) -> tuple[int, ...]:
+    return tuple(here[i] for i in share)
+
+
+def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: Sequence[str]) -> list[Member]:
+    found = []
+    for number, share in enumerate(shares, 1):
+        cores = section.cores or share
+        name = f"{section.name or role}-{number}"
+        own: Section = replace(section, name=name, cores=cores, threads=section.threads or len(cores))
+        found.append(Member(name, ("worker", "--role", role, *to_arguments(own), *extra), cores, section.model))
+    return found
+
+
+def _broker_address(config: Config) -> str:
+    """Return the address at which the workers find the broker."""
+    if config.broker.bind.endswith(":*"):
+        raise ConfigError(f"broker.bind is {config.broker.bind}; to start workers with it, give it a port")
+    if config.up.targets > 1 and not config.target.bind.endswith(":*"):
+        raise ConfigError(f"target.bind is {config.target.bind}; for several targets, make its port *")
+    return connect_address(config.broker.bind)
+
+
+class Group:
+    """Processes that live and die together. Start it in the main thread: its end is the processes' end."""
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = list(members)
+        self.address = members[0].about
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Self:
+        for member in self.members:
+            self.processes[member.name] = _start(member)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def wait_ready(self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool) -> bool:
+        """Wait until the broker knows all workers as ready; False if `asked` to stop before.
+
+        Raises EngineError if a process ends, or the time is over.
+        """
+        deadline = time.monotonic() + timeout_s
+        with Client(self.address, timeout_s=POLL_S) as client:
+            while not asked():
+                self.check()
+                if self._all_ready(client):
+                    return True
+                if time.monotonic() > deadline:
+                    raise EngineError(f"not all processes were ready within {timeout_s:g} s")
+                time.sleep(POLL_S)
+        return False
+
+    def _all_ready(self, client: Client) -> bool:
+        try:
+            workers = client.status()["workers"]
+        except JobError:
+            return False
+        ready = {worker["name"] for worker in workers if worker["state"] == "ready"}
+        return ready.issuperset(member.name for member in self.members[1:])
+
+    def check(self) -> None:
+        """Raise EngineError if a process has ended."""
+        for name, process in self.processes.items():
+            status = process.poll()
+            if status is not None:
+                raise EngineError(f"{name} (process {process.pid}) ended with {_status_text(status)}")
+
+    def stop(self, patience_s: float = PATIENCE_S) -> None:
+        """Ask all to end, the broker once the workers have taken leave of it; kill who stays."""
+        deadline = time.monotonic() + patience_s
+        broker, workers = self.members[0].name, [member.name for member in self.members[1:]]
+        for wave in (workers, [broker]):
+            ending = [self.processes[name] for name in wave if name in self.processes]
+            for process in ending:
+                process.terminate()
+            for process in ending:
+                _reap(process, max(1.0, deadline - time.monotonic()))
+
+
+def _reap(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _status_text(status: int) -> str:
+    return f"status {status}" if status >= 0 else signal.Signals(-status).name
+
+
+def _start(member: Member) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own: Ctrl-C reaches the group only, which then stops all in order."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "specq", *member.arguments],
+        stdin=subprocess.DEVNULL,
+        env=environment_of_children(),
+        start_new_session=True,
+        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - all that runs in the child is prctl
+    )
+
+
+def _die_with(parent: int) -> Callable[[], None]:
+    """Return what a child shall call first, so that it ends when `parent` does; does nothing where there is no prctl."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+
+    def ask_kernel() -> None:
+        if prctl is not None:
+            prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask_kernel
+
+
+def run(config: Config, extra: Sequence[str] = ()) -> int:
+    """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself."""
+    stop = Stop()
+    with Group(members(config, extra)) as group:
+        click.echo(_table(group))
+        started = time.monotonic()
+        try:
+            if group.wait_ready(asked=lambda: stop.asked):
+                click.echo(f"ready after {time.monotonic() - started:.1f} s at {group.address}; Ctrl-C stops all")
+            while not stop:
+                group.check()
+                time.sleep(POLL_S)
+        except EngineError as error:
+            click.echo(f"specq: {error}; stopping the others", err=True)
+            return 1
+    click.echo("stopped")
+    return 0
+
+
+def _table(group: Group) -> str:
+    rows = [
+        (m.name, f"process {group.processes[m.name].pid}", f"core {','.join(map(str, m.cores))}", m.about)
+        for m in group.members
+    ]
+    return columns(rows)
