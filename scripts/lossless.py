@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 import specq
 from specq.addresses import free_address
-from specq.bench.environment import environment
+from specq.bench.machine import describe
 from specq.client.result import Result
 from specq.config import load
 from specq.models import resolve_model
@@ -176,7 +175,7 @@ def main(limit: int, max_tokens: int, out: Path | None) -> None:
         report["passed"] = passed(variants[name], report)
         click.echo(f"{'ok  ' if report['passed'] else 'FAIL'} {name}: {report['equal']} of {report['texts']} equal")
     if out is not None:
-        record = {"date": datetime.now(UTC).isoformat(), "command": sys.argv, **environment(), "reports": reports}
+        record = describe(" ".join(("python", *sys.argv))) | {"reports": reports}
         out.write_text(json.dumps(record, indent=1) + "\n")
     sys.exit(0 if all(report["passed"] for report in reports.values()) else 1)
 

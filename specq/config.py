@@ -95,7 +95,7 @@ class TargetConfig(Section):
     kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
     max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
     max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
-    verbose: bool = _option(default=False, text="log every step, at level debug")
+    verbose: bool = _option(default=False, text="log everything, as --log-level debug does")
     insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
 
     def __post_init__(self) -> None:

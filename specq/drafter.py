@@ -15,12 +15,15 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import structlog
 
 from specq.calibration import Calibration
-from specq.errors import ProtocolError
+from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
 from specq.proposers import Expansion, Proposer
 from specq.types import SamplingParams
+
+log = structlog.get_logger(__name__)
 
 MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent
@@ -228,12 +231,22 @@ class Drafter:
         if not chosen:
             return []
         requests = [self._request(session, node) for session, node in chosen]
-        answers = self.proposer.expand(requests)
+        try:
+            answers = self.proposer.expand(requests)
+        except EngineError as error:
+            return self._give_up(chosen, str(error))
         for (session, node), request, children in zip(chosen, requests, answers, strict=True):
             session.grow(node, children.token_ids.tolist(), children.scores.tolist(), request.child_ids)
         self.num_passes += 1
         touched = {session.session_id: session for session, _ in chosen}.values()
         return [draft for session in touched if (draft := session.draft()) is not None]
+
+    def _give_up(self, chosen: Sequence[tuple[DraftSession, DraftNode | None]], reason: str) -> list[Draft]:
+        """Forget the sessions of a pass that failed; the broker assigns them again when it misses them."""
+        log.warning("pass_failed", reason=reason, num_requests=len(chosen))
+        for session in {session.session_id: session for session, _ in chosen}.values():
+            self._drop(session)
+        return []
 
     def _choose(self) -> list[tuple[DraftSession, DraftNode | None]]:
         offers = [(reach, session, node) for session in self.sessions.values() for reach, node in session.frontier()]

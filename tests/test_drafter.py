@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specq.drafter import LOST_AFTER, Drafter
-from specq.errors import ProtocolError
+from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Close, Draft, Release, Verdict
 from specq.types import SamplingParams
 from tests.toy import ToyProposer, toy_text
@@ -165,6 +165,21 @@ def test_a_finished_or_released_session_is_forgotten() -> None:
     assert drafter.sessions == {}
     assert isinstance(drafter.proposer, ToyProposer)
     assert drafter.proposer.contexts == {}
+
+
+def test_a_failed_pass_forgets_its_sessions() -> None:
+    """The drafter lives on; the broker will assign again what its heartbeat lacks."""
+
+    class Full(ToyProposer):
+        def expand(self, requests):
+            raise EngineError("no KV slots")
+
+    drafter = make_drafter()
+    drafter.proposer, full = Full(), drafter.proposer
+    assert isinstance(full, ToyProposer)
+    assert drafter.step() == []
+    assert drafter.sessions == {}
+    assert len(drafter.heartbeat().session_ids) == 0
 
 
 def test_other_messages_are_refused() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging
+from transformers.utils import logging as transformers_logging
 
 from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion, Settings
@@ -29,8 +29,7 @@ class Rivals:
     """The pair, loaded once for all that is done with it."""
 
     def __init__(self, model: str, draft_model: str) -> None:
-        logging.disable_progress_bar()
-        logging.set_verbosity_error()
+        _quiet()
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.target = self._load(resolve_model(model, "target"))
         self.draft = self._load(resolve_model(draft_model, "draft"))
@@ -104,6 +103,13 @@ class Rivals:
         return float((logits[one] - logits[other]).abs())
 
 
+def _quiet() -> None:
+    """Keep transformers' bars and advice out of the figures."""
+    logging: Any = transformers_logging
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
 class _FirstToken(BaseStreamer):
     """Notes when the first generated token is there; the prompt is handed over before it."""
 
@@ -137,7 +143,7 @@ class Transformers:
 
 def make_random_draft(model: str, folder: Path, seed: int = 0) -> None:
     """Write a draft model of the same shape and tokenizer as `model`, but with random weights."""
-    logging.disable_progress_bar()
+    _quiet()
     source = resolve_model(model, "draft")
     torch.manual_seed(seed)
     auto: Any = AutoModelForCausalLM

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import zmq
 
-from specq.bench.servers import free_port
+from specq.addresses import free_address
 from specq.bench.stubs import NUM_SESSIONS, Verdicts, draft_frames
 from specq.errors import EngineError
 from specq.messages import Submit
@@ -38,7 +38,7 @@ def roundtrip(
 
     count    round trips with one outstanding, in each repetition; seconds: time with one outstanding for each session
     """
-    broker = f"tcp://127.0.0.1:{free_port()}"
+    broker = free_address()
     with ExitStack() as stack:
         # No heartbeats here, which would be in the way of the measuring.
         options = ("--liveness-ms", "600000", "--log-level", "warning")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,7 @@ import time
 from types import TracebackType
 from typing import Self
 
+from specq.addresses import free_address
 from specq.client import Client
 from specq.client.sync import count_ready
 from specq.errors import EngineError, JobError
@@ -24,7 +24,7 @@ class Servers:
     """A broker, one target and some drafters, and a client of theirs."""
 
     def __init__(self, model: str, draft_model: str, drafters: int) -> None:
-        self.address = f"tcp://127.0.0.1:{free_port()}"
+        self.address = free_address()
         self.drafters = drafters
         self._arguments = ["--broker", self.address, "--targets", "1", "--drafters", str(drafters)]
         self._arguments += ["--model", model, "--draft-model", draft_model]
@@ -53,16 +53,17 @@ class Servers:
     def wait_ready(self, timeout_s: float = 180.0) -> None:
         """Wait until all workers are ready; raises EngineError, with what they printed, if they end or are late."""
         deadline = time.monotonic() + timeout_s
-        while not self._ready():
-            if self._process.poll() is not None:
-                raise EngineError(f"specq up ended with status {self._process.returncode}: {self.output()[-2000:]}")
-            if time.monotonic() > deadline:
-                raise EngineError(f"specq up was not ready within {timeout_s:g} s: {self.output()[-2000:]}")
-            time.sleep(_POLL_S)
+        with Client(self.address, timeout_s=_POLL_S) as client:
+            while not self._ready(client):
+                if self._process.poll() is not None:
+                    raise EngineError(f"specq up ended with status {self._process.returncode}: {self.output()[-2000:]}")
+                if time.monotonic() > deadline:
+                    raise EngineError(f"specq up was not ready within {timeout_s:g} s: {self.output()[-2000:]}")
+                time.sleep(_POLL_S)
 
-    def _ready(self) -> bool:
+    def _ready(self, client: Client) -> bool:
         try:
-            targets, drafters = count_ready(self.client.status())
+            targets, drafters = count_ready(client.status())
         except JobError:
             return False
         return targets >= 1 and drafters >= self.drafters
@@ -70,11 +71,3 @@ class Servers:
     def output(self) -> str:
         """Return what the processes have printed so far."""
         return os.pread(self._output.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
-
-
-def free_port() -> int:
-    """Return a TCP port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

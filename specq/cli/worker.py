@@ -24,5 +24,5 @@ def worker(
 ) -> None:
     """Run one target verifier, which checks drafts and commits tokens, or one draft worker, which guesses ahead."""
     config = override(getattr(load(config_file), role), **values)
-    log.configure(log_level, as_json=log_json)
+    log.configure("debug" if getattr(config, "verbose", False) else log_level, as_json=log_json)
     ctx.exit(resolve("role", PROCESSES, role)(config))

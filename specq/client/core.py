@@ -249,10 +249,10 @@ class ClientCore:
         silent = [key for key, request in self._requests.items() if now >= self._deadline(request)]
         return [event for key in silent for event in self._fail(key, *self._silence())]
 
-    def wait_s(self, now: float) -> float | None:
-        """Return the seconds until `tick` has something to do, or None."""
-        times = [min(request.due, self._deadline(request)) for request in self._requests.values()]
-        return max(0.0, min(times) - now) if times else None
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for an answer, so that `tick` has nothing to do."""
+        return not self._requests
 
     def _deadline(self, request: _Request) -> float:
         return max(request.started, self._heard or request.started) + self.timeout_s

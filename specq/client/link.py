@@ -25,6 +25,7 @@ Action = Callable[[ClientCore, float], None]
 
 _LAST = (JobDone, RequestFailed, StatusReport, TokenizerReady)  # events that end a request
 _JOIN_S = 5.0
+TICK_MS = 50
 
 
 class Link:
@@ -94,12 +95,17 @@ class Link:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
+        next_tick = 0.0
         while not self._closed:
-            wait_s = self._core.wait_s(time.monotonic())
-            poller.poll(None if wait_s is None else 1 + int(wait_s * 1e3))
-            self._act()
-            self._receive()
-            self._tell(self._core.tick(time.monotonic()))
+            ready = dict(poller.poll(None if self._core.idle else TICK_MS))
+            if self._woken.fileno() in ready:
+                self._act()
+            if self._socket in ready:
+                self._receive()
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_MS / 1e3
+                self._tell(self._core.tick(now))
             self._flush()
         self._act()
         self._flush()

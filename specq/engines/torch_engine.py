@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import numpy as np
 
@@ -22,7 +21,7 @@ from specq.verification.judge import judge
 
 PROFILE_SESSIONS = 8
 PROFILE_CONTEXT = 8  # tokens; less than a block, so that profiling leaves nothing in the prefix cache
-PROFILE_REPEATS = 5
+PROFILE_REPEATS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +76,10 @@ class TorchEngine:
         return judgements
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure the median seconds of a step with so many rows; see `Engine.step_times`."""
-        return [self._time_step(size) for size in sizes]
+        """Measure the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a
+        measurement only ever adds to it. See `Engine.step_times`."""
+        rounds = [[self._time_step(size) for size in sizes] for _ in range(PROFILE_REPEATS)]
+        return [min(times) for times in zip(*rounds, strict=True)]
 
     def _plan(self, steps: Sequence[SessionStep]) -> _Plan:
         """Check the steps, take their slots and lay out their rows; EngineError leaves everything as it was."""
@@ -111,9 +112,9 @@ class TorchEngine:
         paths = {judgement.session_id: list(judgement.path) for judgement in judgements}
         taken = 0
         for step in plan.steps:
-            num_tokens = len(step.token_ids)
-            chain, nodes = plan.slots[taken : taken + num_tokens], plan.slots[taken + num_tokens : taken + step.num_rows]
+            own = plan.slots[taken : taken + step.num_rows]
             taken += step.num_rows
+            chain, nodes = own[: len(step.token_ids)], own[len(step.token_ids) :]
             path = paths.get(step.session_id, [])
             self._pool.append(step.session_id, step.token_ids, chain)
             self._pool.append(step.session_id, step.tree.token_ids[path], nodes[path])
@@ -137,10 +138,10 @@ class TorchEngine:
             raise EngineError(f"{where}: token ids outside [0, {self.info.vocab_size})")
 
     def _time_step(self, num_rows: int) -> float:
-        """Return the median seconds of steps with so many rows, divided among a few short sessions."""
+        """Return the seconds of a step with so many rows, divided among a few short sessions."""
         num_sessions = min(num_rows, PROFILE_SESSIONS)
         share = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
-        return median(self._time_once(share) for _ in range(PROFILE_REPEATS))
+        return self._time_once(share)
 
     def _time_once(self, share: list[int]) -> float:
         """Time one step in which session i has share[i] rows."""

@@ -6,6 +6,7 @@ For debugging: what remains is plain decoding. Lossless at T = 0 only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ import torch
 from specq.types import Judgement
 from specq.verification.draws import Draws
 from specq.verification.packing import JudgedStep, take_rows
+from specq.verification.sampling import choose_tokens
 
 
 class Greedy:
@@ -20,5 +22,7 @@ class Greedy:
 
     def judge(self, steps: Sequence[JudgedStep], logits: torch.Tensor, draws: Draws) -> list[Judgement]:
         """See `specq.verification.judge.Strategy`."""
-        tokens = take_rows(logits, [judged.first_row for judged in steps]).argmax(-1).to(torch.int32).cpu().numpy()
+        params = [replace(judged.step.params, temperature=0.0) for judged in steps]
+        rows = take_rows(logits, [judged.first_row for judged in steps])
+        tokens = choose_tokens(rows, params, [judged.step.base_len for judged in steps])
         return [Judgement(j.step.session_id, (), np.array([t], np.int32)) for j, t in zip(steps, tokens, strict=True)]

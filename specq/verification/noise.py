@@ -86,7 +86,12 @@ def gumbel_of_hash(hashes: Int32Array) -> Float32Array:
 
 def gumbel_torch(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
     """Return the values of `gumbel` from int32 tensors, on their device."""
-    noise = hash_tokens_torch(keys, token_ids).double()
+    return gumbel_of_hash_torch(hash_tokens_torch(keys, token_ids))
+
+
+def gumbel_of_hash_torch(hashes: torch.Tensor) -> torch.Tensor:
+    """Return `gumbel_of_hash` of int32 hashes, on their device."""
+    noise = hashes.double()
     noise.add_(2147483648.5).mul_(-(2.0**-32))
     return noise.log1p_().neg_().log_().neg_().float()
 

@@ -29,6 +29,7 @@ from specq.verification.bounds import lower_bounds
 
 Int64Array = npt.NDArray[np.int64]
 Rows = Sequence[SamplingParams]
+Sampled = Callable[[torch.Tensor, Rows, Sequence[int]], torch.Tensor]
 
 
 def perturbed_scores(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
@@ -45,20 +46,15 @@ def choose_tokens(logits: torch.Tensor, params: Rows, positions: Sequence[int]) 
     Raises EngineError where a row has none, because its logits are NaN, infinite, or all banned.
     """
 
-    def choose(scores: torch.Tensor) -> torch.Tensor:
-        tokens = scores.argmax(-1)  # of a NaN, if there is one
-        _check_numbers(bool(scores.gather(1, tokens[:, None]).isfinite().all()))
-        return tokens
-
     def choose_noisy(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-        return choose(_noisy(logits, params, positions))
+        return _argmax(_noisy(logits, params, positions))
 
     def choose_cut(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
         if logits.device.type != "cpu":
-            return choose(_noisy_cut(logits, params, positions))
+            return _argmax(_noisy_cut(logits, params, positions))
         return torch.from_numpy(_argmax_of_kept(*_kept_scores(logits, params, positions), logits.shape))
 
-    return _by_kind(logits, params, positions, choose, choose_noisy, choose_cut).to(torch.int32).cpu().numpy()
+    return _by_kind(logits, params, positions, _argmax, choose_noisy, choose_cut).to(torch.int32).cpu().numpy()
 
 
 def target_probs(logits: torch.Tensor, params: Rows) -> torch.Tensor:
@@ -68,19 +64,31 @@ def target_probs(logits: torch.Tensor, params: Rows) -> torch.Tensor:
     """
 
     def greedy(logits: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[1]).double()
-
-    def cut(logits: torch.Tensor, params: Rows, _: Sequence[int]) -> torch.Tensor:
-        return _cut(logits, params).double().softmax(-1)
+        return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(
+            1, _argmax(logits)[:, None], 1.0
+        )
 
     def free(logits: torch.Tensor, params: Rows, _: Sequence[int]) -> torch.Tensor:
-        return scaled_logits(logits, params).double().softmax(-1)
+        return _softmax(scaled_logits(logits, params))
 
-    _check_numbers(bool(logits.amax(-1).isfinite().all()))
+    def cut(logits: torch.Tensor, params: Rows, _: Sequence[int]) -> torch.Tensor:
+        if logits.device.type != "cpu":
+            return _softmax(_cut(logits, params))
+        return torch.from_numpy(_probs_of_kept(*_kept(logits, params), logits.shape))
+
     return _by_kind(logits, params, [0] * len(params), greedy, free, cut)
 
 
-Sampled = Callable[[torch.Tensor, Rows, Sequence[int]], torch.Tensor]
+def _argmax(scores: torch.Tensor) -> torch.Tensor:
+    tokens = scores.argmax(-1)  # of a NaN, if there is one
+    _check_numbers(bool(scores.gather(1, tokens[:, None]).isfinite().all()))
+    return tokens
+
+
+def _softmax(scaled: torch.Tensor) -> torch.Tensor:
+    probs = scaled.double().softmax(-1)
+    _check_numbers(not bool(probs[:, 0].isnan().any()))  # one NaN makes a whole row NaN
+    return probs
 
 
 def _check_numbers(ok: bool) -> None:
@@ -145,19 +153,42 @@ def _add_noise(scaled: torch.Tensor, params: Rows, positions: Sequence[int]) -> 
     return scaled.add_(noise.gumbel_torch(torch.from_numpy(keys).to(scaled.device), token_ids))
 
 
-def _kept_scores(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> tuple[Int64Array, Float32Array]:
-    """Return the kept tokens' places (row * vocab + token id, ascending) and scores; noise is made for those only."""
+def _kept(logits: torch.Tensor, params: Rows) -> tuple[Int64Array, Float32Array]:
+    """Return the kept tokens' places (row * vocab + token id, ascending) and scaled logits; all else is cheap then."""
     scaled = scaled_logits(logits, params)
     places = np.flatnonzero(scaled.numpy() >= lower_bounds(scaled, params)[:, None])
+    return places, scaled.numpy().reshape(-1)[places]
+
+
+def _kept_scores(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> tuple[Int64Array, Float32Array]:
+    """Return the kept tokens' places and perturbed scores."""
+    places, scaled = _kept(logits, params)
     rows, token_ids = np.divmod(places, logits.shape[1])
     keys = noise.row_keys([p.seed for p in params], positions, noise.Domain.GUMBEL)[rows]
-    return places, scaled.numpy().reshape(-1)[places] + noise.gumbel(keys, token_ids.astype(np.int32)[:, None])[:, 0]
+    return places, scaled + noise.gumbel(keys, token_ids.astype(np.int32)[:, None])[:, 0]
+
+
+def _row_spans(places: Int64Array, shape: Sequence[int]) -> tuple[Int64Array, Int64Array]:
+    """Return where each row's kept tokens begin, and how many they are; a row of NaN keeps none, and is refused."""
+    starts = np.searchsorted(places, np.arange(shape[0]) * shape[1])
+    sizes = np.diff(starts, append=len(places))
+    _check_numbers(bool(sizes.all()))
+    return starts, sizes
+
+
+def _probs_of_kept(places: Int64Array, scaled: Float32Array, shape: Sequence[int]) -> npt.NDArray[np.float64]:
+    """Return f64[rows, vocab]: the softmax of what is kept of each row. Every row keeps some."""
+    weights = np.exp(scaled, dtype=np.float64)
+    starts, sizes = _row_spans(places, shape)
+    weights /= np.repeat(np.add.reduceat(weights, starts), sizes)
+    probs = np.zeros(tuple(shape))
+    probs.reshape(-1)[places] = weights
+    return probs
 
 
 def _argmax_of_kept(places: Int64Array, scores: Float32Array, shape: Sequence[int]) -> Int64Array:
     """Return i64[rows]: the token of each row's largest score, the lowest id among equals. Every row keeps some."""
-    starts = np.searchsorted(places, np.arange(shape[0]) * shape[1])
-    _check_numbers(bool(np.diff(starts, append=len(places)).all()))  # a row of NaN keeps nothing
-    best = np.flatnonzero(scores == np.repeat(np.maximum.reduceat(scores, starts), np.diff(starts, append=len(places))))
+    starts, sizes = _row_spans(places, shape)
+    best = np.flatnonzero(scores == np.repeat(np.maximum.reduceat(scores, starts), sizes))
     first = best[np.searchsorted(best, starts)]
     return places[first] % shape[1]

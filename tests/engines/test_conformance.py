@@ -58,6 +58,7 @@ def test_drafts_change_speed_and_never_text(engine, params):
         )
 
     assert generate(engine, 2, prompt, 30, params, mixed_draft) == plain
+    assert engine.free_slots == engine.info.kv_slots  # those of rejected nodes too
 
 
 def test_free_slots_come_back(engine):

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY_RUN = [
     *("--device=cpu", "--steps=2", "--limit=12", "--row-length=64", "--batch-tokens=128"),

@@ -1,10 +1,12 @@
 """Hypothesis strategies for parameters, trees and steps, and a way to make packed logits."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from specq.types import SamplingParams, SessionStep, Tree
+from specq.types import DraftLaws, SamplingParams, SessionStep, Tree
 
 VOCAB = 12
 
@@ -35,14 +37,31 @@ def trees(draw, vocab=VOCAB, max_nodes=10):
 
 
 @st.composite
-def steps(draw, params=None, **of_trees):
+def sampled_trees(draw, vocab=VOCAB, **of_trees):
+    """Trees some of whose nodes were drawn: each family has a law, of which its sampled members have weight."""
+    tree = draw(trees(vocab=vocab, **of_trees))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    parents = np.unique(tree.parents)
+    size = draw(st.integers(1, vocab))
+    ids = np.stack([rng.permutation(vocab)[:size] for _ in parents]) if len(parents) else np.zeros((0, size))
+    weights = rng.integers(0, 65536, ids.shape) >> rng.integers(0, 17, ids.shape)
+    ids = np.where(weights > 0, ids, -1).astype(np.int32)
+    rows = np.searchsorted(parents, tree.parents)
+    is_named = (ids[rows] == tree.token_ids[:, None]).any(1) & (rng.random(tree.num_nodes) < 0.8)
+    laws = DraftLaws(ids, weights.astype(np.uint16), np.where(is_named, rows, -1).astype(np.int32))
+    waits = rng.random(tree.num_nodes + 1) < 0.1 if draw(st.booleans()) else None
+    return replace(tree, laws=laws, waits=waits)
+
+
+@st.composite
+def steps(draw, params=None, tree=None, **of_trees):
     session_id = draw(st.integers(0, 2**40))
     return SessionStep(
         session_id=session_id,
         start=draw(st.integers(0, 5000)),
         token_ids=np.arange(draw(st.integers(1, 4)), dtype=np.int32),
-        params=draw(params or sampling_params()),
-        tree=draw(trees(**of_trees)),
+        params=draw(sampling_params() if params is None else params),
+        tree=draw(trees(**of_trees) if tree is None else tree),
         judged=draw(st.sampled_from([True, True, True, False])),
     )
 

@@ -53,7 +53,15 @@ def test_torchs_own_integer_arithmetic_gives_the_same_hash():
 def test_edges_of_the_hash_are_finite(hash_, value):
     held = np.array([hash_ - 2**31], np.int32)
     assert noise.gumbel_of_hash(held)[0] == pytest.approx(value, abs=1e-5)
+    assert noise.gumbel_of_hash_torch(torch.from_numpy(held))[0] == noise.gumbel_of_hash(held)[0]
     assert 0 < noise.uniforms(held)[0] < 1
+
+
+def test_mutant_infinite_noise_at_a_hash_edge(monkeypatch):
+    """The usual h * 2**-32 is 0 at h = 0."""
+    monkeypatch.setattr(noise, "uniforms", lambda hashes: (hashes.astype(np.float64) + 2**31) * 2.0**-32)
+    with np.errstate(divide="ignore"):
+        assert np.isinf(noise.gumbel_of_hash(np.array([-(2**31)], np.int32))[0])
 
 
 @pytest.mark.parametrize("domain", [*Domain])

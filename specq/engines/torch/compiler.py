@@ -17,6 +17,8 @@ from pathlib import Path
 
 import structlog
 
+from specq.config import cache_dir
+
 SOURCES = Path(__file__).parent / "kernels"
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
@@ -40,7 +42,7 @@ def kernels() -> ctypes.CDLL | None:
 
 def _library(compiler: str) -> Path:
     """Return the path of the library for this machine, built unless it is there."""
-    directory = Path.home() / ".cache" / "specq" / "kernels"
+    directory = cache_dir() / "kernels"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / f"{_digest(compiler)}.so"
     if not path.exists():

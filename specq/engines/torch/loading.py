@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
 
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.forward import Forward, KvStore
@@ -112,6 +113,7 @@ def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | str) -> Any:
     try:
+        disable_progress_bar()  # type: ignore[no-untyped-call]
         config = AutoConfig.from_pretrained(directory)
         network: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype)
     except (OSError, ValueError) as error:

@@ -1,0 +1,207 @@
+"""The benchmark's parts that touch the world: data sets, processes, the command, the broker's round trip."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+
+from specq.bench import contestants, run, servers
+from specq.bench.contestants import Specq, default_names
+from specq.bench.machine import describe
+from specq.bench.prompts import load_prompts, shipped
+from specq.bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
+from specq.bench.servers import Servers
+from specq.bench.settings import Settings
+from specq.bench.stubs import Verdicts, draft_frames
+from specq.cli import main
+from specq.client import Client
+from specq.errors import ConfigError, EngineError
+from specq.messages import Draft, Verdict
+from specq.text import TextCodec
+from specq.wire import decode
+from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker
+from tests.tiny_text import tokenizer_json
+
+SETTINGS = Settings(datasets=("gsm8k",))
+
+
+# --- prompts ------------------------------------------------------------------------------------------------------
+
+
+def test_shipped_data_sets():
+    """Both samples can be read, through the chat template, and begin where asked."""
+    assert shipped() == ["gsm8k", "humaneval"]
+    prompts = load_prompts(("gsm8k", "humaneval"), 3, CODEC)
+    assert [prompt.dataset for prompt in prompts] == ["gsm8k"] * 3 + ["humaneval"] * 3
+    assert prompts[0].id == "gsm8k-test-0000"
+    assert CODEC.decode(prompts[0].token_ids, skip_special=False).startswith("<|im_start|>user\nJanet")
+
+
+def test_any_file(tmp_path):
+    """A file may hold prompts, chats or ids; a model without a template gets plain text."""
+    path = tmp_path / "own.jsonl"
+    lines = [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}], "id": 7}, {"token_ids": [5]}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    first, second, third = load_prompts((str(path),), 10, CODEC)
+    assert first.token_ids == second.token_ids == tuple(CODEC.encode_chat([{"role": "user", "content": "a"}]))
+    assert (first.dataset, second.id, third.token_ids) == ("own", "7", (5,))
+    bare = TextCodec({"tokenizer.json": tokenizer_json()})
+    assert load_prompts((str(path),), 1, bare)[0].token_ids == tuple(CODEC.encode("a"))
+
+
+@pytest.mark.parametrize("text", ["nonsense", '{"id": 3}', '{"messages": [3]}'])
+def test_bad_files(tmp_path, text):
+    """A line that is no prompt is named; so is a file that is not there."""
+    path = tmp_path / "bad.jsonl"
+    path.write_text('{"prompt": "a"}\n' + text)
+    with pytest.raises(ConfigError, match="line 2"):
+        load_prompts((str(path),), 10, CODEC)
+    with pytest.raises(ConfigError, match="gsm8k"):
+        load_prompts(("no-such",), 10, CODEC)
+
+
+# --- contestants --------------------------------------------------------------------------------------------------
+
+
+def test_specq_as_a_contestant(tmp_path):
+    """Prompts run through the client with the run's settings; order and statistics are kept."""
+    with FakeBroker() as broker, Client(broker.address, cache_dir=tmp_path) as client:
+        prompts = load_prompts(("gsm8k",), 3, CODEC)
+        short = [replace(prompt, token_ids=prompt.token_ids[:9]) for prompt in prompts]
+        completions = Specq("specq", client, 2).run(short, replace(SETTINGS, output_len=4))
+    assert [completion.token_ids for completion in completions] == [ANSWER_IDS[:4]] * 3
+    assert all(completion.stats["rounds"] == 4 and completion.first_token_ms > 0 for completion in completions)
+
+
+def test_who_takes_part():
+    """One plain session is measured beside many, random weights only on request; processes are shared."""
+    assert default_names(SETTINGS, random_draft=False) == ("transformers", "assisted", "plain", "specq")
+    many = replace(SETTINGS, concurrency=16)
+    assert default_names(many, random_draft=True) == contestants.NAMES
+    assert contestants._kinds(contestants.NAMES) == ["plain", "specq", "random"]
+
+
+def test_processes_that_end_at_once():
+    """Processes that cannot start are an error that tells what they said."""
+    with Servers("tiny", "tiny", -1) as dead, pytest.raises(EngineError, match=r"(?s)status 2.*drafters"):
+        dead.wait_ready(60.0)
+
+
+def test_processes_that_never_get_ready(monkeypatch):
+    """Processes that do not get ready are given up, and stopped."""
+    waiting = Servers("tiny", "tiny", 0)
+    monkeypatch.setattr(servers.subprocess, "Popen", _sleeper(servers.subprocess.Popen))
+    with waiting, pytest.raises(EngineError, match="not ready within"):
+        waiting.wait_ready(0.1)
+    assert waiting._process.returncode is not None
+
+
+def _sleeper(popen):
+    return lambda _, **options: popen([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ([], "--out"),
+        (["--out", "x.json", "--only", "nobody"], "nobody"),
+        (["--out", "x.json", "--numseqs", "0"], "numseqs"),
+        (["--out", "x.json", "--temperature", "-1"], "temperature"),
+        (["--out", "x.json", "--dataset", "no-such", "--only", "plain"], "no-such"),
+        (["--out", "x.json", "--model", "/no/such", "--only", "plain"], "/no/such"),
+    ],
+)
+def test_bad_options(options, reason):
+    """What cannot be measured is said in a line, before anything is started."""
+    outcome = CliRunner().invoke(main, ["bench", *options])
+    assert outcome.exit_code == 2
+    assert reason in outcome.stderr.splitlines()[-1]
+
+
+def test_the_command(tmp_path, monkeypatch):
+    """The table goes to the screen, all figures and where they come from to the file."""
+
+    class Fake(Servers):
+        def __enter__(self):
+            self.broker = FakeBroker().__enter__()
+            self.client = Client(self.broker.address, cache_dir=tmp_path)
+            return self
+
+        def wait_ready(self, timeout_s=0.0):
+            self.client.wait_until_ready()
+
+        def __exit__(self, *_):
+            self.client.close()
+            self.broker.__exit__()
+
+    path, out = tmp_path / "own.jsonl", tmp_path / "bench.json"
+    path.write_text('{"token_ids": [5, 6]}\n' * 3)
+    monkeypatch.setattr(contestants, "Servers", Fake)
+    monkeypatch.setattr(run, "_codec", lambda _: CODEC)
+    names = ["--only", "plain", "--only", "specq"]
+    options = ["--dataset", str(path), "--output-len", "6", "--repeats", "2", *names, "--out", str(out)]
+    outcome = CliRunner().invoke(main, ["bench", *options])
+    assert outcome.exit_code == 0, outcome.output
+    assert "CONTESTANT" in outcome.stdout
+    assert "12 completions compared with plain: 0 differ" in outcome.stdout
+    result = json.loads(out.read_text())
+    assert list(result["contestants"]) == ["plain", "specq"]
+    own = result["contestants"]["specq"]
+    assert (own["num_tokens"], own["speculation"]["rounds"], own["sessions"]) == (36, 24, 1)
+    assert own["speculation"]["accepted_lengths"] == [6, 6, 6, 6]
+    assert result["settings"]["repeats"] == 2
+    assert {"command", "date", "commit", "hardware", "versions"} <= set(result)
+
+
+def test_circumstances():
+    """A figure says where it comes from."""
+    told = describe("specq bench")
+    assert told["hardware"]["cores"] >= 1
+    assert told["versions"]["pyzmq"]
+    assert told["command"] == "specq bench"
+
+
+# --- round trips --------------------------------------------------------------------------------------------------
+
+
+def test_stub_messages():
+    """What the stubs send are valid messages of the promised sizes, and positions go on."""
+    draft = decode(draft_frames(2**62, 2**40, 0))
+    assert isinstance(draft, Draft)
+    assert len(draft.token_ids) == 8
+    verdicts = Verdicts(5, 3, 100)
+    first, second = (decode(verdicts.take()) for _ in range(2))
+    assert isinstance(first, Verdict)
+    assert (first.base_len, second.base_len, len(first.token_ids), first.num_accepted) == (100, 109, 9, 8)
+    assert sum(map(len, draft_frames(2**62, 2**40, 0))) <= 200
+    assert sum(map(len, Verdicts(2**62, 2**40, 1000).take())) <= 200
+
+
+def one(p50: float, rate: float) -> dict[str, float]:
+    return {"p50_us": p50, "p99_us": 2 * p50, "rate": rate}
+
+
+def test_round_trips_are_compared_within_a_repetition():
+    """The added time and the ratio are medians of differences and ratios, not of figures of different moments."""
+    repeats = [{"direct": one(d, 100.0), "broker": one(d + added, rate)} for d, added, rate in
+               ((100, 90, 50), (300, 100, 70), (100, 240, 60))]  # fmt: skip
+    result = summarize(repeats)
+    assert (result["added_us"], result["rate_ratio"]) == (100.0, 0.6)
+    assert result["direct"] == one(100.0, 100.0)
+    assert roundtrip_table(result)[1] == ("direct", 100.0, 200.0, 100.0)
+    assert [line.count("met") for line in verdict_on(result)[:2]] == [1, 1]
+    slow = result | {"added_us": 251.0, "rate_ratio": 0.44}
+    assert [line.count("missed") for line in verdict_on(slow)[:2]] == [1, 1]
+
+
+def test_round_trips_through_a_real_broker():
+    """Broker, stubs and a subscriber as they are measured, for a moment."""
+    result = roundtrip(repeats=1, count=50, seconds=0.1)
+    assert result["broker"]["p50_us"] > 0
+    assert result["rate_ratio"] > 0
+    assert len(result["repeats"]) == 1

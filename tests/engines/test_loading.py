@@ -1,0 +1,78 @@
+"""What is read from a checkpoint, and which architectures are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specq.engines.torch import loading
+from specq.engines.torch.rows import RowPacker
+from specq.engines.torch_engine import TorchEngine
+from specq.errors import ConfigError
+from tests.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+def test_info_describes_the_checkpoint(llama, tmp_path):
+    info = TorchEngine(str(llama), device="cpu", name="mine", kv_slots=100).info
+    assert (info.name, info.dtype, info.engine) == ("mine", "float32", "torch")
+    assert (info.vocab_size, info.num_tokens, info.max_length, info.kv_slots) == (VOCAB, VOCAB, 600, 100)
+    assert info.eos_ids == (1,)
+    assert info.tokenizer_hash == ""
+    same = make_checkpoint("llama", tmp_path / "same")
+    other = make_checkpoint("llama", tmp_path / "other", seed=1)
+    assert loading.fingerprint(same) == info.fingerprint != loading.fingerprint(other)
+
+
+def test_several_eos_ids_are_read(tmp_path):
+    assert TorchEngine(str(make_checkpoint("opt", tmp_path)), device="cpu").info.eos_ids == (1, 3)
+
+
+def make_other(directory: Path, model_type: str, **settings) -> Path:
+    """Save a random model of an architecture that the suite does not cover otherwise."""
+    torch.manual_seed(0)
+    settings = {"vocab_size": VOCAB, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": None} | settings
+    config = AutoConfig.for_model(model_type, **settings)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [
+        ("bloom", {"hidden_size": 32, "n_layer": 1, "n_head": 2}),
+        ("mistral", {**DECODER, "sliding_window": 8}),
+        ("gemma2", {**DECODER, "sliding_window": None, "attn_logit_softcapping": 5.0}),
+    ],
+)
+def test_architectures_that_would_be_wrong_are_refused(tmp_path, model_type, settings):
+    with pytest.raises(ConfigError, match="supported are llama, opt, qwen2, qwen3"):
+        TorchEngine(str(make_other(tmp_path, model_type, **settings)), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings"),
+    [("mistral", {**DECODER, "sliding_window": None}), ("gpt2", {"n_layer": 2, "n_head": 2, "n_embd": 32})],
+)
+def test_others_with_plain_attention_work(tmp_path, model_type, settings):
+    directory = make_other(tmp_path, model_type, **settings)
+    token_ids = random_tokens(np.random.default_rng(9), 20).tolist()
+    packer = RowPacker()
+    packer.add_session(np.arange(20, dtype=np.int32))
+    packer.add_chain(token_ids, range(20), 0, judged=True)
+    logits = loading.load(str(directory), device="cpu", kv_slots=64).forward(packer.pack()).logits
+    expected = reference_logits(load_reference(directory), token_ids)
+    torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_directory_without_a_model_is_a_config_error(tmp_path):
+    with pytest.raises(ConfigError, match="no causal language model"):
+        TorchEngine(str(tmp_path), device="cpu")

@@ -1,0 +1,200 @@
+"""Every strategy of the table: what all must keep, and what each is, against the oracle over random trees."""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.errors import EngineError
+from specq.types import NO_TREE, SamplingParams, SessionStep
+from specq.verification import LOSSY, STRATEGIES, is_lossless, noise
+from specq.verification.judge import judge
+from tests.verification import oracle
+from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
+
+
+def probabilistic(step, rows):
+    seed = step.params.seed
+    return oracle.probabilistic(
+        step,
+        rows,
+        lambda position, token: oracle.uniform(noise.Domain.ACCEPT, seed, position, token),
+        lambda position: oracle.uniform(noise.Domain.RESIDUAL, seed, position, 0),
+    )
+
+
+ORACLES = {
+    "deterministic": oracle.deterministic,
+    "probabilistic": probabilistic,
+    "threshold": oracle.threshold,
+    "typical": oracle.typical,
+    "greedy": oracle.greedy,
+}
+
+
+@st.composite
+def params_of(draw, names=tuple(STRATEGIES)):
+    params = draw(sampling_params(strategy=draw(st.sampled_from(names))))
+    bars = {name: draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0])) for name in ("threshold", "typical_eps")}
+    return replace(params, **bars)
+
+
+def test_each_strategy_has_an_oracle():
+    assert set(ORACLES) == set(STRATEGIES)
+
+
+@given(st.lists(steps(params=params_of(), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))
+def test_mixed_batches_are_judged_as_the_oracle_does_one_by_one(batch, entropy):
+    logits = packed_logits(batch, entropy)
+    expected = [ORACLES[step.params.strategy](step, rows) for step, rows in split(batch, logits)]
+    actual = [(j.path, j.token_ids.tolist()) for j in judge(batch, logits)]
+    assert [(tuple(path), [int(token) for token in tokens]) for path, tokens in expected] == actual
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+class TestConformance:
+    @given(data=st.data(), entropy=st.integers(0, 2**32))
+    def test_a_judgement_does_not_depend_on_its_batch(self, name, data, entropy):
+        batch = data.draw(st.lists(steps(params=params_of((name,)), tree=sampled_trees()), max_size=4))
+        logits = packed_logits(batch, entropy)
+        alone = [judge([step], torch.from_numpy(rows)) for step, rows in split(batch, logits)]
+        together = judge(batch, logits)
+        assert [(j.path, j.token_ids.tolist()) for [j] in alone] == [(j.path, j.token_ids.tolist()) for j in together]
+
+    @given(step=st.data(), entropy=st.integers(0, 2**32))
+    def test_the_path_is_one_and_its_tokens_are_emitted(self, name, step, entropy):
+        step = step.draw(steps(params=params_of((name,)), tree=sampled_trees()))
+        for judgement in judge([step], packed_logits([step], entropy)):
+            parents = step.tree.parents[list(judgement.path)].tolist()
+            assert parents == [-1, *judgement.path][: len(parents)]
+            assert judgement.token_ids.dtype == np.int32
+            count = len(judgement.path)
+            assert judgement.token_ids[:count].tolist() == step.tree.token_ids[list(judgement.path)].tolist()
+            waits = name == "probabilistic" and step.tree.waits is not None and step.tree.waits[[-1, *judgement.path][-1] + 1]
+            assert len(judgement.token_ids) == count + (not waits)
+
+    def test_a_session_without_nodes_is_plain_decoding(self, name):
+        params = SamplingParams(strategy=name)
+        step = SessionStep(1, 5, np.array([3], np.int32), params, NO_TREE)
+        [judgement] = judge([step], torch.tensor([[0.0, 3.0, 1.0]]))
+        assert judgement.path == ()
+        assert judgement.token_ids.tolist() == [1]
+
+    @pytest.mark.parametrize("cuts", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_p": 0.9}])
+    @pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
+    def test_logits_that_are_no_numbers_raise(self, name, cuts, bad):
+        step = SessionStep(1, 5, np.array([3], np.int32), SamplingParams(strategy=name, **cuts))
+        with pytest.raises(EngineError, match="not finite numbers"):
+            judge([step, step], torch.stack([torch.zeros(6), torch.full((6,), bad)]))
+
+
+def test_losslessness_is_marked():
+    assert set(STRATEGIES) >= LOSSY
+    assert [name for name in STRATEGIES if is_lossless(name, 1.0)] == ["deterministic", "probabilistic"]
+    assert is_lossless("greedy", 0.0)
+    assert not is_lossless("threshold", 0.0)
+
+
+@pytest.mark.parametrize("name", ["deterministic", "probabilistic"])
+def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
+    """The independence of the batch, which the conformance test asks for, is lost."""
+    params = SamplingParams(strategy=name, temperature=2.0)
+    batch = [SessionStep(i, 3, np.array([0], np.int32), replace(params, seed=i)) for i in range(20)]
+    logits = packed_logits(batch, 1)
+
+    def differs():
+        together = judge(batch, logits)
+        alone = [judge([step], logits[i : i + 1])[0] for i, step in enumerate(batch)]
+        return [j.token_ids.tolist() for j in together] != [j.token_ids.tolist() for j in alone]
+
+    assert not differs()
+    exact = noise.row_keys
+    monkeypatch.setattr(noise, "row_keys", lambda seeds, positions, domain: exact(range(len(seeds)), positions, domain))
+    assert differs()
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_the_law_of_one_token_over_seeds(name):
+    """With the real draws: lossless strategies follow the target's law, whatever is drafted; lossy ones need not."""
+    count, row = 4000, np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
+    params = SamplingParams(strategy=name, temperature=1.0)
+    drafted = replace(NO_TREE, token_ids=np.array([1], np.int32), parents=np.array([-1], np.int32), scores=np.zeros(1, "f4"))
+    batch = [SessionStep(i, 3, np.array([0], np.int32), replace(params, seed=i), drafted) for i in range(count)]
+    emitted = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(row, (2 * count, 1))))]
+    expected = count * np.exp(row)
+    chi2 = ((np.bincount(emitted, minlength=4) - expected) ** 2 / expected).sum()
+    assert (chi2 < 16.3) == is_lossless(name, 1.0)  # p = 0.001 at 3 degrees of freedom
+
+
+def test_accept_and_residual_draws_are_of_different_domains(monkeypatch):
+    """With one domain for both, and the token left out of the key, a rejection would foretell the residual."""
+    row = np.log(np.full(4, 0.25, np.float32))
+    params = SamplingParams(strategy="probabilistic", temperature=1.0)
+    tree = replace(NO_TREE, token_ids=np.zeros(1, "i4"), parents=np.full(1, -1, "i4"), scores=np.zeros(1, "f4"))
+
+    def chi2():
+        batch = [SessionStep(i, 3, np.zeros(1, np.int32), replace(params, seed=i), tree) for i in range(4000)]
+        emitted = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(row, (8000, 1))))]
+        return ((np.bincount(emitted, minlength=4) - 1000) ** 2 / 1000).sum()
+
+    assert chi2() < 16.3
+    exact = noise.row_keys
+    monkeypatch.setattr(noise, "row_keys", lambda seeds, positions, _domain: exact(seeds, positions, noise.Domain.ACCEPT))
+    assert chi2() > 100
+
+
+chain = partial(replace, NO_TREE)
+
+
+class TestLossyBias:
+    """The bias is real, and of the stated kind: a drafted token above the bar is emitted for certain."""
+
+    ROW = np.log(np.array([0.6, 0.25, 0.1, 0.05], np.float32))
+
+    def emitted(self, token, **params):
+        drafted = chain(token_ids=np.array([token], "i4"), parents=np.array([-1], "i4"), scores=np.zeros(1, "f4"))
+        batch = [
+            SessionStep(i, 3, np.zeros(1, np.int32), SamplingParams(temperature=1.0, seed=i, **params), drafted)
+            for i in range(2000)
+        ]
+        tokens = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(self.ROW, (4000, 1))))]
+        return np.bincount(tokens, minlength=4) / 2000
+
+    @pytest.mark.parametrize(
+        "params",
+        [
+            {"strategy": "threshold"},
+            {"strategy": "typical"},  # the bar is min(0.09, 0.3 * exp(-1.03)) = 0.09
+            {"strategy": "typical", "typical_eps": 1.0},  # 0.107
+        ],
+    )
+    def test_above_the_bar_for_certain_below_it_never(self, params):
+        assert self.emitted(1, **params).tolist() == [0, 1, 0, 0]
+        below = self.emitted(3, **params)
+        assert below == pytest.approx(np.exp(self.ROW), abs=0.04)
+
+    def test_the_bars_parameters_are_honoured(self):
+        assert self.emitted(1, strategy="threshold", threshold=0.3)[1] < 0.4
+        assert self.emitted(3, strategy="threshold", threshold=0.04)[3] == 1
+        assert self.emitted(3, strategy="typical", typical_eps=0.04)[3] == 1
+        assert self.emitted(2, strategy="typical", typical_eps=1.0, typical_delta=1.0)[2] < 0.3
+        assert self.emitted(2, strategy="typical", typical_eps=1.0, typical_delta=0.25)[2] == 1
+
+    def test_greedy_never_says_anything_but_the_top_token(self):
+        assert self.emitted(1, strategy="greedy").tolist() == [1, 0, 0, 0]
+
+    def test_lossless_strategies_are_not_moved(self):
+        for name in ("deterministic", "probabilistic"):
+            assert self.emitted(1, strategy=name) == pytest.approx(np.exp(self.ROW), abs=0.04)
+
+
+def test_threshold_at_temperature_zero_lets_plausible_drafts_through():
+    drafted = chain(token_ids=np.array([1], "i4"), parents=np.array([-1], "i4"), scores=np.zeros(1, "f4"))
+    step = SessionStep(1, 3, np.zeros(1, np.int32), SamplingParams(strategy="threshold"), drafted)
+    logits = torch.from_numpy(np.tile(TestLossyBias.ROW, (2, 1)))
+    assert judge([step], logits)[0].token_ids.tolist() == [1, 0]
+    assert judge([replace(step, params=SamplingParams(strategy="typical"))], logits)[0].token_ids.tolist() == [0]
