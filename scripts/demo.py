@@ -153,9 +153,7 @@ def report(prompts: list[tuple[str, str]], measured: list[tuple[list[Result], li
     click.echo(columns([HEADER, *(row(name, *both) for (name, _), both in zip(prompts, measured, strict=True))]))
     own, plain = (rate([both[side] for both in measured]) for side in (0, 1))
     same = all(a.token_ids == b.token_ids for both in measured for a, b in zip(*both, strict=True))
-    click.echo(
-        f"\nthe texts are {'the same, token for token' if same else 'NOT all the same'}, with drafters and without"
-    )
+    click.echo(f"\n{'the same texts' if same else 'NOT the same text everywhere'}, with drafters and without")
     click.secho(
         f"{own:.0f} tokens/s with drafters, {plain:.0f} without: {own / plain:.2f} times plain decoding "
         f"(medians of {repeats} runs, one session at a time, on this machine as busy as it is)",

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from specq.types import Float16Array, Int32Array, ModelInfo, SamplingParams
+from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo, SamplingParams
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -27,6 +27,7 @@ I32 = Annotated[Int32Array, "<i4", 1]
 I64 = Annotated[Int64Array, "<i8", 1]
 U8 = Annotated[UInt8Array, "<u1", 1]
 F16 = Annotated[Float16Array, "<f2", 1]
+F32 = Annotated[Float32Array, "<f4", 1]
 
 
 def _empty(dtype: str) -> Any:
@@ -232,6 +233,7 @@ class Verdict(Message):
     token_ids i32[m]  accepted path, then the correction or bonus
     node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
     node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
+    logprobs f32[m], top_ids i32[m * n], top_logprobs f32[m * n]   if asked for, as in `specq.types.Logprobs`
     """
 
     TYPE: ClassVar[str] = "verdict"
@@ -247,6 +249,9 @@ class Verdict(Message):
     node_ids: I32 = _empty("<i4")
     mask: U8 = _empty("<u1")
     node_lanes: U8 = _empty("<u1")
+    logprobs: F32 = _empty("<f4")
+    top_ids: I32 = _empty("<i4")
+    top_logprobs: F32 = _empty("<f4")
 
     @property
     def num_accepted(self) -> int:
@@ -281,7 +286,8 @@ class Tokens(Message):
 
     base_len    generated tokens before these (the prompt not counted)
     accepted u8[m]  1 where the token was drafted and accepted, 0 where it is the target's own
-    finish      a finish reason or ""; stats come with the last message (names of `SpeculationStats`)
+    finish      a finish reason or ""; stats come with the last message (names of `specq.broker.jobs.JobStats`)
+    logprobs, top_ids, top_logprobs   as in `Verdict`
     """
 
     TYPE: ClassVar[str] = "tokens"
@@ -291,6 +297,9 @@ class Tokens(Message):
     stats: dict[str, Any] = field(default_factory=dict)
     token_ids: I32
     accepted: U8
+    logprobs: F32 = _empty("<f4")
+    top_ids: I32 = _empty("<i4")
+    top_logprobs: F32 = _empty("<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from specq.calibration import Calibration
+from specq.logprob_record import LogprobRecord
 from specq.messages import Draft, Open
 from specq.types import NO_TREE, History, Int32Array, SamplingParams, Tree
 
@@ -85,6 +86,8 @@ class Session:
         self.token_ids: list[int] = message.token_ids.tolist()
         self.limit = len(self.token_ids) + message.tokens_left
         self.journaled = len(self.token_ids)  # what the broker has confirmed
+        self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
+        self.opened_len = len(self.token_ids)
         self.finish = ""  # the finish reason, once there is one
         self.kv_len = 0
         self.is_open = False  # in the engine

@@ -26,18 +26,6 @@ MAX_LOGPROBS = 20
 NO_TOKENS: Int32Array = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 
-# What the judge honours, but the verifier does not hand to it yet (`SessionStep.history`, token ids checked against the
-# vocabulary, log-probabilities in the verdict). A name goes from here when it does.
-_UNWIRED = (
-    "min_tokens",
-    "logprobs",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "logit_bias",
-    "bad_token_ids",
-)
-
 # How a completion ended; `None` while it runs.
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
 
@@ -113,9 +101,6 @@ class SamplingParams:
         for name in ("threshold", "typical_eps", "typical_delta"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
         self._validate_shaping()
-        for f in fields(self):
-            if f.name in _UNWIRED:
-                _require(f.name, getattr(self, f.name), getattr(self, f.name) == f.default, "left out: not yet served")
         return self
 
     def _validate_shaping(self) -> None:

@@ -28,6 +28,8 @@ from specq.types import Int32Array, Judgement
 
 log = structlog.get_logger(__name__)
 
+SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
+
 
 class Verifier:
     """Sessions, an engine, and the loop's body between them."""
@@ -178,13 +180,21 @@ class Verifier:
     def _admit(self, running: Sequence[Session]) -> None:
         """Open sessions in the engine while their contexts fit; evict the youngest where even one row each does not."""
         for session in running:
-            if not session.is_open and (session.length < self.engine.free_slots or not self._any_open()):
+            fits = session.length < self.engine.free_slots or not self._any_open()
+            if not session.is_open and fits and not self._awaits_prefix(session, running):
                 session.kv_len = self.engine.open(session.session_id, np.array(session.token_ids, np.int32))
                 session.is_open = True
         opened = [session for session in running if session.is_open]
         while len(opened) > 1 and self.engine.free_slots < len(opened):
             self._evict(max(opened, key=lambda session: session.session_id))
             opened = [session for session in opened if session.is_open]
+
+    def _awaits_prefix(self, session: Session, running: Sequence[Session]) -> bool:
+        """Is another session computing a prefix that this one could share a step later?"""
+        start = session.token_ids[:SHARED_PREFIX]
+        return any(
+            other.is_open and other.num_pending > 1 and other.token_ids[:SHARED_PREFIX] == start for other in running
+        )
 
     def _any_open(self) -> bool:
         return any(session.is_open for session in self.sessions.values())
@@ -207,6 +217,8 @@ class Verifier:
         tokens, session.finish = self._cut(session, judgement.token_ids)
         accepted = set(judgement.path[: len(tokens)])
         session.count_round(share.nodes, accepted)
+        if judgement.logprobs is not None:
+            session.logprobs.add(judgement.logprobs, len(tokens))
         session.commit(tokens.tolist(), len(share.nodes))
         waited = started - min((node.arrived for node in share.nodes), default=started)
         return self._verdict(session, base_len, tokens, share.nodes, accepted, (step_us, int(waited * 1e6)))
@@ -246,6 +258,7 @@ class Verifier:
             node_ids=np.array([node.node_id for node in nodes], np.int32),
             mask=np.array([i in accepted for i in range(len(nodes))], np.uint8),
             node_lanes=np.array([] if one_lane else [node.lane for node in nodes], np.uint8),
+            **session.logprobs.arrays(base_len - session.opened_len),
         )
 
     # --- failures and state -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ LAYERS = (
     ("specq.scheduler", "specq.session", "specq.curve", "specq.calibration"),
     ("specq.proposers", "specq.engines"),
     ("specq.verification",),
-    ("specq.text", "specq.chat_template", "specq.tokenizer_chunks", "specq.sockets"),
+    ("specq.text", "specq.chat_template", "specq.tokenizer_chunks", "specq.logprob_record", "specq.sockets"),
     ("specq.wire",),
     ("specq.messages",),
     ("specq.config", "specq.log", "specq.cpu", "specq.addresses", "specq.models"),

@@ -1,6 +1,11 @@
 """Files of prompts to files of results: formats, order, bad lines, exit statuses."""
 
 import json
+import os
+import pty
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -8,7 +13,7 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.errors import JobError
-from specq.messages import Failed, Submit
+from specq.messages import Cancel, Failed, Submit
 from specq.submit import Line, failure, parse_line, read_lines, result_line, run_lines
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 
@@ -267,6 +272,41 @@ def test_no_such_prompts():
     outcome = CliRunner().invoke(main, ["submit", "/no/such/prompts"])
     assert outcome.exit_code == 2
     assert "/no/such/prompts" in outcome.stderr
+
+
+def test_interrupted(tmp_path, spawn):
+    """Ctrl-C ends the command at once, with what is done written, and stops the jobs that run."""
+
+    def reply(message):
+        slow = isinstance(message, Submit) and message.params.max_tokens == 9
+        return [] if slow or isinstance(message, Cancel) else answer(message)
+
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text(GOOD + '{"prompt": "a", "max_tokens": 9}\n' * 3)
+    with FakeBroker(reply) as broker:
+        process = spawn("submit", str(prompts), "--out", str(out), "--broker", broker.address)
+        broker.wait_for(Submit, 4)
+        while not out.exists() or not out.read_text():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 1
+        assert len(broker.wait_for(Cancel, 3)) == 3
+    assert json.loads(out.read_text())["text"] == ANSWER
+
+
+def test_progress_bar(broker, tmp_path):
+    """On a terminal a bar counts the lines."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(GOOD * 3)
+    master, slave = pty.openpty()
+    arguments = ["submit", str(prompts), "--out", str(tmp_path / "out.jsonl"), "--broker", broker.address]
+    done = subprocess.run([sys.executable, "-m", "specq", *arguments], stderr=slave, check=False, timeout=20)
+    os.close(slave)
+    shown = os.read(master, 10_000).decode()
+    os.close(master)
+    assert done.returncode == 0
+    assert "prompts" in shown
+    assert "3/3" in shown
 
 
 @pytest.mark.parametrize("gone", [True, False])

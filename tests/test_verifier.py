@@ -172,6 +172,23 @@ def test_the_tokenizer_travels_in_pieces() -> None:
         join_chunks(chunks[:2])
 
 
+def test_a_common_prefix_is_computed_once() -> None:
+    """Sessions of one prompt wait until the first has computed it; others do not."""
+    verifier = make_verifier(max_step_rows=16)
+    prompt = np.arange(1, 41, dtype=np.int32)
+    for session_id, start in ((1, 0), (2, 0), (3, 1)):
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=40, tokens_left=5, params=SamplingParams(),
+            token_ids=np.concatenate([prompt[start:], prompt[:start]]),
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+    step(verifier)
+    assert [verifier.sessions[i].is_open for i in (1, 2, 3)] == [True, False, True]
+    for _ in range(12):
+        step(verifier)
+    assert all(session.finish == "length" for session in verifier.sessions.values())
+
+
 def test_heartbeats_carry_positions() -> None:
     """Each session's epoch and committed length, and a counter of steps."""
     verifier = make_verifier()

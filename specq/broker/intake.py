@@ -146,6 +146,9 @@ def misfit(message: Submit, model: ModelInfo) -> str:
         return "the prompt is empty"
     if np.any(prompt < 0) or np.any(prompt >= model.num_tokens):
         return f"the prompt has token ids outside the vocabulary of {model.name} (0 to {model.num_tokens - 1})"
+    named = [token for token in message.params.token_ids_named() if token >= model.vocab_size]
+    if named:
+        return f"token id {named[0]} of a parameter is outside the vocabulary of {model.name} (0 to {model.vocab_size - 1})"
     if len(prompt) + message.params.max_tokens > model.max_length:
         return (
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from specq.logprob_record import LogprobRecord
 from specq.messages import Submit, Tokens, Verdict
 from specq.types import Int32Array
 
@@ -61,6 +62,7 @@ class Job:
         self.prompt_ids: Int32Array = message.prompt_ids
         self.client, self.submitted = client, now
         self.token_ids: list[int] = []
+        self.logprobs = LogprobRecord(message.params.logprobs)
         self.accepted: list[int] = []  # 1 where the token was drafted, 0 where it is the target's own
         self.finish = ""
         self.sent = message.have  # tokens handed to the client's socket
@@ -108,6 +110,7 @@ class Job:
         flags = [1] * num_accepted + [0] * (len(tokens) - num_accepted)
         self.token_ids.extend(tokens[known:])
         self.accepted.extend(flags[known:])
+        self.logprobs.extend(verdict, known)
         self.finish = self.finish or verdict.finish
         return True
 
@@ -120,6 +123,7 @@ class Job:
             stats=self.stats.to_dict() if self.finish else {},
             token_ids=np.array(self.token_ids[have:], np.int32),
             accepted=np.array(self.accepted[have:], np.uint8),
+            **self.logprobs.arrays(have),
         )
 
 

@@ -1,6 +1,7 @@
 """The client: prompts in, text out, over one socket to a broker.
 
 core      the protocol: messages in, events out; no socket, no clock
+    events    what it tells
 link      the I/O thread that drives it
 request   what the user asks for, checked at the edge
 result    pieces and results

@@ -18,7 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from specq.client.core import STATUS, Event, NewTokens, RequestFailed, StatusReport
+from specq.client.core import STATUS
+from specq.client.events import Event, NewTokens, RequestFailed, StatusReport
 from specq.client.job import Connection, Reader
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result

@@ -12,13 +12,31 @@ what comes twice is dropped, what comes too early is asked for again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from specq.client.events import (
+    Event,
+    JobDone,
+    NewTokens,
+    RequestFailed,
+    StatusReport,
+    TokenizerReady,
+    Transcript,
+)
 from specq.errors import JobError, ProtocolError
-from specq.messages import Cancel, Failed, FetchTokenizer, GetStatus, Message, Status, Submit, TokenizerChunk, Tokens
+from specq.messages import (
+    Accepted,
+    Cancel,
+    Failed,
+    FetchTokenizer,
+    GetStatus,
+    Message,
+    Status,
+    Submit,
+    TokenizerChunk,
+    Tokens,
+)
 from specq.tokenizer_chunks import join_chunks
-from specq.types import ModelInfo
 
 RETRY_S = 1.0  # silence after which a request is sent again, at first
 RETRY_MAX_S = 4.0
@@ -28,63 +46,7 @@ TOKENIZER = "tokenizer"
 STATUS = "status"
 
 
-@dataclass(slots=True)
-class Transcript:
-    """What has been heard of a job: tokens, whether each was drafted, and when (seconds of the caller's clock)."""
-
-    started: float
-    token_ids: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    finish: str = ""
-    stats: dict[str, Any] = field(default_factory=dict)
-    first_token: float | None = None
-    finished: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NewTokens:
-    """Tokens of a job that were not known before; `accepted` flags those that a drafter guessed."""
-
-    key: int
-    token_ids: tuple[int, ...]
-    accepted: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class JobDone:
-    """A job ended as its transcript says."""
-
-    key: int
-    transcript: Transcript
-
-
-@dataclass(frozen=True, slots=True)
-class TokenizerReady:
-    """A model's tokenizer is here: file names to texts."""
-
-    key: str
-    model: ModelInfo
-    files: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class StatusReport:
-    """The broker's answer to `get_status`."""
-
-    key: str
-    report: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class RequestFailed:
-    """A job or another request that will not be answered."""
-
-    key: int | str
-    error: JobError
-
-
 Recall = Callable[[TokenizerChunk], dict[str, str] | None]
-Event = NewTokens | JobDone | TokenizerReady | StatusReport | RequestFailed
 
 
 @dataclass(slots=True)
@@ -96,6 +58,8 @@ class _Request:
     sent: float
     patience: float
     transcript: Transcript | None = None
+    progress: float | None = None  # when the broker last took the job or sent tokens of it
+    doomed: bool = False  # its tokens ended with "error"; the reason may still be on its way
 
     @property
     def due(self) -> float:
@@ -142,6 +106,11 @@ class ClientCore:
             self.cancel(key)
         self._requests.pop(key, None)
 
+    def abandon_all(self) -> None:
+        """Stop all jobs and forget them."""
+        for key in list(self._requests):
+            self.abandon(key)
+
     def fetch_tokenizer(self, model: str, now: float) -> None:
         """Ask for the tokenizer of a model ("": of the only one)."""
         self._pieces.clear()
@@ -163,10 +132,12 @@ class ClientCore:
         """Take a message; those that nobody waits for are dropped."""
         self._heard = now
         match message:
+            case Accepted() if message.job_id in self._requests:
+                self._requests[message.job_id].progress = now
             case Tokens():
                 return self._tokens(message, now)
             case Failed():
-                return self._failed(message)
+                return self._failed(message, now)
             case TokenizerChunk() if TOKENIZER in self._requests:
                 self._requests[TOKENIZER].sent = now
                 return self._tokenizer_piece(message)
@@ -190,11 +161,15 @@ class ClientCore:
         self._pieces.clear()
         return [TokenizerReady(TOKENIZER, piece.model, files)]
 
-    def _failed(self, message: Failed) -> list[Event]:
+    def _failed(self, message: Failed, now: float) -> list[Event]:
+        """End a request, unless a restarted broker merely waits for its verifiers to come back to a job it had taken."""
         key = message.job_id or TOKENIZER
-        if self._requests.pop(key, None) is None:
+        request = self._requests.get(key)
+        if request is None:
             return []
-        return [RequestFailed(key, JobError(message.reason, message.code))]
+        if message.code == "no_verifier" and request.progress is not None and now < request.progress + self.timeout_s:
+            return []
+        return self._fail(key, message.code, message.reason)
 
     def _tokens(self, message: Tokens, now: float) -> list[Event]:
         request = self._requests.get(message.job_id)
@@ -221,7 +196,7 @@ class ClientCore:
             transcript.token_ids.extend(new)
             transcript.accepted.extend(flags[: len(new)])
             transcript.first_token = transcript.first_token or now
-            request.sent, request.patience = now, self._patience
+            request.sent, request.patience, request.progress = now, self._patience, now
             events.append(NewTokens(message.job_id, new, flags[: len(new)]))
         if message.finish and message.base_len + len(message.token_ids) >= len(transcript.token_ids):
             events += self._finish(message, transcript, now)
@@ -229,7 +204,9 @@ class ClientCore:
 
     def _finish(self, message: Tokens, transcript: Transcript, now: float) -> list[Event]:
         if message.finish == "error":
-            return self._fail(message.job_id, "engine", "the job failed")
+            request = self._requests[message.job_id]
+            request.doomed, request.sent = True, now
+            return []
         del self._requests[message.job_id]
         transcript.finish, transcript.stats, transcript.finished = message.finish, message.stats, now
         return [JobDone(message.job_id, transcript)]
@@ -242,12 +219,14 @@ class ClientCore:
 
     def tick(self, now: float) -> list[Event]:
         """Do what time asks for."""
+        doomed = [key for key, request in self._requests.items() if request.doomed and now >= request.due]
+        events = [event for key in doomed for event in self._fail(key, "engine", "the job failed")]
         for request in self._requests.values():
             if now >= request.due:
                 request.sent, request.patience = now, min(2 * request.patience, self._longest_patience)
                 self._outbox.append(request.message())
         silent = [key for key, request in self._requests.items() if now >= self._deadline(request)]
-        return [event for key in silent for event in self._fail(key, *self._silence())]
+        return events + [event for key in silent for event in self._fail(key, *self._silence())]
 
     @property
     def idle(self) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specq.client.cache import TokenizerCache
-from specq.client.core import TOKENIZER, ClientCore, Event, JobDone, NewTokens, RequestFailed, TokenizerReady
+from specq.client.core import TOKENIZER, ClientCore
+from specq.client.events import Event, JobDone, NewTokens, RequestFailed, TokenizerReady
 from specq.client.link import Link, Sink
 from specq.client.request import SOURCES, Request, Served, build_request
 from specq.client.result import Piece, PieceMaker, Result, make_result

@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import zmq
 
-from specq.client.core import ClientCore, Event, JobDone, RequestFailed, StatusReport, TokenizerReady
+from specq.client.core import ClientCore
+from specq.client.events import Event, JobDone, RequestFailed, StatusReport, TokenizerReady
 from specq.errors import JobError, ProtocolError
 from specq.sockets import connect_dealer, drain, try_send
 from specq.wire import decode, encode

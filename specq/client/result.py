@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
 
-from specq.client.core import NewTokens, Transcript
+from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
 from specq.text import StopMatcher, TextCodec
 

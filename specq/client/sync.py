@@ -19,7 +19,8 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self
 
-from specq.client.core import STATUS, Event, NewTokens, RequestFailed, StatusReport
+from specq.client.core import STATUS
+from specq.client.events import Event, NewTokens, RequestFailed, StatusReport
 from specq.client.job import Connection, Reader
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
@@ -73,7 +74,7 @@ class Client:
                answered before)
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
 
-    Every method raises JobError; its `code` and message say why.
+    Every method raises JobError; its `code` and message say why. Leaving the block by Ctrl-C stops all jobs.
     """
 
     def __init__(
@@ -196,6 +197,8 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is KeyboardInterrupt:
+            self._connection.link.call(lambda core, _: core.abandon_all())
         self.close()
 
 

@@ -11,9 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from specq.cpu import available_cores
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import load
+from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.errors import EngineError
 from specq.types import Int32Array, Judgement, SamplingParams, SessionStep, Tree
@@ -34,7 +37,11 @@ class _Plan:
 
 
 class TorchEngine:
-    """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`."""
+    """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`, and who computes on a CPU:
+
+    threads       for steps of many rows, where the process runs; 0: as torch does, at most one a core
+    helper_cores  one more thread for such steps on each of these
+    """
 
     def __init__(
         self,
@@ -45,8 +52,12 @@ class TorchEngine:
         kv_slots: int = 0,
         name: str = "",
         eager: bool = False,
+        threads: int = 0,
+        helper_cores: tuple[int, ...] = (),
     ) -> None:
-        loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager)
+        own = threads or min(torch.get_num_threads(), len(available_cores()))
+        team = Threads(own, helper_cores)
+        loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
         self.info = loaded.info
         self._forward = loaded.forward
         self._pool = KvPool(self.info.kv_slots)

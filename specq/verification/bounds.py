@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p as one lower bound a row; `specq.verification.sampling` says what each means.
 
 A full sort of a row costs more than all else in judging. Top-p's set is small as a rule, so only the HEAD largest
-values of a row are sorted, on the host; a row that needs more is sorted whole.
+values of a row are looked at, on the host; a row that needs more is sorted whole, where it lies.
 """
 
 from __future__ import annotations
@@ -15,29 +15,28 @@ import torch
 from specq.types import BoolArray, Float32Array, SamplingParams
 
 HEAD = 256
+WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes
 
 
 def lower_bounds(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> Float32Array:
     """Return f32[rows], on the host: the least of scaled logits f32[rows, vocab] that top-k, top-p and min-p keep."""
     with np.errstate(divide="ignore"):
         bounds = np.log(np.array([p.min_p for p in params], np.float32))
-    rows = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1]
-    for width in (HEAD, scaled.shape[1]):
-        if rows:
-            own = scaled if len(rows) == len(params) else scaled[torch.as_tensor(rows, device=scaled.device)]
-            ranked, is_known = _ranked_bounds(own, [params[r] for r in rows], min(width, scaled.shape[1]))
-            bounds[rows] = np.maximum(bounds[rows], ranked)
-            rows = [row for row, known in zip(rows, is_known.tolist(), strict=True) if not known]
+    ranked = [row for row, p in enumerate(params) if p.top_k or p.top_p < 1]
+    if not ranked:
+        return bounds
+    own = scaled if len(ranked) == len(params) else scaled[torch.tensor(ranked, device=scaled.device)]
+    by_rank, is_known = _head_bounds(own, [params[row] for row in ranked], min(HEAD, scaled.shape[1]))
+    rest = np.flatnonzero(~is_known)
+    for part in np.array_split(rest, -(-len(rest) // WIDE_ROWS)) if len(rest) else ():
+        rows = own[torch.from_numpy(part).to(own.device)]
+        by_rank[part] = _wide_bounds(rows, [params[ranked[i]] for i in part])
+    bounds[ranked] = np.maximum(bounds[ranked], by_rank)
     return bounds
 
 
-def _ranked_bounds(
-    scaled: torch.Tensor, params: Sequence[SamplingParams], width: int
-) -> tuple[Float32Array, BoolArray]:
-    """Return (f32[rows], bool[rows]): the bounds of top-k and top-p, and whether `width` values a row sufficed.
-
-    Where they did not, the returned bound is -inf.
-    """
+def _head_bounds(scaled: torch.Tensor, params: Sequence[SamplingParams], width: int) -> tuple[Float32Array, BoolArray]:
+    """Return (f32[rows], bool[rows]): the bounds of top-k and top-p, and whether `width` values a row sufficed."""
     head, vocab = _largest(scaled, width), scaled.shape[1]  # f32[rows, width], descending
     top_k = np.array([min(p.top_k or vocab, vocab) for p in params])
     top_p = np.array([p.top_p for p in params])
@@ -52,9 +51,21 @@ def _ranked_bounds(
         ends_inside = (top_k == vocab) | (bounds > head[:, -1])
         is_known &= (top_p == 1) | (ends_inside & (num_below < width))
         bounds = np.maximum(bounds, by_p).astype(np.float32)
-    if width == vocab:
-        is_known[:] = True
-    return np.where(is_known, bounds, -np.inf).astype(np.float32), is_known
+    return bounds, is_known | (width == vocab)
+
+
+def _wide_bounds(scaled: torch.Tensor, params: Sequence[SamplingParams]) -> Float32Array:
+    """Return f32[rows]: the bounds of top-k and top-p by sorting whole rows, where they lie."""
+    vocab, device = scaled.shape[1], scaled.device
+    top_k = torch.tensor([min(p.top_k or vocab, vocab) for p in params], device=device)[:, None]
+    top_p = torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device)[:, None]
+    ordered = scaled.sort(dim=1, descending=True).values
+    by_k = ordered.gather(1, top_k - 1)
+    weights = torch.where(ordered >= by_k, ordered.exp(), 0).double().cumsum(1)
+    num_below = (weights < top_p * weights[:, -1:]).sum(1, keepdim=True)
+    by_p = ordered.gather(1, num_below.clamp(max=vocab - 1))
+    bounds: Float32Array = torch.where(top_p < 1, by_k.maximum(by_p), by_k)[:, 0].cpu().numpy()
+    return bounds
 
 
 def _mass(

@@ -38,9 +38,7 @@ def judge_longest(
     )
     paths = [longest_path(j.step.tree, a[1] > 0, a[0]) for j, a in zip(steps, accepted, strict=True)]
     last = [first + (path[-1] + 1 if path else 0) for first, path in zip(rows.first_rows, paths, strict=True)]
-    own = choose_tokens(
-        take_rows(rows.logits, last), [rows.params[r] for r in last], [rows.positions[r] for r in last]
-    )
+    own = choose_tokens(take_rows(rows.logits, last), [rows.params[r] for r in last], [rows.positions[r] for r in last])
     return [
         Judgement(j.step.session_id, path, np.append(j.step.tree.token_ids[list(path)], token).astype(np.int32))
         for j, path, token in zip(steps, paths, own, strict=True)

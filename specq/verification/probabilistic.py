@@ -48,7 +48,9 @@ class Probabilistic:
         paths = [walk(judged, first, families, accepted) for judged, first in zip(steps, rows.first_rows, strict=True)]
         drawn = draw_residuals(steps, rows, paths, probs, families, residual, draws)
         return [
-            Judgement(j.step.session_id, path, np.array([*j.step.tree.token_ids[list(path)].tolist(), *token], np.int32))
+            Judgement(
+                j.step.session_id, path, np.array([*j.step.tree.token_ids[list(path)].tolist(), *token], np.int32)
+            )
             for j, path, token in zip(steps, paths, drawn, strict=True)
         ]
 
@@ -121,9 +123,7 @@ def draw_residuals(
     return [[tokens[i]] if i in tokens else [] for i in range(len(steps))]
 
 
-def residual_laws(
-    at: Sequence[int], probs: torch.Tensor, families: Families, residual: Float64Array
-) -> torch.Tensor:
+def residual_laws(at: Sequence[int], probs: torch.Tensor, families: Families, residual: Float64Array) -> torch.Tensor:
     """Return f64[len(at), vocab], unnormalised: what the target's law at some rows has become."""
     laws = probs[torch.tensor(at, dtype=torch.long, device=probs.device)]
     judged = [(i, families.of_row[row]) for i, row in enumerate(at) if row in families.of_row]

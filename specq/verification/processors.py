@@ -56,9 +56,7 @@ def _ban(rows: torch.Tensor, of_rows: Sequence[int], token_ids: Sequence[int]) -
         rows[index[:, None], torch.tensor(known, device=rows.device)] = -torch.inf
 
 
-def _ban_sequences(
-    rows: torch.Tensor, sequences: Sequence[tuple[int, ...]], history: History, tree: Tree
-) -> None:
+def _ban_sequences(rows: torch.Tensor, sequences: Sequence[tuple[int, ...]], history: History, tree: Tree) -> None:
     """Ban the last token of each sequence in the rows that follow the others."""
     reach = max((len(sequence) for sequence in sequences), default=1) - 1
     tails = _tails(history.token_ids[max(0, len(history.token_ids) - reach) :].tolist(), tree, reach)

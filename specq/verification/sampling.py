@@ -117,7 +117,9 @@ def _by_kind(
         own = logits[torch.as_tensor(rows, device=logits.device)]
         parts.append(functions[kind](own, [params[r] for r in rows], [positions[r] for r in rows]))
         order.extend(rows)
-    return torch.cat([p.float() if p.dtype.is_floating_point and p.itemsize < 4 else p for p in parts])[np.argsort(order)]
+    return torch.cat([p.float() if p.dtype.is_floating_point and p.itemsize < 4 else p for p in parts])[
+        np.argsort(order)
+    ]
 
 
 def scaled_logits(logits: torch.Tensor, params: Rows) -> torch.Tensor:

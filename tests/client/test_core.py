@@ -5,17 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from specq.client.core import (
-    RETRY_MAX_S,
-    STATUS,
-    TOKENIZER,
-    ClientCore,
-    JobDone,
-    NewTokens,
-    RequestFailed,
-    StatusReport,
-    TokenizerReady,
-)
+from specq.client.core import RETRY_MAX_S, STATUS, TOKENIZER, ClientCore
+from specq.client.events import JobDone, NewTokens, RequestFailed, StatusReport, TokenizerReady
 from specq.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
 from specq.types import SamplingParams
 from tests.fake_broker import INFO, STATS, tokens
@@ -142,11 +133,36 @@ def test_a_refused_job():
     assert core.receive(tokens(7, 0, [1], "stop"), 0.2) == []
 
 
-def test_a_failed_job_that_is_attached_to():
-    """A finish of "error" without a reason is a failure too."""
+def test_a_failed_job():
+    """Tokens that end with "error" wait for the reason, which follows; if it was lost, the job fails without."""
     core, _ = make_core()
-    *_, failed = core.receive(tokens(7, 0, [1], "error"), 0.1)
+    assert new_ids(core.receive(tokens(7, 0, [1], "error"), 0.1)) == [1]
+    (failed,) = core.receive(Failed(job_id=7, code="deadline", reason="too late"), 0.2)
+    assert (failed.error.code, str(failed.error)) == ("deadline", "too late")
+
+    core, _ = make_core()
+    core.receive(tokens(7, 0, [1], "error"), 0.1)
+    assert core.tick(1.0) == []
+    (failed,) = core.tick(1.1)
     assert (failed.key, failed.error.code) == (7, "engine")
+
+
+def test_a_restarted_broker_without_verifiers():
+    """A broker that had taken the job and now knows no verifier is asked again for a while; one that never had is not."""
+    gone = Failed(job_id=7, code="no_verifier", reason="none")
+    core, _ = make_core(timeout_s=3.0)
+    core.receive(Accepted(job_id=7), 0.1)
+    assert core.receive(gone, 1.0) == []
+    core.take_outbox()
+    core.tick(1.1)
+    assert [message.job_id for message in core.take_outbox()] == [7]
+    assert core.receive(gone, 3.0) == []
+    (failed,) = core.receive(gone, 3.2)
+    assert failed.error.code == "no_verifier"
+
+    core, _ = make_core()
+    (failed,) = core.receive(gone, 0.1)
+    assert failed.error.code == "no_verifier"
 
 
 def test_two_stories():

@@ -54,7 +54,9 @@ class World:
         """A law as (ids, weights); some weights are tiny."""
         rng = np.random.default_rng([self.entropy, 2, *prefix])
         ids = rng.permutation(self.vocab)[: self.support]
-        return ids.tolist(), np.maximum(rng.integers(0, 65536, self.support) >> rng.integers(0, 8, self.support), 1).tolist()
+        return ids.tolist(), np.maximum(
+            rng.integers(0, 65536, self.support) >> rng.integers(0, 8, self.support), 1
+        ).tolist()
 
     def joint(self, length):
         """{tokens: probability} of the target's next tokens."""

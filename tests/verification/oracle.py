@@ -85,9 +85,7 @@ def deterministic(step, rows):
     while True:
         token = own_token(rows[node + 1], step.params, step.base_len + len(path))
         tokens.append(token)
-        following = [
-            i for i in range(tree.num_nodes) if tree.parents[i] == node and tree.token_ids[i] == token
-        ]
+        following = [i for i in range(tree.num_nodes) if tree.parents[i] == node and tree.token_ids[i] == token]
         if not following:
             return tuple(path), tokens
         node = following[0]

@@ -72,7 +72,9 @@ GOOD = Tree(
     np.array([-1, -1, 0], np.int32),
     np.zeros(3, np.float32),
     DraftLaws(
-        np.array([[3, 1, -1], [2, 0, 1]], np.int32), np.array([[5, 9, 0], [0, 1, 1]], np.uint16), np.array([0, 0, -1], np.int32)
+        np.array([[3, 1, -1], [2, 0, 1]], np.int32),
+        np.array([[5, 9, 0], [0, 1, 1]], np.uint16),
+        np.array([0, 0, -1], np.int32),
     ),
 )
 

@@ -22,7 +22,6 @@ PLANS = {
 }
 CUTS = {
     "plain": {},
-    "hot": {"temperature": 2.0},
     "top_k": {"top_k": 2},
     "top_p": {"temperature": 1.3, "top_p": 0.7},
     "all": {"temperature": 1.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
@@ -30,9 +29,7 @@ CUTS = {
 
 
 def world_of(entropy, vocab=3, support=3, **params):
-    return World(
-        entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params)
-    )
+    return World(entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params))
 
 
 @pytest.mark.parametrize("plan", PLANS)

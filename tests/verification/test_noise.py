@@ -47,9 +47,7 @@ def test_torchs_own_integer_arithmetic_gives_the_same_hash():
     assert np.array_equal(noise.hash_tokens(keys, token_ids), by_torch.numpy())
 
 
-@pytest.mark.parametrize(
-    ("hash_", "value"), [(0, 22.873857), (2**31, -math.log(math.log(2))), (2**32 - 1, -3.1299987)]
-)
+@pytest.mark.parametrize(("hash_", "value"), [(0, 22.873857), (2**31, -math.log(math.log(2))), (2**32 - 1, -3.1299987)])
 def test_edges_of_the_hash_are_finite(hash_, value):
     held = np.array([hash_ - 2**31], np.int32)
     assert noise.gumbel_of_hash(held)[0] == pytest.approx(value, abs=1e-5)

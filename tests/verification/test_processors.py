@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.errors import EngineError
@@ -78,9 +78,7 @@ def test_rows_are_the_naive_ones_of_their_own_paths(batch, entropy):
         for token, parent in zip(step.tree.token_ids.tolist(), step.tree.parents.tolist(), strict=True):
             contexts.append([*contexts[parent + 1], token])
         for context in contexts:
-            expected = naive(
-                before[row].numpy(), step.params, context, step.history.prompt_len, step.history.end_ids
-            )
+            expected = naive(before[row].numpy(), step.params, context, step.history.prompt_len, step.history.end_ids)
             assert shaped[row].numpy() == pytest.approx(expected, rel=1e-5, abs=1e-5)
             row += 1
     assert torch.equal(before, logits)
@@ -99,6 +97,7 @@ def test_a_missing_history_raises(shaping):
         judge([step], torch.zeros(1, 5))
 
 
+@settings(max_examples=40)
 @given(shaping_params(), st.integers(0, 2**32))
 def test_speculation_changes_no_penalised_text(params, entropy):
     """Ten tokens with full trees of depth two, and one at a time, from a target that remembers nothing."""

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.errors import EngineError
@@ -57,6 +57,7 @@ def test_mixed_batches_are_judged_as_the_oracle_does_one_by_one(batch, entropy):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 class TestConformance:
+    @settings(max_examples=40)
     @given(data=st.data(), entropy=st.integers(0, 2**32))
     def test_a_judgement_does_not_depend_on_its_batch(self, name, data, entropy):
         batch = data.draw(st.lists(steps(params=params_of((name,)), tree=sampled_trees()), max_size=4))
@@ -65,6 +66,7 @@ class TestConformance:
         together = judge(batch, logits)
         assert [(j.path, j.token_ids.tolist()) for [j] in alone] == [(j.path, j.token_ids.tolist()) for j in together]
 
+    @settings(max_examples=40)
     @given(step=st.data(), entropy=st.integers(0, 2**32))
     def test_the_path_is_one_and_its_tokens_are_emitted(self, name, step, entropy):
         step = step.draw(steps(params=params_of((name,)), tree=sampled_trees()))
@@ -74,7 +76,11 @@ class TestConformance:
             assert judgement.token_ids.dtype == np.int32
             count = len(judgement.path)
             assert judgement.token_ids[:count].tolist() == step.tree.token_ids[list(judgement.path)].tolist()
-            waits = name == "probabilistic" and step.tree.waits is not None and step.tree.waits[[-1, *judgement.path][-1] + 1]
+            waits = (
+                name == "probabilistic"
+                and step.tree.waits is not None
+                and step.tree.waits[[-1, *judgement.path][-1] + 1]
+            )
             assert len(judgement.token_ids) == count + (not waits)
 
     def test_a_session_without_nodes_is_plain_decoding(self, name):
@@ -122,7 +128,9 @@ def test_the_law_of_one_token_over_seeds(name):
     """With the real draws: lossless strategies follow the target's law, whatever is drafted; lossy ones need not."""
     count, row = 4000, np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     params = SamplingParams(strategy=name, temperature=1.0)
-    drafted = replace(NO_TREE, token_ids=np.array([1], np.int32), parents=np.array([-1], np.int32), scores=np.zeros(1, "f4"))
+    drafted = replace(
+        NO_TREE, token_ids=np.array([1], np.int32), parents=np.array([-1], np.int32), scores=np.zeros(1, "f4")
+    )
     batch = [SessionStep(i, 3, np.array([0], np.int32), replace(params, seed=i), drafted) for i in range(count)]
     emitted = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(row, (2 * count, 1))))]
     expected = count * np.exp(row)
@@ -143,7 +151,9 @@ def test_accept_and_residual_draws_are_of_different_domains(monkeypatch):
 
     assert chi2() < 16.3
     exact = noise.row_keys
-    monkeypatch.setattr(noise, "row_keys", lambda seeds, positions, _domain: exact(seeds, positions, noise.Domain.ACCEPT))
+    monkeypatch.setattr(
+        noise, "row_keys", lambda seeds, positions, _domain: exact(seeds, positions, noise.Domain.ACCEPT)
+    )
     assert chi2() > 100
 
 

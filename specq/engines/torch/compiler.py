@@ -20,7 +20,7 @@ import structlog
 from specq.config import cache_dir
 
 SOURCES = Path(__file__).parent / "kernels"
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-shared", "-fPIC", "-lm")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
 
 log = structlog.get_logger()

@@ -22,7 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.native import NativeForward, supports
+from specq.engines.torch.native import ALONE, NativeForward, Threads, supports
 from specq.engines.torch.rows import RowPacker
 from specq.errors import ConfigError
 from specq.text import num_tokens, tokenizer_hash
@@ -44,7 +44,14 @@ class LoadedModel:
 
 
 def load(
-    model: str, *, device: str = "auto", dtype: str = "auto", kv_slots: int = 0, name: str = "", eager: bool = False
+    model: str,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    kv_slots: int = 0,
+    name: str = "",
+    eager: bool = False,
+    threads: Threads = ALONE,
 ) -> LoadedModel:
     """Load a checkpoint.
 
@@ -53,6 +60,7 @@ def load(
     dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's
     kv_slots  0: as many as memory allows
     eager     leave the native kernels out
+    threads   who computes in the native kernels
 
     Raises ConfigError if the model cannot be found or used.
     """
@@ -62,7 +70,7 @@ def load(
     slots = kv_slots or _default_slots(network)
     kv = _make_kv(network, slots)
     library = None if eager or not supports(network) else kernels()
-    forward: Forward = GenericForward(network, kv) if library is None else NativeForward(network, kv, library)
+    forward: Forward = GenericForward(network, kv) if library is None else NativeForward(network, kv, library, threads)
     if network.config.model_type not in TESTED:
         _probe(network, forward)
     return LoadedModel(_describe(directory, network, name or directory.name, slots), forward)

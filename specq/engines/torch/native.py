@@ -6,11 +6,15 @@ halves them, and one call replaces some 200 torch operations of 5 to 20 us each.
 
 A row's logits do not depend on the batch: the same bits come out alone, in a tree or in a prefill chunk. Under
 `deterministic` that makes the text exactly drafter-invariant, without near-ties.
+
+Steps of many rows may be shared among threads (kernels/team.h), with the same bits again.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -18,12 +22,14 @@ import torch
 
 from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.engines.torch.rows import PackedRows
+from specq.errors import ConfigError
 from specq.types import Int32Array
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
 PANEL = 16
 MAX_ROPE_POSITIONS = 1 << 20
+MIN_SHARED_ROWS = 12
 
 _Pointer = ctypes.c_void_p
 
@@ -68,14 +74,32 @@ class _Batch(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Who computes: `own` threads where the process runs, the caller's included, and one on each of `helper_cores`."""
+
+    own: int = 1
+    helper_cores: tuple[int, ...] = ()
+
+    @property
+    def num_helpers(self) -> int:
+        return self.own - 1 + len(self.helper_cores)
+
+
+ALONE = Threads()
+
+
 class NativeForward:
     """Runs packed rows of one model through the C library; see `supports` for which models it takes."""
 
-    def __init__(self, model: Any, kv: KvStore, library: ctypes.CDLL) -> None:
+    def __init__(self, model: Any, kv: KvStore, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
         self.kv = kv
         self._keep: list[torch.Tensor] = []  # owners of the memory that C points into
         self._library = library
         library.specq_workspace_floats.restype = ctypes.c_int64
+        library.specq_team_new.restype = _Pointer
+        self._threads = threads
+        self._team: _Pointer | None = None
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
         self._vocab_size = int(model.config.vocab_size)
@@ -88,12 +112,20 @@ class NativeForward:
         logits = torch.empty(num_logits, self._model.head.num_panels * PANEL)
         hidden = torch.empty(num_logits, self._model.hidden)
         model = ctypes.byref(self._model)
-        needed = self._library.specq_workspace_floats(model, ctypes.byref(batch))
+        team = self._helpers() if rows.num_rows >= MIN_SHARED_ROWS else None
+        needed = self._library.specq_workspace_floats(model, ctypes.byref(batch), team)
         if needed > len(self._workspace):
             self._workspace = torch.empty(needed)
         pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
-        self._library.specq_forward(model, ctypes.byref(batch), *pointers)
+        self._library.specq_forward(model, ctypes.byref(batch), team, *pointers)
         return ForwardOutput(logits[:, : self._vocab_size], hidden)
+
+    def _helpers(self) -> _Pointer | None:
+        """Return the threads that share this model's steps, started when first asked for; they end with this object."""
+        if self._team is None and self._threads.num_helpers:
+            self._team = _start_team(self._library, self._threads)
+            weakref.finalize(self, self._library.specq_team_free, self._team)
+        return self._team
 
     def _describe(self, model: Any) -> _Model:
         config, decoder = model.config, model.model
@@ -152,6 +184,14 @@ class NativeForward:
             k=weight.shape[1],
             is_bf16=packed.dtype != torch.float32,
         )
+
+
+def _start_team(library: ctypes.CDLL, threads: Threads) -> _Pointer:
+    cores = threads.helper_cores
+    team = library.specq_team_new(threads.own - 1, len(cores), (ctypes.c_int32 * len(cores))(*cores))
+    if not team:
+        raise ConfigError(f"cannot start {threads.num_helpers} helper threads; cores asked for: {list(cores)}")
+    return _Pointer(team)
 
 
 def supports(model: Any) -> bool:

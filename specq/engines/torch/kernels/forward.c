@@ -1,4 +1,5 @@
 /* The whole forward pass of a Llama, Qwen2 or Qwen3 decoder in one call: token ids and slots in, logits out. */
+#define _GNU_SOURCE /* for pthread_setaffinity_np */
 #include "attention.h"
 #include "matmul.h"
 #include "top.h"
@@ -19,16 +20,35 @@ typedef struct {
     int64_t num_slots;
 } Model;
 
+/* Rows row .. end of one session, which attend together. */
 typedef struct {
-    float *hidden, *normed, *qkv, *attended, *act, *scores;
+    int32_t session, row, end;
+} Span;
+
+typedef struct {
+    float *hidden, *normed, *qkv, *attended, *act, *scores; /* scores: of each thread its own */
+    Span *spans;                                /* at most one a row */
     int ld_hidden, ld_qkv, ld_attended, ld_act; /* row strides in floats: whole panels */
+    int num_spans;
     long ld_scores;
 } Workspace;
+
+/* What the threads of a forward pass have in common; the caller's alone to change, and only between tasks. */
+typedef struct {
+    const Model *m;
+    const Batch *b;
+    Workspace w;
+    Team *team;
+    int layer;
+    const float *norm;
+} Pass;
+
+enum { FEW_ROWS = 4 }; /* a chunk of what is quickly done for a row */
 
 static int whole_panels(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
 /* Divide `block` among the buffers; return how many floats they take. With NULL, only count. */
-static int64_t lay_out(const Model *m, const Batch *b, float *block, Workspace *w) {
+static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *block, Workspace *w) {
     int64_t rows = b->num_rows, used = 0;
     w->ld_hidden = whole_panels(m->hidden);
     w->ld_qkv = whole_panels((m->num_heads + 2 * m->num_kv_heads) * m->head_dim);
@@ -40,7 +60,8 @@ static int64_t lay_out(const Model *m, const Batch *b, float *block, Workspace *
     w->qkv = block + used, used += rows * w->ld_qkv;
     w->attended = block + used, used += rows * w->ld_attended;
     w->act = block + used, used += rows * w->ld_act;
-    w->scores = block + used, used += MAX_QUERIES * w->ld_scores;
+    w->spans = (Span *)(block + used), used += rows * (sizeof(Span) / sizeof(float));
+    w->scores = block + used, used += (team ? team->num_threads : 1) * MAX_QUERIES * w->ld_scores;
     return used;
 }
 
@@ -51,9 +72,17 @@ static void rms_norm(const float *x, const float *weight, int n, float eps, floa
     for (int i = 0; i < n; i += 8) store(out + i, load(x + i) * scale * load(weight + i));
 }
 
-static void norm_rows(const Model *m, const Workspace *w, const float *weight, int num_rows) {
-    for (long r = 0; r < num_rows; r++)
-        rms_norm(w->hidden + r * w->ld_hidden, weight, m->hidden, m->eps, w->normed + r * w->ld_hidden);
+static void norm_some(const void *pass, int first, int end, int worker) {
+    const Pass *p = pass;
+    const Workspace *w = &p->w;
+    (void)worker;
+    for (long r = first; r < end; r++)
+        rms_norm(w->hidden + r * w->ld_hidden, p->norm, p->m->hidden, p->m->eps, w->normed + r * w->ld_hidden);
+}
+
+static void norm_rows(Pass *p, const float *weight, int num_rows) {
+    p->norm = weight;
+    share(p->team, norm_some, p, num_rows, FEW_ROWS);
 }
 
 /* Rotate one head in place; `scale` goes into the queries. */
@@ -83,33 +112,54 @@ static void prepare_row(const Model *m, const Layer *l, float *qkv, int position
     }
 }
 
-static void attend_rows(const Model *m, const Batch *b, const Workspace *w, const float *keys, const float *values,
-                        int session, int row, int end) {
-    int per_row = m->num_heads / m->num_kv_heads;
-    for (int h = 0; h < m->num_kv_heads; h++)
-        for (int g = 0; g < per_row; g += MAX_QUERIES) { /* more than 12 query heads a KV head: in portions */
-            int heads = MIN(per_row - g, MAX_QUERIES);
-            Tile t = {.head_dim = m->head_dim, .ld = w->ld_scores, .scores = w->scores};
-            t.num_queries = (end - row) * heads;
-            t.keys = keys + h * m->num_slots * m->head_dim, t.values = values + h * m->num_slots * m->head_dim;
-            for (int q = 0; q < t.num_queries; q++) {
-                long r = row + q / heads, offset = (h * per_row + g + q % heads) * m->head_dim;
-                t.queries[q] = w->qkv + r * w->ld_qkv + offset;
-                t.outputs[q] = w->attended + r * w->ld_attended + offset;
-            }
-            attend_tile(b, &t, b->tables[session], row, end, heads);
-        }
+/* Where a layer's keys or values begin in their pool. */
+INLINE float *of_layer(const Pass *p, float *pool) {
+    return pool + p->layer * p->m->num_kv_heads * p->m->num_slots * p->m->head_dim;
 }
 
-static void attention(const Model *m, const Batch *b, const Workspace *w, int layer) {
-    long offset = layer * m->num_kv_heads * m->num_slots * m->head_dim;
-    float *keys = m->keys + offset, *values = m->values + offset;
-    for (long r = 0; r < b->num_rows; r++)
-        prepare_row(m, &m->layers[layer], w->qkv + r * w->ld_qkv, b->positions[r], b->slots[r], keys, values);
+static void prepare_some(const void *pass, int first, int end, int worker) {
+    const Pass *p = pass;
+    const Model *m = p->m;
+    (void)worker;
+    for (long r = first; r < end; r++)
+        prepare_row(m, &m->layers[p->layer], p->w.qkv + r * p->w.ld_qkv, p->b->positions[r], p->b->slots[r],
+                    of_layer(p, m->keys), of_layer(p, m->values));
+}
+
+/* One span, one KV head. */
+static void attend_head(const Pass *p, const Span *span, int h, float *scores) {
+    const Model *m = p->m;
+    const Workspace *w = &p->w;
+    int per_row = m->num_heads / m->num_kv_heads;
+    long offset = h * m->num_slots * m->head_dim;
+    Tile t = {.head_dim = m->head_dim, .ld = w->ld_scores, .scores = scores};
+    t.keys = of_layer(p, m->keys) + offset, t.values = of_layer(p, m->values) + offset;
+    for (int g = 0; g < per_row; g += MAX_QUERIES) { /* more than 12 query heads a KV head: in portions */
+        int heads = MIN(per_row - g, MAX_QUERIES);
+        t.num_queries = (span->end - span->row) * heads;
+        for (int q = 0; q < t.num_queries; q++) {
+            long r = span->row + q / heads, column = (h * per_row + g + q % heads) * m->head_dim;
+            t.queries[q] = w->qkv + r * w->ld_qkv + column;
+            t.outputs[q] = w->attended + r * w->ld_attended + column;
+        }
+        attend_tile(p->b, &t, p->b->tables[span->session], span->row, span->end, heads);
+    }
+}
+
+static void attend_some(const void *pass, int first, int end, int worker) {
+    const Pass *p = pass;
+    float *scores = p->w.scores + worker * MAX_QUERIES * p->w.ld_scores;
+    for (int i = first; i < end; i++)
+        attend_head(p, &p->w.spans[i / p->m->num_kv_heads], i % p->m->num_kv_heads, scores);
+}
+
+/* Cut each session's rows into as many as fill a tile. */
+static void find_spans(const Model *m, const Batch *b, Workspace *w) {
     int step = MAX_QUERIES / MIN(m->num_heads / m->num_kv_heads, MAX_QUERIES);
+    w->num_spans = 0;
     for (int s = 0; s < b->num_sessions; s++)
         for (int row = b->row_starts[s], end = b->row_starts[s + 1]; row < end; row += step)
-            attend_rows(m, b, w, keys, values, s, row, MIN(row + step, end));
+            w->spans[w->num_spans++] = (Span){s, row, MIN(row + step, end)};
 }
 
 /* Move the rows that are judged to the front; after the last layer's attention the others are needed no more. */
@@ -121,36 +171,51 @@ static void keep_judged(const Batch *b, const Workspace *w) {
     }
 }
 
-static void run_layer(const Model *m, const Batch *b, const Workspace *w, int layer) {
-    const Layer *l = &m->layers[layer];
-    int rows = b->num_rows;
-    norm_rows(m, w, l->attn_norm, rows);
-    matmul(&l->qkv, w->normed, w->ld_hidden, rows, w->qkv, w->ld_qkv, STORE);
-    attention(m, b, w, layer);
-    if (layer == m->num_layers - 1) {
-        keep_judged(b, w);
-        rows = b->num_logit_rows;
+static void run_layer(Pass *p) {
+    const Layer *l = &p->m->layers[p->layer];
+    const Workspace *w = &p->w;
+    int rows = p->b->num_rows;
+    norm_rows(p, l->attn_norm, rows);
+    matmul(p->team, &(Product){&l->qkv, w->normed, w->qkv, w->ld_hidden, rows, w->ld_qkv, STORE});
+    share(p->team, prepare_some, p, rows, FEW_ROWS);
+    share(p->team, attend_some, p, w->num_spans * p->m->num_kv_heads, 1);
+    if (p->layer == p->m->num_layers - 1) {
+        keep_judged(p->b, w);
+        rows = p->b->num_logit_rows;
     }
-    matmul(&l->out, w->attended, w->ld_attended, rows, w->hidden, w->ld_hidden, ADD);
-    norm_rows(m, w, l->mlp_norm, rows);
-    matmul(&l->gate_up, w->normed, w->ld_hidden, rows, w->act, w->ld_act, SILU_MUL);
-    matmul(&l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
+    matmul(p->team, &(Product){&l->out, w->attended, w->hidden, w->ld_attended, rows, w->ld_hidden, ADD});
+    norm_rows(p, l->mlp_norm, rows);
+    matmul(p->team, &(Product){&l->gate_up, w->normed, w->act, w->ld_hidden, rows, w->ld_act, SILU_MUL});
+    matmul(p->team, &(Product){&l->down, w->act, w->hidden, w->ld_act, rows, w->ld_hidden, ADD});
 }
 
-int64_t specq_workspace_floats(const Model *m, const Batch *b) {
-    Workspace w;
-    return lay_out(m, b, NULL, &w);
+static void run_pass(Pass *p, float *logits, float *hidden) {
+    const Model *m = p->m;
+    const Workspace *w = &p->w;
+    int num_rows = p->b->num_logit_rows;
+    for (long r = 0; r < p->b->num_rows; r++)
+        memcpy(w->hidden + r * w->ld_hidden, m->embedding + (long)p->b->token_ids[r] * m->hidden,
+               m->hidden * sizeof(float));
+    for (p->layer = 0; p->layer < m->num_layers; p->layer++) run_layer(p);
+    norm_rows(p, m->final_norm, num_rows);
+    for (long j = 0; j < num_rows; j++)
+        memcpy(hidden + j * m->hidden, w->normed + j * w->ld_hidden, m->hidden * sizeof(float));
+    int ld = m->head.num_panels * PANEL;
+    matmul(p->team, &(Product){&m->head, w->normed, logits, w->ld_hidden, num_rows, ld, STORE});
 }
 
-/* logits [num_logit_rows][whole panels of vocab]; hidden [num_logit_rows][hidden]: after the final norm. */
-void specq_forward(const Model *m, const Batch *b, float *block, float *logits, float *hidden) {
+int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team) {
     Workspace w;
-    lay_out(m, b, block, &w);
-    for (long r = 0; r < b->num_rows; r++)
-        memcpy(w.hidden + r * w.ld_hidden, m->embedding + (long)b->token_ids[r] * m->hidden, m->hidden * sizeof(float));
-    for (int layer = 0; layer < m->num_layers; layer++) run_layer(m, b, &w, layer);
-    norm_rows(m, &w, m->final_norm, b->num_logit_rows);
-    for (long j = 0; j < b->num_logit_rows; j++)
-        memcpy(hidden + j * m->hidden, w.normed + j * w.ld_hidden, m->hidden * sizeof(float));
-    matmul(&m->head, w.normed, w.ld_hidden, b->num_logit_rows, logits, m->head.num_panels * PANEL, STORE);
+    return lay_out(m, b, team, NULL, &w);
+}
+
+/* logits [num_logit_rows][whole panels of vocab]; hidden [num_logit_rows][hidden]: after the final norm. `team` may be
+ * NULL: then no thread but the caller's does anything. */
+void specq_forward(const Model *m, const Batch *b, Team *team, float *block, float *logits, float *hidden) {
+    Pass pass = {.m = m, .b = b, .team = team};
+    lay_out(m, b, team, block, &pass.w);
+    find_spans(m, b, &pass.w);
+    call_team(team);
+    run_pass(&pass, logits, hidden);
+    dismiss_team(team);
 }

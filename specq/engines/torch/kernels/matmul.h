@@ -5,7 +5,7 @@
  * i in its low half and column i + 8 in its high half, and a shift and a mask turn it into the same floats.
  */
 #pragma once
-#include "simd.h"
+#include "team.h"
 
 enum { PANEL = 16, GROUP = 4, TILE_ROWS = 6 };
 enum epilogue { STORE, ADD, SILU_MUL };
@@ -83,31 +83,42 @@ INLINE void group(int rows, int at_once, int is_bf16, const Matrix *m, int panel
 /* Tiles of 6 rows, but the last 7 to 10 in halves: few rows at once leave the multipliers waiting for their sums. */
 INLINE int next_rows(int left) { return left > TILE_ROWS && left <= 10 ? (left + 1) / 2 : MIN(left, TILE_ROWS); }
 
-INLINE void groups(int is_bf16, const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
-                   enum epilogue epilogue) {
-    for (int panel = 0; panel < m->num_panels; panel += GROUP) {
-        int end = MIN(panel + GROUP, m->num_panels);
-        for (int row = 0, rows; row < num_rows; row += rows) {
-            const float *from = x + (long)row * ldx;
-            float *to = out + (long)row * ldo;
-            rows = next_rows(num_rows - row);
+typedef struct {
+    const Matrix *m;
+    const float *x; /* [num_rows][ldx] */
+    float *out;     /* [num_rows][ldo]; ldo covers whole panels */
+    int ldx, num_rows, ldo;
+    enum epilogue epilogue;
+} Product;
+
+INLINE void groups(int is_bf16, const Product *t, int first, int last) {
+    for (int panel = first * GROUP; panel < MIN(last * GROUP, t->m->num_panels); panel += GROUP) {
+        int end = MIN(panel + GROUP, t->m->num_panels);
+        for (int row = 0, rows; row < t->num_rows; row += rows) {
+            const float *x = t->x + (long)row * t->ldx;
+            float *out = t->out + (long)row * t->ldo;
+            rows = next_rows(t->num_rows - row);
             switch (rows) {
-            case 1: group(1, 4, is_bf16, m, panel, end, from, ldx, to, ldo, epilogue); break;
-            case 2: group(2, 2, is_bf16, m, panel, end, from, ldx, to, ldo, epilogue); break;
-            case 3: group(3, 1, is_bf16, m, panel, end, from, ldx, to, ldo, epilogue); break;
-            case 4: group(4, 1, is_bf16, m, panel, end, from, ldx, to, ldo, epilogue); break;
-            case 5: group(5, 1, is_bf16, m, panel, end, from, ldx, to, ldo, epilogue); break;
-            default: group(6, 1, is_bf16, m, panel, end, from, ldx, to, ldo, epilogue);
+            case 1: group(1, 4, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
+            case 2: group(2, 2, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
+            case 3: group(3, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
+            case 4: group(4, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
+            case 5: group(5, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
+            default: group(6, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue);
             }
         }
     }
 }
 
-/* x [num_rows][ldx], out [num_rows][ldo]; ldo covers whole panels. */
-static void matmul(const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
-                   enum epilogue epilogue) {
-    if (m->is_bf16)
-        groups(1, m, x, ldx, num_rows, out, ldo, epilogue);
+static void multiply(const void *product, int first, int end, int worker) {
+    const Product *t = product;
+    (void)worker;
+    if (t->m->is_bf16)
+        groups(1, t, first, end);
     else
-        groups(0, m, x, ldx, num_rows, out, ldo, epilogue);
+        groups(0, t, first, end);
+}
+
+static void matmul(Team *team, const Product *product) {
+    share(team, multiply, product, (product->m->num_panels + GROUP - 1) / GROUP, 1);
 }

@@ -1,0 +1,207 @@
+"""Broker, verifier and drafters as real processes over TCP, with the bundled pair."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import zmq
+from transformers import AutoModelForCausalLM
+
+from specq import Client
+from specq.addresses import free_address
+from specq.client.result import Result
+from specq.config import load
+from specq.models import resolve_model
+from specq.sockets import connect_dealer
+from workers.up import Group, members
+
+pytestmark = pytest.mark.timeout(300)
+QUESTIONS = (
+    "Tom has 3 boxes with 12 pencils each. He gives away 7 pencils. How many are left?",
+    "Write a Python function that returns the sum of a list.",
+    "What is the capital of France?",
+    "A train goes 60 miles in an hour. How far does it go in 4 hours?",
+)
+READY_S = 120
+
+
+@pytest.fixture(scope="module")
+def random_draft(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A draft model of the bundled shape and tokenizer, with random weights."""
+    source, directory = Path(resolve_model("tiny", "draft")), tmp_path_factory.mktemp("random")
+    model = AutoModelForCausalLM.from_pretrained(source)
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / name, directory / name)
+    return str(directory)
+
+
+def start(drafters: int, draft_model: str = "tiny") -> Group:
+    config = load()
+    config = replace(
+        config,
+        up=replace(config.up, drafters=drafters),
+        broker=replace(config.broker, bind=free_address()),
+        draft=replace(config.draft, model=draft_model),
+    )
+    return Group(members(config, ["--log-level", "error"]))
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    """A broker, a verifier and two drafters."""
+    with start(2) as running:
+        running.wait_ready(READY_S)
+        yield running
+
+
+@pytest.fixture
+def client(group: Group) -> Iterator[Client]:
+    with Client(group.address) as connected:
+        yield connected
+
+
+def answers(client: Client, in_flight: int = 4, **params: object) -> list[Result]:
+    """Return the results for all questions, so many at a time; the seed is the question's number."""
+    found: list[Result] = []
+    for first in range(0, len(QUESTIONS), in_flight):
+        batch = list(enumerate(QUESTIONS))[first : first + in_flight]
+        jobs = [client.submit(messages=[{"role": "user", "content": q}], seed=i, **params) for i, q in batch]
+        found += [job.result(120) for job in jobs]
+    return found
+
+
+def counts(results: list[Result]) -> tuple[int, int]:
+    """Return (accepted, rejected) drafts."""
+    accepted = sum(result.stats["accepted_tokens"] for result in results)
+    return accepted, sum(result.stats["draft_tokens"] for result in results) - accepted
+
+
+def test_greedy_text_is_transformers_own(client: Client) -> None:
+    """Token for token what `generate` says, with drafts accepted and rejected."""
+    results = answers(client, max_tokens=48)
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("tiny", "target"), dtype=torch.float32).eval()
+    for question, result in zip(QUESTIONS, results, strict=True):
+        prompt = client.served.codec.encode_chat([{"role": "user", "content": question}])
+        ids = torch.tensor([prompt])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=48)
+        assert result.token_ids == out[0, len(prompt) :].tolist()
+    accepted, rejected = counts(results)
+    assert accepted > 10
+    assert rejected > 0
+
+
+def test_sampled_text_does_not_depend_on_the_drafter(client: Client, random_draft: str) -> None:
+    """At T = 0.8 with a seed: the same with two drafters, none, and one of random weights, one or four in flight."""
+    params = {"max_tokens": 48, "temperature": 0.8, "top_p": 0.95}
+    results = answers(client, in_flight=1, **params)
+    texts = [result.token_ids for result in results]
+    accepted, rejected = counts(results)
+    assert min(accepted, rejected) > 0
+    assert texts == [result.token_ids for result in answers(client, **params)]
+    with start(1, random_draft) as other:
+        other.wait_ready(READY_S)
+        with Client(other.address) as connected:
+            drafted = answers(connected, **params)
+            other.processes["draft-1"].terminate()
+            assert other.processes["draft-1"].wait(10) == 0
+            plain = answers(connected, in_flight=1, **params)
+    assert texts == [result.token_ids for result in drafted]
+    assert texts == [result.token_ids for result in plain]
+    assert sum(result.stats["drafted"] for result in drafted) > 0
+    assert sum(result.stats["drafted"] for result in plain) == 0
+
+
+def test_stop_strings_end_the_text(client: Client) -> None:
+    """The text stops before the stop string, wherever the tokens' borders are."""
+    whole = client.generate(messages=[{"role": "user", "content": QUESTIONS[0]}], max_tokens=48)
+    stop = whole.text[10:13]
+    cut = client.generate(messages=[{"role": "user", "content": QUESTIONS[0]}], max_tokens=48, stop=[stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+
+
+def test_submit_writes_a_line_for_each_line(group: Group, tmp_path: Path) -> None:
+    """Good lines have results, bad lines say what is wrong, the order is kept, and the exit status tells."""
+    lines = [
+        '{"id": "a", "prompt": "2 + 2 =", "max_tokens": 8}',
+        '{"prompt": "half a line',
+        '{"id": "c", "messages": [{"role": "user", "content": "Hi"}], "temperature": -1}',
+        '{"id": "d", "token_ids": [5, 99999]}',
+        '{"id": "e", "prompt": ""}',
+        '{"id": "f", "prompt": "x", "strategy": "wishful"}',
+        '{"id": "g", "prompt": "x", "top_p": NaN}',
+        json.dumps({"id": "h", "prompt": "long " * 3000}),
+    ]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(lines) + "\n")
+    command = [sys.executable, "-m", "specq", "submit", str(source), "--out", str(out), "--broker", group.address]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert done.returncode != 0
+    assert [result["id"] for result in results] == ["a", 2, "c", "d", "e", "f", 7, "h"]
+    good = results[0]
+    assert (good["error"], good["finish_reason"] in ("stop", "length")) == (None, True)
+    assert set(good) == {"id", "prompt", "text", "token_ids", "finish_reason", "usage", "stats", "error"}
+    wanted = ("line 2", "temperature", "vocabulary", "empty", "wishful", "line 7", "2048")
+    for result, words in zip(results[1:], wanted, strict=True):
+        assert result["finish_reason"] == "error"
+        assert words in result["error"]
+
+
+def test_garbage_is_dropped(group: Group, client: Client) -> None:
+    """Random frames at the broker's socket are counted; jobs go on."""
+    before = client.status()["counts"].get("dropped_front", 0)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        socket = connect_dealer(context, group.address, queue=True)
+        for frames in ([b"x"], [b"", b""], [b"12345678", b"{}"], [bytes(8), b'{"v":1,"type":"draft"}', b"x" * 1000]):
+            socket.send_multipart(frames)
+        result = client.generate("1 + 1 =", max_tokens=8)
+    finally:
+        context.destroy(linger=1000)
+    assert result.error is None
+    assert client.status()["counts"]["dropped_front"] - before >= 3
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused(group: Group, tmp_path: Path) -> None:
+    """At registration, naming both models, with a non-zero exit status."""
+    source = Path(resolve_model("tiny", "draft"))
+    for path in source.iterdir():
+        shutil.copy(path, tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:-1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    command = ["worker", "--role", "draft", "--model", str(tmp_path), "--broker", group.address, "--name", "alien"]
+    done = subprocess.run(
+        [sys.executable, "-m", "specq", *command], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode != 0
+    assert "refuses this worker" in done.stderr
+    assert str(tmp_path) in done.stderr
+    assert "tiny" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_all_processes_end_well() -> None:
+    """SIGTERM ends each role with status 0."""
+    with start(1) as running:
+        running.wait_ready(READY_S)
+        running.stop()
+        assert {name: process.returncode for name, process in running.processes.items()} == {
+            "broker": 0,
+            "target-1": 0,
+            "draft-1": 0,
+        }
