@@ -253,10 +253,6 @@ class Verdict(Message):
     top_ids: I32 = _empty("<i4")
     top_logprobs: F32 = _empty("<f4")
 
-    @property
-    def num_accepted(self) -> int:
-        return self.mask.tobytes().count(1)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionFailed(Message):

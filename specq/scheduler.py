@@ -25,11 +25,15 @@ FLOOR = 0.02  # nodes less likely than this are not worth looking at
 class StepPlan:
     """What the next step does for each session that takes part, in order of precedence.
 
-    `worth` is how likely a further node would have to be to raise the goodput; what drafters need to know of it.
+    goodput   expected tokens a second
     """
 
     shares: list[Share]
-    worth: float
+    goodput: float
+
+    @property
+    def num_rows(self) -> int:
+        return sum(share.step.num_rows for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def plan(sessions: Iterable[Session], curve: StepCurve, *, max_rows: int, free_s
         by_session.setdefault(session.session_id, []).append(node)
     shares = [_share(session, size, by_session.get(session.session_id, [])) for session, size in chunks]
     tokens = len(decoding) + sum(node.reach for _, node in nodes)
-    return StepPlan(shares, tokens / curve(num_rows + len(nodes)) * curve.slope(num_rows + len(nodes)))
+    return StepPlan(shares, tokens / curve(num_rows + len(nodes)))
 
 
 def _share(session: Session, size: int, nodes: list[Node]) -> Share:

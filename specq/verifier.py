@@ -28,6 +28,7 @@ from specq.types import Int32Array, Judgement
 
 log = structlog.get_logger(__name__)
 
+NODE_COST_FADE = 0.02
 SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
 
 
@@ -53,6 +54,8 @@ class Verifier:
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that waited longest come first
         self.state = "ready"
         self.num_steps = 0
+        self.num_grafted = 0
+        self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._worth = 0  # of the last step: see `Verdict.worth`
         self._stops: dict[int, StopMatcher] = {}
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
@@ -124,17 +127,27 @@ class Verifier:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
-        num_nodes = len(message.token_ids)
-        if len(message.parent_ids) != num_nodes or len(message.scores) != num_nodes:
-            raise ProtocolError("a draft's arrays differ in length")
-        if np.any(message.token_ids < 0) or np.any(message.token_ids >= self.engine.info.vocab_size):
-            raise ProtocolError("a draft's token lies outside the vocabulary")
-        if np.isnan(message.scores).any() or np.any(message.scores > 0):
-            raise ProtocolError("a draft's score is no log-probability")
-        if np.any(message.parent_ids >= message.first_id + np.arange(num_nodes)):
-            raise ProtocolError("a draft's parent comes after its child")
+        self._check(message)
         session.graft(message, now)
+        self.num_grafted += len(message.token_ids)
         return []
+
+    def _check(self, draft: Draft) -> None:
+        """Raise ProtocolError for a malformed draft; lists, since a draft is small."""
+        tokens, parents, scores = draft.token_ids.tolist(), draft.parent_ids.tolist(), draft.scores.tolist()
+        if not len(tokens) == len(parents) == len(scores):
+            raise ProtocolError("a draft's arrays differ in length")
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.engine.info.vocab_size:
+            raise ProtocolError("a draft's token lies outside the vocabulary")
+        if not all(score <= 0 for score in scores):  # nor is NaN
+            raise ProtocolError("a draft's score is no log-probability")
+        if any(parent >= node_id for node_id, parent in enumerate(parents, draft.first_id)):
+            raise ProtocolError("a draft's parent comes after its child")
+
+    def account(self, seconds: float, num_nodes: int) -> None:
+        """Learn what it costs to take in draft nodes; a node must be worth that, too."""
+        if num_nodes:
+            self._node_s += NODE_COST_FADE * (seconds / num_nodes - self._node_s)
 
     def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
         return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
@@ -174,7 +187,8 @@ class Verifier:
         self._admit(running)
         opened = [session for session in running if session.is_open]
         planned = plan(opened, self.curve, max_rows=self.max_step_rows, free_slots=self.engine.free_slots)
-        self._worth = min(int(planned.worth * 1000), 9999)
+        worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
+        self._worth = min(int(worth * 1000), 9999)
         return planned.shares
 
     def _admit(self, running: Sequence[Session]) -> None:

@@ -40,6 +40,7 @@ class _Array:
     name: str
     dtype: np.dtype[Any]
     itemsize: int
+    empty: np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,11 @@ def decode(frames: Sequence[bytes]) -> Message:
         values[layout.key] = int.from_bytes(frames[0], "little")
     _add_arrays(values, cls, layout, frames)
     return cls(**values)
+
+
+def array_frame(cls: type[Message], name: str) -> int:
+    """Return the index of the frame that holds this array of a message type."""
+    return 2 + [array.name for array in _LAYOUTS[cls].arrays].index(name)
 
 
 def type_of(frames: Sequence[bytes]) -> type[Message] | None:
@@ -133,7 +139,10 @@ def _add_arrays(values: dict[str, Any], cls: type[Message], layout: _Layout, fra
     if len(frames) - 2 > len(layout.arrays):
         raise ProtocolError(f"{cls.TYPE} has {len(layout.arrays)} arrays, not {len(frames) - 2}")
     for i, array in enumerate(layout.arrays, 2):
-        data = frames[i] if i < len(frames) else b""
+        if i >= len(frames):
+            values[array.name] = array.empty
+            continue
+        data = frames[i]
         if len(data) > MAX_ARRAY or len(data) % array.itemsize:
             raise ProtocolError(f"{cls.TYPE}.{array.name} has {len(data)} bytes")
         values[array.name] = np.frombuffer(data, array.dtype)
@@ -203,7 +212,7 @@ def _layout(cls: type[Message]) -> _Layout:
             key = spec.name
         elif typing.get_origin(annotation) is typing.Annotated:
             dtype = np.dtype(annotation.__metadata__[0])
-            arrays.append(_Array(spec.name, dtype, dtype.itemsize))
+            arrays.append(_Array(spec.name, dtype, dtype.itemsize, np.frombuffer(b"", dtype)))
         else:
             checks[spec.name] = _SCALAR_CHECKS[annotation]
             factory = spec.default_factory

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specq.errors import EngineError
 from specq.messages import Cancel, Draft, GetStatus, Submit
 from specq.types import SamplingParams
 from specq.wire import encode
@@ -210,6 +211,26 @@ def test_submitting_twice_is_harmless() -> None:
     world.run(0.1)
     assert job.failed is not None
     assert "other content" in job.failed.reason
+
+
+def test_a_failed_job_tells_its_reason_again() -> None:
+    """A client that lost the reason and submits again hears it, and what was committed."""
+
+    class Broken(ToyEngine):
+        def step(self, steps):  # type: ignore[no-untyped-def]
+            raise EngineError("out of order")
+
+    world = World()
+    world.add_verifier(engine=Broken())
+    world.run(0.1)
+    job = world.submit(1, PROMPT, max_tokens=10)
+    world.run_until(lambda: finished(world, 1))
+    first, job.failed = job.failed, None
+    world.submit(1, PROMPT, max_tokens=10)
+    world.run(0.1)
+    assert first is not None
+    assert "out of order" in first.reason
+    assert job.failed == first
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,20 @@ def test_verdicts_say_what_is_worth_drafting() -> None:
     assert worths[1] == pytest.approx(1000 * (0.005 / 63) / 0.005, abs=2)
 
 
+def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
+    """Time spent on receiving and grafting raises what a node must be worth."""
+    verifier = make_verifier()
+    open_session(verifier)
+    step(verifier)
+    before = step(verifier)[0].worth
+    for _ in range(500):
+        verifier.account(0.004, 2)
+    after = step(verifier)[0].worth
+    assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
+    verifier.account(1.0, 0)
+    assert step(verifier)[0].worth == after
+
+
 def test_the_tokenizer_travels_in_pieces() -> None:
     """A large tokenizer is cut into pieces of bounded size that join to the same files."""
     files = {"tokenizer.json": '{"model": "' + "x" * (2 * CHUNK_BYTES) + '"}'}

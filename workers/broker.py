@@ -13,7 +13,7 @@ from specq.broker.state import Connect, Disconnect, Effect, Send
 from specq.config import BrokerConfig
 from specq.errors import ConfigError
 from specq.sockets import bind_router, connect_dealer, drain, try_send
-from workers.loop import Beat, Stop
+from workers.loop import Beat, Stop, calm_collector
 
 log = structlog.get_logger(__name__)
 
@@ -92,6 +92,7 @@ def run(config: BrokerConfig) -> int:
     stop = Stop()
     loop = BrokerLoop(config)
     log.info("broker_started", address=loop.address)
+    calm_collector()
     try:
         while not stop:
             loop.turn()

@@ -16,7 +16,7 @@ from specq.models import resolve_model
 from specq.proposers import PROPOSERS, Proposer
 from specq.table import resolve
 from workers.link import BrokerLink, new_incarnation
-from workers.loop import Stop
+from workers.loop import Stop, calm_collector
 
 log = structlog.get_logger(__name__)
 
@@ -77,6 +77,7 @@ def run(config: DraftConfig) -> int:
     )
     loop = DrafterLoop(config, drafter, name)
     log.info("drafter_ready", name=name, model=proposer.info.name)
+    calm_collector()
     try:
         while not stop:
             loop.turn()

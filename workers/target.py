@@ -21,7 +21,7 @@ from specq.text import load_tokenizer_files
 from specq.verifier import Verifier
 from specq.wire import decode, encode
 from workers.link import BrokerLink, new_incarnation
-from workers.loop import Stop
+from workers.loop import Stop, calm_collector
 
 log = structlog.get_logger(__name__)
 
@@ -55,8 +55,10 @@ class VerifierLoop:
         wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
         ready = dict(self.poller.poll(wait_ms))
         if self.router in ready:
+            started, num_before = time.monotonic(), self.verifier.num_grafted
             for identity, *frames in drain(self.router):
                 self._receive(identity, frames)
+            self.verifier.account(time.monotonic() - started, self.verifier.num_grafted - num_before)
         if self.link.socket in ready:
             for message in self.link.receive():
                 self._handle(message)
@@ -102,6 +104,7 @@ def run(config: TargetConfig) -> int:
     name = config.name or f"target-{os.getpid()}"
     verifier = build_verifier(config, name)
     loop = VerifierLoop(config, verifier, name)
+    calm_collector()
     try:
         while not stop:
             loop.turn()

@@ -11,9 +11,11 @@ but for who sent them. A verdict goes to the drafters at once, then into the job
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import structlog
 
+from specq.broker.commits import read_commit
 from specq.broker.intake import Intake
 from specq.broker.placement import Placement
 from specq.broker.state import Effect, Send, State
@@ -81,11 +83,10 @@ class Broker:
             return []
         worker.heard = now
         try:
-            message = decode(frames)
-            if isinstance(message, Verdict):
-                self._verdict(identity, message, frames)
+            if type_of(frames) is Verdict:
+                self._verdict(identity, frames)
             else:
-                self._dispatch(self._back, identity, message, now)
+                self._dispatch(self._back, identity, decode(frames), now)
         except ProtocolError as error:
             self._drop("back", error)
         return self._effects()
@@ -139,19 +140,22 @@ class Broker:
         job.stats.draft_bytes += sum(map(len, frames))
         self.state.emit(Send("back", job.verifier, list(frames)))
 
-    def _verdict(self, identity: bytes, verdict: Verdict, frames: Sequence[bytes]) -> None:
+    def _verdict(self, identity: bytes, frames: Sequence[bytes]) -> None:
         """Pass a verdict to the session's drafters, commit it, and tell the client."""
-        job = self.state.jobs.active.get(verdict.session_id)
-        if job is None or job.verifier != identity or job.epoch != verdict.epoch:
+        commit = read_commit(frames)
+        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
+        if job is None or job.verifier != identity or job.epoch != commit.epoch:
             self.state.counts["late_verdicts"] += 1
             return
-        self.state.emit(*(Send("front", drafter, list(frames)) for drafter in job.drafters.values()))
-        before = job.length
-        if not job.commit(verdict):
+        self.state.emit(*[Send("front", drafter, list(frames)) for drafter in job.drafters.values()])
+        known = job.commit(commit)
+        if known < 0:
             self.state.counts["misfit_verdicts"] += 1
             return
-        if job.length > before:
-            job.stats.add(verdict, sum(map(len, frames)))
+        if known < len(commit.token_ids):
+            job.stats.add(commit)
+            if job.params.logprobs >= 0:
+                job.logprobs.extend(cast("Verdict", decode(frames)), known)
         if job.finish:
             self.intake.finish(job)
         else:

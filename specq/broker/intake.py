@@ -86,15 +86,16 @@ class Intake:
     def fail(self, job: Job, code: str, reason: str) -> None:
         """End a job with a stated failure."""
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)
-        job.finish = "error"
+        job.finish, job.failure = "error", Failed(job_id=job.job_id, code=code, reason=reason)
         self.finish(job)
-        self.state.send_front(job.client, Failed(job_id=job.job_id, code=code, reason=reason))
 
     def tell(self, job: Job) -> None:
-        """Send the client what it lacks; a failed job's tokens go without their finish, which `Failed` brings."""
-        if len(job.token_ids) > job.sent or job.finish not in ("", "error"):
+        """Send the client what it lacks; of a failed job the tokens first, then why it failed."""
+        if len(job.token_ids) > job.sent or (job.finish and not job.failure):
             self.state.send_front(job.client, job.news(job.sent))
             job.sent = len(job.token_ids)
+        if job.failure:
+            self.state.send_front(job.client, job.failure)
 
     # --- state and tokenizer ----------------------------------------------------------------------------------------
 

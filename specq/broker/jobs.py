@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from specq.broker.commits import Commit
 from specq.logprob_record import LogprobRecord
-from specq.messages import Submit, Tokens, Verdict
+from specq.messages import Failed, Submit, Tokens
 from specq.types import Int32Array
 
 KEEP_FINISHED = 1000
@@ -33,20 +34,21 @@ class JobStats:
     queue_us: int = 0
     verifier: dict[str, Any] = field(default_factory=dict)  # specq.session.SessionStats
 
-    def add(self, verdict: Verdict, num_bytes: int) -> None:
-        """Count one verdict of so many bytes on the wire."""
-        num_accepted = verdict.num_accepted
+    def add(self, commit: Commit) -> None:
+        """Count one verdict."""
+        accepted = commit.num_accepted
         self.rounds += 1
-        self.draft_tokens += len(verdict.node_ids)
-        self.accepted_tokens += num_accepted
-        self.accepted_lengths.extend([0] * (num_accepted + 1 - len(self.accepted_lengths)))
-        self.accepted_lengths[num_accepted] += 1
-        self.verdict_bytes += num_bytes
-        if len(verdict.us) == 2:
-            self.forward_us += verdict.us[0]
-            self.queue_us += verdict.us[1]
-        if verdict.stats:
-            self.verifier = verdict.stats
+        self.draft_tokens += commit.num_nodes
+        self.accepted_tokens += accepted
+        if accepted >= len(self.accepted_lengths):
+            self.accepted_lengths.extend([0] * (accepted + 1 - len(self.accepted_lengths)))
+        self.accepted_lengths[accepted] += 1
+        self.verdict_bytes += commit.num_bytes
+        if commit.us:
+            self.forward_us += commit.us[0]
+            self.queue_us += commit.us[1]
+        if commit.stats:
+            self.verifier = commit.stats
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts under the names that `Tokens.stats` uses."""
@@ -60,11 +62,13 @@ class Job:
     def __init__(self, message: Submit, client: bytes, now: float) -> None:
         self.job_id, self.model, self.params = message.job_id, message.model, message.params
         self.prompt_ids: Int32Array = message.prompt_ids
+        self.prompt_len = len(message.prompt_ids)
         self.client, self.submitted = client, now
         self.token_ids: list[int] = []
         self.logprobs = LogprobRecord(message.params.logprobs)
         self.accepted: list[int] = []  # 1 where the token was drafted, 0 where it is the target's own
         self.finish = ""
+        self.failure: Failed | None = None  # what the client is told of a job that failed
         self.sent = message.have  # tokens handed to the client's socket
         self.stats = JobStats()
         self.verifier = b""  # who holds the session; b"": nobody yet
@@ -75,10 +79,6 @@ class Job:
         self.unheld = False  # missing from the verifier's last heartbeat
         self.lagging = -1  # committed length at the verifier's last heartbeat
         self.failures = 0  # verifiers that gave the session back or died with it
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.prompt_ids)
 
     @property
     def length(self) -> int:
@@ -98,28 +98,26 @@ class Job:
         same = message.params == self.params and message.model == self.model
         return same and np.array_equal(message.prompt_ids, self.prompt_ids)
 
-    def commit(self, verdict: Verdict) -> bool:
-        """Append what the verdict adds; False if it does not fit: a gap, or an overlap that disagrees."""
-        length = self.prompt_len + len(self.token_ids)
-        known = length - verdict.base_len
-        tokens = verdict.token_ids.tolist()
-        start = verdict.base_len - self.prompt_len
+    def commit(self, commit: Commit) -> int:
+        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, or an
+        overlap that disagrees."""
+        tokens = commit.token_ids
+        start = commit.base_len - self.prompt_len
+        known = len(self.token_ids) - start
         if known < 0 or start < 0 or self.token_ids[start:] != tokens[:known]:
-            return False
-        num_accepted = verdict.num_accepted
-        flags = [1] * num_accepted + [0] * (len(tokens) - num_accepted)
+            return -1
+        flags = [1] * commit.num_accepted + [0] * (len(tokens) - commit.num_accepted)
         self.token_ids.extend(tokens[known:])
-        self.accepted.extend(flags[known:])
-        self.logprobs.extend(verdict, known)
-        self.finish = self.finish or verdict.finish
-        return True
+        self.accepted.extend(flags[known : len(tokens)])
+        self.finish = self.finish or commit.finish
+        return known
 
     def news(self, have: int) -> Tokens:
         """Return what a client that has so many generated tokens lacks."""
         return Tokens(
             job_id=self.job_id,
             base_len=have,
-            finish=self.finish,
+            finish="" if self.failure else self.finish,
             stats=self.stats.to_dict() if self.finish else {},
             token_ids=np.array(self.token_ids[have:], np.int32),
             accepted=np.array(self.accepted[have:], np.uint8),

@@ -176,17 +176,17 @@ static void run_layer(Pass *p) {
     const Workspace *w = &p->w;
     int rows = p->b->num_rows;
     norm_rows(p, l->attn_norm, rows);
-    matmul(p->team, &(Product){&l->qkv, w->normed, w->qkv, w->ld_hidden, rows, w->ld_qkv, STORE});
+    matmul(p->team, &l->qkv, w->normed, w->ld_hidden, rows, w->qkv, w->ld_qkv, STORE);
     share(p->team, prepare_some, p, rows, FEW_ROWS);
     share(p->team, attend_some, p, w->num_spans * p->m->num_kv_heads, 1);
     if (p->layer == p->m->num_layers - 1) {
         keep_judged(p->b, w);
         rows = p->b->num_logit_rows;
     }
-    matmul(p->team, &(Product){&l->out, w->attended, w->hidden, w->ld_attended, rows, w->ld_hidden, ADD});
+    matmul(p->team, &l->out, w->attended, w->ld_attended, rows, w->hidden, w->ld_hidden, ADD);
     norm_rows(p, l->mlp_norm, rows);
-    matmul(p->team, &(Product){&l->gate_up, w->normed, w->act, w->ld_hidden, rows, w->ld_act, SILU_MUL});
-    matmul(p->team, &(Product){&l->down, w->act, w->hidden, w->ld_act, rows, w->ld_hidden, ADD});
+    matmul(p->team, &l->gate_up, w->normed, w->ld_hidden, rows, w->act, w->ld_act, SILU_MUL);
+    matmul(p->team, &l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
 }
 
 static void run_pass(Pass *p, float *logits, float *hidden) {
@@ -200,8 +200,7 @@ static void run_pass(Pass *p, float *logits, float *hidden) {
     norm_rows(p, m->final_norm, num_rows);
     for (long j = 0; j < num_rows; j++)
         memcpy(hidden + j * m->hidden, w->normed + j * w->ld_hidden, m->hidden * sizeof(float));
-    int ld = m->head.num_panels * PANEL;
-    matmul(p->team, &(Product){&m->head, w->normed, logits, w->ld_hidden, num_rows, ld, STORE});
+    matmul(p->team, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
 }
 
 int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team) {

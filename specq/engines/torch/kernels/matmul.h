@@ -16,6 +16,15 @@ typedef struct {
     int32_t num_panels, k, is_bf16, pad;
 } Matrix;
 
+typedef struct {
+    const Matrix *m;
+    const float *x; /* [num_rows][ldx] */
+    float *out;     /* [num_rows][ldo]; ldo covers whole panels */
+    int num_rows, ldx, ldo;
+    enum epilogue epilogue;
+    int ahead; /* panels to fetch ahead: a thread's next group */
+} Product;
+
 INLINE void load_columns(const void *line, int is_bf16, v8 *low, v8 *high) {
     if (is_bf16) {
         v8i bits = *(const v8iu *)line;
@@ -46,16 +55,17 @@ static __attribute__((noinline)) void finish(enum epilogue epilogue, const float
 }
 
 /* rows x panels of the output, all sums in registers; rows, panels and is_bf16 are constants where this is inlined. */
-INLINE void tile(int rows, int panels, int is_bf16, const Matrix *m, int panel, const float *x, int ldx, float *out,
-                 int ldo, enum epilogue epilogue) {
-    const long line = is_bf16 ? 2 * PANEL : 4 * PANEL, panel_bytes = line * m->k;
+INLINE void tile(int rows, int panels, int is_bf16, const Product *t, int panel, const float *x, float *out) {
+    const Matrix *m = t->m;
+    const int ldx = t->ldx;
+    const long line = is_bf16 ? 2 * PANEL : 4 * PANEL, panel_bytes = line * m->k, next = t->ahead * panel_bytes;
     const char *w = (const char *)m->weights + panel * panel_bytes;
     v8 sums[TILE_ROWS][GROUP][2] = {0};
     for (long i = 0; i < m->k; i++)
         for (int p = 0; p < panels; p++) {
             v8 low, high;
             const char *columns = w + p * panel_bytes + i * line;
-            __builtin_prefetch(columns + GROUP * panel_bytes, 0, 2); /* what the next group needs, into the L2 cache */
+            __builtin_prefetch(columns + next, 0, 2); /* into the L2 cache */
             load_columns(columns, is_bf16, &low, &high);
             for (int r = 0; r < rows; r++) {
                 v8 factor = splat(x[r * ldx + i]);
@@ -69,27 +79,18 @@ INLINE void tile(int rows, int panels, int is_bf16, const Matrix *m, int panel, 
             store(done + (r * panels + p) * PANEL, sums[r][p][0]);
             store(done + (r * panels + p) * PANEL + 8, sums[r][p][1]);
         }
-    finish(epilogue, done, rows, panels, m->bias, panel, out, ldo);
+    finish(t->epilogue, done, rows, panels, m->bias, panel, out, t->ldo);
 }
 
 /* One group of panels for one tile of rows: as many panels at once as fill the registers. */
-INLINE void group(int rows, int at_once, int is_bf16, const Matrix *m, int panel, int end, const float *x, int ldx,
-                  float *out, int ldo, enum epilogue epilogue) {
-    for (; panel + at_once <= end; panel += at_once)
-        tile(rows, at_once, is_bf16, m, panel, x, ldx, out, ldo, epilogue);
-    for (; panel < end; panel++) tile(rows, 1, is_bf16, m, panel, x, ldx, out, ldo, epilogue);
+INLINE void group(int rows, int at_once, int is_bf16, const Product *t, int panel, int end, const float *x,
+                  float *out) {
+    for (; panel + at_once <= end; panel += at_once) tile(rows, at_once, is_bf16, t, panel, x, out);
+    for (; panel < end; panel++) tile(rows, 1, is_bf16, t, panel, x, out);
 }
 
 /* Tiles of 6 rows, but the last 7 to 10 in halves: few rows at once leave the multipliers waiting for their sums. */
 INLINE int next_rows(int left) { return left > TILE_ROWS && left <= 10 ? (left + 1) / 2 : MIN(left, TILE_ROWS); }
-
-typedef struct {
-    const Matrix *m;
-    const float *x; /* [num_rows][ldx] */
-    float *out;     /* [num_rows][ldo]; ldo covers whole panels */
-    int ldx, num_rows, ldo;
-    enum epilogue epilogue;
-} Product;
 
 INLINE void groups(int is_bf16, const Product *t, int first, int last) {
     for (int panel = first * GROUP; panel < MIN(last * GROUP, t->m->num_panels); panel += GROUP) {
@@ -99,12 +100,12 @@ INLINE void groups(int is_bf16, const Product *t, int first, int last) {
             float *out = t->out + (long)row * t->ldo;
             rows = next_rows(t->num_rows - row);
             switch (rows) {
-            case 1: group(1, 4, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
-            case 2: group(2, 2, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
-            case 3: group(3, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
-            case 4: group(4, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
-            case 5: group(5, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue); break;
-            default: group(6, 1, is_bf16, t->m, panel, end, x, t->ldx, out, t->ldo, t->epilogue);
+            case 1: group(1, 4, is_bf16, t, panel, end, x, out); break;
+            case 2: group(2, 2, is_bf16, t, panel, end, x, out); break;
+            case 3: group(3, 1, is_bf16, t, panel, end, x, out); break;
+            case 4: group(4, 1, is_bf16, t, panel, end, x, out); break;
+            case 5: group(5, 1, is_bf16, t, panel, end, x, out); break;
+            default: group(6, 1, is_bf16, t, panel, end, x, out);
             }
         }
     }
@@ -119,6 +120,8 @@ static void multiply(const void *product, int first, int end, int worker) {
         groups(0, t, first, end);
 }
 
-static void matmul(Team *team, const Product *product) {
-    share(team, multiply, product, (product->m->num_panels + GROUP - 1) / GROUP, 1);
+static void matmul(Team *team, const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
+                   enum epilogue epilogue) {
+    Product product = {m, x, out, num_rows, ldx, ldo, epilogue, GROUP * (team ? team->num_threads : 1)};
+    share(team, multiply, &product, (m->num_panels + GROUP - 1) / GROUP, 1);
 }
