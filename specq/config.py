@@ -92,6 +92,7 @@ class TargetConfig(Section):
     dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
     threads: int = _threads()
     cores: Cores = _cores()
+    helper_cores: Cores = _option((), "CPU ids on each of which one more thread helps with steps of many rows")
     kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
     max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
     max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)

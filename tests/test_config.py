@@ -45,10 +45,10 @@ def test_defaults():
 
 def test_file_sets_what_it_names(write):
     """What a file does not name keeps its default; whole numbers do for fractions, lists become tuples."""
-    config = load(write("[client]\ntimeout_s = 3\n[target]\ncores = [0, 1]\nverbose = true\n"))
+    config = load(write("[client]\ntimeout_s = 3\n[target]\ncores = [0, 1]\nhelper_cores = [3]\nverbose = true\n"))
 
     assert ClientConfig(timeout_s=3) == config.client
-    assert TargetConfig(cores=(0, 1), verbose=True) == config.target
+    assert TargetConfig(cores=(0, 1), helper_cores=(3,), verbose=True) == config.target
     assert BrokerConfig() == config.broker
 
 

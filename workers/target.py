@@ -119,7 +119,13 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
     started = time.monotonic()
     model = resolve_model(config.model, "target")
     engine: Engine = resolve("engine", ENGINES, config.engine)(
-        model, device=config.device, dtype=config.dtype, kv_slots=config.kv_slots, name=config.model
+        model,
+        device=config.device,
+        dtype=config.dtype,
+        kv_slots=config.kv_slots,
+        name=config.model,
+        threads=config.threads,
+        helper_cores=config.helper_cores,
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
     curve = StepCurve(sizes, engine.step_times(sizes))

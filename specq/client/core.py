@@ -24,6 +24,7 @@ from specq.client.events import (
     Transcript,
 )
 from specq.errors import JobError, ProtocolError
+from specq.logprob_record import LogprobRecord
 from specq.messages import (
     Accepted,
     Cancel,
@@ -92,7 +93,7 @@ class ClientCore:
 
     def submit(self, job: Submit, now: float) -> None:
         """Start a job; NewTokens and JobDone or RequestFailed will bear its id."""
-        transcript = Transcript(now)
+        transcript = Transcript(now, logprobs=LogprobRecord(job.params.logprobs))
         self._request(job.job_id, lambda: replace(job, have=len(transcript.token_ids)), now, transcript)
 
     def cancel(self, job_id: int) -> None:
@@ -195,6 +196,7 @@ class ClientCore:
         if new:
             transcript.token_ids.extend(new)
             transcript.accepted.extend(flags[: len(new)])
+            transcript.logprobs.extend(message, num_known)
             transcript.first_token = transcript.first_token or now
             request.sent, request.patience, request.progress = now, self._patience, now
             events.append(NewTokens(message.job_id, new, flags[: len(new)]))

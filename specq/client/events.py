@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specq.errors import JobError
+from specq.logprob_record import LogprobRecord
 from specq.types import ModelInfo
 
 
@@ -16,6 +17,7 @@ class Transcript:
     started: float
     token_ids: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    logprobs: LogprobRecord = field(default_factory=lambda: LogprobRecord(-1))
     finish: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     first_token: float | None = None

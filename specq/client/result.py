@@ -22,6 +22,7 @@ class Result:
     text           their text, without special tokens and stop strings
     finish_reason  "stop", "length", "cancelled" or "error"
     usage          prompt_tokens, completion_tokens
+    logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...]}
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), and what else
                    the broker counted
@@ -35,10 +36,12 @@ class Result:
     usage: dict[str, int] = field(default_factory=lambda: {"prompt_tokens": 0, "completion_tokens": 0})
     stats: dict[str, Any] = field(default_factory=lambda: speculation_stats({}))
     error: str | None = None
+    logprobs: list[dict[str, Any]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON-able values."""
-        return asdict(self)
+        values = asdict(self)
+        return values if self.logprobs is not None else {k: v for k, v in values.items() if k != "logprobs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ def make_result(request: Request, transcript: Transcript, codec: TextCodec) -> R
         finish_reason=transcript.finish,
         usage={"prompt_tokens": len(job.prompt_ids), "completion_tokens": len(transcript.token_ids)},
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
+        logprobs=transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None,
     )
 
 

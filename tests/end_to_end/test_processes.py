@@ -205,3 +205,27 @@ def test_all_processes_end_well() -> None:
             "target-1": 0,
             "draft-1": 0,
         }
+
+
+def test_log_probabilities_come_with_the_tokens(client: Client) -> None:
+    """One entry a token, accepted ones included; greedy tokens are the likeliest."""
+    result = client.generate(messages=[{"role": "user", "content": QUESTIONS[0]}], max_tokens=24, logprobs=2)
+    assert result.logprobs is not None
+    assert result.stats["accepted_tokens"] > 0
+    assert [entry["token_id"] for entry in result.logprobs] == result.token_ids
+    for entry in result.logprobs:
+        assert entry["top"][0] == [entry["token_id"], pytest.approx(entry["logprob"])]
+        assert entry["top"][1][1] <= entry["logprob"] <= 0
+
+
+def test_what_shapes_the_text_is_honoured(client: Client) -> None:
+    """A biased token never comes, a banned one neither, and a penalty changes the text."""
+    question = [{"role": "user", "content": QUESTIONS[0]}]
+    plain = client.generate(messages=question, max_tokens=24)
+    first = plain.token_ids[0]
+    biased = client.generate(messages=question, max_tokens=24, logit_bias={first: -100})
+    banned = client.generate(messages=question, max_tokens=24, bad_token_ids=[[first]])
+    assert first not in biased.token_ids
+    assert banned.token_ids == biased.token_ids
+    penalised = client.generate(messages=question, max_tokens=48, frequency_penalty=2.0)
+    assert penalised.token_ids != client.generate(messages=question, max_tokens=48).token_ids

@@ -34,4 +34,4 @@ def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     steps.append(SessionStep(9, 0, np.zeros(3, np.int32), SamplingParams(), judged=False))
     outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(steps, at)] for at in (logits, logits.cuda())]
     assert outcomes[0] == outcomes[1]
-    assert strategy == "greedy" or any(path for path, _ in outcomes[0])
+    assert strategy != "deterministic" or any(path for path, _ in outcomes[0])

@@ -1,0 +1,146 @@
+"""Threads that share a forward pass: the same bits as one, there only when needed, on their cores, and gone afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specq.cpu import available_cores
+from specq.engines.torch import compiler, native
+from specq.engines.torch.loading import load
+from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
+from specq.engines.torch.rows import PackedRows, RowPacker
+from specq.engines.torch_engine import TorchEngine
+from specq.errors import ConfigError
+from tests.checkpoints import CONFIGS, make_checkpoint, random_tokens
+
+SLOTS = 1024
+RUN_AND_LEAVE = """
+import sys
+import numpy as np
+from specq.engines.torch_engine import TorchEngine
+engine = TorchEngine(sys.argv[1], device="cpu", kv_slots=256, threads=3)
+engine.step_times([32, 32])
+print("done", flush=True)
+"""
+
+pytestmark = pytest.mark.skipif(compiler.kernels() is None, reason="no C compiler")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells threads and their cores")
+
+
+def random_batch(rng: np.random.Generator, num_sessions: int) -> PackedRows:
+    """Sessions of any context, each with a chunk of its chain and a bush of nodes; slots as they come."""
+    packer, slots = RowPacker(), rng.permutation(SLOTS).astype(np.int32)
+    for own in np.array_split(slots, num_sessions):
+        length = int(rng.integers(1, min(len(own) - 8, 300)))
+        count = int(rng.integers(1, min(length, 9) + 1))
+        table, start = own[:length], length - count
+        packer.add_session(table)
+        packer.add_chain(random_tokens(rng, count).tolist(), table[start:].tolist(), start, bool(rng.integers(4)))
+        line: list[int] = []
+        for slot in own[length : length + int(rng.integers(0, 6))].tolist():
+            line = [*(line if rng.integers(2) else ()), slot]
+            packer.add_node(int(random_tokens(rng, 1)[0]), slot, length + len(line) - 1, length, line)
+    return packer.pack()
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> str:
+    return str(make_checkpoint("llama", tmp_path))
+
+
+def a_step(num_rows: int) -> PackedRows:
+    packer, table = RowPacker(), np.arange(num_rows, dtype=np.int32)
+    packer.add_session(table)
+    packer.add_chain([5] * num_rows, table.tolist(), 0, judged=True)
+    return packer.pack()
+
+
+def threads_of_this_process() -> set[int]:
+    gc.collect()  # engines of other tests
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
+
+
+def settles(expected: set[int], patience_s: float = 10) -> bool:
+    """Wait for the kernel to have taken ended threads off its list, which it does shortly after they were joined."""
+    deadline = time.monotonic() + patience_s
+    while threads_of_this_process() != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return threads_of_this_process() == expected
+
+
+@pytest.mark.parametrize("threads", [Threads(2), Threads(4)], ids=["two", "four"])
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind not in ("opt", "llama-odd")])
+def test_threads_change_no_bit(tmp_path, monkeypatch, kind, threads):
+    """Hundreds of random steps one after the other, on the same KV: a race would show."""
+    monkeypatch.setattr(native, "MIN_SHARED_ROWS", 2)
+    directory = str(make_checkpoint(kind, tmp_path))
+    alone, shared = (load(directory, device="cpu", kv_slots=SLOTS, threads=t).forward for t in (ALONE, threads))
+    for forward in (alone, shared):
+        torch.nn.init.normal_(forward.kv.keys, generator=torch.Generator().manual_seed(1))
+        torch.nn.init.normal_(forward.kv.values, generator=torch.Generator().manual_seed(2))
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        rows = random_batch(rng, int(rng.integers(1, 24)))
+        expected, output = alone(rows), shared(rows)
+        assert torch.equal(expected.logits, output.logits)
+        assert torch.equal(expected.hidden, output.hidden)
+    assert torch.equal(alone.kv.keys, shared.kv.keys)
+    assert torch.equal(alone.kv.values, shared.kv.values)
+
+
+@on_linux
+def test_helpers_come_with_the_first_large_step_and_go_with_the_forward(llama):
+    forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(3)).forward
+    before = threads_of_this_process()
+    forward(a_step(MIN_SHARED_ROWS - 1))
+    assert threads_of_this_process() == before
+    forward(a_step(MIN_SHARED_ROWS))
+    forward(a_step(MIN_SHARED_ROWS + 5))
+    assert len(threads_of_this_process() - before) == 2
+    del forward
+    assert settles(before)
+
+
+@on_linux
+def test_helpers_stay_on_their_cores_and_the_caller_where_it_was(llama):
+    core, own = available_cores()[-1], os.sched_getaffinity(0)
+    forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(1, (core,))).forward
+    before = threads_of_this_process()
+    forward(a_step(MIN_SHARED_ROWS))
+    (helper,) = threads_of_this_process() - before
+    assert os.sched_getaffinity(helper) == {core}
+    assert os.sched_getaffinity(0) == own
+
+
+@on_linux
+def test_a_core_that_is_not_there_is_refused(llama):
+    forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(1, (4095,))).forward
+    before = threads_of_this_process()
+    with pytest.raises(ConfigError, match="4095"):
+        forward(a_step(MIN_SHARED_ROWS))
+    assert settles(before)
+
+
+def test_an_engine_has_as_many_threads_as_it_is_given(llama):
+    def num_helpers(**given) -> int:
+        return TorchEngine(llama, device="cpu", kv_slots=64, **given)._forward._threads.num_helpers
+
+    assert num_helpers(threads=1) == 0
+    assert num_helpers(threads=3) == 2
+    assert num_helpers(threads=1, helper_cores=(0,)) == 1
+    assert num_helpers() < len(available_cores())
+
+
+def test_helpers_hold_up_no_exit(spawn, llama):
+    process = spawn("-c", RUN_AND_LEAVE, llama, program=(sys.executable,))
+
+    assert process.wait(60) == 0
+    assert "done" in process.output.read_text()
