@@ -1,4 +1,7 @@
-"""How long a step takes, as a function of its rows: measured at start-up, interpolated between.
+"""How long a step takes, as a function of its rows: measured at start-up, interpolated between, corrected in service.
+
+What the rows do not explain (long contexts, routing, book-keeping, a busy machine) is learned from the steps as they are
+run, and added to each. It makes a step dearer and thus a further row relatively cheaper.
 
 A curve that falls would make the scheduler add rows to save time, so noise is smoothed away: times never decrease.
 """
@@ -11,24 +14,35 @@ import numpy as np
 import numpy.typing as npt
 
 SLOPE_ROWS = 8
+EXTRA_FADE = 0.1
+MOST_EXTRA = 4.0  # times the profiled seconds
 
 
 class StepCurve:
     """Seconds per step for 1 .. max_rows rows; beyond the last measured size the last slope goes on."""
 
-    def __init__(self, sizes: Sequence[int], seconds: Sequence[float], overhead: float = 0.0) -> None:
-        """`sizes` ascend; `overhead` is what a step costs besides the engine (routing, book-keeping), in seconds."""
-        self.sizes, self.measured = tuple(sizes), tuple(seconds)
+    def __init__(self, sizes: Sequence[int], seconds: Sequence[float]) -> None:
+        """`sizes` ascend; `seconds` as measured."""
+        self.extra_s = 0.0
         rows = np.arange(1, sizes[-1] + 1)
-        times = np.interp(rows, sizes, np.maximum.accumulate(seconds)) + overhead
+        times = np.interp(rows, sizes, np.maximum.accumulate(seconds))
         self._times: npt.NDArray[np.float64] = times
         self._slope = float(times[-1] - times[len(times) // 2]) / max(1, len(times) - len(times) // 2 - 1)
 
     def __call__(self, num_rows: int) -> float:
         """Return the expected seconds of a step with so many rows."""
+        return self._profiled(num_rows) + self.extra_s
+
+    def _profiled(self, num_rows: int) -> float:
         if num_rows <= len(self._times):
             return float(self._times[max(num_rows, 1) - 1])
         return float(self._times[-1]) + (num_rows - len(self._times)) * self._slope
+
+    def learn(self, num_rows: int, seconds: float) -> None:
+        """Take in what a step with so many rows took, with all that came before the next; outliers are cut."""
+        profiled = self._profiled(num_rows)
+        extra = min(max(seconds - profiled, 0.0), MOST_EXTRA * profiled)
+        self.extra_s += EXTRA_FADE * (extra - self.extra_s)
 
     def slope(self, num_rows: int) -> float:
         """Return the expected seconds that one more row adds, as the mean over the next few."""
@@ -37,5 +51,5 @@ class StepCurve:
     def times(self, first: int, count: int) -> npt.NDArray[np.float64]:
         """Return f64[count]: the expected seconds of steps with first, first + 1, ... rows."""
         if first >= 1 and first + count - 1 <= len(self._times):
-            return self._times[first - 1 : first - 1 + count]
+            return self._times[first - 1 : first - 1 + count] + self.extra_s
         return np.array([self(first + i) for i in range(count)])

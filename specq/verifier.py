@@ -55,6 +55,7 @@ class Verifier:
         self.state = "ready"
         self.num_steps = 0
         self.num_grafted = 0
+        self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._worth = 0  # of the last step: see `Verdict.worth`
         self._stops: dict[int, StopMatcher] = {}
@@ -166,21 +167,27 @@ class Verifier:
         started = clock()
         shares = self._plan()
         if not shares:
+            self._last_end = None
             return []
         try:
             judgements = self.engine.step([share.step for share in shares])
         except EngineError as error:
             return self._fail(shares, str(error))
         self.num_steps += 1
-        step_us = int((clock() - started) * 1e6)
+        ended = clock()
+        step_us = int((ended - started) * 1e6)
+        if self._last_end is not None:
+            self.curve.learn(sum(share.step.num_rows for share in shares), ended - self._last_end)
         self._rotate(shares)
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
         judged = [share for share in shares if share.step.judged]
-        return [
+        verdicts: list[Message] = [
             self._commit(share, judgement, started, step_us)
             for share, judgement in zip(judged, judgements, strict=True)
         ]
+        self._last_end = ended if self.has_work else None
+        return verdicts
 
     def _plan(self) -> list[Share]:
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
