@@ -125,7 +125,7 @@ class DraftConfig(Section):
     width: int = _option(8, "nodes expanded in one pass", low=1, high=1024)
     fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
-    nice: int = _option(5, "added to the process's niceness: drafts give way to verifying", high=19)
+    nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)

@@ -9,6 +9,7 @@ import os
 
 from specq.errors import ConfigError
 
+IDLE = 19  # the niceness that means: only what no other process wants
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -29,6 +30,8 @@ def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0, nice: int = 0) -> i
         _pin(cores)
     if nice:
         os.nice(nice)
+        if nice == IDLE and hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     num_threads = threads or len(cores)
     if num_threads:
         os.environ.update(dict.fromkeys(_THREAD_SETTINGS, str(num_threads)))

@@ -4,8 +4,9 @@ For each session it keeps the committed context and the tree of nodes drafted be
 pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. Nothing is waited
 for; verdicts are heard between passes, cut the tree and move its root.
 
-Rules: a drafter only hints. What it sends names positions, so that late, doubled or lost messages do no harm. If verdict
-after verdict uses none of the nodes that were sent, they were lost, and are sent again.
+Rules: a drafter only hints. Where that is of no use (a poor model, or a verifier too busy to check more than it must) it
+falls silent and rests, but for a pass now and then. What it sends names positions, so that late, doubled or lost messages
+do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from specq.types import SamplingParams
 log = structlog.get_logger(__name__)
 
 MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
-LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent
+LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it
+MOST_BARREN = 5  # after so many passes in vain, one is made every 2**5 verdicts
 MAX_LIVE_NODES = 256
 
 
@@ -63,6 +65,8 @@ class DraftSession:
         self.next_wire_id = 0
         self.num_live = 0
         self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
+        self.num_barren = 0  # passes in a row that found nothing worth sending
+        self.rest = 0  # verdicts to sit out
         self.unused = 0  # verdicts in a row that used nothing of what was sent
 
     @property
@@ -79,7 +83,7 @@ class DraftSession:
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
         """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
         ahead = min(self.max_ahead, self.limit - self.length - 1)
-        if ahead < 1 or self.num_live >= MAX_LIVE_NODES:
+        if self.rest or ahead < 1 or self.num_live >= MAX_LIVE_NODES:
             return
         if not self.root_expanded:
             yield 0.0, None
@@ -111,7 +115,9 @@ class DraftSession:
         floor = self.floor + self.base_reach
         fresh = [node for node in self.live_nodes() if node.wire_id < 0 and node.reach >= floor]
         if not fresh:
+            self._tire()
             return None
+        self.num_barren = 0
         first_id = self.next_wire_id
         for node in fresh:
             node.wire_id = self.next_wire_id
@@ -148,14 +154,22 @@ class DraftSession:
         self.num_live = sum(1 for _ in self.live_nodes())
         return path
 
+    def _tire(self) -> None:
+        """If a pass found nothing worth sending, and nothing is out, sit out some verdicts: twice as many each time."""
+        if not any(node.wire_id >= 0 for node in self.roots.values()):
+            self.num_barren = min(self.num_barren + 1, MOST_BARREN)
+            self.rest = 2**self.num_barren - 1
+
     def hear(self, verdict: Verdict) -> None:
         """Take in what the verifier says of worth, and notice when what was sent must have been lost.
 
         A node is drafted for the round after the next as well, by when what leads to it must have come true: so its
         chance may be as low as the square of what is worth verifying.
         """
-        self.floor = 2 * math.log(max(verdict.worth / 1000, math.sqrt(MIN_REACH)))
-        sent = any(node.wire_id >= 0 for node in self.roots.values())
+        self.rest = max(0, self.rest - 1)
+        worth = math.log(max(verdict.worth / 1000, math.sqrt(MIN_REACH)))
+        self.floor = 2 * worth
+        sent = any(node.wire_id >= 0 and node.reach - self.base_reach >= worth for node in self.roots.values())
         self.unused = self.unused + 1 if sent and not len(verdict.node_ids) else 0
         if self.unused >= LOST_AFTER:
             self.unused = 0

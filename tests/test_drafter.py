@@ -125,14 +125,21 @@ def test_what_was_lost_is_sent_again() -> None:
     assert again.base_len == 3 + LOST_AFTER
 
 
-def test_where_nothing_is_worth_it_nothing_is_sent() -> None:
-    """With a worth above 1 the drafter looks one token ahead, to keep learning, and sends nothing."""
+def test_where_nothing_is_worth_it_the_drafter_rests() -> None:
+    """With a worth above 1 it sends nothing, and looks one token ahead ever more rarely; when worth falls it is back."""
     drafter = make_drafter(max_tokens=1000)
-    text = toy_text(PROMPT, 10)
-    drafter.handle(verdict(3, [text[0]], worth=1500))
-    assert [len(passes(drafter, 4)), drafter.num_passes, drafter.has_work] == [0, 1, False]
-    drafter.handle(verdict(4, [text[1]], worth=100))
-    assert passes(drafter, 4)
+    text = toy_text(PROMPT, 200)
+    busy = []
+    for i in range(100):
+        drafter.handle(verdict(3 + i, [text[i]], worth=1500))
+        busy.append(drafter.has_work)
+        assert passes(drafter, 4) == []
+    assert [i for i, b in enumerate(busy) if b] == [0, 1, 4, 11, 26, 57, 88]
+    sent = []
+    for i in range(100, 133):
+        drafter.handle(verdict(3 + i, [text[i]], worth=100))
+        sent += passes(drafter, 2)
+    assert sent
 
 
 def test_the_floor_follows_the_worth() -> None:
