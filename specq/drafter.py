@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
@@ -49,12 +50,32 @@ class DraftNode:
         self.wire_id = -1  # what the verifier knows it by; -1: not sent
 
 
+@dataclass(slots=True)
+class Experience:
+    """What a drafter has learned over all its sessions: how good its proposer is, and whether drafting is of use.
+
+    num_barren counts the passes in a row that found nothing worth sending.
+    """
+
+    calibration: Calibration = field(default_factory=Calibration)
+    num_barren: int = 0
+
+    def count(self, *, fruitful: bool) -> int:
+        """Count a pass; return how many verdicts to sit out: none after a good one, else twice as many each time."""
+        self.num_barren = 0 if fruitful else min(self.num_barren + 1, MOST_BARREN)
+        return self.rest
+
+    @property
+    def rest(self) -> int:
+        return int(2**self.num_barren) - 1
+
+
 class DraftSession:
     """One session's context and tree at the drafter."""
 
-    def __init__(self, message: Assign, calibration: Calibration, max_ahead: int) -> None:
+    def __init__(self, message: Assign, experience: Experience, max_ahead: int) -> None:
         self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
-        self.calibration, self.max_ahead = calibration, max_ahead
+        self.experience, self.max_ahead = experience, max_ahead
         self.params: SamplingParams = message.params
         self.token_ids: list[int] = message.token_ids.tolist()
         self.limit = message.prompt_len + message.params.max_tokens
@@ -65,8 +86,7 @@ class DraftSession:
         self.next_wire_id = 0
         self.num_live = 0
         self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
-        self.num_barren = 0  # passes in a row that found nothing worth sending
-        self.rest = 0  # verdicts to sit out
+        self.rest = experience.rest  # verdicts to sit out
         self.unused = 0  # verdicts in a row that used nothing of what was sent
 
     @property
@@ -101,7 +121,7 @@ class DraftSession:
         position = self.length if parent is None else parent.position + 1
         for node_id, token, claim in zip(ids, tokens, claims, strict=False):
             if token not in siblings:
-                score = math.log(max(self.calibration.probability(claim), 1e-6))
+                score = math.log(max(self.experience.calibration.probability(claim), 1e-6))
                 siblings[token] = DraftNode(node_id, token, parent, position, claim, score)
                 siblings[token].reach += self.base_reach if parent is None else 0.0
                 self.num_live += 1
@@ -115,9 +135,10 @@ class DraftSession:
         floor = self.floor + self.base_reach
         fresh = [node for node in self.live_nodes() if node.wire_id < 0 and node.reach >= floor]
         if not fresh:
-            self._tire()
+            if not any(node.wire_id >= 0 for node in self.roots.values()):
+                self.rest = self.experience.count(fruitful=False)
             return None
-        self.num_barren = 0
+        self.experience.count(fruitful=True)
         first_id = self.next_wire_id
         for node in fresh:
             node.wire_id = self.next_wire_id
@@ -140,7 +161,7 @@ class DraftSession:
         last: DraftNode | None = None
         for token in tokens:
             for node in siblings.values() if siblings else ():
-                self.calibration.observe(node.claim, node.token == token)
+                self.experience.calibration.observe(node.claim, node.token == token)
             last = siblings.get(token) if siblings is not None else None
             siblings = last.children if last is not None else None
             if last is not None:
@@ -153,12 +174,6 @@ class DraftSession:
             node.parent = None
         self.num_live = sum(1 for _ in self.live_nodes())
         return path
-
-    def _tire(self) -> None:
-        """If a pass found nothing worth sending, and nothing is out, sit out some verdicts: twice as many each time."""
-        if not any(node.wire_id >= 0 for node in self.roots.values()):
-            self.num_barren = min(self.num_barren + 1, MOST_BARREN)
-            self.rest = 2**self.num_barren - 1
 
     def hear(self, verdict: Verdict) -> None:
         """Take in what the verifier says of worth, and notice when what was sent must have been lost.
@@ -187,7 +202,7 @@ class Drafter:
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.sessions: dict[int, DraftSession] = {}
-        self.calibration = Calibration()  # of the proposer, over all sessions
+        self.experience = Experience()
         self.state = "ready"
         self.num_passes = 0
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -209,7 +224,7 @@ class Drafter:
             return
         if known is not None:
             self.proposer.close(message.session_id)
-        self.sessions[message.session_id] = DraftSession(message, self.calibration, self.max_ahead)
+        self.sessions[message.session_id] = DraftSession(message, self.experience, self.max_ahead)
         self.proposer.open(message.session_id, message.token_ids, message.params)
 
     def _release(self, message: Release) -> None:
