@@ -177,7 +177,7 @@ def test_stub_messages():
     verdicts = Verdicts(5, 3, 100)
     first, second = (decode(verdicts.take()) for _ in range(2))
     assert isinstance(first, Verdict)
-    assert (first.base_len, second.base_len, len(first.token_ids), first.num_accepted) == (100, 109, 9, 8)
+    assert (first.base_len, second.base_len, len(first.token_ids), int(first.mask.sum())) == (100, 109, 9, 8)
     assert sum(map(len, draft_frames(2**62, 2**40, 0))) <= 200
     assert sum(map(len, Verdicts(2**62, 2**40, 1000).take())) <= 200
 
