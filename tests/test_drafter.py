@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from specq.drafter import LOST_AFTER, Drafter
+from specq.draft_session import LOST_AFTER
+from specq.drafter import Drafter
 from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Close, Draft, Release, Verdict
 from specq.types import SamplingParams

@@ -16,7 +16,7 @@ LAYERS = (
     ("specq.bench", "specq.submit"),
     ("specq.client",),
     ("specq.broker", "specq.verifier", "specq.drafter"),
-    ("specq.scheduler", "specq.session", "specq.curve", "specq.calibration"),
+    ("specq.scheduler", "specq.session", "specq.draft_session", "specq.curve", "specq.calibration"),
     ("specq.proposers", "specq.engines"),
     ("specq.verification",),
     ("specq.text", "specq.chat_template", "specq.tokenizer_chunks", "specq.logprob_record", "specq.sockets"),
