@@ -9,7 +9,7 @@ Positions are counted from the start of the context, prompt included: `base_len`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -34,17 +34,27 @@ def _empty(dtype: str) -> Any:
     return field(default_factory=lambda: np.zeros(0, dtype))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _equal(left: Any, right: Any) -> bool:
+    return bool(np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Message:
-    """Base of all messages; `TYPE` is the name in the header."""
+    """Base of all messages; `TYPE` is the name in the header. Messages are equal if all their fields and arrays are."""
 
     TYPE: ClassVar[str] = ""
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
 
 
 # --- to the broker, from any worker -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hello(Message):
     """A worker makes itself known; sent again after each reconnection.
 
@@ -62,7 +72,7 @@ class Hello(Message):
     max_sessions: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Heartbeat(Message):
     """State of a worker, and of every session that it holds, so that whatever was lost is noticed.
 
@@ -84,7 +94,7 @@ class Heartbeat(Message):
 # --- to the broker, from clients ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Submit(Message):
     """A job. Submitting the same id again attaches to it: `have` tokens are not sent again.
 
@@ -99,7 +109,7 @@ class Submit(Message):
     prompt_ids: I32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cancel(Message):
     """Stops a job of this client; what is committed stays."""
 
@@ -107,14 +117,14 @@ class Cancel(Message):
     job_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetStatus(Message):
     """Asks for a `Status`."""
 
     TYPE: ClassVar[str] = "get_status"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FetchTokenizer(Message):
     """Asks for the tokenizer of a served model ("" for the only one); also broker to verifier."""
 
@@ -125,7 +135,7 @@ class FetchTokenizer(Message):
 # --- to a worker, from the broker ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Welcome(Message):
     """The worker is registered and shall send a `Heartbeat` at least this often."""
 
@@ -133,7 +143,7 @@ class Welcome(Message):
     heartbeat_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Refused(Message):
     """The worker cannot be used, and why; `fatal` means that trying again is useless."""
 
@@ -142,7 +152,7 @@ class Refused(Message):
     fatal: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
     """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`."""
 
@@ -155,7 +165,7 @@ class Open(Message):
     token_ids: I32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Close(Message):
     """To a verifier: forget the session."""
 
@@ -164,7 +174,7 @@ class Close(Message):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Committed(Message):
     """To a verifier: the journal holds `length` tokens; with `resend`, send what lies beyond them again."""
 
@@ -175,7 +185,7 @@ class Committed(Message):
     resend: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assign(Message):
     """To a drafter: draft for this session in this lane."""
 
@@ -188,7 +198,7 @@ class Assign(Message):
     token_ids: I32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Release(Message):
     """To a drafter: stop drafting for the session."""
 
@@ -200,7 +210,7 @@ class Release(Message):
 # --- hot: drafter -> broker -> verifier -> broker -> drafters -----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Draft(Message):
     """Nodes for a session's tree, parents before children.
 
@@ -221,7 +231,7 @@ class Draft(Message):
     scores: F16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Verdict(Message):
     """What a verifier committed to a session in one round.
 
@@ -254,7 +264,7 @@ class Verdict(Message):
     top_logprobs: F32 = _empty("<f4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SessionFailed(Message):
     """A verifier cannot go on with a session. `retry`: another verifier may."""
 
@@ -268,7 +278,7 @@ class SessionFailed(Message):
 # --- to a client --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Accepted(Message):
     """The job is in the journal."""
 
@@ -276,7 +286,7 @@ class Accepted(Message):
     job_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tokens(Message):
     """New tokens of a job.
 
@@ -298,7 +308,7 @@ class Tokens(Message):
     top_logprobs: F32 = _empty("<f4")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Failed(Message):
     """The job was refused or failed; `code` as in JobError."""
 
@@ -308,7 +318,7 @@ class Failed(Message):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Status(Message):
     """The broker's state as a JSON-able dict: models, workers, sessions, counters."""
 
@@ -316,7 +326,7 @@ class Status(Message):
     report: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenizerChunk(Message):
     """A piece of a tokenizer, of at most 1 MiB; also verifier to broker.
 
