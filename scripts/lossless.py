@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from dataclasses import dataclass, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from transformers import AutoModelForCausalLM
 import specq
 from specq.addresses import free_address
 from specq.bench.machine import describe
+from specq.bench.prompts import load_prompts
 from specq.client.result import Result
 from specq.config import load
 from specq.models import resolve_model
@@ -58,15 +58,10 @@ SAMPLED = (
 )
 
 
-def read_prompts(limit: int) -> list[Prompt]:
+def read_prompts(limit: int) -> list[list[int]]:
     """Return the shipped benchmark prompts as token ids, in the chat template."""
     codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
-    lines = [line for name in ("gsm8k", "humaneval") for line in _lines(name)]
-    return [codec.encode_chat([{"role": "user", "content": json.loads(line)["prompt"]}]) for line in lines][:limit]
-
-
-def _lines(name: str) -> list[str]:
-    return files("specq.data").joinpath(f"{name}.jsonl").read_text().splitlines()
+    return [list(prompt.token_ids) for prompt in load_prompts(("gsm8k", "humaneval"), limit, codec)][:limit]
 
 
 def random_draft(directory: Path) -> str:

@@ -13,7 +13,6 @@ import json
 import random
 import sys
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import click
 import numpy as np
 
 from specq.bench.machine import describe
+from specq.bench.prompts import load_prompts
 from specq.engines.torch_engine import TorchEngine
 from specq.models import resolve_model
 from specq.text import TextCodec, load_tokenizer_files
@@ -105,13 +105,9 @@ def _draft(job: Decoding, texts: dict[int, list[int]] | None, rng: random.Random
 
 
 def _prompts(limit: int) -> list[list[int]]:
+    """Return the shipped benchmark prompts as token ids, in the chat template."""
     codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
-    lines = [line for name in ("gsm8k", "humaneval") for line in _lines(name)]
-    return [codec.encode_chat([{"role": "user", "content": json.loads(line)["prompt"]}]) for line in lines][:limit]
-
-
-def _lines(name: str) -> list[str]:
-    return files("specq.data").joinpath(f"{name}.jsonl").read_text().splitlines()
+    return [list(prompt.token_ids) for prompt in load_prompts(("gsm8k", "humaneval"), limit, codec)][:limit]
 
 
 def compare(engine: TorchEngine, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:

@@ -39,6 +39,27 @@ def test_a_verdict_of_an_earlier_epoch_commits_nothing() -> None:
     assert world.broker.state.counts["late_verdicts"] == 1
 
 
+def test_a_malformed_verdict_is_counted_and_dropped() -> None:
+    """A header or array that does not fit commits nothing and stops nothing."""
+    world = running_world()
+    job = world.broker.state.jobs.active[1]
+    before = list(job.token_ids)
+    key, header, *arrays = encode(
+        Verdict(session_id=1, epoch=job.epoch, base_len=job.length, us=(7, 8), token_ids=np.array([49]))
+    )
+    malformed = [
+        [key, header.replace(b"[7,8]", b'["7","8"]'), *arrays],
+        [key, header.replace(b"[7,8]", b"[7]"), *arrays],
+        [key, header.replace(b'"base_len":', b'"base_len":-'), *arrays],
+        [key, header, b"abc"],
+        [key, header, *arrays, bytes(8), b"\1"],
+    ]
+    for frames in malformed:
+        assert world.broker.from_back(b"v0", frames, world.now) == []
+    assert job.token_ids == before
+    assert world.broker.state.counts["dropped_back"] == len(malformed)
+
+
 def test_a_drafter_that_missed_verdicts_hears_them_again() -> None:
     """A heartbeat that stays behind what was committed at the one before brings the missing tokens."""
     world = running_world()

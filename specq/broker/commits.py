@@ -43,7 +43,9 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
     finish, us, stats = header.get("finish", ""), header.get("us", []), header.get("stats", {})
     if type(epoch) is not int or type(base_len) is not int or base_len < 0:
         raise ProtocolError("verdict.epoch and verdict.base_len must be whole numbers")
-    if type(finish) is not str or type(stats) is not dict or type(us) is not list or len(us) not in (0, 2):
+    if type(us) is not list or not all(type(value) is int for value in us):
+        raise ProtocolError("verdict.us must be a list of whole numbers")
+    if type(finish) is not str or type(stats) is not dict or len(us) not in (0, 2):
         raise ProtocolError("verdict.finish, verdict.stats or verdict.us is malformed")
     tokens = frames[_TOKENS] if len(frames) > _TOKENS else b""
     nodes = frames[_NODES] if len(frames) > _NODES else b""
