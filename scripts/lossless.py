@@ -28,8 +28,8 @@ from specq.bench.prompts import load_prompts
 from specq.client.result import Result
 from specq.config import load
 from specq.models import resolve_model
+from specq.params import SamplingParams
 from specq.text import TextCodec, load_tokenizer_files
-from specq.types import SamplingParams
 from specq.verification.sampling import perturbed_scores
 from workers.up import Group, members
 

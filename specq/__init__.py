@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specq.client import AsyncClient, Client
-    from specq.types import SamplingParams
+    from specq.params import SamplingParams
 
 __version__ = "0.1.0"
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from specq.calibration import Calibration
 from specq.messages import Assign, Draft, Verdict
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 
 MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it

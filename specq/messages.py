@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.params import SamplingParams, Speculation
+from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -98,12 +99,13 @@ class Heartbeat(Message):
 class Submit(Message):
     """A job. Submitting the same id again attaches to it: `have` tokens are not sent again.
 
-    model  the name of a served model, or "" for the only one; prompt_ids i32[n]
+    model  the name of a served model, or "" for the only one; prompt_ids i32[n]; speculation: how to draft for it
     """
 
     TYPE: ClassVar[str] = "submit"
     job_id: int
     params: SamplingParams
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     model: str = ""
     have: int = 0
     prompt_ids: I32
@@ -195,6 +197,7 @@ class Assign(Message):
     lane: int
     prompt_len: int
     params: SamplingParams
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     token_ids: I32
 
 

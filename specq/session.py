@@ -19,7 +19,8 @@ import numpy as np
 from specq.calibration import Calibration
 from specq.logprob_record import LogprobRecord
 from specq.messages import Draft, Open
-from specq.types import NO_TREE, History, Int32Array, SamplingParams, Tree
+from specq.params import SamplingParams
+from specq.types import NO_TREE, History, Int32Array, Tree
 
 MAX_LIVE_NODES = 512  # of one session; what comes beyond is dropped
 MAX_LANES = 8

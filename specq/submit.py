@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from specq.client import Client, Result
 from specq.client.request import SOURCES
 from specq.errors import JobError
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 
 PARAMETERS = tuple(f.name for f in fields(SamplingParams))
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others

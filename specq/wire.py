@@ -20,7 +20,8 @@ import orjson
 
 from specq.errors import JobError, ProtocolError
 from specq.messages import MESSAGES, PROTOCOL_VERSION, Message
-from specq.types import ModelInfo, SamplingParams
+from specq.params import SamplingParams, Speculation, Values
+from specq.types import ModelInfo
 
 Frames = list[bytes]
 
@@ -61,7 +62,7 @@ def encode(message: Message) -> Frames:
     for name, default in layout.defaults:
         value = getattr(message, name)
         if value != default:
-            header[name] = value.to_dict() if isinstance(value, SamplingParams) else value
+            header[name] = value.to_dict() if isinstance(value, Values) else value
     key = getattr(message, layout.key).to_bytes(8, "little") if layout.key else _NO_KEY
     arrays = [np.asarray(getattr(message, array.name), array.dtype).tobytes() for array in layout.arrays]
     while arrays and not arrays[-1]:
@@ -181,8 +182,8 @@ def _check_ints(value: Any) -> tuple[int, ...]:
     return tuple(_check_int(item) for item in value)
 
 
-def _check_params(value: Any) -> SamplingParams:
-    return SamplingParams.from_dict(_check_dict(value))
+def _check_values(cls: type[Values]) -> Check:
+    return lambda value: cls.from_dict(_check_dict(value))
 
 
 _SCALAR_CHECKS: dict[Any, Check] = {
@@ -191,7 +192,8 @@ _SCALAR_CHECKS: dict[Any, Check] = {
     bool: _check_bool,
     dict[str, Any]: _check_dict,
     tuple[int, ...]: _check_ints,
-    SamplingParams: _check_params,
+    SamplingParams: _check_values(SamplingParams),
+    Speculation: _check_values(Speculation),
 }
 
 

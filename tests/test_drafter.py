@@ -7,7 +7,7 @@ from specq.draft_session import LOST_AFTER
 from specq.drafter import Drafter
 from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Close, Draft, Release, Verdict
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 from tests.toy import ToyProposer, toy_text
 
 PROMPT = [5, 6, 7]

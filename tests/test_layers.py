@@ -24,6 +24,7 @@ LAYERS = (
     ("specq.messages",),
     ("specq.config", "specq.log", "specq.cpu", "specq.addresses", "specq.models"),
     ("specq.types",),
+    ("specq.params",),
     ("specq.table", "specq.errors"),
 )
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}

@@ -5,7 +5,7 @@ import pytest
 
 from specq.errors import EngineError
 from specq.messages import Cancel, Draft, GetStatus, Submit
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 from specq.wire import encode
 from tests.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
 from tests.world import CLIENT, World

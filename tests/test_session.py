@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.messages import Draft, Open
+from specq.params import SamplingParams
 from specq.session import Session, tree_of
-from specq.types import SamplingParams
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:

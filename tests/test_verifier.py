@@ -16,8 +16,8 @@ from specq.messages import (
     TokenizerChunk,
     Verdict,
 )
+from specq.params import SamplingParams
 from specq.tokenizer_chunks import CHUNK_BYTES, join_chunks
-from specq.types import SamplingParams
 from specq.verifier import Verifier
 from tests.toy import ToyEngine, toy_info, toy_text
 

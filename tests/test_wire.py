@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from specq.errors import ProtocolError
 from specq.messages import MESSAGES, Draft, GetStatus, Hello, Message, Submit, Verdict
-from specq.types import ModelInfo, SamplingParams
+from specq.params import MODES, SamplingParams, Speculation
+from specq.types import ModelInfo
 from specq.wire import MAX_FRAMES, decode, encode, type_of
 from tests.toy import toy_info
 
@@ -26,6 +27,12 @@ _VALUES: dict[object, st.SearchStrategy[typing.Any]] = {
         top_p=st.floats(0.01, 1),
         seed=st.integers(0, 2**63 - 1),
         stop=st.lists(st.text(min_size=1, max_size=4), max_size=2).map(tuple),
+    ),
+    Speculation: st.builds(
+        Speculation,
+        mode=st.sampled_from(MODES),
+        max_depth=st.integers(0, 99),
+        tree=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple), max_size=3).map(tuple),
     ),
     ModelInfo: st.just(toy_info()),
 }

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.errors import EngineError
+from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
-from specq.types import Int32Array, Judgement, ModelInfo, SamplingParams, SessionStep
+from specq.types import Int32Array, Judgement, ModelInfo, SessionStep
 
 VOCAB = 50
 EOS = 0

@@ -18,7 +18,7 @@ from specq.broker.state import Connect, Effect, Send
 from specq.curve import StepCurve
 from specq.drafter import Drafter
 from specq.messages import Accepted, Failed, Hello, Message, Refused, Status, Submit, Tokens, Verdict, Welcome
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 from specq.verifier import Verifier
 from specq.wire import decode, encode
 from tests.toy import ToyEngine, ToyProposer

@@ -22,8 +22,8 @@ from specq.addresses import free_address
 from specq.bench.stubs import NUM_SESSIONS, Verdicts, draft_frames
 from specq.errors import EngineError
 from specq.messages import Submit
+from specq.params import SamplingParams
 from specq.sockets import connect_dealer, drain
-from specq.types import SamplingParams
 from specq.wire import encode
 
 MOST_ADDED_US = 250.0

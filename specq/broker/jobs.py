@@ -61,6 +61,7 @@ class Job:
 
     def __init__(self, message: Submit, client: bytes, now: float) -> None:
         self.job_id, self.model, self.params = message.job_id, message.model, message.params
+        self.speculation = message.speculation
         self.prompt_ids: Int32Array = message.prompt_ids
         self.prompt_len = len(message.prompt_ids)
         self.client, self.submitted = client, now
@@ -95,7 +96,7 @@ class Job:
 
     def same_content(self, message: Submit) -> bool:
         """Is this the job that the message asks for?"""
-        same = message.params == self.params and message.model == self.model
+        same = (message.params, message.speculation, message.model) == (self.params, self.speculation, self.model)
         return same and np.array_equal(message.prompt_ids, self.prompt_ids)
 
     def commit(self, commit: Commit) -> int:

@@ -7,6 +7,8 @@ session is compared with the transcript, and what was lost on the way is sent ag
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 
 from specq.broker.jobs import Job
@@ -25,6 +27,7 @@ from specq.messages import (
     Verdict,
     Welcome,
 )
+from specq.params import SamplingParams
 
 log = structlog.get_logger(__name__)
 
@@ -189,7 +192,7 @@ class Placement:
     def _staff(self, job: Job) -> None:
         """Give a placed job a drafter if it has none."""
         verifier = self.state.roster.get(job.verifier)
-        if job.drafters or verifier is None:
+        if job.drafters or verifier is None or job.speculation.mode == "plain":
             return
         drafter = self.state.roster.least_loaded(self.state.roster.drafters_for(verifier.model))
         if drafter is not None:
@@ -208,7 +211,8 @@ class Placement:
                 epoch=job.epoch,
                 lane=lane,
                 prompt_len=job.prompt_len,
-                params=job.params,
+                params=drafting_params(job.params),
+                speculation=job.speculation,
                 token_ids=job.context(),
             ),
         )
@@ -245,3 +249,8 @@ class Placement:
         job.failures += 1
         if job.failures >= MAX_FAILURES:
             self.given_up.append((job, f"given up after {job.failures} failures; the last: {reason}"))
+
+
+def drafting_params(params: SamplingParams) -> SamplingParams:
+    """Return what drafters are told: under `probabilistic` not the seed, since it keys the draws that judge them."""
+    return replace(params, seed=0) if params.strategy == "probabilistic" else params

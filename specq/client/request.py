@@ -15,8 +15,9 @@ import numpy as np
 
 from specq.errors import JobError
 from specq.messages import Submit
+from specq.params import MAX_SEED, SamplingParams
 from specq.text import TextCodec
-from specq.types import MAX_SEED, Int32Array, ModelInfo, SamplingParams
+from specq.types import Int32Array, ModelInfo
 from specq.verification import STRATEGIES
 
 SOURCES = ("prompt", "messages", "token_ids")

@@ -19,7 +19,8 @@ from specq.engines.torch.loading import load
 from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.errors import EngineError
-from specq.types import Int32Array, Judgement, SamplingParams, SessionStep, Tree
+from specq.params import SamplingParams
+from specq.types import Int32Array, Judgement, SessionStep, Tree
 from specq.verification.judge import judge
 
 PROFILE_SESSIONS = 8

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specq.types import Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.params import SamplingParams
+from specq.types import Float32Array, Int32Array, ModelInfo
 
 PROPOSERS = {
     "draft-model": "specq.proposers.draft_model:DraftModel",

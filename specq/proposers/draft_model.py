@@ -22,8 +22,9 @@ from specq.engines.torch.loading import load
 from specq.engines.torch.rows import RowPacker
 from specq.engines.torch.top import top_tokens
 from specq.errors import EngineError
+from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
-from specq.types import NO_TOKENS, Int32Array, SamplingParams
+from specq.types import NO_TOKENS, Int32Array
 from specq.verification.sampling import perturbed_scores
 
 MAX_PREFILL_ROWS = 512

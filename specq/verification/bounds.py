@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.types import BoolArray, Float32Array, SamplingParams
+from specq.params import SamplingParams
+from specq.types import BoolArray, Float32Array
 
 HEAD = 256
 WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specq.types import Float32Array, Int32Array, SamplingParams, UInt16Array
+from specq.params import SamplingParams
+from specq.types import Float32Array, Int32Array, UInt16Array
 from specq.verification.sampling import target_probs
 
 FULL = 65535  # the weight of a law's likeliest token

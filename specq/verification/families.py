@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.types import BoolArray, DraftLaws, Int32Array, SamplingParams
+from specq.params import SamplingParams
+from specq.types import BoolArray, DraftLaws, Int32Array
 from specq.verification.packing import JudgedStep, PackedRows
 
 Int64Array = npt.NDArray[np.int64]

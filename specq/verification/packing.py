@@ -8,7 +8,8 @@ from itertools import accumulate
 
 import torch
 
-from specq.types import SamplingParams, SessionStep
+from specq.params import SamplingParams
+from specq.types import SessionStep
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from specq.errors import EngineError
-from specq.types import History, SamplingParams, Tree
+from specq.params import SamplingParams
+from specq.types import History, Tree
 from specq.verification.packing import JudgedStep
 
 

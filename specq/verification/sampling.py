@@ -23,7 +23,8 @@ import numpy.typing as npt
 import torch
 
 from specq.errors import EngineError
-from specq.types import Float32Array, Int32Array, SamplingParams
+from specq.params import SamplingParams
+from specq.types import Float32Array, Int32Array
 from specq.verification import noise
 from specq.verification.bounds import lower_bounds
 

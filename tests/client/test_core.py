@@ -8,7 +8,7 @@ import pytest
 from specq.client.core import RETRY_MAX_S, STATUS, TOKENIZER, ClientCore
 from specq.client.events import JobDone, NewTokens, RequestFailed, StatusReport, TokenizerReady
 from specq.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 from tests.fake_broker import INFO, STATS, tokens
 
 TEXT = list(range(10, 30))

@@ -9,8 +9,9 @@ import pytest
 
 from specq.engines import ENGINES
 from specq.errors import EngineError
+from specq.params import SamplingParams
 from specq.table import resolve
-from specq.types import NO_TREE, SamplingParams, SessionStep, Tree
+from specq.types import NO_TREE, SessionStep, Tree
 from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)

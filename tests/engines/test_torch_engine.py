@@ -14,7 +14,8 @@ from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
 from specq.engines.torch_engine import TorchEngine
 from specq.errors import EngineError
-from specq.types import NO_TREE, Int32Array, Judgement, SamplingParams, SessionStep, Tree
+from specq.params import SamplingParams
+from specq.types import NO_TREE, Int32Array, Judgement, SessionStep, Tree
 from tests.checkpoints import (
     CONFIGS,
     VOCAB,

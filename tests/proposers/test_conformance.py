@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specq.params import SamplingParams
 from specq.proposers import PROPOSERS, Expansion
 from specq.table import resolve
-from specq.types import SamplingParams
 from tests.checkpoints import VOCAB, make_checkpoint
 
 CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)

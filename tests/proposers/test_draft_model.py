@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from specq.errors import EngineError
+from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
 from specq.proposers import draft_model as module
 from specq.proposers.draft_model import DraftModel
-from specq.types import SamplingParams
 from specq.verification.sampling import perturbed_scores
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 

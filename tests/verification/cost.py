@@ -12,7 +12,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from specq.types import DraftLaws, SamplingParams, SessionStep, Tree
+from specq.params import SamplingParams
+from specq.types import DraftLaws, SessionStep, Tree
 from specq.verification.drafting import draw_children, truncated_laws
 from specq.verification.judge import judge
 from specq.verification.sampling import choose_tokens

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from specq.types import DraftLaws, SamplingParams, SessionStep, Tree
+from specq.params import SamplingParams
+from specq.types import DraftLaws, SessionStep, Tree
 
 VOCAB = 12
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from specq.types import SamplingParams, SessionStep
+from specq.params import SamplingParams
+from specq.types import SessionStep
 from specq.verification import STRATEGIES, noise
 from specq.verification.judge import judge
 from tests.verification.cost import chains

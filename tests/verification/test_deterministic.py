@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.errors import ConfigError
-from specq.types import NO_TREE, SamplingParams, SessionStep, Tree
+from specq.params import SamplingParams
+from specq.types import NO_TREE, SessionStep, Tree
 from specq.verification import deterministic
 from specq.verification.judge import judge
 from tests.verification import oracle

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.types import DraftLaws, SamplingParams, Tree
+from specq.params import SamplingParams
+from specq.types import DraftLaws, Tree
 from specq.verification.drafting import draw_children, truncated_laws
 from specq.verification.laws import reason_against, stripped
 from tests.verification import oracle

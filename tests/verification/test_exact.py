@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specq.types import SamplingParams
+from specq.params import SamplingParams
 from specq.verification import probabilistic
 from specq.verification.families import Families
 from specq.verification.longest import longest_path

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.errors import EngineError
-from specq.types import NO_TREE, History, SamplingParams, SessionStep
+from specq.params import SamplingParams
+from specq.types import NO_TREE, History, SessionStep
 from specq.verification.judge import judge
 from specq.verification.packing import place
 from specq.verification.processors import process

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.errors import EngineError
-from specq.types import NO_TREE, SamplingParams, SessionStep
+from specq.params import SamplingParams
+from specq.types import NO_TREE, SessionStep
 from specq.verification import LOSSY, STRATEGIES, is_lossless, noise
 from specq.verification.judge import judge
 from tests.verification import oracle
