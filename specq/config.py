@@ -96,6 +96,9 @@ class TargetConfig(Section):
     kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
     max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
     max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    trust_drafts: bool = _option(
+        default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
+    )
     verbose: bool = _option(default=False, text="log everything, as --log-level debug does")
     insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
 

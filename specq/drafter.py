@@ -35,7 +35,9 @@ class Drafter:
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.sessions: dict[int, DraftSession] = {}
-        self.experience = Experience()
+        self.experience: dict[
+            str, Experience
+        ] = {}  # by strategy: nodes that are drawn fare worse than those that are not
         self.state = "ready"
         self.num_passes = 0
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -57,8 +59,10 @@ class Drafter:
             return
         if known is not None:
             self.proposer.close(message.session_id)
-        self.sessions[message.session_id] = DraftSession(message, self.experience, self.max_ahead)
-        self.proposer.open(message.session_id, message.token_ids, message.params)
+        experience = self.experience.setdefault(message.params.strategy, Experience())
+        session = DraftSession(message, experience, fan_out=self.fan_out, max_ahead=self.max_ahead)
+        self.sessions[message.session_id] = session
+        self.proposer.open(message.session_id, message.token_ids, session.params)
 
     def _release(self, message: Release) -> None:
         session = self.sessions.get(message.session_id)
@@ -76,6 +80,7 @@ class Drafter:
         if message.finish:
             self._drop(session)
             return
+        session.learn(message)
         known = session.length - message.base_len
         if 0 <= known < len(message.token_ids):  # else it is old, or there is a gap that the broker will fill
             fresh = message.token_ids[known:]
@@ -98,7 +103,7 @@ class Drafter:
         except EngineError as error:
             return self._give_up(chosen, str(error))
         for (session, node), request, children in zip(chosen, requests, answers, strict=True):
-            session.grow(node, children.token_ids.tolist(), children.scores.tolist(), request.child_ids)
+            session.grow(node, children, request.child_ids)
         self.num_passes += 1
         touched = {session.session_id: session for session, _ in chosen}.values()
         return [draft for session in touched if (draft := session.draft()) is not None]
@@ -117,7 +122,7 @@ class Drafter:
 
     def _request(self, session: DraftSession, node: DraftNode | None) -> Expansion:
         first = session.next_id
-        session.next_id += self.fan_out
+        session.next_id += session.num_children(node)
         return Expansion(session.session_id, -1 if node is None else node.node_id, tuple(range(first, session.next_id)))
 
     def heartbeat(self) -> Heartbeat:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.params import SamplingParams, Speculation
-from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo
+from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo, UInt16Array
 
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
@@ -27,6 +27,7 @@ PROTOCOL_VERSION = 1
 I32 = Annotated[Int32Array, "<i4", 1]
 I64 = Annotated[Int64Array, "<i8", 1]
 U8 = Annotated[UInt8Array, "<u1", 1]
+U16 = Annotated[UInt16Array, "<u2", 1]
 F16 = Annotated[Float16Array, "<f2", 1]
 F32 = Annotated[Float32Array, "<f4", 1]
 
@@ -99,7 +100,10 @@ class Heartbeat(Message):
 class Submit(Message):
     """A job. Submitting the same id again attaches to it: `have` tokens are not sent again.
 
-    model  the name of a served model, or "" for the only one; prompt_ids i32[n]; speculation: how to draft for it
+    model        the name of a served model, or "" for the only one; prompt_ids i32[n]; speculation: how to draft for it
+    priority     jobs of a higher one are placed first; those of one priority, client by client in turn
+    deadline_ms  the job fails if it has not ended so long after it was first submitted; 0: never
+    label        the client's own name for the job, at most 1000 characters; nobody else reads it
     """
 
     TYPE: ClassVar[str] = "submit"
@@ -108,12 +112,33 @@ class Submit(Message):
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     model: str = ""
     have: int = 0
+    priority: int = 0
+    deadline_ms: int = 0
+    label: str = ""
     prompt_ids: I32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Follow(Message):
+    """Asks for a job by its id: a `JobInfo`, then its tokens beyond the first `have` as they come."""
+
+    TYPE: ClassVar[str] = "follow"
+    job_id: int
+    have: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ListJobs(Message):
+    """Asks for a `JobList`: the jobs that wait and run, and `limit` of those that ended, the last `skip` left out."""
+
+    TYPE: ClassVar[str] = "list_jobs"
+    limit: int = 100
+    skip: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cancel(Message):
-    """Stops a job of this client; what is committed stays."""
+    """Stops a job; what is committed stays."""
 
     TYPE: ClassVar[str] = "cancel"
     job_id: int
@@ -164,6 +189,7 @@ class Open(Message):
     prompt_len: int
     tokens_left: int
     params: SamplingParams
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     token_ids: I32
 
 
@@ -221,6 +247,8 @@ class Draft(Message):
     base_len    the committed length that a parent of -1 means
     first_id    node i has the id first_id + i
     token_ids i32[n], parent_ids i32[n] (node ids, -1: at base_len), scores f16[n] (log-probability given the parent)
+    q_ids i32[g * q_size], q_weights u16[g * q_size], q_rows i32[n]   under `probabilistic`, what the nodes were sampled
+                from: see `specq.types.DraftLaws`; q_size 0: all are point masses
     """
 
     TYPE: ClassVar[str] = "draft"
@@ -229,9 +257,13 @@ class Draft(Message):
     lane: int
     base_len: int
     first_id: int
+    q_size: int = 0
     token_ids: I32
     parent_ids: I32
     scores: F16
+    q_ids: I32 = _empty("<i4")
+    q_weights: U16 = _empty("<u2")
+    q_rows: I32 = _empty("<i4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -287,6 +319,27 @@ class Accepted(Message):
 
     TYPE: ClassVar[str] = "accepted"
     job_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobInfo(Message):
+    """What a job is, for a client that asked to `Follow` it; fields as in `Submit`, the prompt included."""
+
+    TYPE: ClassVar[str] = "job_info"
+    job_id: int
+    params: SamplingParams
+    model: str = ""
+    label: str = ""
+    prompt_ids: I32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobList(Message):
+    """Jobs, as JSON: a list of objects with the names of `specq.broker.listing.Line`; answers `ListJobs` of this skip."""
+
+    TYPE: ClassVar[str] = "job_list"
+    skip: int = 0
+    data: U8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -346,9 +399,9 @@ class TokenizerChunk(Message):
 MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls
     for cls in (
-        Hello, Heartbeat, Submit, Cancel, GetStatus, FetchTokenizer,
+        Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, FetchTokenizer,
         Welcome, Refused, Open, Close, Committed, Assign, Release,
         Draft, Verdict, SessionFailed,
-        Accepted, Tokens, Failed, Status, TokenizerChunk,
+        Accepted, JobInfo, JobList, Tokens, Failed, Status, TokenizerChunk,
     )
 }  # fmt: skip

@@ -142,6 +142,8 @@ class Speculation(Values):
     max_nodes       most nodes of a session's tree at any time; 0: the drafter's own limit
     tree            a static tree as a list of paths (Cai et al. 2024, Medusa): (0, 2) is the third likeliest child of the
                     likeliest first token; its prefixes are part of the tree. Empty: none
+    fan_out_hit, fan_out_miss   fixed fan-outs as SSD has them: how many guesses are drafted for each token of a chain,
+                    after a round whose outcome was drafted, and after one whose was not. Empty: none
     """
 
     LABEL: ClassVar[str] = "drafting parameter"
@@ -152,6 +154,8 @@ class Speculation(Values):
     max_depth: int = 0
     max_nodes: int = 0
     tree: tuple[tuple[int, ...], ...] = ()
+    fan_out_hit: tuple[int, ...] = ()
+    fan_out_miss: tuple[int, ...] = ()
 
     def validate(self) -> Self:
         """Return self, or raise JobError that names the field, its value and what is allowed."""
@@ -165,8 +169,12 @@ class Speculation(Values):
         _require("max_nodes", self.max_nodes, 0 <= self.max_nodes <= 1024, "in [0, 1024]")
         paths_ok = all(path and min(path) >= 0 and max(path) < MAX_CANDIDATES for path in self.tree)
         _require("tree", self.tree, paths_ok, f"non-empty paths of ranks in [0, {MAX_CANDIDATES})")
-        if self.tree and self.num_candidates:
-            raise JobError("tree and num_candidates are both given; give one of them")
+        for name in ("fan_out_hit", "fan_out_miss"):
+            ok = all(0 <= count <= MAX_CANDIDATES for count in getattr(self, name))
+            _require(name, getattr(self, name), ok, f"numbers in [0, {MAX_CANDIDATES}]")
+        shapes = [name for name in ("tree", "num_candidates", "fan_out_hit", "fan_out_miss") if getattr(self, name)]
+        if len(shapes) > 1 and shapes != ["fan_out_hit", "fan_out_miss"]:
+            raise JobError(f"{' and '.join(shapes)} are given together; give one of them")
         return self
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from specq.curve import StepCurve
-from specq.session import Node, Session, tree_of
+from specq.nodes import Node, tree_of
+from specq.session import Session
 from specq.types import SessionStep
 
 FLOOR = 0.02  # nodes less likely than this are not worth looking at

@@ -19,26 +19,14 @@ import numpy as np
 from specq.calibration import Calibration
 from specq.logprob_record import LogprobRecord
 from specq.messages import Draft, Open
+from specq.nodes import Node, in_order, judged, laws_of
 from specq.params import SamplingParams
-from specq.types import NO_TREE, History, Int32Array, Tree
+from specq.types import History, Law
 
 MAX_LIVE_NODES = 512  # of one session; what comes beyond is dropped
 MAX_LANES = 8
+SYNC_PATIENCE = 3  # heartbeats
 _REMEMBERED = 256  # ids of nodes committed so many positions ago stay resolvable
-
-
-class Node:
-    """A draft node in the tree; `position` is the one that its token would take."""
-
-    __slots__ = ("arrived", "children", "lane", "node_id", "parent", "position", "reach", "score", "token")
-
-    def __init__(
-        self, lane: int, node_id: int, token: int, parent: Node | None, position: int, score: float, arrived: float
-    ) -> None:
-        self.lane, self.node_id, self.token, self.parent = lane, node_id, token, parent
-        self.position, self.score, self.arrived = position, score, arrived
-        self.children: dict[int, Node] = {}
-        self.reach = 0.0  # probability of being accepted, set by `candidates`
 
 
 @dataclass(slots=True)
@@ -56,6 +44,8 @@ class SessionStats:
 
     drafted, stale, orphans   nodes that arrived; that the transcript contradicted; whose parent is unknown
     hits, misses   rounds that began with live nodes, so that what came of the last one was drafted already; without
+    drafted_rounds   rounds that verified nodes; leaves, depths: sums over them of their trees' leaves and depths, which
+                   are N and K of N candidates of K tokens
     positions [i] = [verified, accepted] nodes at depth i + 1
     """
 
@@ -64,7 +54,17 @@ class SessionStats:
     orphans: int = 0
     hits: int = 0
     misses: int = 0
+    drafted_rounds: int = 0
+    leaves: int = 0
+    depths: int = 0
     positions: list[list[int]] = field(default_factory=list)
+
+    def count_tree(self, nodes: Sequence[Node], length: int) -> None:
+        """Count the shape of a round's tree, at least one node, below a context of this length."""
+        inner = {id(node.parent) for node in nodes}
+        self.drafted_rounds += 1
+        self.leaves += sum(id(node) not in inner for node in nodes)
+        self.depths += max(node.position for node in nodes) - length + 1
 
     def count_node(self, depth: int, accepted: bool) -> None:
         """Count one verified node at a depth of 1 or more."""
@@ -95,7 +95,22 @@ class Session:
         self.roots: dict[int, Node] = {}
         self.lanes: dict[int, Lane] = {}
         self.num_live = 0
+        self.is_sync = message.speculation.mode == "sync"
+        self.drafted_at = 0  # the newest position that a draft spoke of
+        self.beats_waited = 0  # heartbeats since a synchronous session began to wait for a draft
         self.stats = SessionStats()
+
+    @property
+    def awaits_draft(self) -> bool:
+        """Whether a synchronous session is between rounds: it sits out steps until its drafter has answered, or has not
+        for so long that it is taken for gone."""
+        between = self.is_sync and self.num_pending <= 1 and self.drafted_at < self.length < self.limit - 1
+        return between and self.beats_waited < SYNC_PATIENCE
+
+    @property
+    def takes_laws(self) -> bool:
+        """Whether draft nodes may be sampled ones; else all are point masses."""
+        return self.params.strategy == "probabilistic" and self.params.temperature > 0
 
     @property
     def length(self) -> int:
@@ -115,45 +130,63 @@ class Session:
     # --- drafts -----------------------------------------------------------------------------------------------------
 
     def graft(self, draft: Draft, now: float) -> int:
-        """Hang the draft's nodes onto the tree; return how many of them are live. Never raises for its content."""
-        lane = self.lanes.get(draft.lane)
-        if lane is None:
-            if len(self.lanes) >= MAX_LANES:
-                return 0
-            lane = self.lanes[draft.lane] = Lane()
-        before = self.num_live
-        rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), draft.scores.tolist(), strict=True)
-        for node_id, (token, parent_id, score) in enumerate(rows, draft.first_id):
-            self.stats.drafted += 1
+        """Hang the draft's nodes onto the tree; return how many of them are live. Never raises for its content.
+
+        A draft with laws that would not fit is dropped as a whole: what is dropped must not depend on its tokens.
+        """
+        if draft.lane not in self.lanes and len(self.lanes) >= MAX_LANES:
+            return 0
+        lane = self.lanes.setdefault(draft.lane, Lane())
+        before, seen = self.num_live, lane.seen
+        self.stats.drafted += len(draft.token_ids)
+        self.drafted_at, self.beats_waited = max(self.drafted_at, draft.base_len), 0
+        lane.seen = max(seen, draft.first_id + len(draft.token_ids) - 1)
+        if draft.q_size and before + len(draft.token_ids) > MAX_LIVE_NODES:
+            self.stats.stale += len(draft.token_ids)
+            return 0
+        rows = zip(
+            draft.token_ids.tolist(), draft.parent_ids.tolist(), draft.scores.tolist(), laws_of(draft), strict=True
+        )
+        for rank, (token, parent_id, score, law) in enumerate(rows):
+            node_id = draft.first_id + rank
             at = draft.base_len if parent_id < 0 else lane.names.get(parent_id)
-            known = parent_id <= lane.seen or parent_id >= draft.first_id
-            self._attach(lane, draft.lane, node_id, token, at, score, now, known=known)
-        lane.seen = max(lane.seen, draft.first_id + len(draft.token_ids) - 1)
+            if node_id in lane.names:
+                continue
+            if at is None or (isinstance(at, int) and at > self.length):
+                self._drop(stale=parent_id <= seen or parent_id >= draft.first_id)
+            elif isinstance(at, int) and at < self.length:
+                self._confirm(lane, node_id, token, at)
+            else:
+                parent = None if isinstance(at, int) else at
+                self._attach(Node(draft.lane, node_id, token, parent, self._below(parent), score, now), law, rank)
         return self.num_live - before
 
-    def _attach(
-        self, lane: Lane, lane_id: int, node_id: int, token: int, at: Node | int | None, score: float, now: float, *,
-        known: bool,
-    ) -> None:  # fmt: skip
-        if node_id in lane.names:
-            return
-        if at is None or (isinstance(at, int) and at > self.length):
-            self._drop(stale=known)
-        elif isinstance(at, int) and at < self.length:
-            if self.token_ids[at] == token:
-                lane.names[node_id] = at + 1
-            else:
-                self._drop(stale=True)
+    def _below(self, parent: Node | None) -> int:
+        return self.length if parent is None else parent.position + 1
+
+    def _confirm(self, lane: Lane, node_id: int, token: int, at: int) -> None:
+        """Take in a node for a position that has been passed: it stands confirmed if it is what was committed."""
+        if self.token_ids[at] == token:
+            lane.names[node_id] = at + 1
         else:
-            parent = None if isinstance(at, int) else at
-            siblings = self.roots if parent is None else parent.children
-            node = siblings.get(token)
-            if node is None and self.num_live < MAX_LIVE_NODES:
-                position = self.length if parent is None else parent.position + 1
-                node = siblings[token] = Node(lane_id, node_id, token, parent, position, score, now)
-                self.num_live += 1
-            if node is not None:
-                lane.names[node_id] = node
+            self._drop(stale=True)
+
+    def _attach(self, fresh: Node, law: Law | None, rank: int) -> None:
+        """Hang a node onto the tree, or onto the one that bears its token already.
+
+        A position has one sampled family, the first that came; what is sampled there later counts as point masses, which
+        is exact whatever they are. A sampled node takes the place of a point mass with its token.
+        """
+        siblings = self.roots if fresh.parent is None else fresh.parent.children
+        node = siblings.get(fresh.token)
+        if node is None:
+            if self.num_live >= MAX_LIVE_NODES:
+                return
+            node = siblings[fresh.token] = fresh
+            self.num_live += 1
+        self.lanes[fresh.lane].names[fresh.node_id] = node
+        if law is not None and self.takes_laws and all(other.law in (None, law) for other in siblings.values()):
+            node.law, node.rank, node.lane, node.score = law, rank, fresh.lane, fresh.score
 
     def _drop(self, *, stale: bool) -> None:
         if stale:
@@ -164,20 +197,32 @@ class Session:
     # --- what to verify ---------------------------------------------------------------------------------------------
 
     def candidates(self, floor: float) -> list[Node]:
-        """Return live nodes whose estimated chance of acceptance is at least `floor`, with `reach` set; parents come
-        before children and are never less likely than they."""
+        """Return live nodes whose estimated chance of acceptance is at least `floor`, with `reach` set: parents before
+        children, siblings in the order of judgement, and none likelier than its parent or its elder sampled sibling."""
         found: list[Node] = []
-        level = list(self.roots.values())
+        level = [(1.0, self.roots)]
         while level:
-            following: list[Node] = []
-            for node in level:
-                chance = self.lanes[node.lane].calibration.probability(node.score)
-                node.reach = chance * (1.0 if node.parent is None else node.parent.reach)
-                if node.reach >= floor:
-                    found.append(node)
-                    following.extend(node.children.values())
+            following: list[tuple[float, dict[int, Node]]] = []
+            for reach, siblings in level:
+                for node in self._weighed(siblings, reach):
+                    if node.reach >= floor:
+                        found.append(node)
+                        following.append((node.reach, node.children))
             level = following
         return found
+
+    def _weighed(self, siblings: dict[int, Node], reach: float) -> list[Node]:
+        """Set the reach of siblings whose parent has this one; return them in the order of judgement."""
+        nodes = in_order(siblings.values())
+        most = left = reach
+        for node in nodes:
+            chance = self.lanes[node.lane].calibration.probability(node.score)
+            if node.law is None:
+                node.reach = reach * chance
+            else:
+                most = node.reach = min(most, left * chance)
+                left -= node.reach
+        return nodes
 
     def live_nodes(self) -> Iterator[Node]:
         """Yield the live nodes, parents first."""
@@ -189,13 +234,20 @@ class Session:
     # --- verdicts ---------------------------------------------------------------------------------------------------
 
     def count_round(self, nodes: Sequence[Node], accepted: AbstractSet[int]) -> None:
-        """Count a round before its `commit`; `accepted` holds the indices of the accepted among the verified nodes."""
+        """Count a round before its `commit`; `accepted` holds the indices of the accepted among the verified nodes.
+
+        Lanes of sampled drafts learn here, from the nodes that were judged; others in `commit`.
+        """
         if self.num_live:
             self.stats.hits += 1
         else:
             self.stats.misses += 1
+        if nodes:
+            self.stats.count_tree(nodes, self.length)
         for i, node in enumerate(nodes):
             self.stats.count_node(node.position - self.length + 1, i in accepted)
+        for i in judged(nodes, accepted) if self.takes_laws else ():
+            self.lanes[nodes[i].lane].calibration.observe(nodes[i].score, i in accepted)
 
     def commit(self, tokens: Sequence[int], num_verified: int) -> None:
         """Append tokens to the transcript; the branch that agrees with them lives on, everything else is cut.
@@ -206,7 +258,7 @@ class Session:
         standing: dict[int, Node | int] = {}  # of nodes by identity: what their names mean from now on
         siblings: dict[int, Node] | None = self.roots
         for token in tokens:
-            for node in siblings.values() if siblings else ():
+            for node in siblings.values() if siblings and not self.takes_laws else ():
                 self.lanes[node.lane].calibration.observe(node.score, node.token == token)
             follower = siblings.get(token) if siblings is not None else None
             siblings = follower.children if follower is not None else None
@@ -234,16 +286,3 @@ class Session:
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
         return tuple(value for lane_id, lane in self.lanes.items() for value in (lane_id, lane.seen))
-
-
-def tree_of(nodes: Sequence[Node]) -> Tree:
-    """Return chosen nodes, parents before children, as arrays."""
-    if not nodes:
-        return NO_TREE
-    index = {id(node): i for i, node in enumerate(nodes)}
-    parents: Int32Array = np.array([-1 if n.parent is None else index[id(n.parent)] for n in nodes], np.int32)
-    return Tree(
-        token_ids=np.array([n.token for n in nodes], np.int32),
-        parents=parents,
-        scores=np.array([n.score for n in nodes], np.float32),
-    )

@@ -21,6 +21,8 @@ UInt16Array = npt.NDArray[np.uint16]
 
 NO_TOKENS: Int32Array = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
+NO_WEIGHTS: UInt16Array = np.zeros(0, np.uint16)
+NO_WEIGHTS.flags.writeable = False
 
 # How a completion ended; `None` while it runs.
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
@@ -45,6 +47,14 @@ class ModelInfo:
     max_length: int
     tokenizer_hash: str
     kv_slots: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Law:
+    """What some siblings were drawn from, without replacement: ids i32[k], weights u16[k]; see `DraftLaws`."""
+
+    ids: Int32Array
+    weights: UInt16Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,33 +3,39 @@
 import numpy as np
 import pytest
 
+from specq.draft_checks import reason_against
 from specq.draft_session import LOST_AFTER
 from specq.drafter import Drafter
 from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Close, Draft, Release, Verdict
-from specq.params import SamplingParams
-from tests.toy import ToyProposer, toy_text
+from specq.params import SamplingParams, Speculation
+from tests.toy import VOCAB, ToyProposer, toy_text
 
 PROMPT = [5, 6, 7]
 
 
-def make_drafter(max_tokens: int = 100, **options: int) -> Drafter:
+def make_drafter(
+    max_tokens: int = 100, *, speculation: Speculation | None = None, strategy: str = "deterministic", **options: int
+) -> Drafter:
     """Return a drafter with one session of three context tokens."""
     drafter = Drafter(ToyProposer(), incarnation=1, **options)
+    warm = {"strategy": strategy, "temperature": 1.0} if strategy == "probabilistic" else {}
     drafter.handle(
         Assign(
-            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens),
-            token_ids=np.array(PROMPT, np.int32),
+            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens, **warm),
+            speculation=speculation or Speculation(), token_ids=np.array(PROMPT, np.int32),
         )
     )  # fmt: skip
     return drafter
 
 
-def verdict(base_len: int, tokens: list[int], *, worth: int = 0, used: int = 0, epoch: int = 1) -> Verdict:
+def verdict(
+    base_len: int, tokens: list[int], *, worth: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
+) -> Verdict:
     """Return a verdict that commits tokens and verified so many nodes."""
     return Verdict(
         session_id=7, epoch=epoch, base_len=base_len, worth=worth, token_ids=np.array(tokens, np.int32),
-        node_ids=np.zeros(used, np.int32), mask=np.zeros(used, np.uint8),
+        node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
     )  # fmt: skip
 
 
@@ -207,3 +213,99 @@ def test_many_sessions_share_a_pass() -> None:
             )
         )  # fmt: skip
     assert len(drafter.step()) == 11
+
+
+# --- shapes and modes ---------------------------------------------------------------------------------------------
+
+
+def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
+    """One draft a round; nothing more until the verdict, and then from its root."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=1, max_depth=4))
+    (draft,) = passes(drafter, 10)
+    assert draft.token_ids.tolist() == toy_text(PROMPT, 4)
+    assert not drafter.has_work
+    drafter.handle(verdict(3, toy_text(PROMPT, 2), used=4))
+    (draft,) = passes(drafter, 10)
+    assert (draft.base_len, draft.token_ids.tolist()) == (5, toy_text(PROMPT, 6)[2:])
+
+
+def test_a_synchronous_tree_keeps_to_its_budget() -> None:
+    """Best first under a node budget: the likeliest so many, parents with their children."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", max_nodes=6))
+    (draft,) = passes(drafter, 40)
+    assert len(draft.token_ids) == 6
+    assert draft.token_ids.tolist()[0] == toy_text(PROMPT, 1)[0]
+
+
+def test_a_budget_bounds_what_is_live_in_asynchronous_mode() -> None:
+    """No more nodes than the budget are at the verifier, however long the drafter runs ahead; verdicts make room."""
+    drafter = make_drafter(speculation=Speculation(max_nodes=5))
+    assert sum(len(draft.token_ids) for draft in passes(drafter, 40)) == 5
+    assert not drafter.has_work
+    drafter.handle(verdict(3, toy_text(PROMPT, 2), used=2))
+    assert 1 <= sum(len(draft.token_ids) for draft in passes(drafter, 40)) <= 5
+
+
+def test_candidates_are_drafted_as_one_tree() -> None:
+    """Two chains that part at the first token."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=2, max_depth=3))
+    (draft,) = passes(drafter, 10)
+    parents = draft.parent_ids.tolist()
+    assert parents.count(-1) == 2
+    assert all(parents.count(node) <= 1 for node in range(len(parents)))
+    assert len(parents) == 6
+
+
+def test_candidates_are_drawn_with_their_own_temperature() -> None:
+    """The proposer is opened with what the job asks for its candidates; the rest as the job has it."""
+    drafter = make_drafter(speculation=Speculation(candidate_temp=0.5, candidate_top_p=0.9))
+    proposer = drafter.proposer
+    assert isinstance(proposer, ToyProposer)
+    assert (proposer.params[7].temperature, proposer.params[7].top_p) == (0.5, 0.9)
+    assert proposer.params[7].max_tokens == 100
+
+
+# --- drawn nodes --------------------------------------------------------------------------------------------------
+
+
+def test_drawn_nodes_travel_with_the_law_of_their_family() -> None:
+    """Well-formed for the verifier, and every token in its own law."""
+    for draft in passes(make_drafter(strategy="probabilistic"), 6):
+        assert draft.q_size > 0
+        assert reason_against(draft, VOCAB) == ""
+
+
+def test_a_law_travels_only_with_all_elders() -> None:
+    """What is sent later than its eldest sibling, when less is asked of a node, goes as a point mass."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=4)
+    session = drafter.sessions[7]
+    session.floor = np.log(0.3)
+    (first,) = drafter.step()
+    assert first.q_rows.tolist() == [0] * len(first.token_ids)
+    assert 1 <= len(first.token_ids) < 4
+    session.floor = np.log(1e-6)
+    later = session.draft()
+    assert later is not None
+    roots = [
+        row
+        for row, parent in zip(later.q_rows.tolist() or [-1] * 99, later.parent_ids.tolist(), strict=False)
+        if parent < 0
+    ]
+    assert roots
+    assert set(roots) == {-1}
+
+
+def test_drawn_nodes_teach_by_their_mask() -> None:
+    """A committed token that agrees with a node is no sign that the node was accepted; the verdict's mask is."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
+    (draft,) = drafter.step()
+    experience = drafter.experience["probabilistic"]
+    claim = next(iter(drafter.sessions[7].roots.values())).claim
+    before = experience.calibration.probability(claim)
+    drafter.handle(verdict(3, [int(draft.token_ids[0])]))
+    assert experience.calibration.probability(claim) == before
+    (draft,) = drafter.step()
+    drafter.handle(
+        verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
+    )  # its mask is 0: rejected, then drawn all the same
+    assert experience.calibration.probability(claim) < before

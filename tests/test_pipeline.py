@@ -5,7 +5,7 @@ import pytest
 
 from specq.errors import EngineError
 from specq.messages import Cancel, Draft, GetStatus, Submit
-from specq.params import SamplingParams
+from specq.params import SamplingParams, Speculation
 from specq.wire import encode
 from tests.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
 from tests.world import CLIENT, World
@@ -345,3 +345,105 @@ def test_eos_ends_a_job_unless_ignored() -> None:
     world.run_until(lambda: finished(world, 1, 2))
     assert (ended.finish, len(ended.token_ids), ended.token_ids[-1]) == ("stop", 10, EOS)
     assert (going.finish, len(going.token_ids)) == ("length", 40)
+
+
+# --- how a job is drafted for -------------------------------------------------------------------------------------
+
+SHAPES = [
+    {},
+    {"mode": "plain"},
+    {"mode": "sync"},
+    {"mode": "sync", "num_candidates": 1, "max_depth": 4},
+    {"mode": "sync", "max_nodes": 12},
+    {"num_candidates": 3, "max_depth": 4},
+    {"tree": [[0, 0, 0], [1, 0], [2]]},
+    {"fan_out_hit": [2, 2, 1], "fan_out_miss": [3]},
+    {"max_nodes": 4},
+]
+
+
+@pytest.mark.parametrize("speculation", SHAPES, ids=str)
+def test_all_modes_and_shapes_give_the_same_text(speculation: dict[str, object]) -> None:
+    """They buy speed; and each of them, but plain, had nodes accepted and rejected."""
+    world = World()
+    world.add_verifier()
+    world.add_drafter(proposer=ToyProposer(wrong_every=4))
+    world.run(0.1)
+    job = world.submit(1, PROMPT, speculation=Speculation.from_dict(speculation), max_tokens=60)
+    world.run_until(lambda: finished(world, 1))
+    assert job.token_ids == toy_text(PROMPT, 60)
+    drafted, accepted = int(job.stats["draft_tokens"]), int(job.stats["accepted_tokens"])  # type: ignore[call-overload]
+    if speculation.get("mode") == "plain":
+        assert drafted == 0
+    else:
+        assert drafted > accepted > 0
+
+
+def test_synchronous_rounds_wait_for_their_drafts() -> None:
+    """Each round but the first two verifies a draft, though the drafter takes ten steps' time for it."""
+    world = World(pass_s=0.05)
+    world.add_verifier()
+    world.add_drafter()
+    world.run(0.1)
+    job = world.submit(1, PROMPT, speculation=Speculation(mode="sync", num_candidates=1, max_depth=3), max_tokens=41)
+    world.run_until(lambda: finished(world, 1))
+    assert job.token_ids == toy_text(PROMPT, 41)
+    assert job.stats["rounds"] == 11  # the first is plain; ten make four tokens each
+    assert job.stats["depths"] == job.stats["leaves"] * 3 == 30
+
+
+def test_a_synchronous_job_without_a_drafter_goes_on_alone() -> None:
+    """It waits a moment for a drafter, then decodes plainly; and one that dies does not stop it."""
+    world = World()
+    world.add_verifier()
+    world.run(0.1)
+    job = world.submit(1, PROMPT, speculation=Speculation(mode="sync"), max_tokens=30)
+    world.run_until(lambda: finished(world, 1), limit_s=5)
+    assert job.token_ids == toy_text(PROMPT, 30)
+    world.add_drafter()
+    world.run(0.1)
+    job = world.submit(2, PROMPT, speculation=Speculation(mode="sync"), max_tokens=300)
+    world.run_until(lambda: len(job.token_ids) > 50)
+    world.kill(b"d0")
+    world.run_until(lambda: finished(world, 2), limit_s=10)
+    assert job.token_ids == toy_text(PROMPT, 300)
+
+
+def test_the_shape_follows_acceptance_both_ways() -> None:
+    """Once drafts are rejected, hardly any node is verified; when they are good again, trees grow again."""
+    world = World()
+    world.add_verifier()
+    proposer = ToyProposer(blind=True)
+    world.add_drafter(proposer=proposer)
+    world.run(0.1)
+    world.submit(1, PROMPT, max_tokens=900)
+    job = world.received[1]
+
+    def verified_until(length: int) -> float:
+        first = len(world.verdicts)
+        world.run_until(lambda: len(job.token_ids) >= length)
+        rounds = world.verdicts[first:]
+        return sum(len(verdict.node_ids) for verdict in rounds) / len(rounds)
+
+    verified_until(50)
+    before = verified_until(200)
+    proposer.wrong_every = 1
+    verified_until(250)
+    poor = verified_until(400)
+    proposer.wrong_every = 0
+    verified_until(600)
+    after = verified_until(800)
+    assert poor < 0.1 * before
+    assert after > 0.8 * before
+
+
+def test_drafters_of_probabilistic_jobs_never_learn_the_seed() -> None:
+    """Whoever knows it knows what the verifier will draw."""
+    world = World()
+    world.add_verifier()
+    drafter = world.add_drafter()
+    world.run(0.1)
+    world.submit(1, PROMPT, strategy="probabilistic", temperature=1.0, seed=77, max_tokens=50)
+    world.submit(2, PROMPT, temperature=1.0, seed=78, max_tokens=50)
+    world.run_until(lambda: len(drafter.sessions) == 2)
+    assert {i: session.params.seed for i, session in drafter.sessions.items()} == {1: 0, 2: 78}

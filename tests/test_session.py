@@ -5,9 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.calibration import Calibration
 from specq.messages import Draft, Open
+from specq.nodes import tree_of
 from specq.params import SamplingParams
-from specq.session import Session, tree_of
+from specq.session import MAX_LIVE_NODES, Session
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
@@ -222,3 +224,122 @@ def test_grafting_before_or_after_a_commit_is_the_same(cut: int) -> None:
     late.commit(chain[:cut], 0)
     late.graft(draft, 0.0)
     assert paths(early) == paths(late)
+
+
+# --- sampled nodes ------------------------------------------------------------------------------------------------
+
+WARM = SamplingParams(strategy="probabilistic", temperature=1.0)
+
+
+def make_warm_session() -> Session:
+    """Return a session of `probabilistic` with the context [1, 2, 3]."""
+    token_ids = np.array([1, 2, 3], np.int32)
+    return Session(Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids))
+
+
+def make_drawn(
+    tokens: list[int], parents: list[int], rows: list[int], *, first_id: int = 0, scores: list[float] | None = None
+) -> Draft:
+    """Return a draft of base_len 3 whose laws, one for each row, give all tokens the same weight."""
+    num_laws = max(rows) + 1
+    claims = [0.5] * len(tokens) if scores is None else scores
+    return Draft(
+        session_id=7, epoch=1, lane=0, base_len=3, first_id=first_id, token_ids=np.array(tokens, np.int32),
+        parent_ids=np.array(parents, np.int32), scores=np.log(np.array(claims)).astype(np.float16),
+        q_size=20, q_ids=np.tile(np.arange(20, dtype=np.int32), num_laws),
+        q_weights=np.arange(1, 20 * num_laws + 1, dtype=np.uint16), q_rows=np.array(rows, np.int32),
+    )  # fmt: skip
+
+
+def test_sampled_nodes_keep_their_law_and_the_order_of_their_draws() -> None:
+    """In the arrays, siblings stand in draw order, each naming its family's law."""
+    session = make_warm_session()
+    session.graft(make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1]), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.laws is not None
+    assert tree.token_ids.tolist() == [9, 4, 6, 5]
+    assert tree.laws.rows.tolist() == [0, 0, -1, 1]
+    assert tree.laws.weights[:, 0].tolist() == [1, 21]
+
+
+def test_a_position_has_one_sampled_family() -> None:
+    """What is sampled there later counts as point masses, after the family in the order of judgement."""
+    session = make_warm_session()
+    session.graft(make_drawn([9], [-1], [0]), 0.0)
+    session.graft(make_drawn([4, 9], [-1, -1], [0, 0], first_id=1), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.laws is not None
+    assert tree.token_ids.tolist() == [9, 4]
+    assert tree.laws.rows.tolist() == [0, -1]
+    assert len(tree.laws.ids) == 1
+
+
+def test_a_sampled_node_takes_the_place_of_a_point_mass() -> None:
+    """It is judged in its place among the draws, and what hangs below the point mass stays."""
+    session = make_warm_session()
+    session.graft(make_draft(3, 0, [4, 8, 5], [-1, -1, 0], lane=1), 0.0)
+    session.graft(make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.laws is not None
+    assert tree.token_ids.tolist() == [9, 4, 8, 5]
+    assert tree.laws.rows.tolist() == [0, 0, -1, -1]
+    assert tree.parents.tolist() == [-1, -1, -1, 1]
+
+
+def test_other_strategies_ignore_laws() -> None:
+    """Only `probabilistic` judges by them."""
+    session = make_session()
+    session.graft(make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
+    assert tree_of(session.candidates(0.0)).laws is None
+
+
+def test_a_draft_with_laws_fits_as_a_whole_or_not_at_all() -> None:
+    """Which of its nodes are kept must not depend on which of them the tree has already."""
+    session = make_warm_session()
+    tokens = list(range(20))
+    for first in range(0, MAX_LIVE_NODES - 15, 20):
+        parents = [-1 if first == 0 else first - 20 + i for i in range(20)]
+        session.graft(make_draft(3, first, tokens, parents, lane=1), 0.0)
+    before = session.num_live
+    assert MAX_LIVE_NODES - 20 < before < MAX_LIVE_NODES
+    assert session.graft(make_drawn(tokens, [-1] * 20, [0] * 20), 0.0) == 0
+    assert session.stats.stale == 20
+    assert session.graft(make_drawn(tokens[:3], [-1] * 3, [0] * 3, first_id=50), 0.0) == 0
+    assert tree_of(session.candidates(0.0)).laws is not None
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6),
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.booleans()), max_size=30),
+)
+def test_a_cut_by_chance_takes_the_youngest_first(claims: list[float], seen: list[tuple[float, bool]]) -> None:
+    """Whatever is claimed and was measured, no sampled node is likelier than its elder."""
+    session = make_warm_session()
+    session.graft(make_drawn(list(range(len(claims))), [-1] * len(claims), [0] * len(claims), scores=claims), 0.0)
+    for claim, accepted in seen:
+        session.lanes[0].calibration.observe(np.log(claim), accepted)
+    reaches = [node.reach for node in session.candidates(0.0)]
+    assert reaches == sorted(reaches, reverse=True)
+    assert sum(reaches) <= 1 + 1e-9
+
+
+def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
+    """The elder was rejected, the second accepted, the third never judged; an unverified one teaches nothing."""
+    session = make_warm_session()
+    session.graft(make_drawn([9, 4, 5, 8], [-1, -1, -1, 1], [0, 0, 0, 1]), 0.0)
+    nodes = session.candidates(0.0)[:3]
+    calibration = session.lanes[0].calibration
+    session.count_round(nodes, {1})
+    session.commit([4, 7], 3)
+    expected = Calibration()
+    expected.observe(float(np.log(np.float16(0.5))), accepted=False)
+    expected.observe(float(np.log(np.float16(0.5))), accepted=True)
+    assert calibration.probability(np.log(0.5)) == expected.probability(np.log(0.5))
+
+
+def test_a_round_counts_its_leaves_and_its_depth() -> None:
+    """N and K as a job reports them."""
+    session = make_session()
+    session.graft(make_draft(3, 0, [4, 5, 6, 7], [-1, 0, 0, -1]), 0.0)
+    session.count_round(session.candidates(0.0), set())
+    assert (session.stats.drafted_rounds, session.stats.leaves, session.stats.depths) == (1, 3, 2)

@@ -109,7 +109,7 @@ def test_an_older_epoch_changes_nothing() -> None:
         (chain([-1]), "outside the vocabulary"),
         (chain([1], scores=[0.5]), "no log-probability"),
         (chain([1], scores=[float("nan")]), "no log-probability"),
-        (chain([1, 2], parent_ids=np.array([1, 0], np.int32)), "parent comes after"),
+        (chain([1, 2], parent_ids=np.array([1, 0], np.int32)), "parent does not come before"),
         (Release(session_id=7, epoch=1), "takes no release"),
     ],
 )

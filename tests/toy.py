@@ -13,8 +13,8 @@ import numpy as np
 
 from specq.errors import EngineError
 from specq.params import SamplingParams
-from specq.proposers import Children, Expansion
-from specq.types import Int32Array, Judgement, ModelInfo, SessionStep
+from specq.proposers import Children, Expansion, draws_children
+from specq.types import Int32Array, Judgement, Law, ModelInfo, SessionStep
 
 VOCAB = 50
 EOS = 0
@@ -57,6 +57,7 @@ class ToyEngine:
         self.info = info or toy_info()
         self.contexts: dict[int, list[int]] = {}  # session -> the tokens whose KV it holds
         self.num_rows: list[int] = []  # of each step
+        self.busy_s = 0.0  # what all steps take, by the clock of a simulated world
 
     @property
     def free_slots(self) -> int:
@@ -76,6 +77,7 @@ class ToyEngine:
         if rows > self.free_slots:
             raise EngineError("no slots")
         self.num_rows.append(rows)
+        self.busy_s += self.step_times([rows])[0]
         return [judgement for step in steps if (judgement := self._run(step)) is not None]
 
     def _run(self, step: SessionStep) -> Judgement | None:
@@ -113,15 +115,18 @@ class ToyEngine:
 class ToyProposer:
     """Drafts the toy target's tokens, but with a wrong first choice at every `wrong_every`-th position (0: never).
 
-    The right token is then the second choice, or missing if `blind`.
+    The right token is then the second choice, or missing if `blind`. Where children are to be drawn, they are drawn from
+    a law that gives the first choice half of the weight.
     """
 
     def __init__(self, info: ModelInfo | None = None, *, wrong_every: int = 0, blind: bool = False) -> None:
         self.info = info or toy_info("toy-draft")
         self.wrong_every, self.blind = wrong_every, blind
+        self.random = np.random.default_rng(1)
         self.contexts: dict[int, list[int]] = {}
         self.params: dict[int, SamplingParams] = {}
         self.nodes: dict[int, dict[int, list[int]]] = {}  # session -> node id -> its path of tokens
+        self.pass_s, self.busy_s = 0.001, 0.0  # what a pass, and all passes, take by the clock of a simulated world
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         self.contexts[session_id], self.params[session_id] = token_ids.tolist(), params
@@ -142,6 +147,7 @@ class ToyProposer:
         self.nodes[session_id] = {-1: []} | {i: p for i, p in kept.items() if p}
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        self.busy_s += self.pass_s
         return [self._children(request) for request in requests]
 
     def _children(self, request: Expansion) -> Children:
@@ -154,7 +160,18 @@ class ToyProposer:
         ranked = ([others[0], *([] if self.blind else [right]), *others[1:]] if wrong else [right, *others])[
             : len(request.child_ids)
         ]
-        for node_id, token in zip(request.child_ids, ranked, strict=True):
+        children = self._drawn(ranked) if draws_children(self.params[request.session_id]) else _ranked(ranked)
+        for node_id, token in zip(request.child_ids, children.token_ids.tolist(), strict=False):
             nodes[node_id] = [*path, token]
-        chances = [0.8, *[0.1] * (len(ranked) - 1)]
-        return Children(np.array(ranked, np.int32), np.log(np.array(chances, np.float32)))
+        return children
+
+    def _drawn(self, ranked: list[int]) -> Children:
+        ids = np.array(ranked, np.int32)
+        weights = np.array([60_000, *[60_000 // len(ranked)] * (len(ranked) - 1)], np.uint16)
+        order = self.random.permutation(len(ranked)) if self.random.random() < 0.5 else np.arange(len(ranked))
+        return Children(ids[order], np.full(len(ranked), np.log(0.5), np.float32), Law(ids, weights))
+
+
+def _ranked(ranked: list[int]) -> Children:
+    chances = [0.8, *[0.1] * (len(ranked) - 1)]
+    return Children(np.array(ranked, np.int32), np.log(np.array(chances, np.float32)))

@@ -18,7 +18,7 @@ from specq.broker.state import Connect, Effect, Send
 from specq.curve import StepCurve
 from specq.drafter import Drafter
 from specq.messages import Accepted, Failed, Hello, Message, Refused, Status, Submit, Tokens, Verdict, Welcome
-from specq.params import SamplingParams
+from specq.params import SamplingParams, Speculation
 from specq.verifier import Verifier
 from specq.wire import decode, encode
 from tests.toy import ToyEngine, ToyProposer
@@ -183,10 +183,15 @@ class World:
 
     # --- the client -------------------------------------------------------------------------------------------------
 
-    def submit(self, job_id: int, prompt: Sequence[int], **params: object) -> Received:
+    def submit(
+        self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: object
+    ) -> Received:
         """Submit a job; return where its tokens will appear."""
         message = Submit(
-            job_id=job_id, params=SamplingParams(**params).validate(), prompt_ids=np.array(prompt, np.int32)
+            job_id=job_id,
+            params=SamplingParams(**params).validate(),
+            speculation=speculation or Speculation(),
+            prompt_ids=np.array(prompt, np.int32),
         )
         received = self.received.setdefault(job_id, Received())
         self.send(message)

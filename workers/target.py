@@ -142,5 +142,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         incarnation=new_incarnation(),
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
+        trust_drafts=config.trust_drafts,
         tokenizer_files=load_tokenizer_files(model),
     )

@@ -176,6 +176,7 @@ class Placement:
                 prompt_len=job.prompt_len,
                 tokens_left=job.tokens_left,
                 params=job.params,
+                speculation=job.speculation,
                 token_ids=job.context(),
             ),
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specq.params import SamplingParams
-from specq.types import Float32Array, Int32Array, ModelInfo
+from specq.types import Float32Array, Int32Array, Law, ModelInfo
 
 PROPOSERS = {
     "draft-model": "specq.proposers.draft_model:DraftModel",
@@ -33,13 +33,16 @@ class Expansion:
 
 @dataclass(frozen=True, slots=True)
 class Children:
-    """The answer: at most len(child_ids) tokens, likeliest first.
+    """The answer: at most len(child_ids) tokens, likeliest first, or in the order in which they were drawn.
 
     token_ids i32[c]; scores f32[c]: log-probability that the target commits the token, given that it commits the parent
+                (of a drawn one: given too that it rejects its elders; and known before the token was drawn)
+    law         what they were drawn from, without replacement; None: they are point masses
     """
 
     token_ids: Int32Array
     scores: Float32Array
+    law: Law | None = None
 
 
 class Proposer(Protocol):
@@ -48,7 +51,8 @@ class Proposer(Protocol):
     info: ModelInfo
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
-        """Start a session with this context i32[n]."""
+        """Start a session with this context i32[n]; `params` are those to draft with, and tell by the strategy whether
+        children are drawn (`probabilistic` above temperature 0)."""
         ...
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
@@ -65,3 +69,8 @@ class Proposer(Protocol):
         """Answer all requests in one batched pass. Several requests may be of one session; a request never asks for
         the child of a node that the same call creates."""
         ...
+
+
+def draws_children(params: SamplingParams) -> bool:
+    """Are the children for these parameters drawn from a law that travels with them, and not simply the likeliest?"""
+    return params.strategy == "probabilistic" and params.temperature > 0

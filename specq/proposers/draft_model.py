@@ -6,13 +6,14 @@ Committing re-roots: the slots of the accepted branch move into the session's ta
 and everything else is freed.
 
 Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
-guesses which token the target *draws*, not only which is likely.
+guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
+replacement, from laws that travel with them (`specq.verification.drafting`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from specq.engines.torch.rows import RowPacker
 from specq.engines.torch.top import top_tokens
 from specq.errors import EngineError
 from specq.params import SamplingParams
-from specq.proposers import Children, Expansion
-from specq.types import NO_TOKENS, Int32Array
+from specq.proposers import Children, Expansion, draws_children
+from specq.types import NO_TOKENS, Int32Array, Law
+from specq.verification.drafting import draw_children, truncated_laws
 from specq.verification.sampling import perturbed_scores
 
 MAX_PREFILL_ROWS = 512
@@ -90,14 +92,25 @@ class DraftModel:
     """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`.
 
     `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
+    `law_size`: most tokens of a law that travels under `probabilistic`; `rng` draws from the laws. It shall be the
+    drafter's own, since whoever knows the job's seed knows what the verifier will draw.
     """
 
     def __init__(
-        self, model: str, *, device: str = "auto", dtype: str = "auto", kv_slots: int = 0, name: str = ""
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        law_size: int = 32,
+        rng: np.random.Generator | None = None,
     ) -> None:
         loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info = loaded.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
+        self.law_size, self._rng = law_size, rng or np.random.default_rng()
         self._forward = loaded.forward
         self._pool = KvPool(self.info.kv_slots)
         self._sessions: dict[int, _Session] = {}
@@ -225,25 +238,47 @@ class DraftModel:
         session.pending = NO_TOKENS
 
     def _children(self, requests: Sequence[Expansion], asked: _Asked, logits: torch.Tensor) -> list[Children]:
-        """Rank tokens in each row of logits and make the requested children of the first."""
+        """Make the requested children of each row of logits [nodes asked about, vocab]."""
         rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
-        sessions = [self._sessions[session_id] for session_id, _ in rows]
-        positions = [s.child_position(node_id) for s, (_, node_id) in zip(sessions, rows, strict=True)]
-        scores = perturbed_scores(logits[:, : self.limit_vocab], [s.params for s in sessions], positions)
-        most = min(max(len(request.child_ids) for request in requests), self.limit_vocab)
-        tokens, log_probs = top_tokens(scores, most)  # [rows, most]
+        wanted = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
+        drawn = [i for i, (session_id, _) in enumerate(rows) if draws_children(self._sessions[session_id].params)]
+        ranked = [i for i in range(len(rows)) if i not in set(drawn)]
+        logits = logits[:, : self.limit_vocab]
+        found: dict[tuple[int, int], Children] = {}
+        for make, chosen in ((self._rank, ranked), (self._draw, drawn)):
+            if chosen:
+                keys = [rows[i] for i in chosen]
+                most = min(max(wanted[key] for key in keys), self.limit_vocab)
+                found.update(zip(keys, make(keys, _take(logits, chosen), most), strict=True))
+        return [self._answer(request, found.get((request.session_id, request.node_id))) for request in requests]
+
+    def _rank(self, keys: Sequence[tuple[int, int]], logits: torch.Tensor, most: int) -> list[Children]:
+        """Return the tokens of the highest perturbed scores after each node."""
+        sessions = [self._sessions[session_id] for session_id, _ in keys]
+        positions = [s.child_position(node_id) for s, (_, node_id) in zip(sessions, keys, strict=True)]
+        tokens, log_probs = top_tokens(perturbed_scores(logits, [s.params for s in sessions], positions), most)
         counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
-        row_of = {key: row for row, key in enumerate(rows)}
-        answers = []
-        for request in requests:
-            row = row_of.get((request.session_id, request.node_id))
-            if row is None:
-                answers.append(NO_CHILDREN)
-                continue
-            count = min(len(request.child_ids), counts[row])
-            answers.append(Children(tokens[row, :count], log_probs[row, :count]))
-            self._add_nodes(request, positions[row], answers[-1])
-        return answers
+        return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]
+
+    def _draw(self, keys: Sequence[tuple[int, int]], logits: torch.Tensor, most: int) -> list[Children]:
+        """Return tokens drawn without replacement after each node, with what they were drawn from."""
+        params = [self._sessions[session_id].params for session_id, _ in keys]
+        drawn = draw_children(*truncated_laws(logits, params, self.law_size), most, self._rng)
+        counts = (drawn.token_ids >= 0).sum(1).tolist()
+        return [
+            Children(drawn.token_ids[row, :count], drawn.scores[row, :count], Law(drawn.ids[row], drawn.weights[row]))
+            for row, count in enumerate(counts)
+        ]
+
+    def _answer(self, request: Expansion, found: Children | None) -> Children:
+        """Cut children to those requested, and keep them as nodes."""
+        if found is None:
+            return NO_CHILDREN
+        count = len(request.child_ids)
+        children = replace(found, token_ids=found.token_ids[:count], scores=found.scores[:count])
+        position = self._sessions[request.session_id].child_position(request.node_id)
+        self._add_nodes(request, position, children)
+        return children
 
     def _add_nodes(self, request: Expansion, position: int, children: Children) -> None:
         nodes = self._sessions[request.session_id].nodes
@@ -267,6 +302,10 @@ class DraftModel:
     def _embeddable(self, token_ids: Int32Array) -> Int32Array:
         """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
         return np.clip(token_ids, 0, self.info.vocab_size - 1)
+
+
+def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return logits if len(rows) == len(logits) else logits[list(rows)]
 
 
 def _without_slot(session: _Session, node_ids: list[int]) -> list[_Node]:

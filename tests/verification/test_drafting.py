@@ -1,7 +1,5 @@
 """Laws on the wire: what is sent is what was sampled from; and what is malformed is named."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -9,11 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.params import SamplingParams
-from specq.types import DraftLaws, Tree
 from specq.verification.drafting import draw_children, truncated_laws
-from specq.verification.laws import reason_against, stripped
 from tests.verification import oracle
-from tests.verification.strategies import VOCAB, sampled_trees
 
 WARM = SamplingParams(temperature=1.0)
 
@@ -60,54 +55,3 @@ def test_a_score_is_known_before_its_token_is_drawn():
     for d in drawn:
         by_elder.setdefault(d.token_ids[0, 0], set()).add(float(d.scores[0, 1]))
     assert all(len(scores) == 1 for scores in by_elder.values())
-
-
-@given(sampled_trees())
-def test_well_formed_trees_pass(tree):
-    assert reason_against(tree, VOCAB) == ""
-    assert stripped(tree).laws is None
-
-
-GOOD = Tree(
-    np.array([3, 1, 2], np.int32),
-    np.array([-1, -1, 0], np.int32),
-    np.zeros(3, np.float32),
-    DraftLaws(
-        np.array([[3, 1, -1], [2, 0, 1]], np.int32),
-        np.array([[5, 9, 0], [0, 1, 1]], np.uint16),
-        np.array([0, 0, -1], np.int32),
-    ),
-)
-
-
-def with_laws(**changes):
-    return replace(GOOD, laws=replace(GOOD.laws, **{name: np.array(value) for name, value in changes.items()}))
-
-
-@pytest.mark.parametrize(
-    ("tree", "reason"),
-    [
-        (replace(GOOD, scores=np.zeros(2, np.float32)), "arrays differ in length"),
-        (replace(GOOD, parents=np.array([-1, 1, 0], np.int32)), "parent does not come before"),
-        (replace(GOOD, parents=np.array([-1, 2, 0], np.int32)), "parent does not come before"),
-        (replace(GOOD, parents=np.array([-1, -2, 0], np.int32)), "parent does not come before"),
-        (replace(GOOD, token_ids=np.array([3, 3, 2], np.int32)), "two siblings"),
-        (replace(GOOD, token_ids=np.array([3, 1, 4], np.int32)), "outside the vocabulary"),
-        (replace(GOOD, token_ids=np.array([3, 1, -1], np.int32)), "outside the vocabulary"),
-        (with_laws(rows=[0, 0]), "differ in shape"),
-        (with_laws(weights=[[5, 9], [0, 1]]), "differ in shape"),
-        (with_laws(rows=[0, 0, 2]), "a law that is not there"),
-        (with_laws(rows=[0, 0, -2]), "a law that is not there"),
-        (with_laws(ids=[[3, 1, -1], [2, 0, 4]]), "outside the vocabulary"),
-        (with_laws(ids=[[3, 1, -2], [2, 0, 1]]), "outside the vocabulary"),
-        (with_laws(weights=[[5, 9, 1], [0, 1, 1]]), "outside the vocabulary"),
-        (with_laws(ids=[[3, 1, 1], [2, 0, 1]]), "a token twice"),
-        (with_laws(weights=[[0, 0, 0], [0, 1, 1]]), "no weight"),
-        (with_laws(rows=[0, 0, 1]), "not drawn from its own law"),  # weight 0
-        (with_laws(ids=[[0, 1, -1], [2, 0, 1]]), "not drawn from its own law"),
-        (with_laws(ids=[[3, 1, -1], [2, 0, 1]], rows=[0, 1, -1]), "different laws"),
-    ],
-)
-def test_malformed_trees_are_named(tree, reason):
-    assert reason_against(GOOD, 4) == ""
-    assert reason in reason_against(tree, 4)

@@ -1,0 +1,118 @@
+"""Draft nodes as the verifier keeps them, and how a choice of them becomes arrays.
+
+Siblings are judged sampled ones first, in the order in which they were drawn, then point masses; the chance that a node is
+reached counts on all its elders having failed. So a sampled node is never likelier than its elders, and a cut by chance
+takes the youngest first: `probabilistic` is exact only if what is cut is chosen without looking at its own token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from specq.messages import Draft
+from specq.types import NO_TREE, DraftLaws, Int32Array, Law, Tree, UInt16Array
+
+
+class Node:
+    """A draft node in the tree; `position` is the one that its token would take. `law` is None for a point mass, `rank`
+    the place of a sampled node in the order in which its family was drawn."""
+
+    __slots__ = (
+        "arrived", "children", "lane", "law", "node_id", "parent", "position", "rank", "reach", "score", "token",
+    )  # fmt: skip
+
+    def __init__(
+        self, lane: int, node_id: int, token: int, parent: Node | None, position: int, score: float, arrived: float
+    ) -> None:
+        self.lane, self.node_id, self.token, self.parent = lane, node_id, token, parent
+        self.position, self.score, self.arrived = position, score, arrived
+        self.law: Law | None = None
+        self.rank = 0
+        self.children: dict[int, Node] = {}
+        self.reach = 0.0  # probability of being accepted, set by `Session.candidates`
+
+
+def laws_of(draft: Draft) -> list[Law | None]:
+    """Return the law of each node of a draft whose laws are well-formed; None for point masses."""
+    size = draft.q_size
+    if not size:
+        return [None] * len(draft.token_ids)
+    laws = [
+        Law(ids, weights)
+        for ids, weights in zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
+    ]
+    return [laws[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+
+
+def in_order(siblings: Iterable[Node]) -> list[Node]:
+    """Return siblings in the order of judgement."""
+    nodes = list(siblings)
+    if any(node.law is not None for node in nodes):
+        nodes.sort(key=lambda node: (node.law is None, node.rank))
+    return nodes
+
+
+class HasParent(Protocol):
+    """A node of either side's tree; children of the context have no parent."""
+
+    @property
+    def parent(self) -> Self | None: ...
+
+
+def judged(nodes: Sequence[HasParent], accepted: AbstractSet[int]) -> list[int]:
+    """Return the indices of the verified nodes that were judged: those whose parent was accepted, up to the accepted
+    among their siblings. `nodes` has siblings in the order of judgement."""
+    reached: set[int] = {0}  # by identity, 0 for the context
+    found: list[int] = []
+    for i, node in enumerate(nodes):
+        at = 0 if node.parent is None else id(node.parent)
+        if at in reached:
+            found.append(i)
+            if i in accepted:
+                reached.discard(at)
+                reached.add(id(node))
+    return found
+
+
+def tree_of(nodes: Sequence[Node]) -> Tree:
+    """Return chosen nodes, parents before children and siblings in the order of judgement, as arrays."""
+    if not nodes:
+        return NO_TREE
+    index = {id(node): i for i, node in enumerate(nodes)}
+    parents: Int32Array = np.array([-1 if n.parent is None else index[id(n.parent)] for n in nodes], np.int32)
+    return Tree(
+        token_ids=np.array([n.token for n in nodes], np.int32),
+        parents=parents,
+        scores=np.array([n.score for n in nodes], np.float32),
+        laws=_laws_of_tree(nodes),
+    )
+
+
+def _laws_of_tree(nodes: Sequence[Node]) -> DraftLaws | None:
+    laws = {id(node.law): node.law for node in nodes if node.law is not None}
+    if not laws:
+        return None
+    row_of = {key: row for row, key in enumerate(laws)}
+    rows = [-1 if node.law is None else row_of[id(node.law)] for node in nodes]
+    return DraftLaws(*_stacked(list(laws.values())), np.array(rows, np.int32))
+
+
+def pack_laws(laws: Sequence[Law], rows: Sequence[int]) -> dict[str, Any]:
+    """Return the arrays of a `Draft` whose node i was drawn from laws[rows[i]]; -1: a point mass."""
+    if not laws:
+        return {}
+    ids, weights = _stacked(laws)
+    return {"q_ids": ids.reshape(-1), "q_weights": weights.reshape(-1), "q_rows": np.array(rows, np.int32)}
+
+
+def _stacked(laws: Sequence[Law]) -> tuple[Int32Array, UInt16Array]:
+    """Return (ids i32[g, k], weights u16[g, k]), padded to the longest law."""
+    width = max(len(law.ids) for law in laws)
+    ids, weights = np.full((len(laws), width), -1, np.int32), np.zeros((len(laws), width), np.uint16)
+    for row, law in enumerate(laws):
+        ids[row, : len(law.ids)], weights[row, : len(law.ids)] = law.ids, law.weights
+    return ids, weights
