@@ -1,23 +1,31 @@
 """Measure how often text depends on how a step was batched, and how close the two best scores were where it did.
 
-    python scripts/numerics.py --device cpu --out docs/results/numerics_cpu.json
+    python scripts/numerics.py --device cuda --dtype float32 --dtype bfloat16 --seconds 45 --out numerics.json
 
 The reference decodes one session at a time, one row a step. It is compared with 16 sessions a step that verify drafts of
 up to 8 tokens, most of them right (so that both acceptance and rejection occur), after a prefill in chunks. A kernel may
 compute a row differently in another batch; a text then differs where the two best (perturbed) scores nearly tie.
+
+Each number format and temperature gets `--seconds`, 16 prompts at a time; what is known is written after each of these, so
+that a run that is cut short has told something. Prompts that did not fit in the time are not counted. `--no-split-k` is
+what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one without.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
+import torch
 
 from specq.bench.machine import describe
 from specq.bench.prompts import load_prompts
@@ -44,6 +52,10 @@ class Decoding:
     params: SamplingParams
     kv_len: int = 0
     gaps: list[float] = field(default_factory=list)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.token_ids[self.prompt_len :]
 
     @property
     def done(self) -> bool:
@@ -111,59 +123,149 @@ def _prompts(limit: int) -> list[list[int]]:
     return [list(prompt.token_ids) for prompt in load_prompts(("gsm8k", "humaneval"), limit, codec)][:limit]
 
 
-def compare(engine: TorchEngine, prompts: list[list[int]], params: SamplingParams) -> dict[str, Any]:
-    """Decode all prompts both ways; return how many texts differ, and the gap at each first difference."""
+@dataclass
+class Tally:
+    """What is known of one number format and temperature: texts compared, those that differ, gaps at all tokens."""
 
-    def jobs(first: int, prompts: list[list[int]]) -> list[Decoding]:
-        return [Decoding(i, list(p), len(p), replace(params, seed=i)) for i, p in enumerate(prompts, first)]
+    texts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    differing: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
 
-    alone: list[Decoding] = []
-    for i, prompt in enumerate(prompts):
-        alone += (job := jobs(i, [prompt]))
-        decode(engine, job, None)
-    texts = {job.session_id: job.token_ids[job.prompt_len :] for job in alone}
-    together: list[Decoding] = []
+    def add(self, alone: list[Decoding], together: list[Decoding]) -> None:
+        """Count some prompts, decoded both ways."""
+        self.texts += len(alone)
+        for job, other in zip(alone, together, strict=True):
+            self.tokens += len(job.generated)
+            self.gaps += job.gaps
+            self.differing += _first_difference(job, other)
+
+    def report(self) -> dict[str, Any]:
+        """Return the counts; `differing_per_token` counts tokens up to the first difference of each text."""
+        agreed = self.tokens - sum(case["left"] for case in self.differing)
+        gaps = np.array(self.gaps)
+        return {
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 1),
+            "differing": self.differing,
+            "widest_gap": max((case["gap"] for case in self.differing), default=None),
+            "differing_per_token": round(len(self.differing) / agreed, 6) if agreed else None,
+            "share_of_gaps_below": {str(limit): float(np.mean(gaps < limit)) for limit in (1e-4, 1e-3, 1e-2, 0.1)}
+            if len(gaps)
+            else {},
+        }
+
+    def __str__(self) -> str:
+        widest = max((case["gap"] for case in self.differing), default=0.0)
+        return (
+            f"{self.texts} texts, {self.tokens} tokens, {len(self.differing)} texts differ, widest gap {widest:.2g}, "
+            f"{self.seconds:.0f} s"
+        )
+
+
+def _first_difference(alone: Decoding, other: Decoding) -> list[dict[str, Any]]:
+    """Return where two texts part, if they do: the token, the gap there, and how many tokens come after it."""
+    pairs = enumerate(zip(alone.generated, other.generated, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), None)
+    if at is None:
+        return []
+    return [{"prompt": alone.session_id, "token": at, "gap": alone.gaps[at], "left": len(alone.generated) - at - 1}]
+
+
+def compare(engine: TorchEngine, prompts: list[list[int]], params: SamplingParams, seconds: float) -> Iterator[Tally]:
+    """Decode prompts both ways, in blocks, until the time is over; yield what is known after each block.
+
+    Decoding one by one takes nearly all of the time; a block is cut short when the time is over.
+    """
+    started, tally = time.monotonic(), Tally()
     for first in range(0, len(prompts), IN_FLIGHT):
-        together += (batch := jobs(first, prompts[first : first + IN_FLIGHT]))
-        decode(engine, batch, texts)
-    found = [_first_difference(a, texts[a.session_id], b) for a, b in zip(alone, together, strict=True)]
-    gaps = sorted(gap for job in alone for gap in job.gaps)
-    return {
-        "texts": len(prompts),
-        "tokens": sum(map(len, texts.values())),
-        "differing": [case for case in found if case],
-        "share_of_gaps_below": {
-            str(limit): float(np.mean(np.array(gaps) < limit)) for limit in (1e-4, 1e-3, 1e-2, 0.1)
-        },
-    }
+        alone: list[Decoding] = []
+        for i, prompt in enumerate(prompts[first : first + IN_FLIGHT], first):
+            if time.monotonic() - started < seconds:
+                alone.append(_job(i, prompt, params))
+                decode(engine, alone[-1:], None)
+        together = [_job(job.session_id, job.token_ids[: job.prompt_len], params) for job in alone]
+        decode(engine, together, {job.session_id: job.generated for job in alone})
+        tally.add(alone, together)
+        tally.seconds = time.monotonic() - started
+        yield tally
+        if tally.seconds >= seconds:
+            return
 
 
-def _first_difference(alone: Decoding, text: list[int], other: Decoding) -> dict[str, Any] | None:
-    said = other.token_ids[other.prompt_len :][: len(text)]
-    at = next((i for i, (a, b) in enumerate(zip(text, said, strict=True)) if a != b), None)
-    return None if at is None else {"prompt": alone.session_id, "token": at, "gap": alone.gaps[at]}
+def _job(number: int, prompt: list[int], params: SamplingParams) -> Decoding:
+    return Decoding(number, list(prompt), len(prompt), replace(params, seed=number))
+
+
+def _warm_up(engine: TorchEngine, prompts: list[list[int]]) -> None:
+    """Have everything compiled, captured and allocated before the time counts."""
+    params = SamplingParams(temperature=0.8, max_tokens=4, logprobs=20)
+    for _ in compare(engine, prompts[:2], params, 1e9):
+        pass
 
 
 @click.command()
 @click.option("--device", default="auto")
-@click.option("--dtype", default="auto")
-@click.option("--limit", default=64, help="Prompts.")
-@click.option("--max-tokens", default=128)
-@click.option("--eager", is_flag=True, help="Without the native kernels.")
+@click.option("--dtype", multiple=True, default=("auto",), help="Number format; may be repeated.")
+@click.option("--temperature", multiple=True, default=(0.0, 0.8), help="May be repeated.")
+@click.option("--seconds", default=60.0, help="Time for each number format and temperature.")
+@click.option("--limit", default=64, help="Prompts at most.")
+@click.option("--max-tokens", default=64)
+@click.option("--eager", is_flag=True, help="Without kernels and CUDA graphs of our own.")
+@click.option(
+    "--no-split-k", is_flag=True, help="Keep cuBLAS from cutting sums into parts, whose number depends on the rows."
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path))
-def main(device: str, dtype: str, limit: int, max_tokens: int, eager: bool, out: Path | None) -> None:
-    """Measure for greedy decoding and for T = 0.8."""
-    engine = TorchEngine(resolve_model("tiny", "target"), device=device, dtype=dtype, kv_slots=1 << 15, eager=eager)
+def main(
+    device: str,
+    dtype: tuple[str, ...],
+    temperature: tuple[float, ...],
+    seconds: float,
+    limit: int,
+    max_tokens: int,
+    eager: bool,
+    no_split_k: bool,
+    out: Path | None,
+) -> None:
+    """Measure each number format and temperature; print and write what is known as it comes."""
+    if no_split_k:
+        _forbid_split_k()
     prompts = _prompts(limit)
-    report: dict[str, Any] = {"device": device, "dtype": engine.info.dtype, "eager": eager}
-    for name, temperature in (("greedy", 0.0), ("T=0.8", 0.8)):
-        params = SamplingParams(temperature=temperature, max_tokens=max_tokens, logprobs=20)
-        report[name] = compare(engine, prompts, params)
-        cases = report[name]["differing"]
-        widest = max((case["gap"] for case in cases), default=0.0)
-        click.echo(f"{engine.info.dtype} {name}: {len(cases)} of {len(prompts)} texts differ; widest gap {widest:.2g}")
-    if out is not None:
-        out.write_text(json.dumps(describe(" ".join(("python", *sys.argv))) | report, indent=1) + "\n")
+    results: dict[str, Any] = {}
+    record = describe(" ".join(("python", *sys.argv))) | {"device": _device_name(device), "results": results}
+    for name in dtype:
+        engine = TorchEngine(resolve_model("tiny", "target"), device=device, dtype=name, kv_slots=1 << 15, eager=eager)
+        _warm_up(engine, prompts)
+        for degree in temperature:
+            key = f"{engine.info.dtype} T={degree:g}"
+            params = SamplingParams(temperature=degree, max_tokens=max_tokens, logprobs=20)
+            for tally in compare(engine, prompts, params, seconds):
+                results[key] = tally.report()
+                click.echo(f"{key}: {tally}")
+                if out is not None:
+                    out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _forbid_split_k() -> None:
+    """Ask torch and cuBLAS for sums in one piece; call before the first product on the device.
+
+    A part of what vLLM's batch-invariant mode does on Hopper (vllm/model_executor/layers/batch_invariant.py): without a
+    workspace there is nowhere to keep parts. The second value of the switches is that of torch 2.10 and later.
+    """
+    os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+    matmul: Any = torch.backends.cuda.matmul
+    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+        try:
+            setattr(matmul, name, (False, False))
+        except TypeError:
+            setattr(matmul, name, False)
+
+
+def _device_name(device: str) -> str:
+    is_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    return torch.cuda.get_device_name() if is_cuda else device
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Precedence, weakest first: the defaults below, the file, the environment, the co
     SPECQ_CONFIG   the file to read where no `--config` is given
     SPECQ_BROKER   the broker that workers and clients connect to
     SPECQ_CACHE    where compiled kernels and fetched tokenizers are kept
+    SPECQ_STATE    where brokers keep their journals
 
 Rule: this is the only module that reads the environment (`specq.cpu` writes to it). A value is checked when a section is
 made, wherever it came from. To add an option: one line in its section; file, checks and command line follow.
@@ -23,6 +24,7 @@ from specq.addresses import check_bind, check_connect, host_of, is_wildcard
 from specq.errors import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
+DURABILITIES = ("full", "process")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 MAX_COUNT = 2**31 - 1
 
@@ -66,6 +68,18 @@ class BrokerConfig(Section):
     heartbeat_ms: int = _option(500, "how often workers shall beat", low=10, high=60_000)
     liveness_ms: int = _option(3000, "silence after which a worker is taken for dead", low=20, high=600_000)
     max_jobs: int = _option(10_000, "jobs that may wait or run at a time", low=1)
+    drafters_per_job: int = _option(2, "draft workers at most for one job, no two of the same model", high=8)
+    journal: str = _option(
+        "", "file that outlives the broker; none: memory only; empty: one for each address, see README"
+    )
+    durability: str = _option(
+        "full", "full: survives loss of power; process: only of the process", choices=DURABILITIES
+    )
+    keep_hours: float = _option(168.0, "how long results are kept", low=0.0, high=1e6)
+    keep_mb: int = _option(1024, "megabytes of results that are kept at most, the newest", high=2**40)
+    take_over: bool = _option(
+        default=False, text="take the journal from a broker that hangs; that one stops when it wakes"
+    )
     cores: Cores = _cores()
     insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
 
@@ -99,6 +113,11 @@ class TargetConfig(Section):
     trust_drafts: bool = _option(
         default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
     )
+    backup: str = _option(
+        "ngram",
+        "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
+        choices=("ngram", "none"),
+    )
     verbose: bool = _option(default=False, text="log everything, as --log-level debug does")
     insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
 
@@ -128,6 +147,7 @@ class DraftConfig(Section):
     width: int = _option(8, "nodes expanded in one pass", low=1, high=1024)
     fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
+    law_size: int = _option(32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024)
     nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
 
     def __post_init__(self) -> None:
@@ -199,6 +219,23 @@ def cache_dir() -> Path:
     own = os.environ.get("SPECQ_CACHE")
     shared = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(own) if own else Path(shared) / "specq"
+
+
+def state_dir() -> Path:
+    """Return the directory for what must not be lost: SPECQ_STATE, or specq/ in the user's state."""
+    own = os.environ.get("SPECQ_STATE")
+    shared = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(own) if own else Path(shared) / "specq"
+
+
+def journal_path(config: BrokerConfig) -> Path | None:
+    """Return a broker's journal; None for one that keeps none. One that binds any free port has none unless it is named."""
+    if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
+        return None
+    if config.journal:
+        return Path(config.journal).expanduser()
+    name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.bind.replace("://", "-"))
+    return state_dir() / f"{name}.journal"
 
 
 def environment_of_children() -> dict[str, str]:

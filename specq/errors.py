@@ -4,6 +4,8 @@
     ├── ConfigError      an option, a file or a model that cannot be used; names the place and what would be right
     ├── ProtocolError    a message that breaks the protocol; the receiver counts and drops it
     ├── EngineError      the model engine cannot do what it was asked
+    ├── JournalBusyError the broker's journal cannot be written or read now; the same may be tried again
+    ├── JournalLostError the journal belongs to another broker by now; this one must stop
     └── JobError         a job was refused or failed; carries a machine-readable `code`
 
 Raise at the edge. Say what was wrong, where, and what would be right.
@@ -26,10 +28,19 @@ class EngineError(SpecqError):
     """The model engine cannot do what it was asked."""
 
 
+class JournalBusyError(SpecqError):
+    """The journal cannot be written or read now: the disk is full, another program holds it."""
+
+
+class JournalLostError(SpecqError):
+    """The journal belongs to another broker by now."""
+
+
 class JobError(SpecqError):
     """A job was refused or failed.
 
-    `code` is one of `invalid`, `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `lost`.
+    `code` is one of `invalid`, `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `unknown`,
+    `lost`.
     """
 
     def __init__(self, message: str, code: str = "invalid") -> None:

@@ -22,6 +22,7 @@ UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
 PROTOCOL_VERSION = 1
+BACKUP_LANE = 255  # of what a verifier drafts itself; drafters have the lanes below
 
 # Array annotations carry the dtype on the wire (little-endian) and the number of dimensions.
 I32 = Annotated[Int32Array, "<i4", 1]
@@ -274,7 +275,7 @@ class Verdict(Message):
     worth       in thousandths: how likely a node must be to be worth verifying; above 1000, none is
     seen        (lane, newest node id that the verifier has seen of it, lane, ...)
     us          (the step's time, the time that its oldest verified node had waited for it), microseconds
-    stats       with the last verdict: what only the verifier counts (see `specq.session.SessionStats`)
+    stats       with the last verdict: what only the verifier counts (see `specq.session_stats.SessionStats`)
     token_ids i32[m]  accepted path, then the correction or bonus
     node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
     node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
@@ -323,13 +324,18 @@ class Accepted(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobInfo(Message):
-    """What a job is, for a client that asked to `Follow` it; fields as in `Submit`, the prompt included."""
+    """What a job is, for a client that asked to `Follow` it; fields as in `Submit`.
+
+    ended  it has; elapsed_ms: from its submission to its end, or to now
+    """
 
     TYPE: ClassVar[str] = "job_info"
     job_id: int
     params: SamplingParams
     model: str = ""
     label: str = ""
+    ended: bool = False
+    elapsed_ms: int = 0
     prompt_ids: I32
 
 

@@ -157,6 +157,10 @@ class Speculation(Values):
     fan_out_hit: tuple[int, ...] = ()
     fan_out_miss: tuple[int, ...] = ()
 
+    @property
+    def has_fixed_shape(self) -> bool:
+        return bool(self.tree or self.num_candidates or self.fan_out_hit or self.fan_out_miss)
+
     def validate(self) -> Self:
         """Return self, or raise JobError that names the field, its value and what is allowed."""
         _require("mode", self.mode, self.mode in MODES, f"one of {', '.join(MODES)}")

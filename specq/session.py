@@ -9,22 +9,26 @@ State lives here and nowhere else; no I/O, no clock, no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from specq.calibration import Calibration
 from specq.logprob_record import LogprobRecord
-from specq.messages import Draft, Open
+from specq.messages import BACKUP_LANE, Draft, Open
+from specq.ngram import NgramIndex
 from specq.nodes import Node, in_order, judged, laws_of
-from specq.params import SamplingParams
+from specq.params import SamplingParams, Speculation
+from specq.session_stats import SessionStats
 from specq.types import History, Law
 
 MAX_LIVE_NODES = 512  # of one session; what comes beyond is dropped
 MAX_LANES = 8
+BACKUP_TOKENS = 8  # of a chain that the verifier drafts itself
+BACKUP_RARITY = 16  # where none seems worth it, one node is tried so rarely
 SYNC_PATIENCE = 3  # heartbeats
 _REMEMBERED = 256  # ids of nodes committed so many positions ago stay resolvable
 
@@ -36,45 +40,6 @@ class Lane:
     names: dict[int, Node | int] = field(default_factory=dict)
     seen: int = -1
     calibration: Calibration = field(default_factory=Calibration)
-
-
-@dataclass(slots=True)
-class SessionStats:
-    """Counts that only the verifier can make.
-
-    drafted, stale, orphans   nodes that arrived; that the transcript contradicted; whose parent is unknown
-    hits, misses   rounds that began with live nodes, so that what came of the last one was drafted already; without
-    drafted_rounds   rounds that verified nodes; leaves, depths: sums over them of their trees' leaves and depths, which
-                   are N and K of N candidates of K tokens
-    positions [i] = [verified, accepted] nodes at depth i + 1
-    """
-
-    drafted: int = 0
-    stale: int = 0
-    orphans: int = 0
-    hits: int = 0
-    misses: int = 0
-    drafted_rounds: int = 0
-    leaves: int = 0
-    depths: int = 0
-    positions: list[list[int]] = field(default_factory=list)
-
-    def count_tree(self, nodes: Sequence[Node], length: int) -> None:
-        """Count the shape of a round's tree, at least one node, below a context of this length."""
-        inner = {id(node.parent) for node in nodes}
-        self.drafted_rounds += 1
-        self.leaves += sum(id(node) not in inner for node in nodes)
-        self.depths += max(node.position for node in nodes) - length + 1
-
-    def count_node(self, depth: int, accepted: bool) -> None:
-        """Count one verified node at a depth of 1 or more."""
-        while len(self.positions) < depth:
-            self.positions.append([0, 0])
-        self.positions[depth - 1][0] += 1
-        self.positions[depth - 1][1] += accepted
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Session:
@@ -96,6 +61,9 @@ class Session:
         self.lanes: dict[int, Lane] = {}
         self.num_live = 0
         self.is_sync = message.speculation.mode == "sync"
+        self.most_backup = backup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
+        self.ngrams = NgramIndex(self.token_ids)
+        self._declined = 0
         self.drafted_at = 0  # the newest position that a draft spoke of
         self.beats_waited = 0  # heartbeats since a synchronous session began to wait for a draft
         self.stats = SessionStats()
@@ -134,9 +102,9 @@ class Session:
 
         A draft with laws that would not fit is dropped as a whole: what is dropped must not depend on its tokens.
         """
-        if draft.lane not in self.lanes and len(self.lanes) >= MAX_LANES:
+        lane = self._lane(draft.lane)
+        if lane is None:
             return 0
-        lane = self.lanes.setdefault(draft.lane, Lane())
         before, seen = self.num_live, lane.seen
         self.stats.drafted += len(draft.token_ids)
         self.drafted_at, self.beats_waited = max(self.drafted_at, draft.base_len), 0
@@ -160,6 +128,37 @@ class Session:
                 parent = None if isinstance(at, int) else at
                 self._attach(Node(draft.lane, node_id, token, parent, self._below(parent), score, now), law, rank)
         return self.num_live - before
+
+    def _lane(self, lane_id: int) -> Lane | None:
+        """Return a lane; a new one takes the place of the oldest without live nodes if there are too many."""
+        if lane_id not in self.lanes and len(self.lanes) >= MAX_LANES:
+            idle = [i for i, lane in self.lanes.items() if not any(isinstance(at, Node) for at in lane.names.values())]
+            if not idle:
+                return None
+            del self.lanes[idle[0]]
+        return self.lanes.setdefault(lane_id, Lane())
+
+    def fill(self, worth: float, now: float) -> int:
+        """Draft a chain from what the text itself repeats, if drafters have sent nothing that is live; return how many
+        nodes it has. It is as long as its nodes are worth verifying, by what came of earlier ones: see `Verdict.worth`."""
+        room = min(self.most_backup, self.limit - self.length - 1)
+        if self.num_live or room < 1:
+            return 0
+        tokens, score = self.ngrams.chain(room)
+        lane = self._lane(BACKUP_LANE)
+        if not tokens or lane is None:
+            return 0
+        count = _worthwhile(lane.calibration.probability(score), worth)
+        if not count:
+            self._declined = (self._declined + 1) % BACKUP_RARITY
+            count = not self._declined
+        for i, token in enumerate(tokens[:count]):
+            parent = lane.names[lane.seen] if i else None
+            lane.seen += 1
+            self.stats.drafted += 1
+            parent = parent if isinstance(parent, Node) else None
+            self._attach(Node(BACKUP_LANE, lane.seen, token, parent, self.length + i, score, now), None, 0)
+        return self.num_live
 
     def _below(self, parent: Node | None) -> int:
         return self.length if parent is None else parent.position + 1
@@ -286,3 +285,18 @@ class Session:
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
         return tuple(value for lane_id, lane in self.lanes.items() for value in (lane_id, lane.seen))
+
+
+def backup_tokens(speculation: Speculation) -> int:
+    """Return how long a chain the verifier may draft itself for a job; none where the job wants a shape of its own."""
+    if speculation.mode != "async" or speculation.has_fixed_shape:
+        return 0
+    bounds = [bound for bound in (speculation.max_depth, speculation.max_nodes) if bound]
+    return min([BACKUP_TOKENS, *bounds])
+
+
+def _worthwhile(chance: float, worth: float) -> int:
+    """Return how many nodes of a chain are worth verifying whose nodes each have this chance, given the one before."""
+    if chance < worth:
+        return 0
+    return min(BACKUP_TOKENS, int(math.log(max(worth, 1e-3)) / math.log(min(chance, 0.999))))

@@ -106,5 +106,5 @@ def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> Shape
 
 def budget_of(speculation: Speculation) -> int:
     """Return how many nodes, the likeliest, are expanded and sent; 0: as many as are worth it."""
-    is_fixed = speculation.tree or speculation.num_candidates or speculation.fan_out_hit or speculation.fan_out_miss
-    return speculation.max_nodes or (SYNC_NODES if speculation.mode == "sync" and not is_fixed else 0)
+    grows_at_once = speculation.mode == "sync" and not speculation.has_fixed_shape
+    return speculation.max_nodes or (SYNC_NODES if grows_at_once else 0)

@@ -1,29 +1,30 @@
 """Files of prompts to files of results, both JSONL: what `specq submit` does.
 
-A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id` and any sampling
-parameter. Each line has a result line, in the same order; see `specq.client.Result` for its fields.
+A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id` and any parameter
+(`specq.client.parameters`). Each completion has a result line, in the same order; see `specq.client.Result` for its fields.
 
 Rule: a line that is wrong, or whose job fails, becomes a result with `error`, and harms no other line.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from specq.client import Client, Result
+from specq.client import Client, Piece, Result, wishes
+from specq.client.parameters import NAMES
 from specq.client.request import SOURCES
 from specq.errors import JobError
-from specq.params import SamplingParams
 
-PARAMETERS = tuple(f.name for f in fields(SamplingParams))
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others
 
-Write = Callable[[Result], None]
+Write = Callable[[list[Result]], None]
+Show = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,16 @@ class Line:
         prompt = self.arguments.get("prompt")
         return prompt if isinstance(prompt, str) else None
 
+    def request(self, defaults: dict[str, Any], *, as_chat: bool) -> dict[str, Any]:
+        """Return the arguments of `Client.generate`; with `as_chat` a prompt is a user's message."""
+        arguments = defaults | {"id": self.id} | self.arguments
+        return _to_chat(arguments) if as_chat else arguments
+
+    def job_key(self, run: str) -> str:
+        """Return the name of this line's jobs in a run."""
+        content = hashlib.blake2b(repr(self).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return f"{run} line {self.number} {content}"
+
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -65,7 +76,7 @@ def parse_line(number: int, raw: bytes) -> Line:
     if not isinstance(values, dict):
         return Line(number, error=f"line {number} is no JSON object, but {_kind(values)}")
     given = {name: value for name, value in values.items() if value is not None}
-    known = {name: value for name, value in given.items() if name in (*SOURCES, *PARAMETERS, "id")}
+    known = {name: value for name, value in given.items() if name in (*SOURCES, *NAMES, *wishes.NAMES, "id")}
     unknown = tuple(name for name in given if name not in known)
     if not any(name in known for name in SOURCES):
         return Line(number, known, unknown, f"line {number} has none of {', '.join(SOURCES)}")
@@ -101,49 +112,66 @@ def run_lines(
     *,
     concurrency: int = 16,
     as_chat: bool = False,
-    show: Callable[[str], None] | None = None,
+    show: Show | None = None,
+    key: str | None = None,
 ) -> int:
-    """Complete all lines, at most `concurrency` at a time; write results in order; return the number that failed.
+    """Complete all lines, at most `concurrency` at a time; return the number of results that are failures.
 
-    defaults  sampling parameters for lines that do not give their own
+    defaults  parameters for lines that do not give their own
+    write     is given each line's results, of which there are several if `n` asks for them, in the order of the lines
     as_chat   a prompt is the user's message in a chat, for the model's template
     show      is given each completion's text as it grows (and then one line runs at a time)
+    key       names the run: whoever runs a line again under the same gets the job that there is (`Line.job_key`)
     """
-    complete = _Completer(client, defaults, as_chat=as_chat, show=show)
+    complete = _Completer(client, defaults, as_chat=as_chat, show=show, key=key)
     num_failed = 0
-    for result in _in_order(complete, lines, 1 if show else concurrency):
-        num_failed += result.error is not None
-        write(result)
+    for results in _in_order(complete, lines, 1 if show else concurrency):
+        num_failed += sum(result.error is not None for result in results)
+        write(results)
     return num_failed
 
 
 class _Completer:
-    """Makes a line's result, whatever happens."""
+    """Makes a line's results, whatever happens."""
 
     def __init__(
-        self, client: Client, defaults: dict[str, Any], *, as_chat: bool, show: Callable[[str], None] | None
+        self, client: Client, defaults: dict[str, Any], *, as_chat: bool, show: Show | None, key: str | None
     ) -> None:
-        self._client, self._defaults, self._as_chat, self._show = client, defaults, as_chat, show
+        self._client, self._defaults, self._as_chat, self._show = client, {"n": 1} | defaults, as_chat, show
+        self._key = key
 
-    def __call__(self, line: Line) -> Result:
+    def __call__(self, line: Line) -> list[Result]:
         if line.error:
-            return failure(line, line.error)
+            return [failure(line, line.error)]
         try:
-            arguments = self._defaults | {"id": line.id} | line.arguments
-            return self._generate(_to_chat(arguments) if self._as_chat else arguments)
+            arguments = line.request(self._defaults, as_chat=self._as_chat)
+            results = self._generate(arguments | ({"job_key": line.job_key(self._key)} if self._key else {}))
         except JobError as error:
-            return failure(line, f"line {line.number}: {error}")
+            return [failure(line, f"line {line.number}: {error}")]
+        return [r if r.error is None else replace(r, error=f"line {line.number}: {r.error}") for r in results]
 
-    def _generate(self, arguments: dict[str, Any]) -> Result:
+    def _generate(self, arguments: dict[str, Any]) -> list[Result]:
         if self._show is None:
-            return self._client.generate(**arguments)
-        result = None
-        for piece in self._client.stream(**arguments):
-            self._show(piece.text)
-            result = piece.result
-        self._show("\n")
-        assert result is not None, "the last piece has the result"
-        return result
+            results: list[Result] = self._client.generate(**arguments)
+            return results
+        return show_pieces(self._client.stream(**arguments), self._show)
+
+
+def show_pieces(pieces: Iterable[Piece], show: Show) -> list[Result]:
+    """Show the texts of all completions, one after the other, each as it grows when its turn comes; return the results."""
+    results: dict[int, Result] = {}
+    waiting: dict[int, str] = {}
+    turn = 0
+    for piece in pieces:
+        waiting[piece.index] = waiting.get(piece.index, "") + piece.text
+        if piece.result is not None:
+            results[piece.index] = piece.result
+        while turn in waiting:
+            show(waiting.pop(turn))
+            if turn in results:
+                show("\n")
+                turn += 1
+    return [results[index] for index in range(turn)]
 
 
 def _to_chat(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -161,9 +189,11 @@ def failure(line: Line, reason: str) -> Result:
     return Result(line.id, line.prompt, error=reason)
 
 
-def _in_order(complete: Callable[[Line], Result], lines: Iterable[Line], concurrency: int) -> Iterator[Result]:
+def _in_order(
+    complete: Callable[[Line], list[Result]], lines: Iterable[Line], concurrency: int
+) -> Iterator[list[Result]]:
     """Yield `complete` of each line, in order, while up to `concurrency` run."""
-    waiting: deque[Future[Result]] = deque()
+    waiting: deque[Future[list[Result]]] = deque()
     pool = ThreadPoolExecutor(concurrency)
     try:
         for line in lines:

@@ -105,14 +105,17 @@ class TextCodec:
         """Return the ids of a plain prompt, with the special tokens (BOS) that the model wants around it."""
         return list(self._tokenizer.encode(_encodable(text)).ids)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of text that stands within a text: without special tokens around it."""
+        return list(self._tokenizer.encode(_encodable(text), add_special_tokens=False).ids)
+
     def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
         """Return the ids of a conversation and the opening of the answer, by the model's chat template.
 
         messages: dicts with "role" and "content"; `variables` are handed to the template (tools, enable_thinking ..).
         Raises JobError if the model has no template or the template refuses the messages.
         """
-        text = _encodable(self.render_chat(messages, **variables))
-        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return self.encode_part(self.render_chat(messages, **variables))
 
     def render_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
         """Return the conversation as the text that the model was trained on; raises JobError as `encode_chat` does."""

@@ -80,15 +80,12 @@ class Tree:
     parents    i32[n]: index of the parent node, -1 for a child of the committed context; parents[i] < i
     scores     f32[n]: the drafter's log-probability given the parent; 0 where unknown
     laws       None: all nodes are point masses
-    waits      bool[n + 1] or None: for the context and each node, whether a sampled child that is not in the tree waits
-               there, so that `probabilistic` neither judges other children there nor draws a token; None: nowhere
     """
 
     token_ids: Int32Array
     parents: Int32Array
     scores: Float32Array
     laws: DraftLaws | None = None
-    waits: BoolArray | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -168,8 +165,7 @@ class Judgement:
     """What a strategy decided for one session.
 
     path        indices into the step's tree of the accepted nodes, root to leaf
-    token_ids   i32[len(path) + 1]: the accepted tokens, then the correction or bonus token; i32[len(path)], without
-                that token, where `Tree.waits` forbids it
+    token_ids   i32[len(path) + 1]: the accepted tokens, then the correction or bonus token
     logprobs    where `params.logprobs` asks for them
     """
 

@@ -31,6 +31,7 @@ from specq.types import Int32Array, Judgement
 log = structlog.get_logger(__name__)
 
 NODE_COST_FADE = 0.02
+MAX_WORTH = 9999
 SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
 
 
@@ -47,11 +48,12 @@ class Verifier:
         max_step_rows: int = 512,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
+        backup: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self.max_uncommitted, self.trust_drafts = max_uncommitted, trust_drafts
+        self.max_uncommitted, self.trust_drafts, self.backup = max_uncommitted, trust_drafts, backup
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that waited longest come first
@@ -159,7 +161,7 @@ class Verifier:
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
         started = clock()
-        shares = self._plan()
+        shares = self._plan(started)
         if not shares:
             self._last_end = None
             return []
@@ -183,13 +185,16 @@ class Verifier:
         self._last_end = ended if self.has_work else None
         return verdicts
 
-    def _plan(self) -> list[Share]:
+    def _plan(self, now: float) -> list[Share]:
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
         self._admit(running)
         opened = [session for session in running if session.is_open]
+        for session in opened if self.backup else ():
+            if session.num_pending == 1:
+                session.fill(self._worth / 1000, now)
         planned = plan(opened, self.curve, max_rows=self.max_step_rows, free_slots=self.engine.free_slots)
         worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
-        self._worth = min(int(worth * 1000), 9999)
+        self._worth = min(int(worth * 1000), MAX_WORTH)
         return planned.shares
 
     def _admit(self, running: Sequence[Session]) -> None:

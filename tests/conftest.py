@@ -45,6 +45,14 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _journals_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Brokers of tests keep their journals with the tests' other files, also those of fixtures with a wider scope."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPECQ_STATE", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def spawn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spawn]:
     """Start processes (`spawn("broker", "--bind", address)` runs specq; `program=` runs another), reaped at the end.

@@ -21,7 +21,8 @@ from specq.config import (
 from specq.errors import ConfigError
 from specq.models import bundled, resolve_model
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+ALL = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ class MemorylessEngine(ToyEngine):
 
     def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
         self.num_rows.append(sum(step.num_rows for step in steps))
+        self.busy_s += self.step_times(self.num_rows[-1:])[0]
         logits = torch.full((sum(step.num_judged_rows for step in steps), VOCAB), -torch.inf)
         logits[:, : len(TARGET)] = torch.from_numpy(np.log(TARGET, where=TARGET > 0, out=np.full(9, -np.inf)))
         judgements = judge(steps, logits)
@@ -50,6 +51,7 @@ class DrawingProposer(ToyProposer):
         self.law = Law(np.arange(1, 9, dtype=np.int32), np.array(weights, np.uint16))
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        self.busy_s += self.pass_s
         most = max(len(request.child_ids) for request in requests)
         ids, weights = np.tile(self.law.ids, (len(requests), 1)), np.tile(self.law.weights, (len(requests), 1))
         drawn = draw_children(ids, weights, most, self.random)

@@ -13,7 +13,7 @@ MODULES = sorted(path for package in ("specq", "workers") for path in (ROOT / pa
 # Top to bottom: a module imports from its own layer and those below. A module inside a package has its package's layer.
 LAYERS = (
     ("specq.cli", "specq.__main__", "workers"),
-    ("specq.bench", "specq.simulate", "specq.submit"),
+    ("specq.bench", "specq.simulate", "specq.submit", "specq.submit_detached", "specq.results_file"),
     ("specq.client",),
     ("specq.broker", "specq.verifier", "specq.drafter"),
     (
@@ -25,19 +25,27 @@ LAYERS = (
         "specq.nodes",
         "specq.draft_checks",
         "specq.shapes",
+        "specq.session_stats",
     ),
     ("specq.proposers", "specq.engines"),
     ("specq.verification", "specq.journal"),
-    ("specq.text", "specq.chat_template", "specq.tokenizer_chunks", "specq.logprob_record", "specq.sockets"),
+    (
+        "specq.text",
+        "specq.chat_template",
+        "specq.ngram",
+        "specq.tokenizer_chunks",
+        "specq.logprob_record",
+        "specq.sockets",
+    ),
     ("specq.wire",),
     ("specq.messages",),
-    ("specq.config", "specq.log", "specq.cpu", "specq.addresses", "specq.models"),
+    ("specq.config", "specq.compiler", "specq.log", "specq.cpu", "specq.addresses", "specq.models"),
     ("specq.types",),
     ("specq.params",),
     ("specq.table", "specq.errors"),
 )
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
-HEAVY_HOMES = ("specq/engines/", "specq/verification/", "specq/proposers/", "specq/bench/rivals")
+HEAVY_HOMES = ("specq/engines/", "specq/verification/", "specq/proposers/", "specq/bench/rivals", "specq/bench/drafts")
 TABLES = ("specq/engines/__init__.py", "specq/verification/__init__.py", "specq/proposers/__init__.py")
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from specq.calibration import Calibration
 from specq.messages import Draft, Open
 from specq.nodes import tree_of
-from specq.params import SamplingParams
-from specq.session import MAX_LIVE_NODES, Session
+from specq.params import SamplingParams, Speculation
+from specq.session import BACKUP_TOKENS, MAX_LIVE_NODES, Session, backup_tokens
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
@@ -343,3 +343,21 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
     session.graft(make_draft(3, 0, [4, 5, 6, 7], [-1, 0, 0, -1]), 0.0)
     session.count_round(session.candidates(0.0), set())
     assert (session.stats.drafted_rounds, session.stats.leaves, session.stats.depths) == (1, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("speculation", "most"),
+    [
+        (Speculation(), BACKUP_TOKENS),
+        (Speculation(max_depth=2), 2),
+        (Speculation(max_nodes=3, max_depth=5), 3),
+        (Speculation(num_candidates=1), 0),
+        (Speculation(tree=((0,),)), 0),
+        (Speculation(fan_out_miss=(2,)), 0),
+        (Speculation(mode="sync"), 0),
+        (Speculation(mode="plain"), 0),
+    ],
+)
+def test_the_verifiers_own_drafts_keep_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
+    """A fixed shape is left alone; bounds hold."""
+    assert backup_tokens(speculation) == most

@@ -16,6 +16,7 @@ from specq.errors import JobError
 from specq.messages import Cancel, Failed, Submit
 from specq.submit import Line, failure, parse_line, read_lines, result_line, run_lines
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
+from tests.submitting import GOOD, run
 
 FIELDS = ["id", "prompt", "text", "token_ids", "finish_reason", "usage", "stats", "error"]
 STATS = [
@@ -27,7 +28,6 @@ STATS = [
     "tokens_per_second",
     "time_to_first_token_ms",
 ]
-GOOD = '{"prompt": "two eggs", "max_tokens": 100}\n'
 
 
 @pytest.fixture(autouse=True)
@@ -39,16 +39,6 @@ def _cache(monkeypatch, tmp_path):
 def broker():
     with FakeBroker() as fake:
         yield fake
-
-
-def run(broker, tmp_path, text, *options, to_file=True):
-    """Run `specq submit` on a file with this text; return the outcome and the result lines."""
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
-    prompts.write_bytes(text if isinstance(text, bytes) else text.encode())
-    target = ["--out", str(out)] if to_file else []
-    outcome = CliRunner().invoke(main, ["submit", str(prompts), *target, "--broker", broker.address, *options])
-    lines = out.read_text("utf-8") if to_file and out.exists() else outcome.stdout
-    return outcome, [json.loads(line) for line in lines.splitlines()] if outcome.exit_code < 2 else []
 
 
 # --- lines --------------------------------------------------------------------------------------------------------
@@ -114,7 +104,7 @@ class SlowClient:
             self.missing -= arguments["id"] != 1
             if self.missing == 0:
                 self.all_done.set()
-        return failure(Line(arguments["id"]), "") if arguments["id"] % 2 else _raise()
+        return [failure(Line(arguments["id"]), "")] if arguments["id"] % 2 else _raise()
 
 
 def _raise():
@@ -125,7 +115,7 @@ def test_order_and_concurrency():
     """A slow first line holds up nobody, results keep the order, and no more than asked run at a time."""
     client, written = SlowClient(11), []
     lines = [Line(n, {"prompt": "a"}) for n in range(1, 13)]
-    num_failed = run_lines(client, lines, {}, written.append, concurrency=3)
+    num_failed = run_lines(client, lines, {}, written.extend, concurrency=3)
     assert [result.id for result in written] == list(range(1, 13))
     assert client.most <= 3
     assert [result.error for result in written[1::2]] == [f"line {n}: even" for n in range(2, 13, 2)]
@@ -295,11 +285,11 @@ def test_interrupted(tmp_path, spawn):
 
 
 def test_progress_bar(broker, tmp_path):
-    """On a terminal a bar counts the lines."""
+    """On a terminal a bar counts the prompts, however many completions they have."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(GOOD * 3)
     master, slave = pty.openpty()
-    arguments = ["submit", str(prompts), "--out", str(tmp_path / "out.jsonl"), "--broker", broker.address]
+    arguments = ["submit", str(prompts), "--out", str(tmp_path / "out.jsonl"), "--broker", broker.address, "--n", "2"]
     done = subprocess.run([sys.executable, "-m", "specq", *arguments], stderr=slave, check=False, timeout=20)
     os.close(slave)
     shown = os.read(master, 10_000).decode()
@@ -307,6 +297,7 @@ def test_progress_bar(broker, tmp_path):
     assert done.returncode == 0
     assert "prompts" in shown
     assert "3/3" in shown
+    assert "6/3" not in shown
 
 
 @pytest.mark.parametrize("gone", [True, False])

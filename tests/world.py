@@ -1,4 +1,4 @@
-"""The real broker, verifiers and drafters under a virtual clock: messages are delayed, lost or doubled as a test wants.
+"""`specq.simulate.world` for tests: toy models, one client that keeps what it hears, and lines that lose and double.
 
 Everything travels as frames through `specq.wire`, as over sockets. One event at a time, in the order of its time; the
 same seed gives the same run.
@@ -6,25 +6,24 @@ same seed gives the same run.
 
 from __future__ import annotations
 
-import heapq
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.broker.core import Broker
-from specq.broker.state import Connect, Effect, Send
 from specq.curve import StepCurve
 from specq.drafter import Drafter
-from specq.messages import Accepted, Failed, Hello, Message, Refused, Status, Submit, Tokens, Verdict, Welcome
+from specq.messages import Accepted, Failed, Message, Status, Submit, Tokens
 from specq.params import SamplingParams, Speculation
+from specq.simulate.network import LineSettings
+from specq.simulate.settings import HostSettings
+from specq.simulate.world import World as SimulatedWorld
 from specq.verifier import Verifier
-from specq.wire import decode, encode
+from specq.wire import Frames, decode
 from tests.toy import ToyEngine, ToyProposer
 
-BEAT_S = 0.5
 CLIENT = b"client"
+NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)
 
 
 @dataclass
@@ -43,52 +42,37 @@ class World:
     def __init__(
         self, *, seed: int = 0, delay_s: float = 0.0002, loss: float = 0.0, double: float = 0.0, pass_s: float = 0.001
     ) -> None:
-        self.random = random.Random(seed)
-        self.delay_s, self.loss, self.double, self.pass_s = delay_s, loss, double, pass_s
-        self.now = 0.0
-        self.broker = Broker(incarnation=1)
+        self.pass_s = pass_s
+        self.simulated = SimulatedWorld(seed=seed, host=NO_HOST)
+        self.broker = self.simulated.broker
         self.verifiers: dict[bytes, Verifier] = {}
         self.drafters: dict[bytes, Drafter] = {}
         self.received: dict[int, Received] = {}
         self.others: list[Message] = []  # what the client heard besides its jobs
-        self.refused: dict[bytes, str] = {}
-        self.verdicts: list[Verdict] = []
-        self._busy: set[bytes] = set()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-        self.at(BEAT_S / 2, self._tick)
+        spoilt = bool(loss or double)
+        self.line = LineSettings(
+            delay_s, jitter_s=1.5 * delay_s * spoilt, loss=loss, double=double, in_order=not spoilt
+        )
+        # A client asks again by itself; that is not what is tested here.
+        self.simulated.add_client(CLIENT, self._hear, LineSettings(delay_s))
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def at(self, delay: float, action: Callable[[], None]) -> None:
+    @property
+    def now(self) -> float:
+        return self.simulated.queue.now
+
+    def at(self, delay: float, action: Callable[[], object]) -> None:
         """Do something after so many seconds."""
-        self._count += 1
-        heapq.heappush(self._events, (self.now + delay, self._count, action))
+        self.simulated.queue.at(self.now + delay, action)
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
-        end = self.now + seconds
-        while self._events and self._events[0][0] <= end:
-            self.now, _, action = heapq.heappop(self._events)
-            action()
-        self.now = end
+        self.simulated.queue.run(seconds)
 
     def run_until(self, condition: Callable[[], bool], limit_s: float = 300.0) -> None:
         """Let time pass until the condition holds; fails after the limit."""
-        end = self.now + limit_s
-        while not condition():
-            assert self._events, "nothing happens any more"
-            assert self._events[0][0] <= end, "the condition was never met"
-            self.now, _, action = heapq.heappop(self._events)
-            action()
-
-    def _carry(self, deliver: Callable[[], None], reliable: bool) -> None:
-        if not reliable and self.random.random() < self.loss:
-            return
-        copies = 2 if not reliable and self.random.random() < self.double else 1
-        for _ in range(copies):
-            jitter = self.random.random() if self.loss or self.double else 0.0
-            self.at(self.delay_s * (1 + 3 * jitter), deliver)
+        self.simulated.queue.run_until(condition, limit_s)
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -96,90 +80,27 @@ class World:
         """Start a verifier with a toy engine."""
         engine = engine or ToyEngine()
         sizes = [1, 8, 64]
-        verifier = Verifier(engine, StepCurve(sizes, engine.step_times(sizes)), incarnation=1, **options)
-        self.verifiers[identity] = verifier
-        self._hello(identity, "target", verifier.engine.info, options.get("max_sessions", 64))
-        self._beat(identity)
-        return verifier
+        curve = StepCurve(sizes, engine.step_times(sizes))
+        self.verifiers[identity] = self.simulated.add_verifier(identity, engine, curve, self.line, **options)
+        return self.verifiers[identity]
 
     def add_drafter(self, identity: bytes = b"d0", proposer: ToyProposer | None = None, **options: int) -> Drafter:
         """Start a drafter with a toy proposer."""
-        drafter = Drafter(proposer or ToyProposer(), incarnation=1, **options)
-        self.drafters[identity] = drafter
-        self._hello(identity, "draft", drafter.proposer.info, 0)
-        self._beat(identity)
-        return drafter
+        proposer = proposer or ToyProposer()
+        proposer.pass_s = self.pass_s
+        self.drafters[identity] = self.simulated.add_drafter(identity, proposer, self.line, **options)
+        return self.drafters[identity]
 
     def kill(self, identity: bytes) -> None:
         """Stop a worker without a word."""
+        self.simulated.kill(identity)
         self.verifiers.pop(identity, None)
         self.drafters.pop(identity, None)
 
-    def _hello(self, identity: bytes, role: str, model: object, max_sessions: int) -> None:
-        hello = Hello(
-            role=role, name=identity.decode(), incarnation=1, model=model, endpoint="toy", max_sessions=max_sessions
-        )
-        self._to_broker(identity, [hello], front=True, reliable=True)
-
-    def _beat(self, identity: bytes) -> None:
-        worker = self.verifiers.get(identity) or self.drafters.get(identity)
-        if worker is not None:
-            self._to_broker(identity, [worker.heartbeat()], front=True)
-            self.at(BEAT_S, lambda: self._beat(identity))
-
-    def _wake(self, identity: bytes) -> None:
-        worker = self.verifiers.get(identity) or self.drafters.get(identity)
-        if worker is None or identity in self._busy or not worker.has_work:
-            return
-        self._busy.add(identity)
-        if isinstance(worker, Verifier):
-            messages = worker.step(lambda: self.now)
-            rows = worker.engine.num_rows[-1] if isinstance(worker.engine, ToyEngine) and worker.engine.num_rows else 1
-            self.at(worker.curve(rows), lambda: self._finish(identity, messages, front=False))
-        else:
-            drafts = list(worker.step())
-            self.at(self.pass_s, lambda: self._finish(identity, drafts, front=True))
-
-    def _finish(self, identity: bytes, messages: Sequence[Message], *, front: bool) -> None:
-        self._busy.discard(identity)
-        self.verdicts += [message for message in messages if isinstance(message, Verdict)]
-        if identity in self.verifiers or identity in self.drafters:
-            self._to_broker(identity, messages, front=front)
-        self._wake(identity)
-
-    # --- messages ---------------------------------------------------------------------------------------------------
-
-    def _to_broker(self, identity: bytes, messages: Sequence[Message], *, front: bool, reliable: bool = False) -> None:
-        take = self.broker.from_front if front else self.broker.from_back
-        for message in messages:
-            frames = encode(message)
-            self._carry(lambda f=frames: self._apply(take(identity, f, self.now)), reliable)  # type: ignore[misc]
-
-    def _tick(self) -> None:
-        self._apply(self.broker.tick(self.now))
-        self.at(BEAT_S / 2, self._tick)
-
-    def _apply(self, effects: Sequence[Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, Send):
-                reliable = effect.to == CLIENT  # a client asks again by itself; not what is tested here
-                self._carry(lambda e=effect: self._deliver(e), reliable)  # type: ignore[misc]
-            elif isinstance(effect, Connect):
-                assert effect.endpoint == "toy"
-
-    def _deliver(self, effect: Send) -> None:
-        message = decode(effect.frames)
-        if effect.to == CLIENT:
-            self._hear(message)
-        elif isinstance(message, Welcome | Refused):
-            if isinstance(message, Refused) and message.fatal:
-                self.refused[effect.to] = message.reason
-        elif effect.to in self.verifiers:
-            self._to_broker(effect.to, self.verifiers[effect.to].handle(message, self.now), front=False)
-            self._wake(effect.to)
-        elif effect.to in self.drafters:
-            self.drafters[effect.to].handle(message)
-            self._wake(effect.to)
+    @property
+    def refused(self) -> dict[bytes, str]:
+        """Return why the broker refused workers for good."""
+        return {name: process.refusal for name, process in self.simulated.processes.items() if process.refusal}
 
     # --- the client -------------------------------------------------------------------------------------------------
 
@@ -199,9 +120,10 @@ class World:
 
     def send(self, message: Message) -> None:
         """Send a message to the broker as the client."""
-        self._to_broker(CLIENT, [message], front=True, reliable=True)
+        self.simulated.send(CLIENT, message)
 
-    def _hear(self, message: Message) -> None:
+    def _hear(self, frames: Frames) -> None:
+        message = decode(frames)
         if isinstance(message, Tokens):
             received = self.received[message.job_id]
             known = len(received.token_ids) - message.base_len

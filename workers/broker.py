@@ -1,7 +1,11 @@
-"""The broker's process: a Poller loop over one ROUTER and one DEALER a verifier (see docs/decisions/0001)."""
+"""The broker's process: a Poller loop over one ROUTER and one DEALER a verifier (see docs/decisions/0001).
+
+The journal is written by a thread of its own, which wakes the loop when something is on disk.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable
 
@@ -10,9 +14,10 @@ import zmq
 
 from specq.broker.core import Broker
 from specq.broker.state import Connect, Disconnect, Effect, Send
-from specq.config import BrokerConfig
-from specq.errors import ConfigError
+from specq.config import BrokerConfig, journal_path
+from specq.errors import ConfigError, JournalLostError
 from specq.sockets import bind_router, connect_dealer, drain, try_send
+from workers.journal import JournalLink
 from workers.loop import Beat, Stop, calm_collector
 
 log = structlog.get_logger(__name__)
@@ -22,17 +27,20 @@ class BrokerLoop:
     """Sockets around a `Broker`."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        self.context = zmq.Context()
-        self.router, self.address = bind_router(self.context, config.bind)
-        self.broker = Broker(
-            incarnation=int(time.time()),
-            heartbeat_ms=config.heartbeat_ms,
-            liveness_ms=config.liveness_ms,
-            max_jobs=config.max_jobs,
-        )
+        path = journal_path(config)
+        self.journal = JournalLink(path, config) if path else None
+        self.broker = _make_broker(config, self.journal)
         self.backs: dict[bytes, zmq.Socket[bytes]] = {}
+        self.context = zmq.Context()
+        try:
+            self.router, self.address = bind_router(self.context, config.bind)
+        except BaseException:
+            self.close()
+            raise
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)
+        if self.journal is not None:
+            self.poller.register(self.journal, zmq.POLLIN)
         self.tick = Beat(max(config.heartbeat_ms // 2, 10))
 
     def turn(self) -> None:
@@ -47,6 +55,10 @@ class BrokerLoop:
                     self.apply(self.broker.from_back(identity, frames, time.monotonic()))
         if self.tick.due():
             self.apply(self.broker.tick(time.monotonic()))
+        if self.journal is not None:
+            if self.journal.fileno() in ready:
+                self.apply(self.journal.hear(self.broker, time.monotonic()))
+            self.journal.flush()
 
     def apply(self, effects: Iterable[Effect]) -> None:
         """Carry out what the broker decided."""
@@ -55,8 +67,10 @@ class BrokerLoop:
                 self._send(effect)
             elif isinstance(effect, Connect):
                 self._connect(effect)
-            else:
+            elif isinstance(effect, Disconnect):
                 self._disconnect(effect)
+            elif self.journal is not None:
+                self.journal.take(effect)
 
     def _send(self, effect: Send) -> None:
         if effect.link == "front":
@@ -83,15 +97,37 @@ class BrokerLoop:
             socket.close()
 
     def close(self) -> None:
-        """Close all sockets; what is queued gets a moment to leave."""
+        """Journal what is known, tell clients of it, and close all sockets; what is queued gets a moment to leave."""
+        if self.journal is not None:
+            self.journal.close()
+            with contextlib.suppress(JournalLostError):
+                self.apply(self.journal.hear(self.broker, time.monotonic()))
         self.context.destroy()
+
+
+def _make_broker(config: BrokerConfig, journal: JournalLink | None) -> Broker:
+    """Return the broker with the jobs that its journal holds."""
+    broker = Broker(
+        incarnation=int(time.time()),
+        heartbeat_ms=config.heartbeat_ms,
+        liveness_ms=config.liveness_ms,
+        max_jobs=config.max_jobs,
+        has_journal=journal is not None,
+        epoch=journal.journal.epoch if journal else 0,
+        wall_offset=time.time() - time.monotonic(),
+        drafters_per_job=config.drafters_per_job,
+    )
+    if journal is not None and journal.journal.is_old:
+        broker.restore(journal.journal.unfinished(), time.monotonic())
+    return broker
 
 
 def run(config: BrokerConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     stop = Stop()
     loop = BrokerLoop(config)
-    log.info("broker_started", address=loop.address)
+    journal = str(loop.journal.journal.path) if loop.journal else "none"
+    log.info("broker_started", address=loop.address, journal=journal, jobs=len(loop.broker.state.jobs.active))
     calm_collector()
     try:
         while not stop:

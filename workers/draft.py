@@ -13,7 +13,7 @@ from specq.drafter import Drafter
 from specq.errors import ProtocolError
 from specq.messages import Hello
 from specq.models import resolve_model
-from specq.proposers import PROPOSERS, Proposer
+from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
 from specq.table import resolve
 from workers.link import BrokerLink, new_incarnation
 from workers.loop import Stop, calm_collector
@@ -61,12 +61,14 @@ def run(config: DraftConfig) -> int:
     stop = Stop()
     apply_cpu(config.cores, config.threads, config.nice)
     name = config.name or f"draft-{os.getpid()}"
+    model = config.model if config.proposer in MODEL_FREE else resolve_model(config.model, "draft")
     proposer: Proposer = resolve("proposer", PROPOSERS, config.proposer)(
-        resolve_model(config.model, "draft"),
+        model,
         device=config.device,
         dtype=config.dtype,
         kv_slots=config.kv_slots,
         name=config.model,
+        law_size=config.law_size,
     )
     drafter = Drafter(
         proposer,

@@ -143,5 +143,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
+        backup=config.backup == "ngram",
         tokenizer_files=load_tokenizer_files(model),
     )

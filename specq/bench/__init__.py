@@ -5,6 +5,7 @@
     measure       interleaved repetitions
     compare       do all say the same?
     report        medians, ratios, speculation figures: the JSON and the table
+    grid          strategies or draft shapes (variants) side by side, on the pairs that the user names (pairs, drafts)
     roundtrip     what the broker adds to a round trip
 
 Rule: a figure comes with what it was measured on (`machine`) and with all its repetitions, never the best alone.

@@ -10,12 +10,12 @@ random         specq with a drafter of random weights (if asked for)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specq.bench.prompts import Prompt
 from specq.bench.servers import Servers
@@ -43,8 +43,10 @@ class Contestant(Protocol):
 class Specq:
     """specq, through a client, over the sockets."""
 
-    def __init__(self, name: str, client: Client, concurrency: int) -> None:
+    def __init__(self, name: str, client: Client, concurrency: int, options: Mapping[str, Any] | None = None) -> None:
+        """`options`: parameters of each job beside those that the settings give, as for `specq.Client.generate`."""
         self.name, self._client, self.concurrency = name, client, concurrency
+        self._options = dict(options or {})
 
     def run(self, prompts: Sequence[Prompt], settings: Settings) -> list[Completion]:
         """Complete the prompts."""
@@ -58,6 +60,7 @@ class Specq:
             temperature=settings.temperature,
             seed=settings.seed,
             ignore_eos=settings.ignore_eos,
+            **self._options,
         )
         return Completion(result.token_ids, result.stats["time_to_first_token_ms"], result.stats)
 
@@ -100,7 +103,7 @@ def _start(kind: str, settings: Settings, stack: ExitStack) -> Servers:
     drafters = 0 if kind == "plain" else settings.drafters
     draft_model = settings.draft_model
     if kind == "random":
-        from specq.bench.rivals import make_random_draft
+        from specq.bench.drafts import make_random_draft
 
         draft_model = stack.enter_context(TemporaryDirectory(prefix="specq-random-draft-"))
         make_random_draft(settings.draft_model, Path(draft_model))
@@ -119,7 +122,8 @@ def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str],
 def _contestant(name: str, settings: Settings, started: dict[str, Servers], rivals: Rivals | None) -> Contestant:
     kind = _kind(name)
     if kind:
-        return Specq(name, started[kind].client, 1 if name == "plain-1" else settings.concurrency)
+        concurrency = 1 if name == "plain-1" else settings.concurrency
+        return Specq(name, started[kind].client, concurrency, {"mode": "plain"} if kind == "plain" else None)
     from specq.bench.rivals import Transformers
 
     assert rivals is not None, "they are loaded for whoever needs them"

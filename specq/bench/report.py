@@ -93,11 +93,13 @@ def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
 
     accepted_lengths   [i] = rounds in which i drafted tokens were accepted
     acceptance_by_depth  [d] = share accepted of the nodes verified at depth d + 1
+    nodes_per_round    verified; leaves, depth: of the trees of rounds that verified any
     """
     stats = [completion.stats for completion in completions]
     rounds, num_tokens = _sum(stats, "rounds"), sum(len(completion.token_ids) for completion in completions)
     drafted, accepted = _sum(stats, "draft_tokens"), _sum(stats, "accepted_tokens")
     known = any("accepted_tokens" in one for one in stats)
+    with_nodes = _sum(stats, "drafted_rounds")
     size = {name: _sum(stats, name) for name in ("draft_bytes", "verdict_bytes")}
     return {
         "rounds": rounds,
@@ -108,6 +110,9 @@ def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
         "stale": _sum(stats, "stale") if known else None,
         "acceptance_rate": round(accepted / drafted, 4) if drafted else None,
         "acceptance_by_depth": _by_depth(stats),
+        "nodes_per_round": round(drafted / rounds, 3) if known and rounds else None,
+        "leaves": round(_sum(stats, "leaves") / with_nodes, 3) if with_nodes else None,
+        "depth": round(_sum(stats, "depths") / with_nodes, 3) if with_nodes else None,
         "accepted_lengths": _add([one.get("accepted_lengths", []) for one in stats]),
         "bytes_per_round": {name: round(value / rounds, 1) for name, value in size.items()}
         if known and rounds
@@ -145,14 +150,14 @@ def _row(name: str, own: dict[str, Any]) -> Row:
         name,
         own["sessions"],
         f"{own['tokens_per_second']['median']:.1f}",
-        _or_dash(own["ratio_to"].get("transformers"), "{:.2f}x".format),
-        _or_dash(own["ratio_to"].get("plain"), "{:.2f}x".format),
+        or_dash(own["ratio_to"].get("transformers"), "{:.2f}x".format),
+        or_dash(own["ratio_to"].get("plain"), "{:.2f}x".format),
         f"{own['time_to_first_token_ms']['median']:.0f}",
-        _or_dash(told["mean_accepted_length"], "{:.2f}".format),
-        _or_dash(told["acceptance_rate"], "{:.0%}".format),
-        _or_dash(told["bytes_per_token"], "{:.0f}".format),
+        or_dash(told["mean_accepted_length"], "{:.2f}".format),
+        or_dash(told["acceptance_rate"], "{:.0%}".format),
+        or_dash(told["bytes_per_token"], "{:.0f}".format),
     )
 
 
-def _or_dash(value: float | None, text: Callable[[float], str]) -> str:
+def or_dash(value: float | None, text: Callable[[float], str]) -> str:
     return "-" if value is None else text(value)

@@ -1,4 +1,4 @@
-"""transformers on the same pair: `generate`, and assisted generation. The only file of the client's side with torch.
+"""transformers on the same pair: `generate`, and assisted generation.
 
 Rule: the rival runs at its best: float32 as specq has on a CPU, and as many threads (one, or one a core) as are fastest;
 specq's processes are idle meanwhile.
@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
-from transformers.utils import logging as transformers_logging
 
+from specq.bench.drafts import quiet
 from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion, Settings
 from specq.cpu import available_cores
@@ -29,7 +28,7 @@ class Rivals:
     """The pair, loaded once for all that is done with it."""
 
     def __init__(self, model: str, draft_model: str) -> None:
-        _quiet()
+        quiet()
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         self.target = self._load(resolve_model(model, "target"))
         self.draft = self._load(resolve_model(draft_model, "draft"))
@@ -103,13 +102,6 @@ class Rivals:
         return float((logits[one] - logits[other]).abs())
 
 
-def _quiet() -> None:
-    """Keep transformers' bars and advice out of the figures."""
-    logging: Any = transformers_logging
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-
-
 class _FirstToken(BaseStreamer):
     """Notes when the first generated token is there; the prompt is handed over before it."""
 
@@ -139,13 +131,3 @@ class Transformers:
     def run(self, prompts: Sequence[Prompt], settings: Settings) -> list[Completion]:
         """Complete the prompts."""
         return [self._rivals.generate(prompt, settings, assisted=self._assisted) for prompt in prompts]
-
-
-def make_random_draft(model: str, folder: Path, seed: int = 0) -> None:
-    """Write a draft model of the same shape and tokenizer as `model`, but with random weights."""
-    _quiet()
-    source = resolve_model(model, "draft")
-    torch.manual_seed(seed)
-    auto: Any = AutoModelForCausalLM
-    auto.from_config(AutoConfig.from_pretrained(source)).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source).save_pretrained(folder)

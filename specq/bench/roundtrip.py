@@ -32,16 +32,22 @@ _PATIENCE_S = 60.0
 
 
 def roundtrip(
-    *, repeats: int = 3, count: int = 2000, seconds: float = 2.0, tell: Callable[[str], None] = lambda _: None
+    *,
+    repeats: int = 3,
+    count: int = 2000,
+    seconds: float = 2.0,
+    journal: tuple[str, ...] = ("--journal", "none"),
+    tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return latencies (us) and rates (round trips a second) of both ways, medians over `repeats`.
 
     count    round trips with one outstanding, in each repetition; seconds: time with one outstanding for each session
+    journal  the broker's options for it
     """
     broker = free_address()
     with ExitStack() as stack:
         # No heartbeats here, which would be in the way of the measuring.
-        options = ("--liveness-ms", "600000", "--log-level", "warning")
+        options = ("--liveness-ms", "600000", "--log-level", "warning", *journal)
         stack.enter_context(_process("specq", "broker", "--bind", broker, *options))
         verifier = stack.enter_context(_process("specq.bench.stubs", "verifier", broker))
         endpoint = _first_line(verifier)

@@ -26,7 +26,7 @@ NOTES = {
 
 def run(settings: Settings, names: Sequence[str], tell: Callable[[str], None]) -> dict[str, Any]:
     """Measure the named contestants; return settings, figures and differences as JSON-able values."""
-    prompts = load_prompts(settings.datasets, settings.num_prompts, _codec(settings.model))
+    prompts = load_prompts(settings.datasets, settings.num_prompts, codec_of(settings.model))
     if not prompts:
         raise ConfigError(f"no prompts in {', '.join(settings.datasets)}")
     with field(names, settings, tell) as found:
@@ -43,7 +43,8 @@ def run(settings: Settings, names: Sequence[str], tell: Callable[[str], None]) -
     }
 
 
-def _codec(model: str) -> TextCodec:
+def codec_of(model: str) -> TextCodec:
+    """Return the tokenizer of a target; raises ConfigError if it is not on this machine."""
     directory = Path(resolve_model(model, "target"))
     if not directory.is_dir():
         raise ConfigError(f"{model} is no directory on this machine; a benchmark needs the tokenizer's files")

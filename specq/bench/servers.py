@@ -31,9 +31,10 @@ class Servers:
 
     def __enter__(self) -> Self:
         self.client = Client(self.address, timeout_s=10.0)
+        self._folder = tempfile.TemporaryDirectory()
         self._output = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "specq", "up", *self._arguments],
+            [sys.executable, "-m", "specq", "up", "--journal", f"{self._folder.name}/journal", *self._arguments],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -49,6 +50,7 @@ class Servers:
             self._process.kill()
             self._process.wait()
         self._output.close()
+        self._folder.cleanup()
 
     def wait_ready(self, timeout_s: float = 180.0) -> None:
         """Wait until all workers are ready; raises EngineError, with what they printed, if they end or are late."""

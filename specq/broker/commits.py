@@ -23,14 +23,18 @@ _MASK = array_frame(Verdict, "mask")
 
 @dataclass(slots=True)
 class Commit:
-    """A verdict as far as the broker is concerned; the fields as in `Verdict`."""
+    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `flags` says
+    of each token whether it was drafted (1) or is the target's own (0)."""
 
     epoch: int
     base_len: int
     finish: str
+    worth: int
     us: list[int]
     stats: dict[str, Any]
     token_ids: list[int]
+    raw: bytes
+    flags: bytes
     num_nodes: int
     num_accepted: int
     num_bytes: int
@@ -43,6 +47,9 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
     finish, us, stats = header.get("finish", ""), header.get("us", []), header.get("stats", {})
     if type(epoch) is not int or type(base_len) is not int or base_len < 0:
         raise ProtocolError("verdict.epoch and verdict.base_len must be whole numbers")
+    worth = header.get("worth", 0)
+    if type(worth) is not int:
+        raise ProtocolError("verdict.worth must be a whole number")
     if type(us) is not list or not all(type(value) is int for value in us):
         raise ProtocolError("verdict.us must be a list of whole numbers")
     if type(finish) is not str or type(stats) is not dict or len(us) not in (0, 2):
@@ -52,14 +59,18 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
     mask = frames[_MASK] if len(frames) > _MASK else b""
     if len(tokens) % 4 or len(nodes) != 4 * len(mask):
         raise ProtocolError("a verdict's arrays do not fit together")
+    token_ids, num_accepted = np.frombuffer(tokens, "<i4").tolist(), mask.count(1)
     return Commit(
         epoch=epoch,
         base_len=base_len,
         finish=finish,
+        worth=worth,
         us=us,
         stats=stats,
-        token_ids=np.frombuffer(tokens, "<i4").tolist(),
+        token_ids=token_ids,
+        raw=tokens,
+        flags=(b"\1" * num_accepted + bytes(len(token_ids)))[: len(token_ids)],
         num_nodes=len(mask),
-        num_accepted=mask.count(1),
+        num_accepted=num_accepted,
         num_bytes=sum(map(len, frames)),
     )

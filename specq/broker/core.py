@@ -2,31 +2,40 @@
 
     from_front(identity, frames)   clients and draft workers, and the control socket of verifiers
     from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it
-    tick()                         liveness, placement, refilling of slow readers
+    tick()                         liveness, deadlines, refilling of slow readers
+    journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
 
 Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts are passed on unread
-but for who sent them. A verdict goes to the drafters at once, then into the job, then to the client.
+but for who sent them. A verdict goes to the drafters at once, then into the job and towards the journal; once that has it,
+to the client. Without a journal (`has_journal`) the job itself counts as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import structlog
 
-from specq.broker.commits import read_commit
+from specq.broker.commits import Commit, read_commit
 from specq.broker.intake import Intake
+from specq.broker.jobs import Job
+from specq.broker.listing import Listing
 from specq.broker.placement import Placement
-from specq.broker.state import Effect, Send, State
-from specq.errors import ProtocolError
+from specq.broker.relay import relay
+from specq.broker.state import Effect, FindFinished, Send, State
+from specq.broker.tokenizers import Tokenizers
+from specq.errors import JournalBusyError, ProtocolError
+from specq.journal.records import JobSummary, StoredJob
 from specq.messages import (
     Cancel,
     Draft,
     FetchTokenizer,
+    Follow,
     GetStatus,
     Heartbeat,
     Hello,
+    ListJobs,
     Message,
     SessionFailed,
     Submit,
@@ -38,35 +47,57 @@ from specq.wire import decode, decode_header, type_of
 
 log = structlog.get_logger(__name__)
 
+GRACE_S = 3.0  # for verifiers to find a broker that was restarted
+
 Handler = Callable[..., None]
 
 
 class Broker:
-    """Dispatches messages to the rooms; drafts and verdicts, the hot ones, it handles itself."""
+    """Dispatches messages to the rooms; drafts and verdicts, the hot ones, it handles itself. Arguments as of `State`."""
 
     def __init__(
-        self, *, incarnation: int, heartbeat_ms: int = 500, liveness_ms: int = 3000, max_jobs: int = 10_000
+        self,
+        *,
+        incarnation: int,
+        heartbeat_ms: int = 500,
+        liveness_ms: int = 3000,
+        max_jobs: int = 10_000,
+        has_journal: bool = False,
+        epoch: int = 0,
+        wall_offset: float = 0.0,
+        drafters_per_job: int = 2,
     ) -> None:
         self.state = State(
-            incarnation=incarnation, heartbeat_ms=heartbeat_ms, liveness_ms=liveness_ms, max_jobs=max_jobs
+            incarnation=incarnation,
+            heartbeat_ms=heartbeat_ms,
+            liveness_ms=liveness_ms,
+            max_jobs=max_jobs,
+            has_journal=has_journal,
+            epoch=epoch,
+            wall_offset=wall_offset,
+            drafters_per_job=drafters_per_job,
         )
         self.placement = Placement(self.state)
         self.intake = Intake(self.state, self.placement)
+        self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
+            Follow: self.intake.follow,
+            ListJobs: self.listing.ask,
             Cancel: self.intake.cancel,
             GetStatus: self.intake.get_status,
-            FetchTokenizer: self.intake.fetch_tokenizer,
+            FetchTokenizer: self.tokenizers.fetch,
             Hello: self.placement.hello,
             Heartbeat: self.placement.heartbeat,
         }
         self._back: dict[type[Message], Handler] = {
             SessionFailed: self.placement.session_failed,
-            TokenizerChunk: self.intake.tokenizer_chunk,
+            TokenizerChunk: self.tokenizers.chunk,
         }
 
     def from_front(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         """Take a message from a client or worker."""
+        self.state.now = now
         try:
             if type_of(frames) is Draft:
                 self._draft(identity, frames, now)
@@ -81,7 +112,7 @@ class Broker:
         worker = self.state.roster.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
-        worker.heard = now
+        self.state.now = worker.heard = now
         try:
             if type_of(frames) is Verdict:
                 self._verdict(identity, frames)
@@ -93,17 +124,12 @@ class Broker:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what time asks for; to be called about every heartbeat."""
+        self.state.now = now
         self.placement.lose_silent(now)
+        self.intake.end_overdue()
         for job in self.state.jobs.active.values():
-            self.intake.tell(job)
+            self.intake.tell_again(job)
         return self._effects()
-
-    def _effects(self) -> list[Effect]:
-        """End the jobs that were given up, and return all that is to be done."""
-        while self.placement.given_up:
-            job, reason = self.placement.given_up.pop()
-            self.intake.fail(job, "engine", reason)
-        return self.state.take_outbox()
 
     def undelivered(self, effect: Send) -> None:
         """Learn that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
@@ -113,7 +139,57 @@ class Broker:
         message = decode(effect.frames)
         job = self.state.jobs.get(int.from_bytes(effect.frames[0], "little"))
         if job is not None and isinstance(message, Tokens):
-            job.sent = min(job.sent, message.base_len)
+            self.intake.untold(job, effect.to, message.base_len)
+
+    # --- the journal ------------------------------------------------------------------------------------------------
+
+    def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
+        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients.
+
+        For a moment nobody is told that there is no verifier: clients are left to ask again.
+        """
+        self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
+        for stored in jobs:
+            self.state.jobs.add(Job.restored(stored))
+
+    def journaled(self, sequence: int, now: float) -> list[Effect]:
+        """Learn that the journal has all records up to this one: now clients may hear of them."""
+        self.state.now = now
+        for job in self.state.ledger.settle(sequence):
+            self.intake.tell(job)
+        return self._effects()
+
+    def troubled(self, reason: str, now: float) -> list[Effect]:
+        """Learn that the journal cannot be written, and why, or that it can ("").
+
+        No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, unheard,
+        until their verifiers rest (`max_uncommitted`).
+        """
+        self.state.now, self.state.trouble = now, reason
+        if reason:
+            self.intake.drop_unregistered(f"no new jobs now: {reason}")
+        return self._effects()
+
+    def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
+        """Learn what the journal knows of a job: the answer to `Find`."""
+        self.state.now = now
+        self.intake.found(job_id, stored)
+        return self._effects()
+
+    def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
+        """Learn which jobs have ended: the answer to `FindFinished`."""
+        self.state.now = now
+        self.listing.answer(asked.client, asked.skip, found)
+        return self._effects()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _effects(self) -> list[Effect]:
+        """End the jobs that were given up, and return all that is to be done."""
+        while self.placement.given_up:
+            job, reason = self.placement.given_up.pop()
+            self.intake.fail(job, "engine", reason)
+        return self.state.take_outbox()
 
     def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message, now: float) -> None:
         handler = handlers.get(type(message))
@@ -147,16 +223,24 @@ class Broker:
         if job is None or job.verifier != identity or job.epoch != commit.epoch:
             self.state.counts["late_verdicts"] += 1
             return
-        self.state.emit(*[Send("front", drafter, list(frames)) for drafter in job.drafters.values()])
         known = job.commit(commit)
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
             return
+        self.state.emit(*relay(job, commit, frames))
         if known < len(commit.token_ids):
             job.stats.add(commit)
             if job.params.logprobs >= 0:
                 job.logprobs.extend(cast("Verdict", decode(frames)), known)
         if job.finish:
             self.intake.finish(job)
+        elif known < len(commit.token_ids):
+            self._added(job, commit, known)
+
+    def _added(self, job: Job, commit: Commit, known: int) -> None:
+        """Journal what a verdict added to a job; without a journal, tell the client at once."""
+        if self.state.ledger.has_journal:
+            self.state.record(job.added(commit, known), job)
         else:
+            job.journal(len(job.token_ids), ended=False)
             self.intake.tell(job)

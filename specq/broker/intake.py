@@ -1,33 +1,35 @@
 """The broker's side towards clients: jobs come in, tokens go out.
 
-Rule: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
-sent again; the same id with other content is refused.
+Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
+sent again; the same id with other content is refused. What a client hears of a job is in the journal before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import structlog
 
-from specq.broker.jobs import Job
+from specq.broker.jobs import Job, Reader
 from specq.broker.placement import Placement
-from specq.broker.state import Send, State
+from specq.broker.state import Find, State
 from specq.broker.status import status_report
-from specq.messages import (
-    Accepted,
-    Cancel,
-    Failed,
-    FetchTokenizer,
-    GetStatus,
-    Status,
-    Submit,
-    TokenizerChunk,
-)
+from specq.broker.tokenizers import no_verifier
+from specq.errors import JournalBusyError
+from specq.journal.records import JobDropped, StoredJob
+from specq.messages import Accepted, Cancel, Failed, Follow, GetStatus, Status, Submit
 from specq.types import ModelInfo
 from specq.verification import STRATEGIES
-from specq.wire import Frames, encode
 
 log = structlog.get_logger(__name__)
+
+MAX_LABEL = 1000
+MAX_PRIORITY = 1000
+MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
+
+Ask = Callable[..., None]
 
 
 class Intake:
@@ -35,27 +37,36 @@ class Intake:
 
     def __init__(self, state: State, placement: Placement) -> None:
         self.state, self.placement = state, placement
-        self._tokenizers: dict[str, list[Frames]] = {}  # by tokenizer hash: its pieces, in order
-        self._pieces: dict[tuple[bytes, str], dict[int, Frames]] = {}  # of those on their way
-        self._fetching: dict[str, set[bytes]] = {}  # by tokenizer hash: the clients that wait for it
+        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job -> what waits for the journal's word of it
 
-    # --- jobs -------------------------------------------------------------------------------------------------------
+    # --- jobs come in -----------------------------------------------------------------------------------------------
 
     def submit(self, client: bytes, message: Submit, now: float) -> None:
         """Take a job, or attach the client to the one that it is."""
-        known = self.state.jobs.get(message.job_id)
+        self._with_job(self._submit, client, message)
+
+    def _submit(self, client: bytes, message: Submit, known: Job | None) -> None:
         code, reason = self._refusal(message, known)
+        if code == "no_verifier" and self.state.in_grace:
+            return
         if reason:
-            self.state.send_front(client, Failed(job_id=message.job_id, code=code, reason=reason))
+            self._refuse(client, message.job_id, code, reason)
             return
-        self.state.send_front(client, Accepted(job_id=message.job_id))
-        if known is not None:
-            known.client, known.sent = client, min(message.have, len(known.token_ids))
-            self.tell(known)
-            return
+        job = known or self._take(client, message)
+        job.attach(client, message.have)
+        self.tell(job)
+        if known is None:
+            self.placement.place_waiting()
+
+    def _take(self, client: bytes, message: Submit) -> Job:
+        """Make a job of a message."""
         self.state.counts["jobs"] += 1
-        self.state.jobs.add(Job(message, client, now))
-        self.placement.place_waiting()
+        deadline = self.state.wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
+        job = Job(message, client.hex(), self.state.wall, deadline)
+        job.model = message.model or self.state.roster.verifiers()[0].model.name
+        self.state.jobs.add(job)
+        self.state.record(job.taken(), job)
+        return job
 
     def _refusal(self, message: Submit, known: Job | None) -> tuple[str, str]:
         """Return (code, reason) against a job; the reason is "" if there is none."""
@@ -64,23 +75,77 @@ class Intake:
         verifiers = self.state.roster.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
+        if self.state.trouble:
+            return "busy", f"no new jobs now: {self.state.trouble}"
         if len(self.state.jobs.active) >= self.state.max_jobs:
-            return "busy", f"the queue is full ({self.state.max_jobs} jobs)"
+            return "busy", f"the queue is full ({self.state.max_jobs} jobs); try again when some have ended"
         return "invalid", misfit(message, verifiers[0].model)
 
+    def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
+        self.state.send_front(client, Failed(job_id=job_id, code=code, reason=reason))
+
+    def follow(self, client: bytes, message: Follow, now: float) -> None:
+        """Attach a client to a job that it knows by its id only."""
+        self._with_job(self._follow, client, message)
+
+    def _follow(self, client: bytes, message: Follow, job: Job | None) -> None:
+        if job is None:
+            reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
+            self._refuse(client, message.job_id, "unknown", reason)
+            return
+        job.attach(client, message.have, info=True)
+        self.tell(job)
+
     def cancel(self, client: bytes, message: Cancel, now: float) -> None:
-        """Stop a job of this client; what is committed stays."""
-        job = self.state.jobs.active.get(message.job_id)
-        if job is not None and job.client == client:
+        """Stop a job; what is committed stays."""
+        if message.job_id in self._asked:
+            self._asked[message.job_id].append((self._cancel, client, message))
+        else:
+            self._cancel(client, message, self.state.jobs.get(message.job_id))
+
+    def _cancel(self, client: bytes, message: Cancel, job: Job | None) -> None:
+        if job is not None and not job.finish:
             job.finish = "cancelled"
             self.finish(job)
 
+    # --- what only the journal knows ----------------------------------------------------------------------------------
+
+    def _with_job(self, act: Ask, client: bytes, message: Submit | Follow) -> None:
+        """Act on the job that a message names; the journal is asked for one that is not in memory."""
+        job_id = message.job_id
+        job = self.state.jobs.get(job_id)
+        if job is not None or not self.state.ledger.has_journal:
+            act(client, message, job)
+        elif len(self._asked) >= self.state.max_jobs:
+            self._refuse(client, job_id, "busy", "too many clients wait for the journal")
+        else:
+            if job_id not in self._asked:
+                self.state.emit(Find(job_id))
+            self._asked.setdefault(job_id, []).append((act, client, message))
+
+    def found(self, job_id: int, stored: StoredJob | JournalBusyError | None) -> None:
+        """Learn what the journal knows of a job, and act on what waited for that."""
+        waiting = self._asked.pop(job_id, [])
+        if isinstance(stored, JournalBusyError):
+            for _, client, _ in waiting:
+                self._refuse(client, job_id, "busy", str(stored))
+            return
+        if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
+            self.state.jobs.keep(Job.restored(stored))
+        for act, client, message in waiting:
+            act(client, message, self.state.jobs.get(job_id))
+
+    # --- the end of a job ---------------------------------------------------------------------------------------------
+
     def finish(self, job: Job) -> None:
-        """Free the job's workers, keep its result, tell its client."""
+        """Free the job's workers, keep its result, tell its clients."""
         self.state.counts["finished_" + job.finish] += 1
+        job.ended = self.state.wall
         self.placement.release(job)
         self.state.jobs.retire(job)
-        self.tell(job)
+        self.state.record(job.end_record(), job, ended=True)
+        if job.sealed:
+            self.tell(job)
         self.placement.place_waiting()
 
     def fail(self, job: Job, code: str, reason: str) -> None:
@@ -89,53 +154,61 @@ class Intake:
         job.finish, job.failure = "error", Failed(job_id=job.job_id, code=code, reason=reason)
         self.finish(job)
 
-    def tell(self, job: Job) -> None:
-        """Send the client what it lacks; of a failed job the tokens first, then why it failed."""
-        if len(job.token_ids) > job.sent or (job.finish and not job.failure):
-            self.state.send_front(job.client, job.news(job.sent))
-            job.sent = len(job.token_ids)
-        if job.failure:
-            self.state.send_front(job.client, job.failure)
+    def end_overdue(self) -> None:
+        """Fail the jobs whose deadline has passed."""
+        wall = self.state.wall
+        for job in [job for job in self.state.jobs.active.values() if job.deadline and job.deadline <= wall]:
+            done = f"{len(job.token_ids)} of at most {job.params.max_tokens} tokens"
+            self.fail(job, "deadline", f"the deadline passed with {done} generated")
 
-    # --- state and tokenizer ----------------------------------------------------------------------------------------
+    def drop_unregistered(self, reason: str) -> None:
+        """Refuse after all the jobs that the journal cannot take."""
+        for job in [job for job in self.state.jobs.active.values() if not job.registered]:
+            self.placement.release(job)
+            self.state.jobs.drop(job)
+            self.state.record(JobDropped(job.job_id), job)
+            for client in job.readers:
+                self._refuse(client, job.job_id, "busy", reason)
+            job.readers.clear()
+
+    # --- tokens go out ------------------------------------------------------------------------------------------------
+
+    def tell(self, job: Job) -> None:
+        """Send to all who follow a job what the journal has and they lack."""
+        if job.registered:
+            for client, reader in job.readers.items():
+                if not reader.missed:
+                    self._tell(job, client, reader)
+
+    def _tell(self, job: Job, client: bytes, reader: Reader) -> None:
+        """Bring one client up to date; of a failed job the tokens come first, then why it failed."""
+        if not reader.greeted:
+            self.state.send_front(client, job.info(self.state.wall) if reader.info else Accepted(job_id=job.job_id))
+            reader.greeted = True
+        if job.journaled > reader.sent or (job.sealed and not job.failure):
+            self.state.send_front(client, job.news(reader.sent))
+            reader.sent = max(reader.sent, job.journaled)
+        if job.sealed and job.failure:
+            self.state.send_front(client, job.failure)
+
+    def untold(self, job: Job, client: bytes, base_len: int) -> None:
+        """Learn that a client did not take tokens: they are sent again at the next tick, from the same position on."""
+        reader = job.readers.get(client)
+        if reader is not None:
+            reader.sent, reader.missed = min(reader.sent, base_len), True
+
+    def tell_again(self, job: Job) -> None:
+        """Send what clients did not take before, but not for ever to one that is gone; it may attach again."""
+        for client, reader in list(job.readers.items()):
+            reader.num_missed = reader.num_missed + 1 if reader.missed else 0
+            reader.missed = False
+            if reader.num_missed > MAX_MISSED:
+                del job.readers[client]
+        self.tell(job)
 
     def get_status(self, client: bytes, message: GetStatus, now: float) -> None:
         """Answer with the broker's state."""
         self.state.send_front(client, Status(report=status_report(self.state, now)))
-
-    def fetch_tokenizer(self, client: bytes, message: FetchTokenizer, now: float) -> None:
-        """Answer with the pieces of the tokenizer, fetched once from a verifier."""
-        verifiers = self.state.roster.verifiers(message.model)
-        if not verifiers:
-            self.state.send_front(client, Failed(job_id=0, code="no_verifier", reason=no_verifier(message.model)))
-            return
-        wanted = verifiers[0].model.tokenizer_hash
-        if wanted in self._tokenizers:
-            self._serve_tokenizer(client, wanted)
-            return
-        self._fetching.setdefault(wanted, set()).add(client)
-        self.state.send_back(verifiers[0].identity, message)
-
-    def tokenizer_chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
-        """Collect a piece; the last one serves all who wait."""
-        wanted = message.model.tokenizer_hash
-        pieces = self._pieces.setdefault((verifier, wanted), {})
-        pieces[message.index] = encode(message)
-        if len(pieces) < message.count:
-            return
-        del self._pieces[verifier, wanted]
-        self._tokenizers[wanted] = [pieces[index] for index in sorted(pieces)]
-        for client in self._fetching.pop(wanted, set()):
-            self._serve_tokenizer(client, wanted)
-
-    def _serve_tokenizer(self, client: bytes, tokenizer_hash: str) -> None:
-        self.state.emit(*(Send("front", client, frames) for frames in self._tokenizers[tokenizer_hash]))
-
-
-def no_verifier(model: str) -> str:
-    """Return the message for a client whose model nobody serves."""
-    wanted = f" of model {model!r}" if model else ""
-    return f"no verifier{wanted} is registered with this broker; start one: specq worker --role target"
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:
@@ -155,4 +228,15 @@ def misfit(message: Submit, model: ModelInfo) -> str:
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
             f"{model.max_length} tokens that {model.name} takes"
         )
+    return misfit_of_wishes(message)
+
+
+def misfit_of_wishes(message: Submit) -> str:
+    """Return what is wrong with how a job wants to be treated, or ""."""
+    if abs(message.priority) > MAX_PRIORITY:
+        return f"priority is {message.priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+    if message.deadline_ms < 0:
+        return f"deadline_ms is {message.deadline_ms}; it must be 0 (none) or more"
+    if len(message.label) > MAX_LABEL:
+        return f"the label has {len(message.label)} characters; at most {MAX_LABEL}"
     return ""

@@ -1,23 +1,25 @@
 """Jobs: what was asked for, what is committed so far, and who works on it.
 
-A job's transcript here is the truth: a client sees a token only after `Job.commit` has taken it, and a job can be
-continued from it on any verifier. Finished jobs are kept for a while, so that a client that was away can fetch them.
+A job's transcript is the truth, once the journal holds it: a client sees a token only after that, and a job can be
+continued from it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that
+was away can fetch them; the journal has those that are forgotten here.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from specq.broker.commits import Commit
+from specq.journal.logprob_rows import pack, unpack
+from specq.journal.records import JobEnded, JobTaken, StoredJob, TokensAdded
 from specq.logprob_record import LogprobRecord
-from specq.messages import Failed, Submit, Tokens
+from specq.messages import Failed, JobInfo, Submit, Tokens
 from specq.types import Int32Array
 
-KEEP_FINISHED = 1000
+MAX_READERS = 8  # clients that follow one job
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class JobStats:
     verdict_bytes: int = 0
     forward_us: int = 0
     queue_us: int = 0
-    verifier: dict[str, Any] = field(default_factory=dict)  # specq.session.SessionStats
+    verifier: dict[str, Any] = field(default_factory=dict)  # specq.session_stats.SessionStats
 
     def add(self, commit: Commit) -> None:
         """Count one verdict."""
@@ -56,30 +58,85 @@ class JobStats:
         return own | self.verifier
 
 
-class Job:
-    """One submitted prompt and its completion."""
+@dataclass(slots=True)
+class Reader:
+    """A client that follows a job: the generated tokens that it was sent, and whether it knows that the job is taken."""
 
-    def __init__(self, message: Submit, client: bytes, now: float) -> None:
+    sent: int
+    info: bool = False  # it wants to know what the job is
+    greeted: bool = False
+    missed: bool = False  # it did not take the last message: until the next tick nothing is sent to it
+    num_missed: int = 0  # ticks in a row before which that happened
+
+
+class Wants(NamedTuple):
+    """What a job needs of a verifier: a model by name, and, once it has tokens, the weights that they came from."""
+
+    model: str
+    weights: str
+
+
+@dataclass(slots=True)
+class Held:
+    """Verdicts that drafters have not heard yet: see `specq.broker.relay`.
+
+    since   the committed length at which they begin, -1 if there are none; count: how many; most: how many go as one
+    """
+
+    since: int = -1
+    count: int = 0
+    most: int = 1
+
+
+class Job:
+    """One submitted prompt and its completion. `owner` is whose it is; times in seconds since 1970."""
+
+    def __init__(self, message: Submit, owner: str = "", submitted: float = 0.0, deadline: float = 0.0) -> None:
+        self.submit = message
         self.job_id, self.model, self.params = message.job_id, message.model, message.params
-        self.speculation = message.speculation
+        self.speculation, self.priority = message.speculation, message.priority
         self.prompt_ids: Int32Array = message.prompt_ids
         self.prompt_len = len(message.prompt_ids)
-        self.client, self.submitted = client, now
+        self.owner, self.submitted, self.deadline, self.ended = owner, submitted, deadline, 0.0
         self.token_ids: list[int] = []
         self.logprobs = LogprobRecord(message.params.logprobs)
-        self.accepted: list[int] = []  # 1 where the token was drafted, 0 where it is the target's own
+        self.accepted = bytearray()  # 1 where the token was drafted, 0 where it is the target's own
         self.finish = ""
         self.failure: Failed | None = None  # what the client is told of a job that failed
-        self.sent = message.have  # tokens handed to the client's socket
         self.stats = JobStats()
+        self.final_stats: dict[str, Any] = {}  # of a job that ended in an earlier life of the broker
+        self.readers: dict[bytes, Reader] = {}
+        self.registered = False  # the journal has the job,
+        self.journaled = 0  # so many of its generated tokens,
+        self.sealed = False  # and its end
+        self.weights = ""  # that the tokens come from
+        self.resumed = False  # was placed before
         self.verifier = b""  # who holds the session; b"": nobody yet
         self.epoch = 0
         self.drafters: dict[int, bytes] = {}  # lane -> drafter
         self.next_lane = 0
+        self.held = Held()
+        self.missed_by: set[bytes] = set()  # drafters in whose last heartbeat it was missing
         self.confirmed: dict[bytes, int] = {}  # drafter -> committed length at its last heartbeat
         self.unheld = False  # missing from the verifier's last heartbeat
         self.lagging = -1  # committed length at the verifier's last heartbeat
         self.failures = 0  # verifiers that gave the session back or died with it
+
+    @classmethod
+    def restored(cls, stored: StoredJob) -> Job:
+        """Return a job as the journal has it."""
+        job = cls(stored.submit, stored.owner, stored.submitted, stored.deadline)
+        job.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
+        job.accepted = bytearray(stored.accepted)
+        job.logprobs = unpack(stored.logprobs, job.params.logprobs)
+        job.weights, job.finish, job.ended = stored.weights, stored.finish, stored.ended
+        job.final_stats, job.resumed = stored.stats, bool(stored.weights)
+        job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens
+        job.stats.accepted_tokens = job.accepted.count(1)
+        if stored.code:
+            job.failure = Failed(job_id=job.job_id, code=stored.code, reason=stored.reason)
+        job.journal(len(job.token_ids), ended=bool(job.finish))
+        return job
 
     @property
     def length(self) -> int:
@@ -90,14 +147,18 @@ class Job:
     def tokens_left(self) -> int:
         return self.params.max_tokens - len(self.token_ids)
 
+    @property
+    def wants(self) -> Wants:
+        return Wants(self.model, self.weights if self.token_ids else "")
+
     def context(self) -> Int32Array:
         """Return i32[length]: the prompt and what is committed."""
         return np.concatenate([self.prompt_ids, np.array(self.token_ids, np.int32)])
 
     def same_content(self, message: Submit) -> bool:
         """Is this the job that the message asks for?"""
-        same = (message.params, message.speculation, message.model) == (self.params, self.speculation, self.model)
-        return same and np.array_equal(message.prompt_ids, self.prompt_ids)
+        same = (message.params, message.speculation) == (self.params, self.speculation)
+        return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)
 
     def commit(self, commit: Commit) -> int:
         """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, or an
@@ -107,45 +168,79 @@ class Job:
         known = len(self.token_ids) - start
         if known < 0 or start < 0 or self.token_ids[start:] != tokens[:known]:
             return -1
-        flags = [1] * commit.num_accepted + [0] * (len(tokens) - commit.num_accepted)
         self.token_ids.extend(tokens[known:])
-        self.accepted.extend(flags[known : len(tokens)])
+        self.accepted.extend(commit.flags[known:])
         self.finish = self.finish or commit.finish
         return known
 
+    # --- the journal ------------------------------------------------------------------------------------------------
+
+    def journal(self, length: int, *, ended: bool) -> None:
+        """Note that the journal holds the job, with so many generated tokens and perhaps its end."""
+        self.registered, self.sealed = True, self.sealed or ended
+        self.journaled = max(self.journaled, length)
+
+    def taken(self) -> JobTaken:
+        """Return the record of the job itself."""
+        return JobTaken(replace(self.submit, model=self.model), self.owner, self.submitted, self.deadline)
+
+    def added(self, commit: Commit, known: int) -> TokensAdded:
+        """Return the record of what a verdict added beyond the tokens that were known."""
+        base_len = commit.base_len - self.prompt_len + known
+        logprobs = pack(self.logprobs, base_len) if self.params.logprobs >= 0 else b""
+        raw, flags = commit.raw[4 * known :], commit.flags[known:]
+        return TokensAdded(self.job_id, base_len, raw, flags, logprobs, commit.num_nodes)
+
+    def end_record(self) -> JobEnded:
+        """Return the record of the job's end."""
+        failure = self.failure
+        return JobEnded(
+            self.job_id,
+            self.finish,
+            failure.code if failure else "",
+            failure.reason if failure else "",
+            self.stats.to_dict(),
+            self.ended,
+            np.array(self.token_ids, "<i4").tobytes(),
+            bytes(self.accepted),
+            pack(self.logprobs, 0),
+        )
+
+    # --- clients ----------------------------------------------------------------------------------------------------
+
+    def attach(self, client: bytes, have: int, *, info: bool = False) -> None:
+        """Let a client follow the job; of too many, the one that came first no longer does."""
+        self.readers.pop(client, None)
+        self.readers[client] = Reader(min(max(have, 0), len(self.token_ids)), info)
+        if len(self.readers) > MAX_READERS:
+            del self.readers[next(iter(self.readers))]
+
+    def info(self, wall: float) -> JobInfo:
+        """Return what the job is, `wall` seconds after 1970."""
+        return JobInfo(
+            job_id=self.job_id,
+            params=self.params,
+            model=self.model,
+            label=self.submit.label,
+            ended=self.sealed,
+            elapsed_ms=max(0, int(((self.ended or wall) - self.submitted) * 1000)),
+            prompt_ids=self.prompt_ids,
+        )
+
     def news(self, have: int) -> Tokens:
-        """Return what a client that has so many generated tokens lacks."""
+        """Return what a client that has so many generated tokens lacks of those in the journal."""
+        end = self.journaled
+        have = min(have, end)
+        top = (end - have) * max(self.params.logprobs, 0)
+        lengths = {"logprobs": end - have, "top_ids": top, "top_logprobs": top}
+        arrays = self.logprobs.arrays(have)
+        ended = self.sealed and not self.failure
         return Tokens(
             job_id=self.job_id,
             base_len=have,
-            finish="" if self.failure else self.finish,
-            stats=self.stats.to_dict() if self.finish else {},
-            token_ids=np.array(self.token_ids[have:], np.int32),
-            accepted=np.array(self.accepted[have:], np.uint8),
-            **self.logprobs.arrays(have),
+            finish=self.finish if ended else "",
+            stats=self.final_stats or self.stats.to_dict() if ended else {},
+            token_ids=np.array(self.token_ids[have:end], np.int32),
+            accepted=np.frombuffer(self.accepted[have:end], np.uint8),
+            **{name: array[: lengths[name]] for name, array in arrays.items()},
         )
-
-
-class Jobs:
-    """All jobs by id: those that wait or run, and the most recent of the finished."""
-
-    def __init__(self) -> None:
-        self.active: OrderedDict[int, Job] = OrderedDict()
-        self.finished: OrderedDict[int, Job] = OrderedDict()
-
-    def get(self, job_id: int) -> Job | None:
-        return self.active.get(job_id) or self.finished.get(job_id)
-
-    def add(self, job: Job) -> None:
-        self.active[job.job_id] = job
-
-    def retire(self, job: Job) -> None:
-        """Move a job to the finished; the oldest of these is forgotten when there are too many."""
-        self.active.pop(job.job_id, None)
-        self.finished[job.job_id] = job
-        while len(self.finished) > KEEP_FINISHED:
-            self.finished.popitem(last=False)
-
-    def waiting(self) -> list[Job]:
-        """Return the jobs without a verifier, oldest first."""
-        return [job for job in self.active.values() if not job.verifier]

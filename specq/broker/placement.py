@@ -11,10 +11,12 @@ from dataclasses import replace
 
 import structlog
 
-from specq.broker.jobs import Job
+from specq.broker.jobs import Job, Wants
 from specq.broker.roster import Worker, fits, mismatch
 from specq.broker.state import Connect, Disconnect, State
+from specq.journal.records import JobBound
 from specq.messages import (
+    BACKUP_LANE,
     Assign,
     Close,
     Committed,
@@ -101,7 +103,8 @@ class Placement:
                 self.state.send_back(worker.identity, Close(session_id=session_id, epoch=epoch))
                 continue
             behind = job.lagging == job.length < length  # as at the last heartbeat: not merely on its way
-            committed = Committed(session_id=session_id, epoch=epoch, length=job.length, resend=behind)
+            journaled = job.prompt_len + job.journaled
+            committed = Committed(session_id=session_id, epoch=epoch, length=journaled, resend=behind)
             self.state.send_back(worker.identity, committed)
             job.lagging = job.length
         for job_id in worker.job_ids - set(held):
@@ -121,11 +124,14 @@ class Placement:
                 verdict = Verdict(session_id=session_id, epoch=epoch, base_len=length, token_ids=missing)
                 self.state.send_front(worker.identity, verdict)
             if job is not None:
+                job.missed_by.discard(worker.identity)
                 job.confirmed[worker.identity] = job.length
         for job_id in worker.job_ids - set(held):
             job = self.state.jobs.active.get(job_id)
-            if job is not None:
+            if job is not None and worker.identity in job.missed_by:
                 self._assign(job, worker)
+            elif job is not None:  # the first time, `Assign` may merely be on its way
+                job.missed_by.add(worker.identity)
 
     def lose_silent(self, now: float) -> None:
         """Take their sessions from the workers that were not heard for too long."""
@@ -157,17 +163,24 @@ class Placement:
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def place_waiting(self) -> None:
-        """Open the jobs that wait, oldest first, where there is room."""
-        for job in self.state.jobs.waiting():
-            worker = self.state.roster.least_loaded(self.state.roster.verifiers(job.model))
-            if worker is None:
-                return
+        """Open jobs that wait, in the queue's order, while there is room."""
+        while (found := self.state.jobs.queue.take(self._place_for)) is not None:
+            job, worker = found
             self._open(job, worker)
             self._staff(job)
 
+    def _place_for(self, wants: Wants) -> Worker | None:
+        """Return the verifier with room that has what a job wants."""
+        able = self.state.roster.verifiers(wants.model)
+        return self.state.roster.least_loaded(w for w in able if wants.weights in ("", w.weights))
+
     def _open(self, job: Job, worker: Worker) -> None:
         job.verifier, job.epoch, job.unheld, job.lagging = worker.identity, self.state.next_epoch(), False, -1
+        job.resumed = True
         worker.job_ids.add(job.job_id)
+        if job.weights != worker.weights:
+            job.weights = worker.weights
+            self.state.record(JobBound(job.job_id, job.weights), job)
         self.state.send_back(
             worker.identity,
             Open(
@@ -191,19 +204,26 @@ class Placement:
                 self._staff(job)
 
     def _staff(self, job: Job) -> None:
-        """Give a placed job a drafter if it has none."""
+        """Give a placed job the drafters that it lacks: no two that would draft the same."""
         verifier = self.state.roster.get(job.verifier)
-        if job.drafters or verifier is None or job.speculation.mode == "plain":
+        if verifier is None or not is_drafted(job):
             return
-        drafter = self.state.roster.least_loaded(self.state.roster.drafters_for(verifier.model))
-        if drafter is not None:
+        found = [worker for d in job.drafters.values() if (worker := self.state.roster.get(d)) is not None]
+        drafting = {worker.model.fingerprint for worker in found}
+        while len(job.drafters) < self.state.drafters_per_job:
+            fitting = self.state.roster.drafters_for(verifier.model)
+            drafter = self.state.roster.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
+            if drafter is None:
+                return
+            drafting.add(drafter.model.fingerprint)
             self._assign(job, drafter)
 
     def _assign(self, job: Job, worker: Worker) -> None:
         job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
-        lane, job.next_lane = job.next_lane, job.next_lane + 1
+        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % BACKUP_LANE
         job.drafters[lane] = worker.identity
         job.confirmed[worker.identity] = job.length
+        job.missed_by.discard(worker.identity)
         worker.job_ids.add(job.job_id)
         self.state.send_front(
             worker.identity,
@@ -250,8 +270,15 @@ class Placement:
         job.failures += 1
         if job.failures >= MAX_FAILURES:
             self.given_up.append((job, f"given up after {job.failures} failures; the last: {reason}"))
+        else:
+            self.state.jobs.queue.add(job)
 
 
 def drafting_params(params: SamplingParams) -> SamplingParams:
     """Return what drafters are told: under `probabilistic` not the seed, since it keys the draws that judge them."""
     return replace(params, seed=0) if params.strategy == "probabilistic" else params
+
+
+def is_drafted(job: Job) -> bool:
+    """Can drafts be of use to a job?"""
+    return job.speculation.mode != "plain" and job.params.strategy != "greedy"

@@ -1,7 +1,8 @@
 """The workers that the broker knows: what they run, what they carry, whether they are alive.
 
 A worker is alive while anything is heard from it; it is known by the identity of its socket, which is new at each start
-of the process. A drafter fits a verifier iff their tokenizers are equal (padding of the vocabularies may differ).
+of the process. A drafter fits a verifier iff their tokenizers are equal (padding of the vocabularies may differ); one
+without a tokenizer of its own, which drafts from the text alone, fits all.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class Worker:
     @property
     def model(self) -> ModelInfo:
         return self.hello.model
+
+    @property
+    def weights(self) -> str:
+        """What a text depends on: verifiers of equal weights and number format say the same."""
+        return f"{self.model.fingerprint} {self.model.dtype}"
 
     @property
     def has_room(self) -> bool:
@@ -84,7 +90,7 @@ class Roster:
 
 def fits(draft: ModelInfo, target: ModelInfo) -> bool:
     """Can drafts of one model be hints for the other?"""
-    return draft.tokenizer_hash == target.tokenizer_hash
+    return draft.tokenizer_hash in ("", target.tokenizer_hash)
 
 
 def mismatch(draft: ModelInfo, targets: list[ModelInfo]) -> str:

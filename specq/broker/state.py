@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from specq.broker.jobs import Jobs
+from specq.broker.job_table import Jobs
+from specq.broker.jobs import Job
+from specq.broker.ledger import Ledger
 from specq.broker.roster import Roster
+from specq.journal.records import Record
 from specq.messages import Message
 from specq.wire import Frames, encode
 
@@ -32,22 +35,70 @@ class Disconnect(NamedTuple):
     to: bytes
 
 
-Effect = Send | Connect | Disconnect
+class Write(NamedTuple):
+    """Journal a record; `Broker.journaled` wants to hear of its sequence number when it is there."""
+
+    sequence: int
+    record: Record
+
+
+class Find(NamedTuple):
+    """Look for a job in the journal; `Broker.found` wants the answer."""
+
+    job_id: int
+
+
+class FindFinished(NamedTuple):
+    """Look for so many of the jobs that ended, the last `skip` left out; `Broker.listed` wants the answer."""
+
+    client: bytes
+    limit: int
+    skip: int
+
+
+Effect = Send | Connect | Disconnect | Write | Find | FindFinished
 
 
 class State:
     """The broker's memory.
 
-    `incarnation` counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
-    earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived.
+    incarnation  counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
+                 earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
+    epoch        epochs lie above this too: a journal's word, which needs no clock
+    wall_offset  seconds since 1970 = the caller's time + this
     """
 
-    def __init__(self, *, incarnation: int, heartbeat_ms: int, liveness_ms: int, max_jobs: int) -> None:
+    def __init__(
+        self,
+        *,
+        incarnation: int,
+        heartbeat_ms: int,
+        liveness_ms: int,
+        max_jobs: int,
+        has_journal: bool = False,
+        epoch: int = 0,
+        wall_offset: float = 0.0,
+        drafters_per_job: int = 2,
+    ) -> None:
+        self.drafters_per_job = drafters_per_job
         self.heartbeat_ms, self.liveness_s, self.max_jobs = heartbeat_ms, liveness_ms / 1000, max_jobs
-        self.roster, self.jobs = Roster(), Jobs()
+        self.roster, self.jobs, self.ledger = Roster(), Jobs(), Ledger(has_journal=has_journal)
         self.counts: Counter[str] = Counter()
-        self._epoch = incarnation << 10
+        self.now, self.wall_offset = 0.0, wall_offset
+        self.trouble = ""  # why the journal cannot be written now
+        self.grace_until = 0.0  # until then verifiers may come back from before a restart
+        self._epoch = max(incarnation << 10, epoch)
         self._outbox: list[Effect] = []
+
+    @property
+    def wall(self) -> float:
+        """Return the time in seconds since 1970."""
+        return self.now + self.wall_offset
+
+    @property
+    def in_grace(self) -> bool:
+        """Did the broker restart so recently that its verifiers may not have come back yet?"""
+        return self.now < self.grace_until
 
     def next_epoch(self) -> int:
         """Return an epoch above all that were used before."""
@@ -61,6 +112,12 @@ class State:
     def send_back(self, to: bytes, message: Message) -> None:
         """Send to a verifier over its DEALER."""
         self._outbox.append(Send("back", to, encode(message)))
+
+    def record(self, record: Record, job: Job, *, ended: bool = False) -> None:
+        """Tell the journal of a job, which is as the record says."""
+        sequence = self.ledger.mark(job, ended=ended)
+        if sequence:
+            self._outbox.append(Write(sequence, record))
 
     def emit(self, *effects: Effect) -> None:
         self._outbox.extend(effects)

@@ -15,11 +15,17 @@ def status_report(state: State, now: float) -> dict[str, Any]:
         "models": sorted({worker.model.name for worker in state.roster.verifiers()}),
         "workers": [_worker(worker, now) for worker in workers],
         "jobs": {
-            "waiting": len(state.jobs.waiting()),
-            "running": len(state.jobs.active) - len(state.jobs.waiting()),
+            "waiting": len(state.jobs.queue),
+            "running": len(state.jobs.active) - len(state.jobs.queue),
             "finished": len(state.jobs.finished),
         },
         "counts": dict(state.counts),
+        "journal": {
+            "kept": state.ledger.has_journal,
+            "records": state.ledger.sequence,
+            "records_waiting": state.ledger.sequence - state.ledger.settled,
+            "trouble": state.trouble,
+        },
     }
 
 

@@ -18,18 +18,26 @@ from specq.table import resolve
 COMMANDS = {
     "up": "specq.cli.up:up",
     "submit": "specq.cli.submit:submit",
+    "jobs": "specq.cli.jobs:jobs",
+    "results": "specq.cli.results:results",
+    "cancel": "specq.cli.cancel:cancel",
     "status": "specq.cli.status:status",
     "models": "specq.cli.models:models",
     "bench": "specq.cli.bench:bench",
+    "simulate": "specq.cli.simulate:simulate",
     "broker": "specq.cli.broker:broker",
     "worker": "specq.cli.worker:worker",
 }
 SUMMARIES = {
     "up": "Run a broker, verifiers and drafters on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",
+    "jobs": "List the jobs of a broker.",
+    "results": "Print the results of jobs as `specq submit` does.",
+    "cancel": "Stop jobs; what they have generated stays.",
     "status": "Show what a broker sees: workers, jobs, counters.",
     "models": "List the models that ship with specq.",
     "bench": "Measure specq and its rivals on the same prompts.",
+    "simulate": "Simulate hardware, network and load under a virtual clock.",
     "broker": "Run the broker.",
     "worker": "Run one target verifier or one draft worker.",
 }

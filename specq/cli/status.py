@@ -33,4 +33,5 @@ def _table(report: dict[str, Any]) -> str:
     jobs = ", ".join(f"{count} {state}" for state, count in report["jobs"].items())
     counts = ", ".join(f"{name} {count}" for name, count in sorted(report["counts"].items()) if count)
     lines = [columns([header, *workers]) if workers else "no workers", "", f"jobs: {jobs}"]
-    return "\n".join([*lines, *([f"counters: {counts}"] if counts else [])])
+    trouble = report.get("journal", {}).get("trouble", "")
+    return "\n".join([*lines, *([f"counters: {counts}"] if counts else []), *([trouble] if trouble else [])])

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 
+from specq.cli.groups import GroupedCommand, GroupedOption
 from specq.cli.options import section_options
+from specq.cli.parameters import given, parameter_options
 from specq.client import Client, Result
-from specq.client.request import sampling_params
+from specq.client.detached import JobDesk
+from specq.client.parameters import read_parameters
+from specq.client.wishes import split_wishes
 from specq.config import ClientConfig, load, override
+from specq.results_file import ResultsFile
 from specq.submit import Line, read_lines, result_line, run_lines
+from specq.submit_detached import detach_lines
+
+_FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 
 
-@click.command()
+@click.command(cls=GroupedCommand, context_settings={"max_content_width": 120})
 @click.argument("prompts", type=click.File("rb"))
-@click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.")
-@click.option("--max-tokens", type=int, help="Most tokens to generate.  [default: 128]")
-@click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
-@click.option("--top-k", type=int, help="Sample among the K likeliest tokens; 0: all.  [default: 0]")
-@click.option("--top-p", type=float, help="Sample among the likeliest tokens of this mass, in (0, 1].  [default: 1]")
-@click.option("--min-p", type=float, help="Drop tokens less likely than this share of the likeliest.  [default: 0]")
-@click.option("--seed", type=int, help="The same seed gives the same text; drawn if temperature > 0 and none is given.")
-@click.option("--strategy", help="How drafts are judged.  [default: deterministic]")
-@click.option("--stop", multiple=True, help="Text that ends a completion and is not part of it; may be repeated.")
-@click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the model's end-of-text tokens.")
-@click.option("--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Jobs at a time.")
-@click.option("--chat", is_flag=True, help="Take each prompt as a user's message, for the model's chat template.")
-@click.option("--stream", is_flag=True, help="Show the texts as they grow, one after the other.")
+@click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.", **_FILES)
+@click.option("--chat", is_flag=True, help="Take each prompt as a user's message, for the model's template.", **_FILES)
+@click.option("--stream", is_flag=True, help="Show the texts as they grow, one after the other.", **_FILES)
+@click.option(
+    "--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Prompts at a time.", **_FILES
+)
+@click.option("--detach", is_flag=True, help="Leave the jobs to the broker and print their ids, a line each.", **_FILES)
+@click.option("--priority", type=int, help="Jobs of a higher one go first.  [default: 0]", **_FILES)
+@click.option("--deadline", type=float, help="Seconds after which a job fails if it has not ended.", **_FILES)
+@parameter_options
 @section_options(ClientConfig)
 @click.pass_context
 def submit(
@@ -46,31 +51,60 @@ def submit(
     *,
     chat: bool,
     stream: bool,
-    stop: tuple[str, ...],
-    **params: Any,
+    detach: bool,
+    **parameters: Any,
 ) -> None:
-    """Send the prompts of a JSONL file (- is standard input); write a line of results for each, in order.
+    """Send the prompts of a JSONL file (- is standard input); write a line of results for each completion, in order.
 
-    A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any sampling
-    parameter. The exit status is 0 only if no line failed.
+    A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the parameters
+    below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that was killed
+    goes on where it stopped when it is run again with the same prompts, options and --out.
     """
     config = override(load(config_file).client, broker=broker, timeout_s=timeout_s)
-    defaults = {name: value for name, value in {**params, "stop": stop or None}.items() if value is not None}
-    sampling_params(defaults)
+    defaults = given(parameters)
+    read_parameters(split_wishes(defaults)[1])
+    if detach and (out != "-" or stream):
+        raise click.UsageError("--detach prints ids; `specq results` fetches what comes of them (--out, --wait)")
     with Client(config.broker, timeout_s=config.timeout_s) as client:
         _ = client.served  # no broker and no verifier are one message here, not one for each line
-        with _results(out, prompts) as file, _progress(prompts, stream=stream) as bar:
-            write, lines = _Writer(file, bar), _noting_unknown(read_lines(prompts))
+        lines = _noting_unknown(read_lines(prompts))
+        if detach:
+            ctx.exit(_detach(client, config, lines, defaults, as_chat=chat))
+        with _results(out, prompts, defaults | {"chat": chat}) as file, _progress(prompts, stream=stream) as bar:
+            write, key = _Writer(_write_to(file), bar), None
+            if isinstance(file, ResultsFile):
+                write.skip(file.num_done)
+                lines, key = file.remaining(lines), file.key
             show = _shower(to_stderr=out == "-") if stream else None
-            num_failed = run_lines(client, lines, defaults, write, concurrency=concurrency, as_chat=chat, show=show)
+            num_failed = run_lines(
+                client, lines, defaults, write, concurrency=concurrency, as_chat=chat, show=show, key=key
+            )
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
         ctx.exit(1)
 
 
+def _detach(
+    client: Client, config: ClientConfig, lines: Iterator[Line], defaults: dict[str, Any], *, as_chat: bool
+) -> int:
+    """Submit the lines, print the ids of their jobs, and return the exit status."""
+    errors = []
+    with JobDesk(config.broker, config.timeout_s) as desk:
+        for detached in detach_lines(client, desk, lines, defaults, as_chat=as_chat):
+            for job_id in detached.job_ids:
+                click.echo(job_id)
+            errors += [detached.error] if detached.error else []
+    if errors:
+        click.echo(f"specq: {len(errors)} lines failed: {errors[0]}", err=True)
+    return 1 if errors else 0
+
+
 @contextlib.contextmanager
-def _results(out: str, prompts: BinaryIO) -> Iterator[BinaryIO]:
-    """Open the file for results; raises click's one-line errors if it cannot be written or is the prompts file."""
+def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[BinaryIO | ResultsFile]:
+    """Open the file for results, or that of a run with these options that was not done.
+
+    Raises click's one-line errors if it cannot be written or is the prompts file.
+    """
     if out == "-":
         yield sys.stdout.buffer
         return
@@ -78,7 +112,7 @@ def _results(out: str, prompts: BinaryIO) -> Iterator[BinaryIO]:
     if path.exists() and prompts.name not in ("-", "<stdin>") and path.samefile(prompts.name):
         raise click.UsageError(f"{out} is the prompts file; give --out another name")
     try:
-        with path.open("wb") as file:
+        with path.open("wb") if path.exists() and not path.is_file() else ResultsFile(path, options) as file:
             yield file
     except OSError as error:
         raise click.FileError(out, error.strerror or str(error)) from None
@@ -109,16 +143,30 @@ def _progress(prompts: BinaryIO, *, stream: bool) -> Any:
 
 
 class _Writer:
-    """Writes results, counts them, and moves the progress bar."""
+    """Writes the results of a prompt as one, counts them, and moves the progress bar."""
 
-    def __init__(self, file: BinaryIO, bar: Any) -> None:
-        self._file, self._bar = file, bar
+    def __init__(self, write: Callable[[bytes], None], bar: Any) -> None:
+        self._write, self._bar = write, bar
         self.num_written, self.first_error = 0, ""
 
-    def __call__(self, result: Result) -> None:
-        self._file.write(result_line(result))
-        self._file.flush()
-        self.num_written += 1
-        self.first_error = self.first_error or result.error or ""
+    def __call__(self, results: list[Result]) -> None:
+        self._write(b"".join(map(result_line, results)))
+        self.first_error = self.first_error or next((result.error for result in results if result.error), "")
+        self.num_written += len(results)
+        self.skip(1)
+
+    def skip(self, num_prompts: int) -> None:
+        """Move the progress bar on."""
         if self._bar is not None:
-            self._bar.update(1)
+            self._bar.update(num_prompts)
+
+
+def _write_to(file: BinaryIO | ResultsFile) -> Callable[[bytes], None]:
+    if isinstance(file, ResultsFile):
+        return file.write
+
+    def write(data: bytes) -> None:
+        file.write(data)
+        file.flush()
+
+    return write

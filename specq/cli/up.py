@@ -18,6 +18,7 @@ PROCESS = {"up": "workers.up:run"}
 @click.option("--model", help="Target model: bundled, a directory, or a hub name.  [default: tiny]")
 @click.option("--draft-model", help="Draft model, likewise.  [default: tiny]")
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
+@click.option("--journal", help="File that outlives the broker; none: memory only.  [default: one for each address]")
 @log_options("warning")
 @click.pass_context
 def up(
@@ -27,6 +28,7 @@ def up(
     model: str | None,
     draft_model: str | None,
     address: str | None,
+    journal: str | None,
     log_level: str,
     *,
     log_json: bool,
@@ -37,7 +39,7 @@ def up(
     config = replace(
         config,
         up=override(config.up, **values),
-        broker=override(config.broker, bind=address),
+        broker=override(config.broker, bind=address, journal=journal),
         target=override(config.target, model=model),
         draft=override(config.draft, model=draft_model),
     )

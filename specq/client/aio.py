@@ -16,57 +16,70 @@ import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from specq.client.core import STATUS
-from specq.client.events import Event, NewTokens, RequestFailed, StatusReport
-from specq.client.job import Connection, Reader
+from specq.client.events import Event, RequestFailed, StatusReport
+from specq.client.job import Completions, Connection
+from specq.client.link import Sink
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
 
 
-class _Mailbox:
-    """Events from the I/O thread, for the loop in which it was made."""
+def _in_this_loop(callback: Sink) -> Sink:
+    """Return a sink that hands events, from any thread, to a callback in this loop; one that is closed needs no more."""
+    loop = asyncio.get_running_loop()
 
-    def __init__(self) -> None:
-        self._loop, self._events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-    def put(self, event: Event) -> None:
-        """Take an event, from any thread; a loop that is closed needs no more."""
+    def put(event: Event) -> None:
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+            loop.call_soon_threadsafe(callback, event)
 
-    def put_last(self, event: Event) -> None:
-        """Take an event unless it is but progress."""
-        if not isinstance(event, NewTokens):
-            self.put(event)
-
-    async def get(self) -> Event:
-        return await self._events.get()
+    return put
 
 
 class AsyncJob:
-    """A job that was submitted; it runs whether or not somebody waits for it."""
+    """A prompt that was submitted; it is worked on whether or not somebody waits for it, until the client is closed.
+
+    As of an asyncio.Task: cancelling who waits for it cancels it (asyncio.shield prevents that).
+    """
 
     def __init__(self, client: AsyncClient, connection: Connection, request: Request, served: Served) -> None:
         self.id = request.id
         self._client = client  # a client that nobody holds any more closes
-        self._connection, self._request, self._reader = connection, request, Reader(request, served)
-        self._mailbox = _Mailbox()
-        self._last: Event | None = None
-        connection.submit(request, self._mailbox.put_last)
+        self._connection, self._request = connection, request
+        self._completions, self._ended = Completions(request, served), asyncio.Event()
+        connection.submit(request, _in_this_loop(self._hear))
+
+    def _hear(self, event: Event) -> None:
+        self._completions.take(event)
+        if self._completions.ended:
+            self._ended.set()
 
     async def result(self) -> Result:
-        """Wait for the end; raises JobError if the job failed."""
-        self._last = self._last or await self._mailbox.get()
-        return self._reader.result(self._last)
+        """Wait for the end and return the only completion, or the first of several; errors as of `results`."""
+        return (await self.results())[0]
+
+    async def results(self) -> list[Result]:
+        """Wait for the end of all completions and return them in order.
+
+        Raises JobError if a job without `n` failed; with `n`, the result of a completion that failed has `error`.
+        """
+        try:
+            await self._ended.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self._completions.results()
+
+    @property
+    def done(self) -> bool:
+        return self._ended.is_set()
 
     def cancel(self) -> None:
-        """Stop the job; its result is what it has by then, with the finish reason "cancelled"."""
-        job_id = self._request.submit.job_id
-        self._connection.link.call(lambda core, _: core.cancel(job_id))
+        """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
+        self._connection.cancel(self._request)
 
 
 class AsyncClient:
@@ -85,22 +98,24 @@ class AsyncClient:
 
     # --- completions ------------------------------------------------------------------------------------------------
 
+    @overload
+    async def generate(self, prompt: str | None = None, *, n: None = None, **arguments: Any) -> Result: ...
+    @overload
+    async def generate(self, prompt: str | None = None, *, n: int, **arguments: Any) -> list[Result]: ...
+
     async def generate(
         self,
         prompt: str | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
         token_ids: list[int] | None = None,
+        n: int | None = None,
         **params: Any,
-    ) -> Result:
-        """Complete a prompt, a chat or token ids; `params` are fields of SamplingParams, and `id`."""
-        arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
-        request, served = await self._prepare(arguments)
-        try:
-            return await AsyncJob(self, self._connection, request, served).result()
-        except asyncio.CancelledError:
-            self._connection.abandon(request)
-            raise
+    ) -> Result | list[Result]:
+        """Complete a prompt, a chat or token ids; arguments and result as of `specq.Client.generate`."""
+        job = await self.submit(prompt, messages=messages, token_ids=token_ids, n=n, **params)
+        results = await job.results()
+        return results[0] if n is None else results
 
     async def submit(
         self,
@@ -122,18 +137,19 @@ class AsyncClient:
         token_ids: list[int] | None = None,
         **params: Any,
     ) -> AsyncIterator[Piece]:
-        """Yield what `generate` completes as it comes; the last piece has the result. Closing early stops the job."""
+        """Yield what `generate` completes as it comes; the last piece of each completion has its result.
+
+        Pieces of several completions come as they are made, each with its `index`. Closing early stops the jobs.
+        """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
         request, served = await self._prepare(arguments)
-        reader, mailbox, ended = Reader(request, served), _Mailbox(), False
-        self._connection.submit(request, mailbox.put)
+        completions, events = Completions(request, served), asyncio.Queue[Event]()
+        self._connection.submit(request, _in_this_loop(events.put_nowait))
         try:
-            while not ended:
-                event = await mailbox.get()
-                ended = not isinstance(event, NewTokens)
-                yield reader.piece(event)
+            while not completions.ended:
+                yield completions.piece(await events.get())
         finally:
-            if not ended:
+            if not completions.ended:
                 self._connection.abandon(request)
 
     async def _prepare(self, arguments: dict[str, Any]) -> tuple[Request, Served]:
@@ -145,23 +161,24 @@ class AsyncClient:
     async def served(self) -> Served:
         """Return the model and its tokenizer, fetched when first needed."""
         if self._connection.served is None:
-            mailbox = _Mailbox()
-            self._connection.fetch_tokenizer(mailbox.put)
-            return self._connection.take_tokenizer(await mailbox.get())
+            events = asyncio.Queue[Event]()
+            self._connection.fetch_tokenizer(_in_this_loop(events.put_nowait))
+            return self._connection.take_tokenizer(await events.get())
         return self._connection.served
 
     async def status(self) -> dict[str, Any]:
         """Return the broker's report: models, workers, jobs, counters."""
-        mailbox = _Mailbox()
-        self._connection.link.request(STATUS, mailbox.put, lambda core, now: core.get_status(now))
-        event = await mailbox.get()
+        events = asyncio.Queue[Event]()
+        sink = _in_this_loop(events.put_nowait)
+        self._connection.link.request(STATUS, sink, lambda core, now: core.get_status(now))
+        event = await events.get()
         if isinstance(event, RequestFailed):
             raise event.error
         assert isinstance(event, StatusReport), "only these two answer a request for the state"
         return event.report
 
     async def close(self) -> None:
-        """Close the connection; jobs that run are not stopped, waiting calls fail."""
+        """Close the connection; jobs that run are stopped, waiting calls fail."""
         await asyncio.get_running_loop().run_in_executor(None, self._close)
 
     async def __aenter__(self) -> Self:

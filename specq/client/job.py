@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from specq.client.cache import TokenizerCache
 from specq.client.core import TOKENIZER, ClientCore
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed, TokenizerReady
-from specq.client.link import Link, Sink
+from specq.client.link import Action, Link, Sink
 from specq.client.request import SOURCES, Request, Served, build_request
-from specq.client.result import Piece, PieceMaker, Result, make_result
+from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
 from specq.errors import JobError
+from specq.messages import Submit
 from specq.text import TextCodec
 
 _SOURCE_KEYS = (*SOURCES, "id")
@@ -42,38 +44,74 @@ class Connection:
         return self.served
 
     def prepare(self, served: Served, arguments: dict[str, Any]) -> Request:
-        """Build a request of a user's arguments: one source, optionally an id, sampling parameters."""
+        """Build a request of a user's arguments: one source, optionally an id, parameters."""
         source = {name: value for name, value in arguments.items() if name in _SOURCE_KEYS and value is not None}
         values = {name: value for name, value in arguments.items() if name not in _SOURCE_KEYS}
         return build_request(source, values, served, self.model)
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Send a job; `sink` gets its events."""
-        job = request.submit
-        self.link.request(job.job_id, sink, lambda core, now: core.submit(job, now))
+        """Send the jobs of a request; `sink` gets their events."""
+        for job in request.submits:
+            self.link.request(job.job_id, sink, _submission(job))
+
+    def cancel(self, request: Request) -> None:
+        """Stop the jobs of a request; they end with what they have."""
+        self._tell(request, ClientCore.cancel)
 
     def abandon(self, request: Request) -> None:
-        """Stop a job that nobody waits for any more."""
-        with contextlib.suppress(JobError):  # closed: nothing is left to stop
-            self.link.call(lambda core, _: core.abandon(request.submit.job_id))
+        """Stop the jobs of a request that nobody waits for any more."""
+        self._tell(request, ClientCore.abandon)
+
+    def _tell(self, request: Request, action: Callable[[ClientCore, int], None]) -> None:
+        def each(core: ClientCore, _: float) -> None:
+            for job in request.submits:
+                action(core, job.job_id)
+
+        with contextlib.suppress(JobError):  # closed, so that they are stopped already
+            self.link.call(each)
 
 
-class Reader:
-    """Turns the events of one job into pieces, the last with the result."""
+def _submission(job: Submit) -> Action:
+    return lambda core, now: core.submit(job, now)
+
+
+class Completions:
+    """Turns the events of a request's jobs into pieces, and into results in order.
+
+    Rule: a completion that fails harms no other. In a list its result has `error`; a single one raises JobError.
+    """
 
     def __init__(self, request: Request, served: Served) -> None:
-        self._request, self._served = request, served
-        self._maker = PieceMaker(served.codec, request.submit.params.stop)
+        self._request, self._codec = request, served.codec
+        self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
+        self._makers = [PieceMaker(served.codec, request.stop, i) for i in range(len(request.submits))]
+        self._ends: dict[int, JobDone | RequestFailed] = {}
+
+    def take(self, event: Event) -> None:
+        """Take in an event; only those that end a completion matter."""
+        if isinstance(event, (JobDone, RequestFailed)):
+            self._ends[self._positions[event.key]] = event
+
+    @property
+    def ended(self) -> bool:
+        return len(self._ends) == len(self._makers)
 
     def piece(self, event: Event) -> Piece:
-        """Return the piece that an event makes; raises JobError if the job failed."""
+        """Take in an event and return the piece that it makes; raises JobError if a single completion failed."""
+        self.take(event)
+        position = self._positions[event.key]
         if isinstance(event, NewTokens):
-            return self._maker.piece(event)
-        return self._maker.last(self.result(event))
+            return self._makers[position].piece(event)
+        return self._makers[position].last(self._result(position))
 
-    def result(self, event: Event) -> Result:
-        """Return the result of the event that ended the job; raises JobError if the job failed."""
-        if isinstance(event, RequestFailed):
-            raise event.error
-        assert isinstance(event, JobDone), "a job ends in these two ways"
-        return make_result(self._request, event.transcript, self._served.codec)
+    def results(self) -> list[Result]:
+        """Return the results in order, when all have ended; raises JobError if a single completion failed."""
+        return [self._result(position) for position in range(len(self._makers))]
+
+    def _result(self, position: int) -> Result:
+        end = self._ends[position]
+        if isinstance(end, JobDone):
+            return make_result(self._request, position, end.transcript, self._codec)
+        if self._request.listed:
+            return failed_result(self._request, position, str(end.error))
+        raise end.error

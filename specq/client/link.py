@@ -68,7 +68,7 @@ class Link:
             self._waker.send(b"\0")
 
     def close(self) -> None:
-        """Stop the thread; what still waits fails. What was sent is given a moment to leave."""
+        """Stop all jobs and the thread; what still waits fails. What was sent is given a moment to leave."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
@@ -109,6 +109,7 @@ class Link:
                 self._tell(self._core.tick(now))
             self._flush()
         self._act()
+        self._core.abandon_all()
         self._flush()
 
     def _act(self) -> None:

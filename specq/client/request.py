@@ -1,4 +1,4 @@
-"""What the user asks for, checked at the edge: text or token ids in, a `Submit` out.
+"""What the user asks for, checked at the edge: text or token ids in, a `Submit` for each completion out.
 
 Rule: whatever is wrong with a request is a JobError (code `invalid`) that names the field, its value and what is
 allowed, before anything is sent.
@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from specq.client.bad_words import bad_word_ids
+from specq.client.parameters import check_against, read_parameters
+from specq.client.wishes import split_wishes
 from specq.errors import JobError
 from specq.messages import Submit
-from specq.params import MAX_SEED, SamplingParams
+from specq.params import MAX_SEED
 from specq.text import TextCodec
 from specq.types import Int32Array, ModelInfo
-from specq.verification import STRATEGIES
+from specq.verification.seeds import derived_seed
 
 SOURCES = ("prompt", "messages", "token_ids")
 
@@ -33,31 +36,31 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A job that is ready to be sent; `prompt` is its text: as given, or of the chat template, or of the token ids."""
+    """What is ready to be sent.
+
+    prompt   its text: as given, or of the chat template, or of the token ids
+    submits  a job for each completion, in order; they differ in job id and seed
+    listed   whether `n` was given, so that the answer is a list
+    """
 
     id: Any
     prompt: str
-    submit: Submit
+    submits: tuple[Submit, ...]
+    listed: bool = False
 
-
-def sampling_params(values: dict[str, Any]) -> SamplingParams:
-    """Build validated parameters; None means not given, and a seed is drawn where one is needed but not given."""
-    given = {name: value for name, value in values.items() if value is not None}
-    params = SamplingParams.from_dict(given)
-    if params.strategy not in STRATEGIES:
-        raise JobError(f"unknown strategy {params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}")
-    if params.temperature > 0 and "seed" not in given:
-        params = replace(params, seed=secrets.randbelow(MAX_SEED + 1))
-    return params
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self.submits[0].params.stop
 
 
 def build_request(source: dict[str, Any], values: dict[str, Any], served: Served, model: str = "") -> Request:
     """Check a request against the model and return it.
 
     source  exactly one of prompt (text), messages (a chat, for the model's template), token_ids; optionally id
-    values  sampling parameters; max_tokens is cut to what the model takes
+    values  parameters (`specq.client.parameters`; max_tokens is cut to what the model takes), wishes (`.wishes`)
     """
-    params = sampling_params(values)
+    wishes, values = split_wishes(values)
+    wanted = read_parameters(values)
     prompt, token_ids = _prompt(source, served)
     room = _room(served.info) - len(token_ids)
     if room < 1:
@@ -65,10 +68,26 @@ def build_request(source: dict[str, Any], values: dict[str, Any], served: Served
             f"the prompt has {len(token_ids)} tokens; {served.info.name} takes {_room(served.info)}, "
             "the generated ones included"
         )
-    job_id = 1 + secrets.randbelow(MAX_SEED)
-    params = replace(params, max_tokens=min(params.max_tokens, room))
-    submit = Submit(job_id=job_id, params=params, model=model, prompt_ids=token_ids)
-    return Request(source.get("id", job_id), prompt, submit)
+    banned = wanted.sampling.bad_token_ids + bad_word_ids(wanted.bad_words, served.codec)
+    sampling = replace(wanted.sampling, bad_token_ids=banned, max_tokens=min(wanted.sampling.max_tokens, room))
+    check_against(sampling, served.info, room)
+    submits = tuple(
+        Submit(
+            job_id=1 + secrets.randbelow(MAX_SEED),
+            params=replace(sampling, seed=seed),
+            speculation=wanted.speculation,
+            model=model,
+            prompt_ids=token_ids,
+        )
+        for seed in _seeds(sampling.seed, wanted.n or 1)
+    )
+    submits = wishes.apply(submits, source.get("id"))
+    return Request(source.get("id", submits[0].job_id), prompt, submits, listed=wanted.n is not None)
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    """Return a seed for each completion; a single one has the seed that was asked for."""
+    return [seed] if count == 1 else [derived_seed(seed, index) for index in range(count)]
 
 
 def _room(info: ModelInfo) -> int:

@@ -5,6 +5,7 @@ Rule: a `Result` has exactly the fields of a line in a results file (README, "Re
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
@@ -21,11 +22,12 @@ class Result:
     token_ids      all generated tokens, the one that ended the text included
     text           their text, without special tokens and stop strings
     finish_reason  "stop", "length", "cancelled" or "error"
+    index          which of several completions of the prompt this is, from 0; None if it is the only one
     usage          prompt_tokens, completion_tokens
     logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...]}
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
-                   included), tokens_per_second and time_to_first_token_ms (both from the submission), and what else
-                   the broker counted
+                   included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
+                   depth (mean leaves and depth of the trees verified), and what else the broker counted
     """
 
     id: Any
@@ -37,11 +39,14 @@ class Result:
     stats: dict[str, Any] = field(default_factory=lambda: speculation_stats({}))
     error: str | None = None
     logprobs: list[dict[str, Any]] | None = None
+    index: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON-able values."""
+        """Return the result as JSON-able values; `index` and `logprobs` only where there are any."""
         values = asdict(self)
-        return values if self.logprobs is not None else {k: v for k, v in values.items() if k != "logprobs"}
+        index, logprobs = values.pop("index"), values.pop("logprobs")
+        head = {"id": values.pop("id")} | ({} if index is None else {"index": index})
+        return head | values | ({} if logprobs is None else {"logprobs": logprobs})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,8 @@ class Piece:
     text      text that may be shown now; tokens whose text is not certain yet have none
     token_ids, accepted   the new tokens, and for each whether a drafter had guessed it
     spans     `text` cut by origin: (text, drafted)
-    result    with the last piece
+    result    with the completion's last piece
+    index     which of the prompt's completions this belongs to, from 0
     """
 
     text: str
@@ -59,19 +65,22 @@ class Piece:
     accepted: tuple[bool, ...] = ()
     spans: tuple[tuple[str, bool], ...] = ()
     result: Result | None = None
+    index: int = 0
 
 
 class PieceMaker:
-    """Turns new tokens into pieces of text."""
+    """Turns new tokens of one completion into pieces of text."""
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...]) -> None:
-        self._matcher = StopMatcher(codec, stop)
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...], index: int = 0) -> None:
+        self._matcher, self._index = StopMatcher(codec, stop), index
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
         flags = tuple(map(bool, new.accepted))
         parts = [(self._text(token), flag) for token, flag in zip(new.token_ids, flags, strict=True)]
-        return _piece(parts, new.token_ids, flags)
+        shown = [part for part in parts if part[0]]
+        spans = tuple((_join(run), flag) for flag, run in groupby(shown, key=lambda part: part[1]))
+        return Piece(_join(spans), new.token_ids, flags, spans, index=self._index)
 
     def _text(self, token_id: int) -> str:
         self._matcher.push((token_id,))
@@ -80,13 +89,11 @@ class PieceMaker:
     def last(self, result: Result) -> Piece:
         """Return what was held back, with the result."""
         text = self._matcher.finish()
-        return Piece(text, spans=((text, False),) if text else (), result=result)
+        return Piece(text, spans=((text, False),) if text else (), result=result, index=self._index)
 
 
-def _piece(parts: list[tuple[str, bool]], token_ids: tuple[int, ...], flags: tuple[bool, ...]) -> Piece:
-    shown = [part for part in parts if part[0]]
-    spans = tuple(("".join(text for text, _ in run), flag) for flag, run in groupby(shown, key=lambda part: part[1]))
-    return Piece("".join(text for text, _ in spans), token_ids, flags, spans)
+def _join(parts: Iterable[tuple[str, bool]]) -> str:
+    return "".join(text for text, _ in parts)
 
 
 def completion_text(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> str:
@@ -98,9 +105,9 @@ def completion_text(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...
     return matcher.finish()
 
 
-def make_result(request: Request, transcript: Transcript, codec: TextCodec) -> Result:
-    """Return the result of a job that has ended."""
-    job = request.submit
+def make_result(request: Request, position: int, transcript: Transcript, codec: TextCodec) -> Result:
+    """Return the result of a completion that has ended; `position` is its place among the request's."""
+    job = request.submits[position]
     return Result(
         id=request.id,
         prompt=request.prompt,
@@ -110,12 +117,25 @@ def make_result(request: Request, transcript: Transcript, codec: TextCodec) -> R
         usage={"prompt_tokens": len(job.prompt_ids), "completion_tokens": len(transcript.token_ids)},
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None,
+        index=_index(request, position),
     )
+
+
+def failed_result(request: Request, position: int, reason: str) -> Result:
+    """Return the result of a completion that failed."""
+    return Result(request.id, request.prompt, error=reason, index=_index(request, position))
+
+
+def _index(request: Request, position: int) -> int | None:
+    return position if len(request.submits) > 1 else None
+
+
+_COUNTED = ("rounds", "draft_tokens", "accepted_tokens")
 
 
 def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
     """Return the broker's counts with the rates that follow from them; 0 where nothing was drafted."""
-    rounds, drafted, accepted = (int(counts.get(n, 0)) for n in ("rounds", "draft_tokens", "accepted_tokens"))
+    rounds, drafted, accepted = (int(counts.get(name, 0)) for name in _COUNTED)
     return {
         "rounds": rounds,
         "draft_tokens": drafted,
@@ -124,7 +144,18 @@ def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
         "mean_accepted_length": round(1 + accepted / rounds, 4) if rounds else 0.0,
         "tokens_per_second": 0.0,
         "time_to_first_token_ms": 0.0,
-    } | {name: value for name, value in counts.items() if name not in ("rounds", "draft_tokens", "accepted_tokens")}
+        **_tree_shape(counts),
+        **{name: value for name, value in counts.items() if name not in _COUNTED},
+    }
+
+
+def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:
+    """Return the mean leaves and depth of the trees that were verified, where the verifier has counted them."""
+    sums = {"candidates": "leaves", "depth": "depths"}
+    if not {"drafted_rounds", *sums.values()} <= set(counts):
+        return {}
+    rounds = int(counts["drafted_rounds"])
+    return {name: round(counts[key] / rounds, 4) if rounds else 0.0 for name, key in sums.items()}
 
 
 def _timing(transcript: Transcript) -> dict[str, float]:

@@ -15,13 +15,13 @@ import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 from specq.client.core import STATUS
-from specq.client.events import Event, NewTokens, RequestFailed, StatusReport
-from specq.client.job import Connection, Reader
+from specq.client.events import Event, RequestFailed, StatusReport
+from specq.client.job import Completions, Connection
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
@@ -33,36 +33,41 @@ _POLL_S = 0.1
 
 
 class Job:
-    """A job that was submitted; it runs whether or not somebody waits for it."""
+    """A prompt that was submitted; it is worked on whether or not somebody waits for it, until the client is closed."""
 
     def __init__(self, client: Client, connection: Connection, request: Request) -> None:
         self.id = request.id
         self._client = client  # a client that nobody holds any more closes
-        self._connection, self._request, self._reader = connection, request, Reader(request, client.served)
-        self._ended: SimpleQueue[Event] = SimpleQueue()
-        self._last: Event | None = None
+        self._connection, self._request = connection, request
+        self._completions, self._ended = Completions(request, client.served), threading.Event()
         connection.submit(request, self._hear)
 
     def _hear(self, event: Event) -> None:
-        if not isinstance(event, NewTokens):
-            self._ended.put(event)
+        self._completions.take(event)
+        if self._completions.ended:
+            self._ended.set()
 
     def result(self, timeout_s: float | None = None) -> Result:
-        """Wait for the end; raises JobError if the job failed, TimeoutError if it runs on after `timeout_s`."""
-        try:
-            self._last = self._last or self._ended.get(timeout=timeout_s)
-        except Empty:
-            raise TimeoutError(f"job {self.id} runs on after {timeout_s} s") from None
-        return self._reader.result(self._last)
+        """Wait for the end and return the only completion, or the first of several; errors as of `results`."""
+        return self.results(timeout_s)[0]
+
+    def results(self, timeout_s: float | None = None) -> list[Result]:
+        """Wait for the end of all completions and return them in order.
+
+        Raises TimeoutError if one runs on after `timeout_s`, and JobError if a job without `n` failed; with `n`, the
+        result of a completion that failed has `error`.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"job {self.id} runs on after {timeout_s} s")
+        return self._completions.results()
 
     @property
     def done(self) -> bool:
-        return self._last is not None or not self._ended.empty()
+        return self._ended.is_set()
 
     def cancel(self) -> None:
-        """Stop the job; its result is what it has by then, with the finish reason "cancelled"."""
-        job_id = self._request.submit.job_id
-        self._connection.link.call(lambda core, _: core.cancel(job_id))
+        """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
+        self._connection.cancel(self._request)
 
 
 class Client:
@@ -74,7 +79,8 @@ class Client:
                answered before)
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
 
-    Every method raises JobError; its `code` and message say why. Leaving the block by Ctrl-C stops all jobs.
+    Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops all
+    of its jobs that still run.
     """
 
     def __init__(
@@ -91,21 +97,32 @@ class Client:
 
     # --- completions ------------------------------------------------------------------------------------------------
 
+    @overload
+    def generate(self, prompt: str | None = None, *, n: None = None, **arguments: Any) -> Result: ...
+    @overload
+    def generate(self, prompt: str | None = None, *, n: int, **arguments: Any) -> list[Result]: ...
+
     def generate(
         self,
         prompt: str | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
         token_ids: list[int] | None = None,
+        n: int | None = None,
         **params: Any,
-    ) -> Result:
-        """Complete a prompt, a chat or token ids; `params` are fields of SamplingParams, and `id`."""
-        request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, **params)
+    ) -> Result | list[Result]:
+        """Complete a prompt, a chat or token ids.
+
+        n       so many completions, in a list; one that fails has `error` instead of raising it. None: one, as it is
+        params  `id`, `bad_words`, and fields of `SamplingParams` and `Speculation`
+        """
+        request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, n=n, **params)
         try:
-            return Job(self, self._connection, request).result()
+            results = Job(self, self._connection, request).results()
         except KeyboardInterrupt:
             self._connection.abandon(request)
             raise
+        return results[0] if n is None else results
 
     def submit(
         self,
@@ -127,21 +144,21 @@ class Client:
         token_ids: list[int] | None = None,
         **params: Any,
     ) -> Iterator[Piece]:
-        """Yield what `generate` completes as it comes; the last piece has the result. Closing early stops the job."""
+        """Yield what `generate` completes as it comes; the last piece of each completion has its result.
+
+        Pieces of several completions come as they are made, each with its `index`. Closing early stops the jobs.
+        """
         request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, **params)
         return self._pieces(request)
 
     def _pieces(self, request: Request) -> Iterator[Piece]:
-        reader, events = Reader(request, self.served), SimpleQueue[Event]()
+        completions, events = Completions(request, self.served), SimpleQueue[Event]()
         self._connection.submit(request, events.put)
-        ended = False
         try:
-            while not ended:
-                event = events.get()
-                ended = not isinstance(event, NewTokens)
-                yield reader.piece(event)
+            while not completions.ended:
+                yield completions.piece(events.get())
         finally:
-            if not ended:
+            if not completions.ended:
                 self._connection.abandon(request)
 
     def _prepare(self, **arguments: Any) -> Request:
@@ -188,7 +205,7 @@ class Client:
             time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Close the connection; jobs that run are not stopped, waiting calls fail."""
+        """Close the connection; jobs that run are stopped, waiting calls fail."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -197,8 +214,6 @@ class Client:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is KeyboardInterrupt:
-            self._connection.link.call(lambda core, _: core.abandon_all())
         self.close()
 
 

@@ -15,9 +15,9 @@ import torch
 
 from specq.cpu import available_cores
 from specq.engines.torch.kv_pool import KvPool
-from specq.engines.torch.loading import load
+from specq.engines.torch.loading import LoadedModel, load
 from specq.engines.torch.native import Threads
-from specq.engines.torch.rows import PackedRows, RowPacker
+from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.types import Int32Array, Judgement, SessionStep, Tree
@@ -38,7 +38,8 @@ class _Plan:
 
 
 class TorchEngine:
-    """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`, and who computes on a CPU:
+    """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`, of which the first may be what
+    that (or `assemble`) gave; and who computes on a CPU:
 
     threads       for steps of many rows, where the process runs; 0: as torch does, at most one a core
     helper_cores  one more thread for such steps on each of these
@@ -46,7 +47,7 @@ class TorchEngine:
 
     def __init__(
         self,
-        model: str,
+        model: str | LoadedModel,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -58,7 +59,9 @@ class TorchEngine:
     ) -> None:
         own = threads or min(torch.get_num_threads(), len(available_cores()))
         team = Threads(own, helper_cores)
-        loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
+        loaded = model
+        if isinstance(loaded, str):
+            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
         self.info = loaded.info
         self._forward = loaded.forward
         self._pool = KvPool(self.info.kv_slots)
@@ -97,42 +100,29 @@ class TorchEngine:
         """Check the steps, take their slots and lay out their rows; EngineError leaves everything as it was."""
         for step in steps:
             self._check(step)
+        self._check_tokens(steps)
         slots = self._pool.take(sum(step.num_rows for step in steps))
-        packer = RowPacker()
-        taken = 0
+        tables, taken = [], 0
         for step in steps:
-            self._pack(packer, step, slots[taken : taken + step.num_rows])
+            self._pool.stage(step.session_id, slots[taken : taken + len(step.token_ids)])
+            tables.append(self._pool.table(step.session_id))
             taken += step.num_rows
-        return _Plan(steps, slots, packer.pack())
-
-    def _pack(self, packer: RowPacker, step: SessionStep, slots: Int32Array) -> None:
-        """Add one session's rows: its chain, staged in the table, then the tree's nodes."""
-        num_tokens = len(step.token_ids)
-        self._pool.stage(step.session_id, slots[:num_tokens])
-        packer.add_session(self._pool.table(step.session_id))
-        packer.add_chain(step.token_ids.tolist(), slots[:num_tokens].tolist(), step.start, step.judged)
-        tree = step.tree
-        nodes = zip(tree.token_ids.tolist(), tree.parents.tolist(), slots[num_tokens:].tolist(), strict=True)
-        lineages: list[list[int]] = []
-        for token_id, parent, slot in nodes:
-            lineages.append([*(lineages[parent] if parent >= 0 else ()), slot])
-            position = step.base_len + len(lineages[-1]) - 1
-            packer.add_node(token_id, slot, position, step.base_len, lineages[-1])
+        return _Plan(steps, slots, pack_steps(steps, slots, tables))
 
     def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other nodes."""
-        paths = {judgement.session_id: list(judgement.path) for judgement in judgements}
-        taken = 0
+        paths = {judgement.session_id: judgement.path for judgement in judgements}
+        token_ids, slots = plan.rows.token_ids, plan.slots
+        rejected = np.ones(len(slots), np.bool_)
+        first = 0
         for step in plan.steps:
-            own = plan.slots[taken : taken + step.num_rows]
-            taken += step.num_rows
-            chain, nodes = own[: len(step.token_ids)], own[len(step.token_ids) :]
-            path = paths.get(step.session_id, [])
-            self._pool.append(step.session_id, step.token_ids, chain)
-            self._pool.append(step.session_id, step.tree.token_ids[path], nodes[path])
-            rejected = np.ones(len(nodes), np.bool_)
-            rejected[path] = False
-            self._pool.give(nodes[rejected])
+            num_tokens = len(step.token_ids)
+            rows = [*range(first, first + num_tokens)]
+            rows += [first + num_tokens + node for node in paths.get(step.session_id, ())]
+            self._pool.append(step.session_id, token_ids[rows], slots[rows])
+            rejected[rows] = False
+            first += step.num_rows
+        self._pool.give(slots[rejected])
 
     def _check(self, step: SessionStep) -> None:
         """Raise EngineError for a step that does not fit its session or the model."""
@@ -142,12 +132,19 @@ class TorchEngine:
             raise EngineError(f"{where}: the step starts at {step.start}; its KV holds {length} tokens")
         if not len(step.token_ids) or (step.tree.num_nodes and not step.judged):
             raise EngineError(f"{where}: a step needs a token, and nodes only where it is judged")
-        depth = int(step.tree.depths().max(initial=0))
-        if step.base_len + depth > self.info.max_length:
-            raise EngineError(f"{where}: {step.base_len + depth} tokens; {self.info.name} takes {self.info.max_length}")
-        token_ids = np.concatenate([step.token_ids, step.tree.token_ids])
-        if token_ids.min() < 0 or token_ids.max() >= self.info.vocab_size:
-            raise EngineError(f"{where}: token ids outside [0, {self.info.vocab_size})")
+        if step.base_len + step.tree.num_nodes > self.info.max_length:  # as deep as so many nodes can be
+            longest = step.base_len + int(step.tree.depths().max(initial=0))
+            if longest > self.info.max_length:
+                raise EngineError(f"{where}: {longest} tokens; {self.info.name} takes {self.info.max_length}")
+
+    def _check_tokens(self, steps: Sequence[SessionStep]) -> None:
+        """Raise EngineError if a token is none of the model's."""
+        token_ids = np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)])
+        if token_ids.min() >= 0 and token_ids.max() < self.info.vocab_size:
+            return
+        session = np.repeat([step.session_id for step in steps], [step.num_rows for step in steps])
+        wrong = int(session[(token_ids < 0) | (token_ids >= self.info.vocab_size)][0])
+        raise EngineError(f"session {wrong}: token ids outside [0, {self.info.vocab_size})")
 
     def _time_step(self, num_rows: int) -> float:
         """Return the seconds of a step with so many rows, divided among a few short sessions."""

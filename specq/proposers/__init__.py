@@ -15,7 +15,9 @@ from specq.types import Float32Array, Int32Array, Law, ModelInfo
 
 PROPOSERS = {
     "draft-model": "specq.proposers.draft_model:DraftModel",
+    "ngram": "specq.proposers.ngram:NgramProposer",
 }
+MODEL_FREE = frozenset({"ngram"})  # those that draft from the text alone
 
 
 @dataclass(frozen=True, slots=True)

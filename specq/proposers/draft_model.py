@@ -14,18 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from specq.engines.torch.kv_pool import KvPool
-from specq.engines.torch.loading import load
-from specq.engines.torch.rows import RowPacker
+from specq.engines.torch.loading import LoadedModel, chain_drafter, load
+from specq.engines.torch.rows import ChainStart, RowPacker
 from specq.engines.torch.top import top_tokens
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.proposers import Children, Expansion, draws_children
-from specq.types import NO_TOKENS, Int32Array, Law
+from specq.proposers.chains import chain_by_passes, level_ids
+from specq.types import NO_TOKENS, Float32Array, Int32Array, Law
 from specq.verification.drafting import draw_children, truncated_laws
 from specq.verification.sampling import perturbed_scores
 
@@ -98,7 +100,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: str,
+        model: str | LoadedModel,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -107,13 +109,16 @@ class DraftModel:
         law_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        loaded = load(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        loaded = model
+        if isinstance(loaded, str):
+            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info = loaded.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
         self.law_size, self._rng = law_size, rng or np.random.default_rng()
         self._forward = loaded.forward
         self._pool = KvPool(self.info.kv_slots)
         self._sessions: dict[int, _Session] = {}
+        self._chains: Any = None  # a `specq.engines.torch.chain.ChainDrafter`, made when first of use
 
     @property
     def free_slots(self) -> int:
@@ -156,6 +161,58 @@ class DraftModel:
         for session_id in asked:
             self._prefill(session_id)
         return self._children(requests, asked, self._compute(asked))
+
+    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
+        """Draft chains, on a GPU without the host in between. See `specq.proposers.chains.ChainProposer`."""
+        asked = self._asked(requests)
+        drafter = self._chain_drafter(requests, asked, depth)
+        if drafter is None:
+            return chain_by_passes(self, requests, depth)
+        for session_id in asked:
+            self._prefill(session_id)
+        slots = self._pool.take(len(requests) * (depth - 1)).reshape(len(requests), depth - 1)
+        try:
+            logits = self._compute(asked)
+            rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
+            starts = [self._chain_start(*key, own) for key, own in zip(rows, slots.tolist(), strict=True)]
+            width = len(requests[0].child_ids) // depth
+            tokens, scores = drafter.run(logits, starts, depth, width, self.limit_vocab)  # [depth, rows, width]
+        except BaseException:
+            self._pool.give(slots.reshape(-1))
+            raise
+        by_key = {key: (starts[row], tokens[:, row], scores[:, row]) for row, key in enumerate(rows)}
+        return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
+
+    def _chain_drafter(self, requests: Sequence[Expansion], asked: _Asked, depth: int) -> Any:
+        """Return what drafts these chains on the device, or None: they must be of one width, below different nodes, with
+        room for their depth and parameters that the device knows."""
+        self._chains = self._chains or chain_drafter(self._forward)
+        widths = {len(request.child_ids) for request in requests}
+        if self._chains is None or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
+            return None
+        sessions = [self._sessions[request.session_id] for request in requests]
+        ends = [s.child_position(r.node_id) + depth for s, r in zip(sessions, requests, strict=True)]
+        params, lengths = [s.params for s in sessions], [s.length for s in sessions]
+        fits = max(ends) <= self.info.max_length and self._chains.takes(params, lengths, depth, widths.pop() // depth)
+        return self._chains if fits else None
+
+    def _chain_start(self, session_id: int, node_id: int, slots: list[int]) -> ChainStart:
+        session = self._sessions[session_id]
+        table, position = self._pool.table(session_id), session.child_position(node_id)
+        return ChainStart(session_id, table, session.length, session.lineage(node_id), position, slots, session.params)
+
+    def _add_chain(
+        self, request: Expansion, depth: int, start: ChainStart, tokens: Int32Array, scores: Float32Array
+    ) -> list[Children]:
+        """Keep a chain's nodes, tokens [depth, width]; the first of each level but the last has been expanded."""
+        nodes, parent, levels = self._sessions[request.session_id].nodes, request.node_id, []
+        for level, ids in enumerate(level_ids(request, depth)):
+            levels.append(Children(tokens[level], scores[level]))
+            self._add_nodes(Expansion(request.session_id, parent, ids), start.position + level, levels[-1])
+            parent = ids[0]
+            if level < len(start.slots):
+                nodes[parent].slot = start.slots[level]
+        return levels
 
     def _asked(self, requests: Sequence[Expansion]) -> _Asked:
         asked: dict[int, set[int]] = {}

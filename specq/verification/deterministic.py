@@ -14,74 +14,58 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
-from specq.types import Judgement
+from specq.types import Int32Array, Judgement
 from specq.verification.draws import Draws
-from specq.verification.packing import JudgedStep, pack, take_rows
-from specq.verification.sampling import choose_tokens
-
-# At T > 0 a CPU pays about as much for 16 rows as for the fixed part of one call: above twice that it is cheaper to ask
-# level by level for the rows that accepted paths reach.
-MANY_ROWS = 32
+from specq.verification.packing import Int64Array, JudgedStep, Packed, PackedNodes, pack, pack_nodes
+from specq.verification.target_rows import TargetRows
 
 
 class Deterministic:
     """The default strategy; see the module."""
 
-    def judge(self, steps: Sequence[JudgedStep], logits: torch.Tensor, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
         """See `specq.verification.judge.Strategy`; all noise comes from the seed, so that drafters can share it."""
-        walks = [_Walk(judged) for judged in steps]
-        if _is_lazy_cheaper(steps, logits):
-            _walk_by_level(walks, logits)
+        packed = pack(steps)
+        paths = [[first] for first in packed.first_rows]
+        if target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
+            tokens = _walk_by_level(paths, packed, pack_nodes(steps, packed), target)
         else:
-            _walk_at_once(walks, logits)
-        return [walk.judgement() for walk in walks]
+            own_tokens = target.own_tokens(packed.rows)  # a GPU begins; the host goes on
+            nodes = pack_nodes(steps, packed)
+            tokens = own_tokens()
+            _extend({path[-1]: path for path in paths}, nodes, _matches(nodes, tokens))
+        return [_judgement(judged, path, tokens) for judged, path in zip(steps, paths, strict=True)]
 
 
-class _Walk:
-    """The accepted path of one session, as far as it is known: feed it the target's token of its current row."""
-
-    def __init__(self, judged: JudgedStep) -> None:
-        self.judged, self.step = judged, judged.step
-        self.path: list[int] = []
-        self.token_ids: list[int] = []
-        self.node = -1
-        edges = zip(self.step.tree.parents.tolist(), self.step.tree.token_ids.tolist(), strict=True)
-        # Of siblings with equal tokens the first counts.
-        self._children = {edge: i for i, edge in reversed(list(enumerate(edges)))}
-
-    def advance(self, token_id: int) -> bool:
-        """Take the target's token at the row of `node`; False where no child bears it: then the walk has ended."""
-        self.token_ids.append(token_id)
-        child = self._children.get((self.node, token_id))
-        if child is None:
-            return False
-        self.path.append(child)
-        self.node = child
-        return True
-
-    def judgement(self) -> Judgement:
-        return Judgement(self.step.session_id, tuple(self.path), np.array(self.token_ids, np.int32))
+def _walk_by_level(paths: list[list[int]], packed: Packed, nodes: PackedNodes, target: TargetRows) -> Int32Array:
+    """Extend paths as far as they are accepted; return i32[rows]: the target's own tokens at the rows they reach."""
+    tokens = np.full(len(packed.rows), -1, np.int32)
+    ends = {path[-1]: path for path in paths}
+    live = list(ends)
+    while live:
+        tokens[live] = target.own_tokens(packed.rows[live])()
+        live = _extend(ends, nodes, _matches(nodes, tokens))
+    return tokens
 
 
-def _is_lazy_cheaper(steps: Sequence[JudgedStep], logits: torch.Tensor) -> bool:
-    """On a GPU a round of small kernels costs more than the rows; at T = 0 a row costs next to nothing."""
-    num_sampled = sum(j.step.num_judged_rows for j in steps if j.step.params.temperature > 0)
-    return logits.device.type == "cpu" and num_sampled > MANY_ROWS
+def _matches(nodes: PackedNodes, tokens: Int32Array) -> Int64Array:
+    """Return, ascending, the nodes whose tokens are those of the rows that judge them; i32[rows], -1 where unknown."""
+    return np.flatnonzero(tokens[nodes.parent_rows] == nodes.token_ids)
 
 
-def _walk_at_once(walks: Sequence[_Walk], logits: torch.Tensor) -> None:
-    rows = pack([walk.judged for walk in walks], logits)
-    tokens = choose_tokens(rows.logits, rows.params, rows.positions).tolist()
-    for walk, first_row in zip(walks, rows.first_rows, strict=True):
-        while walk.advance(tokens[first_row + walk.node + 1]):
-            pass
+def _extend(ends: dict[int, list[int]], nodes: PackedNodes, matches: Int64Array) -> list[int]:
+    """Extend paths, known by the packed rows at their ends, by nodes that match; return the rows that were reached."""
+    reached = []
+    edges = zip(nodes.parent_rows[matches].tolist(), nodes.rows[matches].tolist(), strict=True)
+    for parent_row, row in edges:  # parents come first; of siblings with equal tokens the first counts
+        if (path := ends.pop(parent_row, None)) is not None:
+            path.append(row)
+            ends[row] = path
+            reached.append(row)
+    return reached
 
 
-def _walk_by_level(walks: Sequence[_Walk], logits: torch.Tensor) -> None:
-    while walks:
-        rows = take_rows(logits, [walk.judged.first_row + walk.node + 1 for walk in walks])
-        positions = [walk.step.base_len + len(walk.path) for walk in walks]
-        tokens = choose_tokens(rows, [walk.step.params for walk in walks], positions).tolist()
-        walks = [walk for walk, token in zip(walks, tokens, strict=True) if walk.advance(token)]
+def _judgement(judged: JudgedStep, path: list[int], tokens: Int32Array) -> Judgement:
+    before = path[0] + 1
+    return Judgement(judged.step.session_id, tuple([row - before for row in path[1:]]), tokens[path])

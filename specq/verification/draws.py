@@ -6,26 +6,25 @@ batch; accepting and residual draws come from domains of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from specq.types import Int32Array
-from specq.verification import noise
-
-Float64Array = npt.NDArray[np.float64]
+from specq.verification import host_rows, noise
+from specq.verification.packing import Float64Array, Int64Array
+from specq.verification.seeds import Domain, UInt64Array
 
 
 class Draws(Protocol):
     """Uniform numbers in (0, 1)."""
 
-    def accept(self, seeds: Sequence[int], positions: Sequence[int], token_ids: Int32Array) -> Float64Array:
-        """Return f64[n]: one for each node, whose token i32[n] would take the position."""
+    def accept(self, seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
+        """Return f64[n]: one for each node, whose token i64[n] would take the position."""
         ...
 
-    def residual(self, seeds: Sequence[int], positions: Sequence[int]) -> Float64Array:
+    def residual(self, seeds: UInt64Array, positions: Int64Array) -> Float64Array:
         """Return f64[s]: one for each session, whose correction or bonus takes the position."""
         ...
 
@@ -33,15 +32,26 @@ class Draws(Protocol):
 class HashedDraws:
     """Draws by `specq.verification.noise`; what a verifier uses."""
 
-    def accept(self, seeds: Sequence[int], positions: Sequence[int], token_ids: Int32Array) -> Float64Array:
+    def accept(self, seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
         """See `Draws`."""
-        keys = noise.row_keys(seeds, positions, noise.Domain.ACCEPT)
-        return noise.uniforms(noise.hash_tokens(keys, token_ids[:, None]))[:, 0]
+        return uniforms(seeds, positions, token_ids, Domain.ACCEPT)
 
-    def residual(self, seeds: Sequence[int], positions: Sequence[int]) -> Float64Array:
+    def residual(self, seeds: UInt64Array, positions: Int64Array) -> Float64Array:
         """See `Draws`."""
-        keys = noise.row_keys(seeds, positions, noise.Domain.RESIDUAL)
-        return noise.uniforms(noise.hash_tokens(keys, np.zeros((1, 1), np.int32)))[:, 0]
+        return uniforms(seeds, positions, np.zeros_like(positions), Domain.RESIDUAL)
+
+
+def uniforms(seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array, domain: Domain) -> Float64Array:
+    """Return f64[n] in (0, 1), a number for each seed, position and token."""
+    library = host_rows.kernels()
+    if library is None:
+        keys = noise.row_keys(seeds, positions, domain)
+        return noise.uniforms(noise.hash_tokens(keys, token_ids.astype(np.int32)[:, None]))[:, 0]
+    drawn = np.empty(len(seeds))
+    arrays: list[npt.NDArray[np.generic]] = [np.ascontiguousarray(a) for a in (seeds, positions, token_ids)]
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays, drawn)]
+    library.specq_uniforms(len(seeds), *pointers[:3], int(domain), pointers[3])
+    return drawn
 
 
 HASHED = HashedDraws()

@@ -17,17 +17,19 @@ import torch
 from specq.table import resolve
 from specq.types import Judgement, SessionStep
 from specq.verification import STRATEGIES
+from specq.verification.devices import target_rows
 from specq.verification.draws import HASHED, Draws
 from specq.verification.logprobs import logprobs
 from specq.verification.packing import JudgedStep, place
 from specq.verification.processors import process
+from specq.verification.target_rows import TargetRows
 
 
 class Strategy(Protocol):
     """A rule that accepts drafted nodes; the package's table says which are lossless."""
 
-    def judge(self, steps: Sequence[JudgedStep], logits: torch.Tensor, draws: Draws) -> list[Judgement]:
-        """Judge some steps, at least one, of the packed logits [rows, vocab]; one judgement each, in order."""
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+        """Judge some steps, at least one; one judgement each, in order."""
         ...
 
 
@@ -37,16 +39,16 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     Raises ConfigError for an unknown strategy, EngineError where logits are not numbers.
     """
     placed = place(steps)
-    assert sum(step.num_judged_rows for step in steps) == len(logits)
-    if logits.device.type == "mps":  # has no float64, which the noise and the laws need
+    assert logits.shape[0] == (placed[-1].first_row + placed[-1].step.num_judged_rows if placed else 0)
+    if logits.is_mps:  # has no float64, which the noise and the laws need
         logits = logits.cpu()
-    shaped = process(placed, logits)
+    target = target_rows(process(placed, logits))
     groups: dict[str, list[int]] = {}
     for index, judged in enumerate(placed):
         groups.setdefault(judged.step.params.strategy, []).append(index)
     judgements: dict[int, Judgement] = {}
     for name, indices in groups.items():
-        own = strategy(name).judge([placed[i] for i in indices], shaped, draws)
+        own = strategy(name).judge([placed[i] for i in indices], target, draws)
         judgements.update(zip(indices, own, strict=True))
     return [_with_logprobs(judged, judgements[i], logits) for i, judged in enumerate(placed)]
 

@@ -7,51 +7,67 @@ the seed project's "longest of N candidates" is found here, among the lossy stra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from specq.types import BoolArray, Judgement, Tree
-from specq.verification.packing import JudgedStep, PackedRows, take_rows
-from specq.verification.sampling import choose_tokens
+from specq.verification.packing import Float64Array, Int64Array, JudgedStep, Packed, PackedNodes, pack_nodes
+from specq.verification.target_rows import TargetRows
 
-Float64Array = npt.NDArray[np.float64]
+# Of some rows (None: all) of the packed ones, and of nodes as (which of those rows judges it, its token) i64[n] each:
+# f64[n], the nodes' probabilities, and f64[n], the bars.
+Bars = Callable[[Int64Array | None, Int64Array, Int64Array], tuple[Float64Array, Float64Array]]
 
 
-def judge_longest(
-    steps: Sequence[JudgedStep], rows: PackedRows, probs: torch.Tensor, bars: torch.Tensor
-) -> list[Judgement]:
-    """Judge the steps of `rows`: accept a node iff its probability exceeds its bar; probs f64[rows, vocab], bars f64[rows].
-
-    The correction is the target's own token, as in `deterministic`.
-    """
-    parents = np.concatenate([j.step.tree.parents + 1 + f for j, f in zip(steps, rows.first_rows, strict=True)])
-    token_ids = np.concatenate([judged.step.tree.token_ids for judged in steps])
-    row_index, token_index = (torch.from_numpy(a).long().to(probs.device) for a in (parents, token_ids))
-    chance = probs[row_index, token_index]
-    accepted = np.split(
-        torch.stack([chance, (chance > bars[row_index]).double()]).cpu().numpy(),
-        np.cumsum([judged.step.tree.num_nodes for judged in steps])[:-1],
-        axis=1,
-    )
-    paths = [longest_path(j.step.tree, a[1] > 0, a[0]) for j, a in zip(steps, accepted, strict=True)]
-    last = [first + (path[-1] + 1 if path else 0) for first, path in zip(rows.first_rows, paths, strict=True)]
-    own = choose_tokens(take_rows(rows.logits, last), [rows.params[r] for r in last], [rows.positions[r] for r in last])
-    return [
-        Judgement(j.step.session_id, path, np.append(j.step.tree.token_ids[list(path)], token).astype(np.int32))
-        for j, path, token in zip(steps, paths, own, strict=True)
+def judge_longest(steps: Sequence[JudgedStep], packed: Packed, target: TargetRows, bars: Bars) -> list[Judgement]:
+    """Judge the steps that were packed: accept a node iff its probability exceeds its bar. The correction is the target's
+    own token, as in `deterministic`."""
+    nodes = pack_nodes(steps, packed)
+    if target.prefers_levels(len(packed.rows)):
+        chances, accepted = _judge_by_level(packed, nodes, bars)
+    else:
+        chances, limits = bars(None, nodes.parent_rows, nodes.token_ids)
+        accepted = chances > limits
+    paths = [
+        longest_path(judged.step.tree, accepted[span], chances[span])
+        for judged, span in zip(steps, nodes.spans, strict=True)
     ]
+    last = [first + (path[-1] + 1 if path else 0) for first, path in zip(packed.first_rows, paths, strict=True)]
+    own = target.own_tokens(packed.rows[last])()
+    return [
+        Judgement(j.step.session_id, path, np.array([*j.step.tree.token_ids[list(path)].tolist(), token], np.int32))
+        for j, path, token in zip(steps, paths, own.tolist(), strict=True)
+    ]
+
+
+def _judge_by_level(packed: Packed, nodes: PackedNodes, bars: Bars) -> tuple[Float64Array, BoolArray]:
+    """Return f64[nodes], bool[nodes]: each node's probability and whether it passes; 0 and False below one that fails."""
+    chances, accepted = np.zeros(len(nodes.token_ids)), np.zeros(len(nodes.token_ids), np.bool_)
+    is_reached = np.zeros(len(packed.rows), np.bool_)
+    is_reached[packed.first_rows] = True
+    while len(level := np.flatnonzero(is_reached[nodes.parent_rows])):
+        rows, which = np.unique(nodes.parent_rows[level], return_inverse=True)
+        chances[level], limits = bars(rows, which, nodes.token_ids[level])
+        accepted[level] = chances[level] > limits
+        is_reached[:] = False
+        is_reached[nodes.rows[level[accepted[level]]]] = True
+    return chances, accepted
 
 
 def longest_path(tree: Tree, accepted: BoolArray, probs: Float64Array) -> tuple[int, ...]:
     """Return the longest path of accepted nodes from the root; of equals the likeliest, then the first."""
-    best: tuple[int, float, tuple[int, ...]] = (0, 0.0, ())
-    paths: dict[int, tuple[float, tuple[int, ...]]] = {-1: (0.0, ())}
-    for node, (parent, ok, prob) in enumerate(zip(tree.parents.tolist(), accepted, probs.tolist(), strict=True)):
-        if ok and parent in paths:
-            likelihood, path = paths[parent]
-            paths[node] = (likelihood + float(np.log(prob)), (*path, node))
-            best = max(best, (len(path) + 1, *paths[node]), key=lambda candidate: candidate[:2])
-    return best[2]
+    parents = tree.parents.tolist()
+    merits = {-1: (0, 0.0)}  # of paths that end at a node: their length and log-likelihood
+    best = -1
+    for node, (parent, ok, prob) in enumerate(zip(parents, accepted.tolist(), probs.tolist(), strict=True)):
+        if ok and parent in merits:
+            length, likelihood = merits[parent]
+            merits[node] = (length + 1, likelihood + math.log(prob))
+            best = node if merits[node] > merits[best] else best
+    path = []
+    while best >= 0:
+        path.append(best)
+        best = parents[best]
+    return tuple(reversed(path))

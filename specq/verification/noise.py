@@ -13,8 +13,6 @@ Unsigned hashes are held in int32 (torch lacks unsigned arithmetic): the int32 v
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from enum import IntEnum
 from typing import Any
 
 import numpy as np
@@ -22,34 +20,21 @@ import numpy.typing as npt
 import torch
 
 from specq.types import Float32Array, Int32Array
+from specq.verification.seeds import Domain, row_keys
+
+__all__ = [
+    "Domain",
+    "gumbel",
+    "gumbel_of_hash",
+    "gumbel_of_hash_torch",
+    "gumbel_torch",
+    "hash_tokens",
+    "hash_tokens_torch",
+    "row_keys",
+    "uniforms",
+]
 
 Float64Array = npt.NDArray[np.float64]
-UInt64Array = npt.NDArray[np.uint64]
-
-_GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment (Steele, Lea and Flood 2014)
-_MASK64 = 2**64 - 1
-
-
-class Domain(IntEnum):
-    """What a draw is for; draws of different domains are independent."""
-
-    GUMBEL = 1  # the target's own noise under `deterministic`, shared with drafters
-    ACCEPT = 2  # is a sampled draft token kept
-    RESIDUAL = 3  # the token in place of a rejected one, and bonus tokens
-    DRAFT = 4  # a drafter's own sampling
-    JOB = 5  # seeds made from seeds
-
-
-def row_keys(seeds: Sequence[int], positions: Sequence[int], domain: Domain) -> Int32Array:
-    """Return i32[rows, 2]: the keys of each row's draws, from seeds in [0, 2**63) and positions >= 0."""
-    mixed = _splitmix(np.asarray(seeds, np.uint64) ^ np.uint64(domain * _GOLDEN & _MASK64))
-    mixed = _splitmix(mixed + np.asarray(positions, np.uint64))
-    return mixed.view(np.int32).reshape(-1, 2)
-
-
-def derived_seed(seed: int, index: int) -> int:
-    """Return the seed in [0, 2**63) of the index-th completion of a job."""
-    return int(_splitmix(row_keys([seed], [index], Domain.JOB).view(np.uint64).reshape(-1))[0]) >> 1
 
 
 def hash_tokens(keys: Int32Array, token_ids: Int32Array) -> Int32Array:
@@ -108,11 +93,3 @@ def _mix(token_ids: Any, key0: Any, key1: Any) -> Any:
     x *= -2073254261  # 0x846CA68B
     x ^= (x >> 16) & 0xFFFF
     return x
-
-
-def _splitmix(x: UInt64Array) -> UInt64Array:
-    """Return splitmix64's output function of each element; x is an array, whose sums and products wrap silently."""
-    x = x + np.uint64(_GOLDEN)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -1,19 +1,41 @@
-"""Where a step's rows lie in the packed logits, and what each row's token is drawn with."""
+"""The rows and nodes of some steps, numbered anew, step after step, as arrays that kernels take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from specq.params import SamplingParams
-from specq.types import SessionStep
+from specq.types import Int32Array, Judgement, SessionStep
+from specq.verification import seeds
+
+Int64Array = npt.NDArray[np.int64]
+Float64Array = npt.NDArray[np.float64]
+
+# Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C and
+# Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.
+ROW = np.dtype([
+    ("logit_row", "<i8"),
+    ("position", "<i8"),
+    ("seed", "<u8"),
+    ("top_k", "<i8"),
+    ("top_p", "<f8"),
+    ("temperature", "<f4"),
+    ("log_min_p", "<f4"),
+])  # fmt: skip
+Rows = npt.NDArray[np.void]  # of ROW
+
+# The kinds of rows: T = 0; sampled from all tokens; sampled from those that top-k, top-p and min-p keep.
+GREEDY, FREE, CUT = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedStep:
+class JudgedStep(NamedTuple):
     """A step and where its rows begin in the packed logits."""
 
     step: SessionStep
@@ -21,18 +43,10 @@ class JudgedStep:
 
     def row_positions(self) -> list[int]:
         """Return the position that each row's token takes: base_len for row 0, one more a generation."""
-        base_len = self.step.base_len
-        return [base_len, *(self.step.tree.depths() + base_len).tolist()]
-
-
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """The rows of some steps, packed anew: logits [rows, vocab]; params and positions [rows]; first_rows [steps]."""
-
-    logits: torch.Tensor
-    params: list[SamplingParams]
-    positions: list[int]
-    first_rows: list[int]
+        positions = [self.step.base_len]
+        for parent in self.step.tree.parents.tolist():
+            positions.append(positions[parent + 1] + 1)
+        return positions
 
 
 def place(steps: Sequence[SessionStep]) -> list[JudgedStep]:
@@ -45,20 +59,100 @@ def place(steps: Sequence[SessionStep]) -> list[JudgedStep]:
     return placed
 
 
-def pack(steps: Sequence[JudgedStep], logits: torch.Tensor) -> PackedRows:
-    """Return all rows of some steps of the packed logits [rows, vocab]."""
-    sizes = [judged.step.num_judged_rows for judged in steps]
-    rows = [judged.first_row + i for judged, size in zip(steps, sizes, strict=True) for i in range(size)]
-    return PackedRows(
-        logits=take_rows(logits, rows),
-        params=[judged.step.params for judged, size in zip(steps, sizes, strict=True) for _ in range(size)],
-        positions=[position for judged in steps for position in judged.row_positions()],
-        first_rows=[0, *accumulate(sizes)][:-1],
+JudgeSteps = Callable[[Sequence[JudgedStep]], list[Judgement]]
+
+
+def by_temperature(steps: Sequence[JudgedStep], greedy: JudgeSteps, warm: JudgeSteps) -> list[Judgement]:
+    """Have the steps with T = 0 judged by one function, those with T > 0 by another; return judgements in order."""
+    is_greedy = [judged.step.params.temperature == 0 for judged in steps]
+    if all(is_greedy):
+        return greedy(steps)
+    if not any(is_greedy):
+        return warm(steps)
+    of_greedy = iter(greedy([judged for judged, greedily in zip(steps, is_greedy, strict=True) if greedily]))
+    of_warm = iter(warm([judged for judged, greedily in zip(steps, is_greedy, strict=True) if not greedily]))
+    return [next(of_greedy if greedily else of_warm) for greedily in is_greedy]
+
+
+def make_rows(
+    params: Sequence[SamplingParams], positions: Sequence[int], logit_rows: Sequence[int] | None = None
+) -> Rows:
+    """Return one row for each of params and positions; by default all that there are."""
+    places = range(len(params)) if logit_rows is None else logit_rows
+    return np.array([_row(*of) for of in zip(params, positions, places, strict=True)], ROW)
+
+
+def _row(params: SamplingParams, position: int, logit_row: int) -> tuple[float, ...]:
+    log_min_p = math.log(params.min_p) if params.min_p else -math.inf
+    return logit_row, position, params.seed, params.top_k, params.top_p, params.temperature, log_min_p
+
+
+def noise_keys(rows: Rows) -> Int32Array:
+    """Return i32[rows, 2]: the keys of the rows' own noise."""
+    return seeds.row_keys(rows["seed"], rows["position"], seeds.Domain.GUMBEL)
+
+
+def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:
+    """Yield each kind that occurs, which rows are of it, and those rows."""
+    is_cut = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["log_min_p"] > -np.inf)
+    kinds = np.where(rows["temperature"] == 0, GREEDY, np.where(is_cut, CUT, FREE))
+    for kind in sorted(set(kinds.tolist())):
+        which = np.flatnonzero(kinds == kind)
+        yield kind, which, rows[which]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """All rows of some steps; first_rows and sizes (numbers of rows) of each step; node_rows i64[nodes]: the rows that
+    follow nodes."""
+
+    rows: Rows
+    first_rows: list[int]
+    sizes: list[int]
+    node_rows: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class PackedNodes:
+    """All nodes of some steps.
+
+    parent_rows, rows i64[n]: the row that judges each node, and the row that follows it; token_ids i64[n]
+    spans   the nodes of each step
+    """
+
+    parent_rows: Int64Array
+    rows: Int64Array
+    token_ids: Int64Array
+    spans: list[slice]
+
+
+def pack(steps: Sequence[JudgedStep]) -> Packed:
+    """Return the rows of some steps, at least one."""
+    trees = [judged.step.tree for judged in steps]
+    sizes = [len(tree.token_ids) + 1 for tree in trees]
+    first_rows = [0, *accumulate(sizes)]
+    within = np.arange(first_rows.pop())
+    within -= np.repeat(first_rows, sizes)
+    own = make_rows([j.step.params for j in steps], [j.step.base_len for j in steps], [j.first_row for j in steps])
+    rows = own.repeat(sizes)
+    rows["logit_row"] += within
+    parents = np.concatenate([tree.parents for tree in trees])
+    node_rows = np.flatnonzero(within)
+    if np.array_equal(parents, within[node_rows] - 2):  # chains
+        rows["position"] += within
+    else:
+        rows["position"] = [position for judged in steps for position in judged.row_positions()]
+    return Packed(rows, first_rows, sizes, node_rows)
+
+
+def pack_nodes(steps: Sequence[JudgedStep], packed: Packed) -> PackedNodes:
+    """Return the nodes of the steps that were packed."""
+    trees = [judged.step.tree for judged in steps]
+    parents = [tree.parents + (first + 1) for tree, first in zip(trees, packed.first_rows, strict=True)]
+    firsts = [first - i for i, first in enumerate(packed.first_rows)]
+    return PackedNodes(
+        parent_rows=np.concatenate(parents, dtype=np.int64),
+        rows=packed.node_rows,
+        token_ids=np.concatenate([tree.token_ids for tree in trees], dtype=np.int64),
+        spans=[slice(first, first + tree.num_nodes) for first, tree in zip(firsts, trees, strict=True)],
     )
-
-
-def take_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Return some rows of [rows, vocab], in ascending order; without a copy where that is all of them."""
-    if len(rows) == len(logits):
-        return logits
-    return logits[torch.tensor(rows, dtype=torch.long, device=logits.device)]

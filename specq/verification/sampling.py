@@ -9,189 +9,88 @@ The order for one row of logits l, all in float32:
 5. noise        the kept s get `noise.gumbel` of (seed, position, token id); the rest are -inf. The argmax is an exact
                 draw from softmax(s) (Gumbel 1954; Maddison et al. 2014)
 
-Every filter is a lower bound on s (`specq.verification.bounds`), so the kept set does not depend on the order in which
-equal logits are sorted: **tokens that tie with the last one kept are kept too**, and an argmax takes the lowest token
-id among equals.
+Every filter is a lower bound on s, so the kept set does not depend on the order in which equal logits are sorted:
+**tokens that tie with the last one kept are kept too**, and an argmax takes the lowest token id among equals.
+
+The judge asks `specq.verification.target_rows` for what it needs of this; here are the same values for whole rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from specq.errors import EngineError
 from specq.params import SamplingParams
-from specq.types import Float32Array, Int32Array
-from specq.verification import noise
-from specq.verification.bounds import lower_bounds
+from specq.types import Int32Array
+from specq.verification import noise, torch_rows
+from specq.verification.devices import target_rows
+from specq.verification.packing import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys
 
-Int64Array = npt.NDArray[np.int64]
-Rows = Sequence[SamplingParams]
-Sampled = Callable[[torch.Tensor, Rows, Sequence[int]], torch.Tensor]
-
-
-def perturbed_scores(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-    """Return [rows, vocab], whose argmax is each row's token: at T = 0 the logits, else steps 1 to 5 above in float32.
-
-    logits [rows, vocab] of any float type; positions: where each row's token would stand in the context.
-    """
-    return _by_kind(logits, params, positions, lambda greedy: greedy, _noisy, _noisy_cut)
+NO_NODES = np.zeros(0, np.int64)
 
 
-def choose_tokens(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> Int32Array:
+def choose_tokens(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> Int32Array:
     """Return i32[rows] on the host: each row's own token, the argmax of its perturbed scores.
 
     Raises EngineError where a row has none, because its logits are NaN, infinite, or all banned.
     """
-
-    def choose_noisy(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-        return _argmax(_noisy(logits, params, positions))
-
-    def choose_cut(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-        if logits.device.type != "cpu":
-            return _argmax(_noisy_cut(logits, params, positions))
-        return torch.from_numpy(_argmax_of_kept(*_kept_scores(logits, params, positions), logits.shape))
-
-    return _by_kind(logits, params, positions, _argmax, choose_noisy, choose_cut).to(torch.int32).cpu().numpy()
+    return target_rows(logits).own_tokens(make_rows(params, positions))()
 
 
-def target_probs(logits: torch.Tensor, params: Rows) -> torch.Tensor:
+def perturbed_scores(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
+    """Return [rows, vocab], whose argmax is each row's token: at T = 0 the logits, else steps 1 to 5 above in float32.
+
+    logits [rows, vocab] of any float type; positions: where each row's token would stand in the context.
+    """
+    parts = []
+    for kind, which, own in by_kind(make_rows(params, positions)):
+        rows = logits if len(which) == len(logits) else logits[torch.from_numpy(which).to(logits.device)]
+        parts.append((which, rows if kind == GREEDY else _noisy(rows, own, is_cut=kind == CUT)))
+    if len(parts) == 1:
+        return parts[0][1]
+    order = np.argsort(np.concatenate([which for which, _ in parts]))
+    return torch.cat([scores.float() for _, scores in parts])[torch.from_numpy(order).to(logits.device)]
+
+
+def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
     """Return f64[rows, vocab], each row's law after steps 1 to 4; at T = 0 all mass is on the argmax.
 
     Raises EngineError as `choose_tokens` does.
     """
-
-    def greedy(logits: torch.Tensor) -> torch.Tensor:
-        return torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(
-            1, _argmax(logits)[:, None], 1.0
-        )
-
-    def free(logits: torch.Tensor, params: Rows, _: Sequence[int]) -> torch.Tensor:
-        return _softmax(scaled_logits(logits, params))
-
-    def cut(logits: torch.Tensor, params: Rows, _: Sequence[int]) -> torch.Tensor:
-        if logits.device.type != "cpu":
-            return _softmax(_cut(logits, params))
-        return torch.from_numpy(_probs_of_kept(*_kept(logits, params), logits.shape))
-
-    return _by_kind(logits, params, [0] * len(params), greedy, free, cut)
-
-
-def _argmax(scores: torch.Tensor) -> torch.Tensor:
-    tokens = scores.argmax(-1)  # of a NaN, if there is one
-    _check_numbers(bool(scores.gather(1, tokens[:, None]).isfinite().all()))
-    return tokens
-
-
-def _softmax(scaled: torch.Tensor) -> torch.Tensor:
-    probs = scaled.double().softmax(-1)
-    _check_numbers(not bool(probs[:, 0].isnan().any()))  # one NaN makes a whole row NaN
+    probs = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    target = target_rows(logits)
+    for kind, which, own in by_kind(make_rows(params, [0] * len(params))):
+        at = torch.from_numpy(which).to(logits.device)
+        if kind == GREEDY:
+            tokens = torch.from_numpy(target.own_tokens(own)()).to(logits.device)
+            probs[at, tokens.long()] = 1
+            continue
+        laws, _ = target.laws(own)(NO_NODES, NO_NODES[:, None])
+        _, bounds, masses, _ = torch.from_numpy(laws.found).to(logits.device).T[..., None]
+        scaled = torch_rows.scale(logits[at], own)
+        probs[at] = torch.where(scaled >= bounds, scaled.double().exp() / masses, 0)
     return probs
 
 
-def _check_numbers(ok: bool) -> None:
-    if not ok:
-        raise EngineError("the target's logits are not finite numbers, or every token is banned")
+def _noisy(logits: torch.Tensor, rows: Rows, *, is_cut: bool) -> torch.Tensor:
+    """Return f32[rows, vocab] of rows with T > 0: scaled logits plus noise, -inf where they are cut."""
+    scaled = torch_rows.scale(logits, rows)
+    if not is_cut:
+        return torch_rows.add_noise(scaled, rows)
+    own = rows.copy()
+    own["logit_row"] = np.arange(len(rows))
+    laws, _ = target_rows(logits).laws(own)(NO_NODES, NO_NODES[:, None])
+    bounds = torch.from_numpy(laws.found[:, 1:2].astype(np.float32)).to(logits.device)
+    scaled.masked_fill_(scaled < bounds, -torch.inf)
+    return _add_to_kept(scaled, rows) if logits.device.type == "cpu" else torch_rows.add_noise(scaled, rows)
 
 
-def _by_kind(
-    logits: torch.Tensor,
-    params: Rows,
-    positions: Sequence[int],
-    greedy: Callable[[torch.Tensor], torch.Tensor],
-    free: Sampled,
-    cut: Sampled,
-) -> torch.Tensor:
-    """Apply one function each to rows with T = 0, rows sampled from all tokens, and rows sampled from a part of them;
-    return the results in the rows' order, in float32 or the functions' own type."""
-    kinds = [0 if p.temperature == 0 else 2 if p.top_k or p.top_p < 1 or p.min_p else 1 for p in params]
-    functions: tuple[Sampled, Sampled, Sampled] = (lambda logits, _params, _positions: greedy(logits), free, cut)
-    present = sorted(set(kinds))
-    if len(present) == 1:
-        return functions[present[0]](logits, params, positions)
-    order, parts = [], []
-    for kind in present:
-        rows = [row for row, k in enumerate(kinds) if k == kind]
-        own = logits[torch.as_tensor(rows, device=logits.device)]
-        parts.append(functions[kind](own, [params[r] for r in rows], [positions[r] for r in rows]))
-        order.extend(rows)
-    return torch.cat([p.float() if p.dtype.is_floating_point and p.itemsize < 4 else p for p in parts])[
-        np.argsort(order)
-    ]
-
-
-def scaled_logits(logits: torch.Tensor, params: Rows) -> torch.Tensor:
-    """Return f32[rows, vocab]: logits relative to the row's largest (so that no temperature overflows), over T > 0."""
-    temperature = torch.from_numpy(np.array([[p.temperature] for p in params], np.float32)).to(logits.device)
-    logits = logits.float()
-    return (logits - logits.amax(-1, keepdim=True)).div_(temperature)
-
-
-def _cut(logits: torch.Tensor, params: Rows) -> torch.Tensor:
-    """Return `scaled_logits`, -inf where top-k, top-p or min-p cuts."""
-    scaled = scaled_logits(logits, params)
-    bounds = torch.from_numpy(lower_bounds(scaled, params)).to(logits.device)
-    return scaled.masked_fill_(scaled < bounds[:, None], -torch.inf)
-
-
-def _noisy(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-    return _add_noise(scaled_logits(logits, params), params, positions)
-
-
-def _noisy_cut(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-    if logits.device.type != "cpu":
-        return _add_noise(_cut(logits, params), params, positions)
-    places, kept = _kept_scores(logits, params, positions)
-    scores = np.full(logits.shape, -np.inf, np.float32)
-    scores.reshape(-1)[places] = kept
-    return torch.from_numpy(scores)
-
-
-def _add_noise(scaled: torch.Tensor, params: Rows, positions: Sequence[int]) -> torch.Tensor:
-    keys = noise.row_keys([p.seed for p in params], positions, noise.Domain.GUMBEL)
-    token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    return scaled.add_(noise.gumbel_torch(torch.from_numpy(keys).to(scaled.device), token_ids))
-
-
-def _kept(logits: torch.Tensor, params: Rows) -> tuple[Int64Array, Float32Array]:
-    """Return the kept tokens' places (row * vocab + token id, ascending) and scaled logits; all else is cheap then."""
-    scaled = scaled_logits(logits, params)
-    places = np.flatnonzero(scaled.numpy() >= lower_bounds(scaled, params)[:, None])
-    return places, scaled.numpy().reshape(-1)[places]
-
-
-def _kept_scores(logits: torch.Tensor, params: Rows, positions: Sequence[int]) -> tuple[Int64Array, Float32Array]:
-    """Return the kept tokens' places and perturbed scores."""
-    places, scaled = _kept(logits, params)
-    rows, token_ids = np.divmod(places, logits.shape[1])
-    keys = noise.row_keys([p.seed for p in params], positions, noise.Domain.GUMBEL)[rows]
-    return places, scaled + noise.gumbel(keys, token_ids.astype(np.int32)[:, None])[:, 0]
-
-
-def _row_spans(places: Int64Array, shape: Sequence[int]) -> tuple[Int64Array, Int64Array]:
-    """Return where each row's kept tokens begin, and how many they are; a row of NaN keeps none, and is refused."""
-    starts = np.searchsorted(places, np.arange(shape[0]) * shape[1])
-    sizes = np.diff(starts, append=len(places))
-    _check_numbers(bool(sizes.all()))
-    return starts, sizes
-
-
-def _probs_of_kept(places: Int64Array, scaled: Float32Array, shape: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return f64[rows, vocab]: the softmax of what is kept of each row. Every row keeps some."""
-    weights = np.exp(scaled, dtype=np.float64)
-    starts, sizes = _row_spans(places, shape)
-    weights /= np.repeat(np.add.reduceat(weights, starts), sizes)
-    probs = np.zeros(tuple(shape))
-    probs.reshape(-1)[places] = weights
-    return probs
-
-
-def _argmax_of_kept(places: Int64Array, scores: Float32Array, shape: Sequence[int]) -> Int64Array:
-    """Return i64[rows]: the token of each row's largest score, the lowest id among equals. Every row keeps some."""
-    starts, sizes = _row_spans(places, shape)
-    best = np.flatnonzero(scores == np.repeat(np.maximum.reduceat(scores, starts), sizes))
-    first = best[np.searchsorted(best, starts)]
-    return places[first] % shape[1]
+def _add_to_kept(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """Add noise to the tokens that are kept, few as a rule."""
+    flat = scaled.view(-1).numpy()
+    places = np.flatnonzero(flat > -np.inf)
+    of_row, token_ids = np.divmod(places, scaled.shape[1])
+    flat[places] += noise.gumbel(noise_keys(rows)[of_row], token_ids.astype(np.int32)[:, None])[:, 0]
+    return scaled

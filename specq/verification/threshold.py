@@ -9,23 +9,29 @@ would be plain greedy decoding, it is the softmax of the plain logits, so that a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-import torch
+import numpy as np
 
 from specq.types import Judgement
 from specq.verification.draws import Draws
 from specq.verification.longest import judge_longest
-from specq.verification.packing import JudgedStep, pack
-from specq.verification.sampling import target_probs
+from specq.verification.packing import Float64Array, Int64Array, JudgedStep, pack
+from specq.verification.target_rows import TargetRows
 
 
 class Threshold:
     """See the module."""
 
-    def judge(self, steps: Sequence[JudgedStep], logits: torch.Tensor, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
         """See `specq.verification.judge.Strategy`."""
-        rows = pack(steps, logits)
-        params = [p if p.temperature > 0 else replace(p, temperature=1.0) for p in rows.params]
-        bars = torch.tensor([p.threshold for p in params], dtype=torch.float64, device=logits.device)
-        return judge_longest(steps, rows, target_probs(rows.logits, params), bars)
+        packed = pack(steps)
+        thresholds = np.repeat([judged.step.params.threshold for judged in steps], packed.sizes)
+        warm = packed.rows.copy()
+        warm["temperature"] = np.where(warm["temperature"] == 0, 1, warm["temperature"])
+
+        def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
+            rows, limits = (warm, thresholds) if at is None else (warm[at], thresholds[at])
+            _, probs = target.laws(rows)(which, token_ids[:, None])
+            return probs[:, 0], limits[which]
+
+        return judge_longest(steps, packed, target, bars)

@@ -10,26 +10,47 @@ The bias: a drafted token above the bar is emitted for certain, however often th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-import torch
+import numpy as np
 
-from specq.types import Judgement
+from specq.types import NO_TREE, Judgement
+from specq.verification.deterministic import Deterministic
 from specq.verification.draws import Draws
 from specq.verification.longest import judge_longest
-from specq.verification.packing import JudgedStep, pack
-from specq.verification.sampling import target_probs
+from specq.verification.packing import Float64Array, Int64Array, JudgedStep, by_temperature, pack
+from specq.verification.target_rows import TargetRows
 
 
 class Typical:
     """See the module."""
 
-    def judge(self, steps: Sequence[JudgedStep], logits: torch.Tensor, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
         """See `specq.verification.judge.Strategy`."""
-        rows = pack(steps, logits)
-        probs = target_probs(rows.logits, rows.params)
-        entropy = torch.special.entr(probs).sum(-1)
-        eps, delta = (
-            torch.tensor(values, dtype=torch.float64, device=logits.device)
-            for values in ([p.typical_eps for p in rows.params], [p.typical_delta for p in rows.params])
+        # At T = 0 only the argmax has any probability, 1: what passes is the path of `deterministic`, if a bar lets it.
+        return by_temperature(
+            steps,
+            lambda of: Deterministic().judge([_without_barred(judged) for judged in of], target, draws),
+            lambda of: _judge_warm(of, target),
         )
-        return judge_longest(steps, rows, probs, torch.minimum(eps, delta * (-entropy).exp()))
+
+
+def _without_barred(judged: JudgedStep) -> JudgedStep:
+    """Leave the tree out where nothing is above the bar."""
+    if min(judged.step.params.typical_eps, judged.step.params.typical_delta) < 1:
+        return judged
+    return judged._replace(step=replace(judged.step, tree=NO_TREE))
+
+
+def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows) -> list[Judgement]:
+    packed = pack(steps)
+    all_eps = np.repeat([judged.step.params.typical_eps for judged in steps], packed.sizes)
+    all_delta = np.repeat([judged.step.params.typical_delta for judged in steps], packed.sizes)
+
+    def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
+        chosen = slice(None) if at is None else at
+        laws, probs = target.laws(packed.rows[chosen])(which, token_ids[:, None])
+        limits = np.minimum(all_eps[chosen], all_delta[chosen] * np.exp(-laws.entropies()))
+        return probs[:, 0], limits[which]
+
+    return judge_longest(steps, packed, target, bars)

@@ -142,7 +142,7 @@ def test_the_command(tmp_path, monkeypatch):
     path, out = tmp_path / "own.jsonl", tmp_path / "bench.json"
     path.write_text('{"token_ids": [5, 6]}\n' * 3)
     monkeypatch.setattr(contestants, "Servers", Fake)
-    monkeypatch.setattr(run, "_codec", lambda _: CODEC)
+    monkeypatch.setattr(run, "codec_of", lambda _: CODEC)
     names = ["--only", "plain", "--only", "specq"]
     options = ["--dataset", str(path), "--output-len", "6", "--repeats", "2", *names, "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", *options])

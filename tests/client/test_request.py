@@ -5,10 +5,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, processors
 
-from specq.client.request import Served, build_request, sampling_params
+from specq.client.parameters import read_parameters
+from specq.client.request import Served, build_request
 from specq.errors import JobError
+from specq.text import TextCodec
+from specq.verification.seeds import derived_seed
+from specq.wire import decode, encode
 from tests.fake_broker import CODEC, INFO
+from tests.tiny_text import tokenizer_json
 
 SERVED = Served(INFO, CODEC)
 CHAT = [{"role": "user", "content": "Hi"}]
@@ -60,6 +68,33 @@ def test_bad_prompts(source, reason):
         ({"stop": [""]}, "stop"),
         ({"strategy": "wishful"}, "deterministic"),
         ({"temprature": 1.0}, "temprature"),
+        ({"n": 0}, "n is 0"),
+        ({"n": 129}, "128"),
+        ({"n": True}, "n is True"),
+        ({"n": 2.0}, "n is 2.0"),
+        ({"n": "3"}, "n is '3'"),
+        ({"bad_words": 3}, "bad_words is 3"),
+        ({"bad_words": ["a", " "]}, "more than spaces"),
+        ({"bad_words": ["a", None]}, "list of texts"),
+        ({"bad_words": ["\ud800"]}, "bad_words.*Unicode"),
+        ({"stop": ["\ud800"]}, "stop.*Unicode"),
+        ({"top_k": 2**31}, "top_k"),
+        ({"stop_token_ids": [5, 2**70]}, f"stop_token_ids names token id {2**70}"),
+        ({"logit_bias": {INFO.vocab_size: 1.0}}, "logit_bias names token id"),
+        ({"logit_bias": [[5, 1.0], [5, 2.0]]}, "5 more than once"),
+        ({"bad_token_ids": [[5], [5, INFO.vocab_size]]}, "bad_token_ids names token id"),
+        ({"min_tokens": 100, "max_tokens": 120}, "min_tokens is 100"),
+        ({"threshold": 0.2}, "threshold is given with strategy deterministic"),
+        ({"threshold": 0.2, "strategy": "typical"}, "only strategy threshold"),
+        ({"typical_eps": 0.09}, "only strategy typical"),
+        ({"typical_delta": 0.3, "strategy": "greedy"}, "only strategy typical"),
+        ({"mode": "fast"}, "async, sync, plain"),
+        ({"mode": "plain", "num_candidates": 2}, "num_candidates is given with mode plain"),
+        ({"mode": "plain", "tree": [[0]]}, "tree is given with mode plain"),
+        ({"num_candidates": 65}, "num_candidates"),
+        ({"tree": [[0], []]}, "tree"),
+        ({"tree": [[0]], "num_candidates": 2}, "tree and num_candidates"),
+        ({"candidate_temp": -0.5}, "candidate_temp"),
     ],
 )
 def test_bad_params(params, reason):
@@ -74,31 +109,131 @@ def test_sources_become_ids():
     text = build_request({"prompt": "two eggs"}, {}, SERVED)
     chat = build_request({"messages": CHAT}, {}, SERVED)
     raw = build_request({"token_ids": np.array([1, 40, 50])}, {}, SERVED)
-    assert (text.prompt, text.submit.prompt_ids.tolist()) == ("two eggs", CODEC.encode("two eggs"))
-    assert (chat.prompt, chat.submit.prompt_ids.tolist()) == (CODEC.render_chat(CHAT), CODEC.encode_chat(CHAT))
-    assert (raw.prompt, raw.submit.prompt_ids.tolist()) == (CODEC.decode([1, 40, 50], skip_special=False), [1, 40, 50])
+    assert (text.prompt, text.submits[0].prompt_ids.tolist()) == ("two eggs", CODEC.encode("two eggs"))
+    assert (chat.prompt, chat.submits[0].prompt_ids.tolist()) == (CODEC.render_chat(CHAT), CODEC.encode_chat(CHAT))
+    assert (raw.prompt, raw.submits[0].prompt_ids.tolist()) == (
+        CODEC.decode([1, 40, 50], skip_special=False),
+        [1, 40, 50],
+    )
 
 
 def test_max_tokens_is_cut_to_what_fits():
     """A prompt that leaves room for fewer tokens than asked for gets those; KV room counts too."""
     ids = {"token_ids": [5] * 90}
-    assert build_request(ids, {"max_tokens": 50}, SERVED).submit.params.max_tokens == 10
+    assert build_request(ids, {"max_tokens": 50}, SERVED).submits[0].params.max_tokens == 10
     small = Served(replace(INFO, kv_slots=95), CODEC)
-    assert build_request(ids, {"max_tokens": 50}, small).submit.params.max_tokens == 5
-    assert build_request({"token_ids": [5] * 99}, {}, SERVED).submit.params.max_tokens == 1
+    assert build_request(ids, {"max_tokens": 50}, small).submits[0].params.max_tokens == 5
+    assert build_request({"token_ids": [5] * 99}, {}, SERVED).submits[0].params.max_tokens == 1
 
 
 def test_seed_is_drawn_only_where_needed():
     """Sampling without a seed draws one; greedy needs none; a given seed stays, 0 too."""
-    drawn = {sampling_params({"temperature": 1.0, "seed": None}).seed for _ in range(5)}
+    drawn = {read_parameters({"temperature": 1.0, "seed": None}).sampling.seed for _ in range(5)}
     assert len(drawn) == 5
-    assert sampling_params({}).seed == 0
-    assert sampling_params({"temperature": 1.0, "seed": 0}).seed == 0
+    assert read_parameters({}).sampling.seed == 0
+    assert read_parameters({"temperature": 1.0, "seed": 0}).sampling.seed == 0
 
 
 def test_ids():
     """A job's id on the wire is random; the user's id is kept, else it is the job's."""
     first, second = (build_request({"prompt": "a"}, {}, SERVED) for _ in range(2))
-    assert first.submit.job_id != second.submit.job_id
-    assert first.id == first.submit.job_id
+    assert first.submits[0].job_id != second.submits[0].job_id
+    assert first.id == first.submits[0].job_id
     assert build_request({"prompt": "a", "id": "mine"}, {}, SERVED).id == "mine"
+
+
+def test_strategies_take_their_own_parameters():
+    """And drafting parameters go where drafts are made."""
+    typical = read_parameters({"strategy": "typical", "typical_eps": 0.2, "typical_delta": 0.4}).sampling
+    assert (typical.typical_eps, typical.typical_delta) == (0.2, 0.4)
+    assert read_parameters({"strategy": "threshold", "threshold": 0.5}).sampling.threshold == 0.5
+    values = {"mode": "sync", "num_candidates": 4, "candidate_temp": 0.7, "candidate_top_p": 0.9, "max_depth": 5}
+    (submit,) = build_request({"prompt": "a"}, values, SERVED).submits
+    assert submit.speculation.to_dict() == values
+    assert set(submit.params.to_dict()) <= {"max_tokens"}
+    (submit,) = build_request({"prompt": "a"}, {"tree": [[0], [0, 0], [1]], "max_nodes": 9}, SERVED).submits
+    assert (submit.speculation.tree, submit.speculation.max_nodes) == (((0,), (0, 0), (1,)), 9)
+
+
+def test_several_completions():
+    """Jobs that differ in id and seed alone; the seeds are made of the seed, which is drawn if need be."""
+    request = build_request({"prompt": "a"}, {"n": 3, "seed": 5, "temperature": 0.8, "max_tokens": 7}, SERVED)
+    first, *others = request.submits
+    assert [submit.params.seed for submit in request.submits] == [derived_seed(5, index) for index in range(3)]
+    assert len({submit.job_id for submit in request.submits}) == 3
+    assert all(
+        replace(o, job_id=first.job_id, params=replace(o.params, seed=first.params.seed)) == first for o in others
+    )
+    drawn = [build_request({"prompt": "a"}, {"n": 2, "temperature": 0.8}, SERVED) for _ in range(2)]
+    assert len({submit.params.seed for request in drawn for submit in request.submits}) == 4
+
+
+def banned(*words: str) -> set[tuple[int, ...]]:
+    (submit,) = build_request({"prompt": "a"}, {"bad_words": list(words)}, SERVED).submits
+    assert len(set(submit.params.bad_token_ids)) == len(submit.params.bad_token_ids)
+    return set(submit.params.bad_token_ids)
+
+
+def spelled(text: str) -> tuple[int, ...]:
+    return tuple(CODEC.encode_part(text))
+
+
+def test_bad_words_are_banned_alone_and_after_a_space():
+    """As the tokenizer spells them there, however many tokens that takes; spaces before a word do not matter."""
+    assert len(spelled("eggs")) != len(spelled(" eggs"))
+    assert banned("eggs") == banned("  eggs", "eggs") == {spelled("eggs"), spelled(" eggs")}
+    assert banned("eggs", "two") == banned("eggs") | banned("two")
+
+
+def test_a_spelling_that_contains_the_other_is_banned_once():
+    """Where a space is a token of its own, the word's own tokens are enough."""
+    assert spelled(" \n")[-1:] == spelled("\n")
+    assert banned("\n") == {spelled("\n")}
+
+
+def test_bad_words_join_bad_tokens():
+    """Both are bans."""
+    (submit,) = build_request({"prompt": "a"}, {"bad_words": "eggs", "bad_token_ids": [[9, 8]]}, SERVED).submits
+    assert set(submit.params.bad_token_ids) == {(9, 8)} | banned("eggs")
+
+
+def test_bad_words_have_no_special_tokens():
+    """Where the tokenizer begins a text with one, the ban holds in the middle all the same."""
+    tokenizer = Tokenizer.from_str(tokenizer_json())
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    marked = TextCodec({"tokenizer.json": tokenizer.to_str()})
+    assert marked.encode("eggs") == [1, *spelled("eggs")]
+    (submit,) = build_request({"prompt": "a"}, {"bad_words": "eggs"}, Served(INFO, marked)).submits
+    assert set(submit.params.bad_token_ids) == banned("eggs")
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, allow_nan=False, allow_infinity=False),
+            "top_k": st.integers(0),
+            "seed": st.integers(0),
+            "stop": st.lists(st.text(st.characters(), min_size=1)),
+            "stop_token_ids": st.lists(st.integers(0)),
+            "logit_bias": st.dictionaries(st.integers(0), st.floats(-100, 100)),
+            "bad_words": st.lists(st.text(st.characters(), min_size=1)),
+            "max_tokens": st.integers(1),
+            "min_tokens": st.integers(0),
+            "logprobs": st.integers(-1),
+            "n": st.integers(1, 3),
+            "max_depth": st.integers(0),
+            "tree": st.lists(st.lists(st.integers(0))),
+        },
+    )
+)
+def test_what_is_accepted_can_be_sent(values):
+    """Whatever the values: they are refused with a reason, or every message of the request travels unchanged."""
+    try:
+        request = build_request({"prompt": "a"}, values, SERVED)
+    except JobError:
+        return
+    for submit in request.submits:
+        assert decode(encode(submit)) == submit

@@ -116,7 +116,7 @@ def test_sampled_text_does_not_depend_on_the_drafter(client: Client, random_draf
             drafted = answers(connected, **params)
             other.processes["draft-1"].terminate()
             assert other.processes["draft-1"].wait(10) == 0
-            plain = answers(connected, in_flight=1, **params)
+            plain = answers(connected, in_flight=1, mode="plain", **params)
     assert texts == [result.token_ids for result in drafted]
     assert texts == [result.token_ids for result in plain]
     assert sum(result.stats["drafted"] for result in drafted) > 0

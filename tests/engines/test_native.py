@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.torch import compiler
+from specq import compiler
+from specq.engines.torch.compiler import SOURCE, kernels
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import NativeForward, pack_panels
@@ -18,7 +19,7 @@ from tests.checkpoints import make_checkpoint, random_tokens, random_tree
 
 KINDS = ("llama", "llama-bias", "llama-bf16", "qwen2", "qwen3")
 
-pytestmark = pytest.mark.skipif(compiler.kernels() is None, reason="no C compiler")
+pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 
 
 def chain_rows(token_ids: list[int], start: int, table: np.ndarray, *, judged: bool) -> PackedRows:
@@ -101,28 +102,28 @@ def test_weights_are_halved_only_where_that_is_exact():
 
 def test_without_a_compiler_the_portable_path_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
-    compiler.kernels.cache_clear()
+    compiler.library.cache_clear()
     try:
         assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
     finally:
-        compiler.kernels.cache_clear()
+        compiler.library.cache_clear()
 
 
 def test_a_compiler_that_fails_is_as_none(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler.Path, "home", lambda: tmp_path)
     monkeypatch.setattr(compiler, "FLAGS", ("--no-such-flag",))
-    compiler.kernels.cache_clear()
+    compiler.library.cache_clear()
     try:
-        assert compiler.kernels() is None
+        assert kernels() is None
     finally:
-        compiler.kernels.cache_clear()
+        compiler.library.cache_clear()
 
 
 def test_the_library_is_built_once_and_found_again(tmp_path, monkeypatch):
     monkeypatch.setattr(compiler.Path, "home", lambda: tmp_path)
-    path = compiler._library("cc")
+    path = compiler.built(SOURCE, "cc")
     built = path.stat().st_mtime_ns
-    assert compiler._library("cc") == path
+    assert compiler.built(SOURCE, "cc") == path
     assert path.stat().st_mtime_ns == built
     assert [path] == list(path.parent.iterdir())
 

@@ -203,7 +203,10 @@ WARM = SamplingParams(temperature=0.8, top_p=0.9, strategy="probabilistic")
 def test_drawn_children_come_from_the_law_that_travels(tmp_path):
     """The law is the truncated one of a plain forward, and it is what the children are drawn from."""
     directory = make_checkpoint("llama", tmp_path)
-    draft, context = DraftModel(str(directory), device="cpu", law_size=6), random_tokens(np.random.default_rng(0), 9).tolist()
+    draft, context = (
+        DraftModel(str(directory), device="cpu", law_size=6),
+        random_tokens(np.random.default_rng(0), 9).tolist(),
+    )
     tree = Tree(draft, context, WARM)
     counts = np.zeros(VOCAB)
     for _ in range(600):

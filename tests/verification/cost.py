@@ -1,86 +1,109 @@
-"""What judging costs: `python -m tests.verification.cost [--device cuda] [--vocab 4096] [--sessions 32] [--nodes 8]`.
+"""What judging costs next to the forward pass: `python -m tests.verification.cost [--device cuda] [--json FILE]`.
 
-Chains whose nodes agree with the target with probability 0.7; random logits, broader than a real model's. Prints the best
-of many runs, in milliseconds, of `judge` and of its share in a forward pass of so many rows, where --forward-ms is given.
+On a CPU: `tiny`, its own logits, chains of 8 drafted nodes of which 0.7 are what the target says (sampled from laws near
+the target's for `probabilistic`); forward and judging take turns, and the best of many runs counts. On a GPU: random
+logits of 151,936 columns; the forward is not run, its time is given by --forward-ms.
 """
 
 import argparse
+import json
 import sys
 import time
-from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from specq.bench.machine import describe
 from specq.params import SamplingParams
-from specq.types import DraftLaws, SessionStep, Tree
-from specq.verification.drafting import draw_children, truncated_laws
 from specq.verification.judge import judge
-from specq.verification.sampling import choose_tokens
+from tests.verification.workload import Tiny, chains
 
 SAMPLERS = {
     "T=0": {},
     "T=0.8": {"temperature": 0.8},
     "T=0.8 top_p=0.9": {"temperature": 0.8, "top_p": 0.9},
-    "T=0.8 top_k=50 top_p=0.9": {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
 }
-
-
-def chains(num_sessions, num_nodes, logits, params, rng):
-    """Steps whose chains follow what the target says, mostly; sampled nodes for `probabilistic`."""
-    steps = []
-    for s in range(num_sessions):
-        rows, own = logits[s * (num_nodes + 1) :][: num_nodes + 1], replace(params, seed=s)
-        said = choose_tokens(rows, [own] * (num_nodes + 1), [100 + i for i in range(num_nodes + 1)])[:num_nodes]
-        tokens = np.where(rng.random(num_nodes) < 0.7, said, (said + 1) % logits.shape[1]).astype(np.int32)
-        tree = Tree(tokens, np.arange(-1, num_nodes - 1, dtype=np.int32), np.zeros(num_nodes, np.float32))
-        if params.strategy == "probabilistic" and num_nodes:
-            ids, weights = truncated_laws(rows[:num_nodes] + torch.randn_like(rows[:num_nodes]), [own] * num_nodes)
-            drawn = draw_children(ids, weights, 1, rng).token_ids[:, 0]
-            tree = replace(tree, token_ids=drawn, laws=DraftLaws(ids, weights, np.arange(num_nodes, dtype=np.int32)))
-        steps.append(SessionStep(s, 99, np.array([1], np.int32), own, tree))
-    return steps
+STRATEGIES = ("deterministic", "probabilistic", "threshold", "typical", "greedy")
+VOCAB = 151_936
+FORWARD_MS = 9.6  # 32 sessions of 9 rows, a 7B shape on one H200
 
 
 def tell(line):
     sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
-def best_ms(function, device, repeats=30):
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        function()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e3
+def milliseconds(function, *arguments, clock=time.thread_time):
+    """By default of the thread's processor time, so that other work on the machine counts less."""
+    started = clock()
+    function(*arguments)
+    return (clock() - started) * 1e3
+
+
+def record(sessions, strategy, sampler, forward_ms, judge_ms, judgements, **more):
+    accepted = float(np.mean([len(judgement.path) for judgement in judgements]))
+    share = judge_ms / forward_ms
+    name = f"{sessions:3} sessions  {strategy:14} {sampler:16}"
+    tell(f"{name} forward {forward_ms:8.3f} ms  judging {judge_ms:7.3f} ms  {share:6.1%}  {accepted:.1f} accepted")
+    return {"sessions": sessions, "strategy": strategy, "sampler": sampler, "forward_ms": round(forward_ms, 4),
+            "judge_ms": round(judge_ms, 4), "share": round(share, 4), "accepted": accepted, **more}  # fmt: skip
+
+
+def on_cpu(options):
+    for sessions in options.sessions:
+        tiny = Tiny(sessions, options.threads)
+        for strategy in STRATEGIES:
+            for name, sampler in SAMPLERS.items():
+                params = SamplingParams(strategy=strategy, **sampler)
+                steps = tiny.steps(params, options.nodes, np.random.default_rng(0))
+                logits = tiny.forward(steps)
+                times = [
+                    (milliseconds(tiny.forward, steps), milliseconds(judge, steps, logits))
+                    for _ in range(options.repeats)
+                ]
+                forward, judging = np.min(times, axis=0)
+                yield record(sessions, strategy, name, forward, judging, judge(steps, logits))
+
+
+def on_cuda(options):
+    for dtype in (torch.bfloat16, torch.float32):
+        for sessions in options.sessions:
+            torch.manual_seed(0)
+            rows = sessions * (options.nodes + 1)
+            logits = (torch.randn(rows, VOCAB, device="cuda") * options.spread).to(dtype)
+            for strategy in STRATEGIES:
+                for name, sampler in SAMPLERS.items():
+                    params = SamplingParams(strategy=strategy, **sampler)
+                    steps = chains(sessions, options.nodes, logits, params, np.random.default_rng(0))
+                    judgements = judge(steps, logits)
+                    torch.cuda.synchronize()
+                    times = [
+                        milliseconds(judge, steps, logits, clock=time.perf_counter) for _ in range(options.repeats)
+                    ]
+                    of_type = {"dtype": str(dtype).removeprefix("torch."), "median_ms": round(np.median(times), 4)}
+                    yield record(sessions, strategy, name, options.forward_ms, min(times), judgements, **of_type)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--device", default="cpu")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--vocab", type=int, default=4096)
-    parser.add_argument("--sessions", type=int, default=32)
+    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 16, 32])
     parser.add_argument("--nodes", type=int, default=8)
-    parser.add_argument("--spread", type=float, default=3.0, help="standard deviation of the logits")
-    parser.add_argument("--forward-ms", type=float, default=0.0)
+    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--spread", type=float, default=3.0, help="standard deviation of made-up logits")
+    parser.add_argument("--forward-ms", type=float, default=FORWARD_MS, help="on a GPU: what a forward takes")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    rows = options.sessions * (options.nodes + 1)
-    logits = torch.randn(rows, options.vocab, device=options.device) * options.spread
-    tell(f"{options.sessions} sessions x {options.nodes + 1} rows x {options.vocab}, {options.device}")
-    for strategy in ("deterministic", "probabilistic", "threshold", "typical", "greedy"):
-        for name, sampler in SAMPLERS.items():
-            rng = np.random.default_rng(0)
-            params = SamplingParams(strategy=strategy, **sampler)
-            steps = chains(options.sessions, options.nodes, logits, params, rng)
-            accepted = np.mean([len(judgement.path) for judgement in judge(steps, logits)])
-            cost = best_ms(lambda steps=steps: judge(steps, logits), options.device)
-            share = f", {cost / options.forward_ms:6.1%} of a forward" if options.forward_ms else ""
-            tell(f"{strategy:14} {name:26} {cost:8.3f} ms, {accepted:.1f} accepted{share}")
+    with torch.inference_mode():
+        records = list((on_cuda if options.device == "cuda" else on_cpu)(options))
+    if options.json is not None:
+        report = describe(" ".join(("python -m tests.verification.cost", *sys.argv[1:])))
+        if options.device == "cuda":
+            report["hardware"]["gpu"] = torch.cuda.get_device_name()
+        options.json.write_text(json.dumps(report | {"judging": records}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The exact law of what is emitted, by enumeration over a drafter's draws and integration over the judge's uniforms.
 
 The judge is a black box: a function from uniforms to tokens. Where its outcome changes is found by bisection, for each
-node's uniform and for the residual's, all at once in one batch of many sessions. What a round leaves unsaid is completed
-with the target's own law, as later rounds would; the joint law of the first tokens must then be the target's.
+node's uniform and for the residual's, all at once in one batch of many sessions. What one step, or two, leave unsaid is
+completed with the target's own law, as later steps would; the joint law of the first tokens must then be the target's.
 """
 
 import itertools
@@ -67,9 +67,10 @@ class World:
         }
 
 
-def draw_siblings(world, prefix, plan, *, with_replacement=False):
+def draw_siblings(world, prefix, plan, *, with_replacement=False, upgraded=False):
     """Yield (probability, [(child, token, is_sampled)]) over the draws of one family; point masses take the target's
-    likeliest tokens that are left: a choice by content, which they are allowed."""
+    likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first, and
+    one whose token is drawn afterwards becomes the sampled node: its children hang from that."""
     ids, weights = world.draft(prefix)
     num_sampled = min(sum(child.is_sampled for child in plan), len(ids))
     for drawn in itertools.product(range(len(ids)), repeat=num_sampled):
@@ -80,13 +81,24 @@ def draw_siblings(world, prefix, plan, *, with_replacement=False):
             probability *= left[i] / sum(left.values())
             left = left if with_replacement else {j: w for j, w in left.items() if j != i}
         tokens = [ids[i] for i in dict.fromkeys(drawn)]  # duplicates merged, where there are any
-        likeliest = [t for t in np.argsort(-world.target(prefix)).tolist() if t not in tokens]
+        likeliest = [t for t in np.argsort(-world.target(prefix)).tolist() if upgraded or t not in tokens]
         family = []
         for child in plan:
             supply = tokens if child.is_sampled else likeliest
             if supply:
                 family.append((child, supply.pop(0), child.is_sampled))
-        yield probability, family
+        yield probability, upgrade(family) if upgraded else family
+
+
+def upgrade(family):
+    """Merge point masses into sampled siblings with their tokens."""
+    points = {token: child for child, token, is_sampled in family if not is_sampled}
+    drawn = {token for _, token, is_sampled in family if is_sampled}
+    return [
+        (Child(is_sampled, child.children or points.get(token, child).children), token, is_sampled)
+        for child, token, is_sampled in family
+        if is_sampled or token not in drawn
+    ]
 
 
 def drafts(world, plan, prefix=(), **how):
@@ -104,21 +116,48 @@ def drafts(world, plan, prefix=(), **how):
             )
 
 
-def tree_of(world, nodes):
-    """Build the Tree; nodes come with parents before children and siblings in draw order."""
-    index = {prefix: i for i, (prefix, _) in enumerate(nodes)} | {(): -1}
-    families = sorted({prefix[:-1] for prefix, is_sampled in nodes if is_sampled})
-    laws = [world.draft(prefix) for prefix in families]
-    return Tree(
-        np.array([prefix[-1] for prefix, _ in nodes], np.int32),
-        np.array([index[prefix[:-1]] for prefix, _ in nodes], np.int32),
-        np.zeros(len(nodes), np.float32),
-        DraftLaws(
-            np.array([ids for ids, _ in laws], np.int32).reshape(len(laws), world.support),
-            np.array([weights for _, weights in laws], np.uint16).reshape(len(laws), world.support),
-            np.array([families.index(p[:-1]) if is_sampled else -1 for p, is_sampled in nodes], np.int32),
-        ),
-    )
+@dataclass(frozen=True)
+class Drafted:
+    """A drafted tree that hangs from `base`, the tokens committed so far; nodes are (tokens from the start, is_sampled),
+    parents before children and siblings in draw order."""
+
+    base: tuple[int, ...]
+    nodes: tuple[tuple[tuple[int, ...], bool], ...]
+
+    def tree(self, world):
+        index = {prefix: i for i, (prefix, _) in enumerate(self.nodes)} | {self.base: -1}
+        families = sorted({prefix[:-1] for prefix, is_sampled in self.nodes if is_sampled})
+        laws = [world.draft(prefix) for prefix in families]
+        rows = [families.index(prefix[:-1]) if is_sampled else -1 for prefix, is_sampled in self.nodes]
+        return Tree(
+            np.array([prefix[-1] for prefix, _ in self.nodes], np.int32),
+            np.array([index[prefix[:-1]] for prefix, _ in self.nodes], np.int32),
+            np.zeros(len(self.nodes), np.float32),
+            DraftLaws(
+                np.array([ids for ids, _ in laws], np.int32).reshape(len(laws), world.support),
+                np.array([weights for _, weights in laws], np.uint16).reshape(len(laws), world.support),
+                np.array(rows, np.int32),
+            ),
+        )
+
+    def keep(self, is_kept):
+        """Without the nodes (and what hangs from them) for which is_kept(tokens from the start) is false."""
+        depth = len(self.base)
+        kept = [n for n in self.nodes if all(is_kept(n[0][:i]) for i in range(depth + 1, len(n[0]) + 1))]
+        return Drafted(self.base, tuple(kept))
+
+    def ranks(self):
+        """{tokens from the start: place among the siblings, in draw order}."""
+        families = {}
+        for prefix, _ in self.nodes:
+            families.setdefault(prefix[:-1], []).append(prefix)
+        return {prefix: rank for family in families.values() for rank, prefix in enumerate(family)}
+
+    def after(self, tokens):
+        """What survives by content when these tokens are committed."""
+        base = (*self.base, *tokens)
+        below = [n for n in self.nodes if len(n[0]) > len(base) and n[0][: len(base)] == base]
+        return Drafted(base, tuple(below))
 
 
 class Scripted:
@@ -131,17 +170,18 @@ class Scripted:
         return self.accepts
 
     def residual(self, seeds, positions):
-        return self.residuals[np.asarray(seeds)]
+        return self.residuals[seeds.astype(np.int64)]
 
 
 class Batch:
     """Many sessions over drafted trees: `of[s]` is the tree of session s."""
 
-    def __init__(self, world, trees, of):
-        logits = [np.stack([world.logits(p) for p in [(), *(p for p, _ in nodes)]]) for nodes, _ in trees]
+    def __init__(self, world, drafted, of):
+        logits = [np.stack([world.logits(p) for p in [d.base, *(p for p, _ in d.nodes)]]) for d in drafted]
+        trees = [d.tree(world) for d in drafted]
         self.logits = torch.from_numpy(np.concatenate([logits[t] for t in of]))
         params = [SamplingParams(**{**world.params.to_dict(), "seed": s}) for s in range(len(of))]
-        self.steps = [SessionStep(s, 0, np.zeros(1, np.int32), params[s], trees[t][1]) for s, t in enumerate(of)]
+        self.steps = [SessionStep(s, 0, np.zeros(1, np.int32), params[s], trees[t]) for s, t in enumerate(of)]
 
     def run(self, accepts, residuals):
         return judge(self.steps, self.logits, Scripted(np.concatenate([np.zeros(0), *accepts]), residuals))
@@ -165,16 +205,17 @@ def lineage(tree, node):
     return found
 
 
-def chances(world, trees, digits):
+def chances(world, drafted, digits):
     """For each tree f64[n]: the uniform below which each node is accepted, where it is reached."""
-    of = [(t, i) for t, (_, tree) in enumerate(trees) for i in range(tree.num_nodes)]
+    trees = [d.tree(world) for d in drafted]
+    of = [(t, i) for t, tree in enumerate(trees) for i in range(tree.num_nodes)]
     if not of:
         return [np.zeros(0)] * len(trees)
-    batch = Batch(world, trees, [t for t, _ in of])
+    batch = Batch(world, drafted, [t for t, _ in of])
     scripts = []
     for t, i in of:
-        accepts = np.full(trees[t][1].num_nodes, NEVER)
-        accepts[lineage(trees[t][1], i)] = 0
+        accepts = np.full(trees[t].num_nodes, NEVER)
+        accepts[lineage(trees[t], i)] = 0
         scripts.append(accepts)
 
     def is_accepted(middle):
@@ -184,34 +225,35 @@ def chances(world, trees, digits):
         return np.array([i in outcome.path for (_, i), outcome in zip(of, outcomes, strict=True)], bool)
 
     found = iter(bisect(len(of), is_accepted, digits).tolist())
-    return [np.array([next(found) for _ in range(tree.num_nodes)]) for _, tree in trees]
+    return [np.array([next(found) for _ in range(tree.num_nodes)]) for tree in trees]
 
 
-def emitted(world, trees, digits):
-    """For each tree a list of (probability, tokens): the exact law of what one round emits."""
+def emitted(world, drafted, digits):
+    """For each tree a list of (probability, tokens): the exact law of what one step emits."""
     cases = []  # (tree, probability of these acceptances, uniforms)
-    for t, accepting in enumerate(chances(world, trees, digits)):
+    for t, accepting in enumerate(chances(world, drafted, digits)):
         for bits in itertools.product((True, False), repeat=len(accepting)):
             probability = float(np.prod(np.where(bits, accepting, 1 - accepting)))
             if probability > 1e-11:
                 cases.append((t, probability, np.where(bits, accepting / 2, (1 + accepting) / 2)))
-    paths = [o.path for o in Batch(world, trees, [t for t, _, _ in cases]).run(
-        [uniforms for _, _, uniforms in cases], np.full(len(cases), 0.5))]  # fmt: skip
+    outcomes = Batch(world, drafted, [t for t, _, _ in cases]).run(
+        [uniforms for _, _, uniforms in cases], np.full(len(cases), 0.5)
+    )
     stops = {}  # (tree, path) -> one of its cases
-    for i, ((t, _, _), path) in enumerate(zip(cases, paths, strict=True)):
-        stops.setdefault((t, path), i)
-    laws = dict(zip(stops, residual_laws(world, trees, [cases[i] for i in stops.values()], digits), strict=True))
-    found = [[] for _ in trees]
-    for (t, probability, _), path in zip(cases, paths, strict=True):
-        tokens, law = trees[t][1].token_ids[list(path)].tolist(), laws[t, path]
+    for i, ((t, _, _), outcome) in enumerate(zip(cases, outcomes, strict=True)):
+        stops.setdefault((t, outcome.path), i)
+    laws = dict(zip(stops, residual_laws(world, drafted, [cases[i] for i in stops.values()], digits), strict=True))
+    found = [[] for _ in drafted]
+    for (t, probability, _), outcome in zip(cases, outcomes, strict=True):
+        tokens, law = outcome.token_ids[:-1].tolist(), laws[t, outcome.path]
         found[t] += [(probability * law[v], (*tokens, v)) for v in range(world.vocab)]
     return found
 
 
-def residual_laws(world, trees, cases, digits):
+def residual_laws(world, drafted, cases, digits):
     """f64[cases, vocab]: the law of the last token, in each case."""
     edges = [(case, v) for case in range(len(cases)) for v in range(world.vocab - 1)]
-    batch = Batch(world, trees, [cases[case][0] for case, _ in edges])
+    batch = Batch(world, drafted, [cases[case][0] for case, _ in edges])
     scripts = [cases[case][2] for case, _ in edges]
 
     def is_at_most(middle):
@@ -222,20 +264,47 @@ def residual_laws(world, trees, cases, digits):
     return np.diff(below, axis=1, prepend=0, append=1)
 
 
-def joint_law(world, plan, length, *, cut=None, digits=DIGITS, **how):
-    """{tokens: probability} of the first `length` tokens under speculation; `cut(world, prefix)` drops drafted nodes."""
-    drafted = list(drafts(world, plan, **how))
-    if cut is not None:
-        drafted = [(p, [n for n in nodes if not any(cut(world, n[0][: i + 1]) for i in range(len(n[0])))])
-                   for p, nodes in drafted]  # fmt: skip
-    trees = [(nodes, tree_of(world, nodes)) for _, nodes in drafted]
+def step(world, weighted, digits):
+    """{(tokens so far, Drafted that survives by content): probability}, after one step that verifies a part of each tree;
+    weighted: {(tokens so far, Drafted, the part of it that is verified): probability}."""
+    law = {}
+    outcomes = emitted(world, [part for _, _, part in weighted], digits)
+    for ((tokens, drafted, _), probability), found in zip(weighted.items(), outcomes, strict=True):
+        for chance, said in found:
+            key = (*tokens, *said), drafted.after(said)
+            law[key] = law.get(key, 0.0) + probability * chance
+    return law
+
+
+def joint_law(world, plan, length, *, cut=None, first=None, digits=DIGITS, **how):
+    """{tokens: probability} of the first `length` tokens under speculation. `cut(world, prefix)` drops drafted nodes for
+    good. With `first(ranks, prefix)` step 1 verifies only the nodes for which it is true, and step 2 all that survives."""
+    weighted = {}
+    for probability, nodes in drafts(world, plan, **how):
+        drafted = Drafted((), tuple(nodes))
+        drafted = drafted if cut is None else drafted.keep(lambda prefix: not cut(world, prefix))
+        ranks = drafted.ranks()
+        part = drafted if first is None else drafted.keep(lambda prefix, ranks=ranks: first(ranks, prefix))
+        weighted[(), drafted, part] = weighted.get(((), drafted, part), 0.0) + probability
+    law = step(world, weighted, digits)
+    if first is not None:
+        going_on = {(tokens, left, left): p for (tokens, left), p in law.items() if len(tokens) < length}
+        done = {key: p for key, p in law.items() if len(key[0]) >= length}
+        law = _sum([*done.items(), *step(world, going_on, digits).items()])
     total = dict.fromkeys(itertools.product(range(world.vocab), repeat=length), 0.0)
-    for (probability, _), outcomes in zip(drafted, emitted(world, trees, digits), strict=True):
-        for chance, tokens in outcomes:
-            for rest in itertools.product(range(world.vocab), repeat=length - len(tokens)):
-                whole = (*tokens, *rest)
-                completion = np.prod([world.target(whole[:i])[whole[i]] for i in range(len(tokens), length)])
-                total[whole] += probability * chance * float(completion)
+    for (said, _), probability in law.items():
+        tokens = said[:length]
+        for rest in itertools.product(range(world.vocab), repeat=length - len(tokens)):
+            whole = (*tokens, *rest)
+            completion = np.prod([world.target(whole[:i])[whole[i]] for i in range(len(tokens), length)])
+            total[whole] += probability * float(completion)
+    return total
+
+
+def _sum(items):
+    total = {}
+    for key, probability in items:
+        total[key] = total.get(key, 0.0) + probability
     return total
 
 

@@ -116,8 +116,6 @@ def probabilistic(step, rows, accept_uniform, residual_uniform):
     tree, params, path, tokens, node = step.tree, step.params, [], [], -1
     while True:
         position = step.base_len + len(path)
-        if tree.waits is not None and tree.waits[node + 1]:
-            return tuple(path), tokens
         target, elders, following = law(rows[node + 1], params), [], None
         for child in children_in_order(tree, node):
             token = int(tree.token_ids[child])

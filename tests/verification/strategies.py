@@ -50,8 +50,7 @@ def sampled_trees(draw, vocab=VOCAB, **of_trees):
     rows = np.searchsorted(parents, tree.parents)
     is_named = (ids[rows] == tree.token_ids[:, None]).any(1) & (rng.random(tree.num_nodes) < 0.8)
     laws = DraftLaws(ids, weights.astype(np.uint16), np.where(is_named, rows, -1).astype(np.int32))
-    waits = rng.random(tree.num_nodes + 1) < 0.1 if draw(st.booleans()) else None
-    return replace(tree, laws=laws, waits=waits)
+    return replace(tree, laws=laws)
 
 
 @st.composite

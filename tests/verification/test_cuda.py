@@ -1,20 +1,35 @@
-"""On a GPU: the same noise, bit for bit, and the same judgements."""
+"""On a GPU: the same noise, bit for bit, the same tokens and laws, and the same judgements as on a CPU."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.types import SessionStep
 from specq.verification import STRATEGIES, noise
+from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.judge import judge
-from tests.verification.cost import chains
+from specq.verification.packing import make_rows
+from specq.verification.seeds import Domain, row_keys
+from specq.verification.torch_rows import TorchRows
+from tests.verification.workload import chains
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
+SAMPLERS = [
+    {},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.5, "top_k": 400, "top_p": 0.99},
+    {"temperature": 1.0, "min_p": 0.02},
+]
+
 
 def test_noise_has_the_same_bits():
-    keys = noise.row_keys(range(40), range(100, 140), noise.Domain.GUMBEL)
+    keys = row_keys(range(40), range(100, 140), Domain.GUMBEL)
     token_ids = np.arange(151_936, dtype=np.int32)
     by_numpy = noise.gumbel(keys, token_ids)
     on_gpu = noise.gumbel_torch(torch.from_numpy(keys).cuda(), torch.from_numpy(token_ids).cuda()).cpu().numpy()
@@ -22,11 +37,7 @@ def test_noise_has_the_same_bits():
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize(
-    "sampler",
-    [{}, {"temperature": 0.8}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.5, "top_k": 400, "top_p": 0.99},
-     {"temperature": 1.0, "min_p": 0.02}],
-)  # fmt: skip
+@pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("vocab", [4096, 151_936])
 def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     torch.manual_seed(1)
@@ -36,3 +47,34 @@ def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(steps, at)] for at in (logits, logits.cuda())]
     assert outcomes[0] == outcomes[1]
     assert strategy != "deterministic" or any(path for path, _ in outcomes[0])
+
+
+@pytest.mark.parametrize("way", [TorchRows, CudaRows])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
+def test_mixed_rows_get_the_tokens_and_laws_of_the_cpu(way, dtype, spread):
+    """0.1: so flat that top-p keeps most of the vocabulary, and what is likely does not fit where it is gathered."""
+    if way is CudaRows and not is_available():
+        pytest.skip("no Triton")
+    torch.manual_seed(2)
+    logits = (torch.randn(len(SAMPLERS) * 4, 50_000) * spread).to(dtype)
+    params = [SamplingParams(seed=3 * i, **SAMPLERS[i % len(SAMPLERS)]) for i in range(len(logits))]
+    rows = make_rows(params, range(100, 100 + len(params)))
+    on_cpu, on_gpu = TorchRows(logits), way(logits.cuda())
+    assert np.array_equal(on_cpu.own_tokens(rows)(), on_gpu.own_tokens(rows)())
+    warm = rows[rows["temperature"] > 0]
+    tokens = np.array([[row.argmax().item(), 7, -1] for row in logits[warm["logit_row"]]])
+    of_cpu, of_gpu = (rows.laws(warm)(np.arange(len(warm)), tokens) for rows in (on_cpu, on_gpu))
+    assert np.array_equal(of_cpu[0].found[:, :2], of_gpu[0].found[:, :2])
+    assert of_gpu[1] == pytest.approx(of_cpu[1], rel=1e-5)
+    assert of_gpu[0].entropies() == pytest.approx(of_cpu[0].entropies(), rel=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_logits_that_are_no_numbers_raise(sampler, bad):
+    logits = torch.zeros(2, 20_000, device="cuda")
+    logits[1, 12_345] = bad
+    step = SessionStep(1, 5, np.array([3], np.int32), SamplingParams(**sampler))
+    with pytest.raises(EngineError, match="not finite numbers"):
+        judge([step, replace(step, session_id=2)], logits)

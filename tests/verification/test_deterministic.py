@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from specq.errors import ConfigError
 from specq.params import SamplingParams
 from specq.types import NO_TREE, SessionStep, Tree
-from specq.verification import deterministic
 from specq.verification.judge import judge
 from tests.verification import oracle
 from tests.verification.strategies import packed_logits, split, steps
-
-
-@pytest.fixture(params=[0, 10**9], ids=["by_level", "at_once"])
-def way(request, monkeypatch):
-    monkeypatch.setattr(deterministic, "MANY_ROWS", request.param)
 
 
 @pytest.mark.usefixtures("way")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from specq.params import SamplingParams
-from specq.verification import probabilistic
-from specq.verification.families import Families
+from specq.verification import host_rows, probabilistic
 from specq.verification.longest import longest_path
+from specq.verification.target_rows import Edits
+from tests.verification import exact
 from tests.verification.exact import World, drafts, error, joint_law, point, sampled
 
 PLANS = {
@@ -57,6 +58,48 @@ def test_cutting_by_depth_is_exact():
     assert error(world_of(4), *PLANS["tree"], cut=lambda world, prefix: len(prefix) > 1) < 1e-9
 
 
+# --- two steps: the first verifies a part of the tree, and the rest survives by content ------------------------------
+
+TWO_STEPS = {
+    "chain": ((sampled(sampled(sampled())),), 4),
+    "candidates": ((sampled(sampled()), sampled(sampled())), 3),
+    "three candidates": ((sampled(), sampled(sampled()), sampled(sampled())), 3),
+    "bushy": ((sampled(sampled(), sampled()), sampled(sampled(), sampled())), 3),
+    "mixed": ((sampled(point()), sampled(sampled()), point(sampled())), 3),
+}
+# Chosen without looking at a token: how many of each family, how deep, or nothing at all.
+BLIND = {
+    "the eldest": lambda ranks, prefix: ranks[prefix] < 1,
+    "two of the first family": lambda ranks, prefix: len(prefix) == 1 and ranks[prefix] < 2,
+    "the eldest's children": lambda ranks, prefix: ranks[prefix[:1]] < 1,
+    "nothing": lambda ranks, prefix: False,
+}
+
+
+@pytest.mark.parametrize("plan", TWO_STEPS)
+@pytest.mark.parametrize("first", BLIND)
+def test_what_a_step_leaves_out_survives_by_content(plan, first):
+    """No token waits for a sampled child that was left out: the target's own takes the place, and where it is the child's,
+    the child's subtree is verified next."""
+    world = world_of(sum(map(ord, plan + first)), vocab=3)
+    assert error(world, *TWO_STEPS[plan], first=BLIND[first]) < 1e-9
+
+
+@pytest.mark.parametrize("first", ["the eldest", "the eldest's children"])
+def test_two_steps_with_cuts(first):
+    assert error(world_of(9, **CUTS["all"]), *TWO_STEPS["candidates"], first=BLIND[first]) < 1e-9
+
+
+@pytest.mark.parametrize("plan", ["mixed", "upgraded"])
+@pytest.mark.parametrize("first", [None, "the eldest", "two of the first family"])
+def test_a_point_mass_that_is_drawn_becomes_the_sampled_node(plan, first):
+    """Point masses were there before: one whose token a sampled family draws is dropped in favour of the sampled node, which
+    takes over its children."""
+    plans = TWO_STEPS | {"upgraded": ((sampled(), sampled(), point(point()), point(sampled())), 3)}
+    how = {} if first is None else {"first": BLIND[first]}
+    assert error(world_of(11), *plans[plan], upgraded=True, **how) < 1e-9
+
+
 def test_the_enumeration_covers_all_draws():
     for plan, _ in PLANS.values():
         assert sum(probability for probability, _ in drafts(world_of(5), plan)) == pytest.approx(1)
@@ -78,34 +121,61 @@ def test_the_exact_rule_is_not_caught(plan):
     assert not is_caught(plan)
 
 
+@pytest.mark.parametrize("plan", ["candidates", "bushy"])
+def test_mutant_a_part_chosen_by_content(plan):
+    """Which sampled nodes are verified first depends on their own tokens."""
+
+    def is_likely(ranks, prefix):
+        ids, weights = world.draft(prefix[:-1])
+        return dict(zip(ids, weights, strict=True))[prefix[-1]] >= 0.3 * sum(weights)
+
+    found = []
+    for entropy in range(3):
+        world = world_of(entropy)
+        found.append(error(world, *TWO_STEPS[plan], first=is_likely, digits=14))
+    assert max(found) > BIAS
+
+
+def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
+    """The token of a rejected sampled node is tried once more, as a point mass, and its sampled sibling is left out."""
+    monkeypatch.setattr(exact, "upgrade", lambda family: [
+        member for member in family
+        if not member[2] or all(member[1] != token for _, token, is_sampled in family if not is_sampled)
+    ])  # fmt: skip
+    plan = ((sampled(), sampled(), point()), 2)
+    assert max(error(world_of(entropy), *plan, upgraded=True, digits=14) for entropy in range(3)) > BIAS
+
+
 @pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree", "mixed siblings"])
 def test_mutant_no_residual(plan, monkeypatch):
     """The seed project's rule: accept with min(1, target / draft), else a plain draw from the target."""
-    monkeypatch.setattr(probabilistic, "residual_laws", lambda at, probs, families, residual: probs[np.array(at)])
+    nothing = np.zeros(0, np.int64)
+    monkeypatch.setattr(probabilistic, "residual_laws", lambda walks: Edits(nothing, nothing, np.zeros(0)))
     assert is_caught(plan)
 
 
 @pytest.mark.parametrize("plan", ["one", "chain", "tree"])
 def test_mutant_residual_from_the_wrong_row(plan, monkeypatch):
-    exact = probabilistic.residual_laws
+    exact_draw = probabilistic.draw_tokens
 
-    def wrong(at, probs, families, residual):
-        return exact([min(row + 1, len(probs) - 1) for row in at], probs, families, residual)
+    def wrong(walks, which, laws, target, draws):
+        exact_draw(walks, [min(row + 1, len(laws.rows) - 1) for row in which], laws, target, draws)
 
-    monkeypatch.setattr(probabilistic, "residual_laws", wrong)
+    monkeypatch.setattr(host_rows, "MANY_LOGITS", 10**9)  # all rows are there
+    monkeypatch.setattr(probabilistic, "draw_tokens", wrong)
     assert is_caught(plan)
 
 
 @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
 def test_mutant_siblings_not_renormalised(plan, monkeypatch):
-    monkeypatch.setattr(probabilistic, "strike", lambda weights, family, column: None)
+    monkeypatch.setattr(probabilistic, "strike", lambda family, place: None)
     assert is_caught(plan)
 
 
 @pytest.mark.parametrize("plan", ["two candidates", "three candidates"])
 def test_mutant_duplicates_merged(plan, monkeypatch):
     """Siblings drawn independently, each judged by the whole law, lose the trial of a duplicate that was merged away."""
-    monkeypatch.setattr(probabilistic, "strike", lambda weights, family, column: None)
+    monkeypatch.setattr(probabilistic, "strike", lambda family, place: None)
     assert is_caught(plan, with_replacement=True)
 
 
@@ -126,38 +196,23 @@ def test_mutant_sampled_nodes_cut_by_their_own_probability(plan):
 @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
 def test_mutant_the_likelier_of_the_candidates_first(plan, monkeypatch):
     """Siblings judged by their draft probability instead of in draw order."""
-    exact = Families.of
 
-    def by_weight(nodes):
-        own = (nodes.law_ids == nodes.token_ids[:, None]) * nodes.weights
-        order = np.argsort(-own.sum(1), kind="stable")
-        ranked = exact(nodes)
-        rank_of = np.argsort(order)
-        children = {row: sorted(group, key=lambda i: rank_of[i]) for row, group in ranked.children.items()}
-        depth = max(map(len, children.values()), default=0)
-        by_rank = [np.array([g[r] for g in children.values() if len(g) > r]) for r in range(depth)]
-        object.__setattr__(ranked, "children", children)
-        object.__setattr__(ranked, "by_rank", by_rank)
-        return ranked
+    def by_weight(children, tree):
+        laws = tree.laws
+        own = {c: laws.weights[laws.rows[c]][laws.ids[laws.rows[c]] == tree.token_ids[c]].sum() for c in children}
+        return sorted(children, key=lambda child: -int(own[child]))
 
-    monkeypatch.setattr(Families, "of", staticmethod(by_weight))
+    monkeypatch.setattr(probabilistic, "order_of_judgement", by_weight)
     assert is_caught(plan)
 
 
 @pytest.mark.parametrize("plan", ["mixed siblings"])
 def test_mutant_point_masses_judged_before_sampled_siblings(plan, monkeypatch):
-    exact = Families.of
-
-    def points_first(nodes):
-        ranked = exact(nodes)
-        children = {r: sorted(g, key=lambda i: bool(nodes.is_sampled[i])) for r, g in ranked.children.items()}
-        depth = max(map(len, children.values()), default=0)
-        by_rank = [np.array([g[r] for g in children.values() if len(g) > r]) for r in range(depth)]
-        object.__setattr__(ranked, "children", children)
-        object.__setattr__(ranked, "by_rank", by_rank)
-        return ranked
-
-    monkeypatch.setattr(Families, "of", staticmethod(points_first))
+    monkeypatch.setattr(
+        probabilistic,
+        "order_of_judgement",
+        lambda children, tree: sorted(children, key=lambda c: tree.laws.rows[c] >= 0),
+    )
     assert is_caught(plan)
 
 
@@ -165,10 +220,19 @@ def test_mutant_point_masses_judged_before_sampled_siblings(plan, monkeypatch):
 def test_mutant_longest_of_n(plan, monkeypatch):
     """All nodes are tried, and of the accepted paths the longest is taken: the seed project's choice."""
 
-    def longest(judged, first_row, families, accepted):
-        first, tree = families.first_nodes[first_row], judged.step.tree
-        own = np.array(accepted[first : first + tree.num_nodes], bool)
-        return longest_path(tree, own, np.full(tree.num_nodes, 0.5))
+    def longest(walk, probs):
+        tree, families = walk.tree, {}
+        accepted = np.zeros(tree.num_nodes, bool)
+        for node in range(-1, tree.num_nodes):
+            children = [c for c in range(tree.num_nodes) if tree.parents[c] == node]
+            walk.family = families[node] = walk._family(children, probs) if children else None
+            for child in probabilistic.order_of_judgement(children, tree):
+                accepted[child] = walk.judges(child)
+        walk.path = list(longest_path(tree, accepted, np.full(tree.num_nodes, 0.5)))
+        last = walk.path[-1] if walk.path else -1
+        walk.row, walk.family = walk.first_row + last + 1, families[last]
+        return False
 
-    monkeypatch.setattr(probabilistic, "walk", longest)
+    monkeypatch.setattr(host_rows, "MANY_LOGITS", 10**9)  # all rows are there
+    monkeypatch.setattr(probabilistic.Walk, "advance", longest)
     assert is_caught(plan)

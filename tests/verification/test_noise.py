@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.verification import noise
-from specq.verification.noise import Domain
+from specq.verification.seeds import Domain, derived_seed
 from tests.verification import oracle
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -131,6 +131,6 @@ def test_argmax_of_noisy_logits_follows_the_softmax():
 
 
 def test_derived_seeds_differ_and_stay_in_range():
-    seeds = {noise.derived_seed(seed, index) for seed in (0, 1, 2**63 - 1) for index in range(100)}
+    seeds = {derived_seed(seed, index) for seed in (0, 1, 2**63 - 1) for index in range(100)}
     assert len(seeds) == 300
     assert all(0 <= seed < 2**63 for seed in seeds)

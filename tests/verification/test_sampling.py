@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.params import SamplingParams
-from specq.verification import bounds
 from specq.verification.sampling import choose_tokens, perturbed_scores, target_probs
 from tests.verification import oracle
 from tests.verification.strategies import sampling_params
@@ -20,13 +19,7 @@ def logits_of(entropy, num_rows, vocab=12, *, coarse=False):
     return torch.from_numpy(np.round(logits) if coarse else logits)
 
 
-@pytest.fixture(params=[1, 4, 256], ids=lambda head: f"head{head}")
-def head(request, monkeypatch):
-    """How many of a row's largest values are looked at before it is sorted whole: must not matter."""
-    monkeypatch.setattr(bounds, "HEAD", request.param)
-
-
-@pytest.mark.usefixtures("head")
+@pytest.mark.usefixtures("way")
 class TestAgainstTheOracle:
     @given(ROWS, st.integers(0, 2**32), st.booleans())
     def test_target_probs(self, params, entropy, coarse):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.types import NO_TREE, SessionStep
-from specq.verification import LOSSY, STRATEGIES, is_lossless, noise
+from specq.verification import LOSSY, STRATEGIES, draws, is_lossless, packing
 from specq.verification.judge import judge
+from specq.verification.seeds import Domain
 from tests.verification import oracle
 from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
 
@@ -23,8 +24,8 @@ def probabilistic(step, rows):
     return oracle.probabilistic(
         step,
         rows,
-        lambda position, token: oracle.uniform(noise.Domain.ACCEPT, seed, position, token),
-        lambda position: oracle.uniform(noise.Domain.RESIDUAL, seed, position, 0),
+        lambda position, token: oracle.uniform(Domain.ACCEPT, seed, position, token),
+        lambda position: oracle.uniform(Domain.RESIDUAL, seed, position, 0),
     )
 
 
@@ -48,6 +49,7 @@ def test_each_strategy_has_an_oracle():
     assert set(ORACLES) == set(STRATEGIES)
 
 
+@pytest.mark.usefixtures("way")
 @given(st.lists(steps(params=params_of(), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))
 def test_mixed_batches_are_judged_as_the_oracle_does_one_by_one(batch, entropy):
     logits = packed_logits(batch, entropy)
@@ -77,12 +79,7 @@ class TestConformance:
             assert judgement.token_ids.dtype == np.int32
             count = len(judgement.path)
             assert judgement.token_ids[:count].tolist() == step.tree.token_ids[list(judgement.path)].tolist()
-            waits = (
-                name == "probabilistic"
-                and step.tree.waits is not None
-                and step.tree.waits[[-1, *judgement.path][-1] + 1]
-            )
-            assert len(judgement.token_ids) == count + (not waits)
+            assert len(judgement.token_ids) == count + 1
 
     def test_a_session_without_nodes_is_plain_decoding(self, name):
         params = SamplingParams(strategy=name)
@@ -106,6 +103,7 @@ def test_losslessness_is_marked():
     assert not is_lossless("threshold", 0.0)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["deterministic", "probabilistic"])
 def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
     """The independence of the batch, which the conformance test asks for, is lost."""
@@ -118,9 +116,14 @@ def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
         alone = [judge([step], logits[i : i + 1])[0] for i, step in enumerate(batch)]
         return [j.token_ids.tolist() for j in together] != [j.token_ids.tolist() for j in alone]
 
+    def by_index(*of):
+        rows = exact(*of)
+        rows["seed"] = np.arange(len(rows))
+        return rows
+
     assert not differs()
-    exact = noise.row_keys
-    monkeypatch.setattr(noise, "row_keys", lambda seeds, positions, domain: exact(range(len(seeds)), positions, domain))
+    exact = packing.make_rows
+    monkeypatch.setattr(packing, "make_rows", by_index)
     assert differs()
 
 
@@ -151,10 +154,8 @@ def test_accept_and_residual_draws_are_of_different_domains(monkeypatch):
         return ((np.bincount(emitted, minlength=4) - 1000) ** 2 / 1000).sum()
 
     assert chi2() < 16.3
-    exact = noise.row_keys
-    monkeypatch.setattr(
-        noise, "row_keys", lambda seeds, positions, _domain: exact(seeds, positions, noise.Domain.ACCEPT)
-    )
+    exact = draws.uniforms
+    monkeypatch.setattr(draws, "uniforms", lambda seeds, positions, ids, _: exact(seeds, positions, ids, Domain.ACCEPT))
     assert chi2() > 100
 
 

@@ -1,76 +1,15 @@
-"""Builds the C kernels at first use and keeps the library in the user's cache.
-
-The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Without a C compiler
-there is no library, and the engine takes its portable path.
-"""
+"""The C kernels of the engine's fast CPU path, built at first use; see `specq.compiler`."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import platform
-import shutil
-import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
 
-import structlog
+from specq.compiler import library
 
-from specq.config import cache_dir
-
-SOURCES = Path(__file__).parent / "kernels"
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
-COMPILE_TIMEOUT_S = 120.0
-
-log = structlog.get_logger()
+SOURCE = Path(__file__).parent / "kernels" / "forward.c"
 
 
-@cache
 def kernels() -> ctypes.CDLL | None:
     """Return the compiled library, built if need be; None if this machine cannot build it."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        log.info("kernels_unavailable", reason="no C compiler")
-        return None
-    try:
-        return ctypes.CDLL(str(_library(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("kernels_unavailable", reason=str(error))
-        return None
-
-
-def _library(compiler: str) -> Path:
-    """Return the path of the library for this machine, built unless it is there."""
-    directory = cache_dir() / "kernels"
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = directory / f"{_digest(compiler)}.so"
-    if not path.exists():
-        _build(compiler, path)
-    return path
-
-
-def _build(compiler: str, path: Path) -> None:
-    """Compile elsewhere and move the library into place, so that processes may race."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        temporary = Path(directory) / path.name
-        command = [compiler, str(SOURCES / "forward.c"), "-o", str(temporary), *FLAGS]
-        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
-        temporary.replace(path)
-
-
-def _digest(compiler: str) -> str:
-    """Hash all that the library depends on."""
-    version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S).stdout
-    parts = [version, _processor().encode(), " ".join(FLAGS).encode()]
-    parts += [source.read_bytes() for source in sorted(SOURCES.iterdir())]
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
-
-
-def _processor() -> str:
-    """Name the processor's instruction set as well as the system tells."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.exists():
-        return f"{platform.machine()} {platform.processor()}"
-    lines = cpuinfo.read_text().splitlines()
-    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return library(SOURCE)

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from specq.engines.torch import fused_weights
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
@@ -32,6 +34,7 @@ TESTED = ("llama", "opt", "qwen2", "qwen3")
 DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit
 CPU_KV_BYTES = 1 << 30
 DEVICE_MEMORY_SHARE = 0.85  # of what is free after the weights
+FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below, a wrong mask well above
 
 
@@ -59,7 +62,7 @@ def load(
     device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
     dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's
     kv_slots  0: as many as memory allows
-    eager     leave the native kernels out
+    eager     leave the compiled kernels and CUDA graphs out
     threads   who computes in the native kernels
 
     Raises ConfigError if the model cannot be found or used.
@@ -67,13 +70,51 @@ def load(
     directory = resolve_directory(model)
     place = _pick_device(device)
     network = _load_network(directory, place, _pick_dtype(dtype, place))
+    return assemble(network, directory, kv_slots=kv_slots, name=name, eager=eager, threads=threads)
+
+
+def assemble(
+    network: Any,
+    directory: Path,
+    *,
+    kv_slots: int = 0,
+    name: str = "",
+    eager: bool = False,
+    threads: Threads = ALONE,
+) -> LoadedModel:
+    """Make KV and a forward for a transformers model that is in memory; `directory` has its tokenizer and files."""
     slots = kv_slots or _default_slots(network)
-    kv = _make_kv(network, slots)
-    library = None if eager or not supports(network) else kernels()
-    forward: Forward = GenericForward(network, kv) if library is None else NativeForward(network, kv, library, threads)
+    forward = _make_forward(network, _make_kv(network, slots), eager, threads)
     if network.config.model_type not in TESTED:
         _probe(network, forward)
     return LoadedModel(_describe(directory, network, name or directory.name, slots), forward)
+
+
+def _make_forward(network: Any, kv: KvStore, eager: bool, threads: Threads) -> Forward:
+    """Return the fastest forward that can run this model where it lies."""
+    if not eager and _runs_fused(network):
+        from specq.engines.torch.fused import FusedForward
+
+        return FusedForward(network, kv)
+    library = None if eager or not supports(network) else kernels()
+    return GenericForward(network, kv) if library is None else NativeForward(network, kv, library, threads)
+
+
+def _runs_fused(network: Any) -> bool:
+    """Whether the model lies on a GPU that Triton's kernels run on, and is of a kind that they know."""
+    if network.device.type != "cuda" or find_spec("triton") is None:
+        return False
+    return torch.cuda.get_device_capability(network.device) >= FUSED_CAPABILITY and fused_weights.supports(network)
+
+
+def chain_drafter(forward: Forward) -> Any:
+    """Return a `specq.engines.torch.chain.ChainDrafter` over a forward that can have one, else None."""
+    if find_spec("triton") is None:
+        return None
+    from specq.engines.torch.chain import ChainDrafter
+    from specq.engines.torch.fused import FusedForward
+
+    return ChainDrafter(forward) if isinstance(forward, FusedForward) else None
 
 
 def resolve_directory(model: str) -> Path:

@@ -152,7 +152,7 @@ class NativeForward:
             keys=self.kv.keys.data_ptr(),
             values=self.kv.values.data_ptr(),
         )
-        described.cos, described.sin = (self._vector(table) for table in _rotary_tables(decoder, self.kv.num_slots))
+        described.cos, described.sin = (self._vector(table) for table in rotary_tables(decoder, self.kv.num_slots))
         return described
 
     def _layer(self, layer: Any) -> _Layer:
@@ -229,10 +229,11 @@ def _merge(tensors: list[torch.Tensor], interleave: bool) -> torch.Tensor:
     return torch.nn.functional.pad(merged, (0, 0, 0, -len(merged) % PANEL))
 
 
-def _rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; no session is longer."""
     length = min(decoder.config.max_position_embeddings, num_slots, MAX_ROPE_POSITIONS)
-    cos, sin = decoder.rotary_emb(torch.zeros(1), torch.arange(length)[None])
+    device = decoder.rotary_emb.inv_freq.device
+    cos, sin = decoder.rotary_emb(torch.zeros(1, device=device), torch.arange(length, device=device)[None])
     half = cos.shape[-1] // 2
     return cos[0, :, :half], sin[0, :, :half]
 

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
+import numpy.typing as npt
 
-from specq.types import Int32Array
+from specq.params import SamplingParams
+from specq.types import Int32Array, SessionStep
+
+MANY_NODES = 128  # from which on arrays over all sessions are faster than lists session by session
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,25 @@ class PackedRows:
     @property
     def num_sessions(self) -> int:
         return len(self.tables)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainStart:
+    """Where a chain begins: after the committed context, or after a node below it.
+
+    session   rows of one session stand together, and only the first brings its table
+    table     i32[>= length]  slots of the context; lineage: those of the node's ancestors and its own, root first
+    position  that of the chain's first token
+    slots     for the keys and values of the chain's tokens, but the last: depth - 1 of them
+    """
+
+    session: int
+    table: Int32Array
+    length: int
+    lineage: Sequence[int]
+    position: int
+    slots: Sequence[int]
+    params: SamplingParams
 
 
 class RowPacker:
@@ -103,3 +126,71 @@ class RowPacker:
         block = np.fromiter(chain.from_iterable(lists), np.int32)
         ends = list(accumulate(map(len, lists), initial=0))
         return PackedRows(self._tables, block, *(block[start:end] for start, end in pairwise(ends)))
+
+
+def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
+    """Pack a step's rows, each session's chain and then its nodes; `slots` i32[rows] in that order, a table a session."""
+    pack = _pack_arrays if sum(step.tree.num_nodes for step in steps) >= MANY_NODES else _pack_lists
+    return pack(steps, slots, tables)
+
+
+def _pack_lists(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
+    packer = RowPacker()
+    own_slots = iter(slots.tolist())
+    for step, table in zip(steps, tables, strict=True):
+        packer.add_session(table)
+        packer.add_chain(step.token_ids.tolist(), list(islice(own_slots, len(step.token_ids))), step.start, step.judged)
+        lineages: list[list[int]] = []
+        for token_id, parent in zip(step.tree.token_ids.tolist(), step.tree.parents.tolist(), strict=True):
+            lineages.append([*(lineages[parent] if parent >= 0 else ()), next(own_slots)])
+            position = step.base_len + len(lineages[-1]) - 1
+            packer.add_node(token_id, lineages[-1][-1], position, step.base_len, lineages[-1])
+    return packer.pack()
+
+
+def _pack_arrays(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
+    num_tokens = np.array([len(step.token_ids) for step in steps])
+    num_nodes = np.array([step.tree.num_nodes for step in steps])
+    row_starts = np.concatenate([[0], np.cumsum(num_tokens + num_nodes)])
+    session = np.repeat(np.arange(len(steps)), num_tokens + num_nodes)
+    within = np.arange(row_starts[-1]) - row_starts[session]
+    is_node = within >= num_tokens[session]
+    bases = np.array([step.base_len for step in steps])
+    positions = bases[session] - num_tokens[session] + within
+    ctx_lens = np.where(is_node, bases[session], positions + 1)
+    num_extras = np.zeros(len(session), np.int64)
+    extras, depths = _lineages(steps, num_nodes, slots[is_node])
+    positions[is_node] = bases[session[is_node]] + depths - 1
+    num_extras[is_node] = depths
+    judged = np.array([step.judged for step in steps])
+    gives_logits = judged[session] & (within >= num_tokens[session] - 1)
+    arrays = (
+        np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)]),
+        positions,
+        slots,
+        ctx_lens,
+        np.concatenate([[0], np.cumsum(num_extras)]),
+        extras,
+        row_starts,
+        np.flatnonzero(gives_logits),
+    )
+    block = np.concatenate(arrays).astype(np.int32)
+    ends = list(accumulate(map(len, arrays), initial=0))
+    return PackedRows(tables, block, *(block[start:end] for start, end in pairwise(ends)))
+
+
+def _lineages(
+    steps: Sequence[SessionStep], num_nodes: npt.NDArray[np.int64], slots: Int32Array
+) -> tuple[Int32Array, npt.NDArray[np.int64]]:
+    """Return the slots of each node's ancestors and its own, root first, node after node; and how many they are."""
+    firsts = np.cumsum(num_nodes) - num_nodes
+    parents = np.concatenate([step.tree.parents for step in steps])
+    parents = np.where(parents >= 0, parents + np.repeat(firsts, num_nodes), -1)
+    current = np.arange(len(parents))
+    generations = []
+    while (current >= 0).any():
+        generations.append(current)
+        current = np.where(current >= 0, parents[current], -1)
+    lines = np.stack(generations[::-1], 1)  # [nodes, depth of the deepest], -1 where a line is shorter
+    known = lines >= 0
+    return slots[lines[known]], known.sum(1)

@@ -1,8 +1,9 @@
-"""The k largest scores of each row and their log-probabilities: in C on a CPU, in torch elsewhere."""
+"""The k largest scores of each row and their log-probabilities: in C on a CPU, by Triton on a GPU, else in torch."""
 
 from __future__ import annotations
 
 import ctypes
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -10,12 +11,18 @@ import torch
 from specq.engines.torch.compiler import kernels
 from specq.types import Float32Array, Int32Array
 
+FEW = 8  # tokens that one of the device's programs looks for, one after the other
+
 
 def top_tokens(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
     """Return token ids i32[rows, count], best first, and log_softmax(scores) there, f32[rows, count], on the host.
 
     scores [rows, vocab], count <= vocab. Where the log-probability is -inf, the token id means nothing.
     """
+    if scores.device.type == "cuda" and count <= FEW and find_spec("triton") is not None:
+        from specq.engines.torch.fused_top import top_on_device
+
+        return top_on_device(scores, count)
     library = kernels() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
     if library is None:
         return _top_by_torch(scores, count)

@@ -1,0 +1,151 @@
+"""Measure this machine and a pair of models, simulate what they should do, and compare it with what real processes do.
+
+    python scripts/calibrate.py --rtt 0 --rtt 20 --rtt 50 --out calibration.json
+    specq simulate configs/simulate.toml --calibrate calibration.json
+
+The models are timed by themselves, one thread on the cores that they will serve on; the drafter is asked what it would
+have said along the target's own texts; the processes' own time is that of the real code with stub models; hops are a round
+trip over real sockets. None of it is fitted to the runs that are predicted. The machine must be quiet.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from calibrate_lib import hardware
+from calibrate_lib.compare import compared, predict, rows
+from calibrate_lib.serving import Prompt, Setting, measure, serving
+
+from specq import log
+from specq.bench.machine import describe
+from specq.bench.prompts import load_prompts
+from specq.bench.roundtrip import roundtrip
+from specq.cli.columns import columns
+from specq.client.result import Result
+from specq.cpu import available_cores
+from specq.models import resolve_model
+from specq.params import MODES
+from specq.simulate.calibration import Measured
+from specq.simulate.hosts import measure_host
+from specq.simulate.settings import Scenario, TrafficSettings
+from specq.text import TextCodec, load_tokenizer_files
+from workers.up import divide_cores
+
+
+def main() -> None:
+    command()
+
+
+@click.command()
+@click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
+@click.option("--draft-model", default="tiny", show_default=True, help="Draft model: bundled, or a directory.")
+@click.option("--rtt", "rtts", type=click.FloatRange(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
+@click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
+@click.option("--drafters", type=click.IntRange(1), default=1, show_default=True, help="Draft workers.")
+@click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, help="Jobs at a time.")
+@click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: a data set of `specq bench`, or JSONL.")
+@click.option("--num-prompts", type=click.IntRange(1), default=16, show_default=True, help="Jobs of each run.")
+@click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Tokens of each.")
+@click.option("--repeats", type=click.IntRange(1), default=25, show_default=True, help="Of each timing of a model.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="All figures, as JSON.")
+def command(
+    *,
+    rtts: tuple[float, ...],
+    modes: tuple[str, ...],
+    dataset: str,
+    num_prompts: int,
+    repeats: int,
+    out: Path,
+    **options: Any,
+) -> None:
+    """Measure, run, simulate, compare."""
+    log.configure("error")
+    setting = Setting(**options)
+    prompts = _prompts(setting.model, dataset, num_prompts)
+    real = _run(setting, prompts, rtts or (0.0, 20.0), modes or MODES)
+    texts = next(iter(real.values()))[1]
+    measured = _measure(setting, list(zip(prompts, (result.token_ids for result in texts), strict=True)), repeats)
+    tables = _tables(setting, prompts, measured)
+    runs = [compared(*key, figures, predict(tables, *key)) for key, (figures, _) in real.items()]
+    click.echo(columns(rows(runs)))
+    about = describe(shlex.join(["python", *sys.argv]))
+    record = about | {"setting": asdict(setting), "runs": runs, "measured": asdict(measured)}
+    out.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def _prompts(model: str, dataset: str, count: int) -> list[Prompt]:
+    codec = TextCodec(load_tokenizer_files(resolve_model(model, "target")))
+    return [prompt.token_ids for prompt in load_prompts((dataset,), count, codec)]
+
+
+def _run(
+    setting: Setting, prompts: Sequence[Prompt], rtts: Sequence[float], modes: Sequence[str]
+) -> dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]:
+    """Return figures and results of the real processes by (round trip, mode); all modes on the same processes."""
+    found = {}
+    for rtt_ms in rtts:
+        with serving(setting, rtt_ms) as client:
+            for mode in modes:
+                found[rtt_ms, mode] = measure(client, prompts, setting, mode)
+                rate = found[rtt_ms, mode][0]["tokens_per_second"]
+                click.echo(f"rtt {rtt_ms:g} ms, {mode}: {rate} tokens/s", err=True)
+    return found
+
+
+def _measure(setting: Setting, texts: Sequence[tuple[Sequence[int], Sequence[int]]], repeats: int) -> Measured:
+    """Measure the models on the cores that they serve on, the hosts' own time, and a hop."""
+    here = available_cores()
+    shares = divide_cores(len(here), 1, setting.drafters)
+    target, drafter = ([here[i] for i in share] for share in (shares.targets[0], shares.drafters[0]))
+    click.echo("timing the models", err=True)
+    with hardware.pinned(target):
+        engine = hardware.load_engine(setting.model, len(target))
+        steps, session_us = hardware.step_ms(engine, repeats), hardware.session_us(engine, repeats)
+    with hardware.pinned(drafter):
+        proposer = hardware.load_proposer(setting.draft_model)
+        passes, choices = hardware.pass_ms(proposer, repeats), hardware.choices(proposer, texts)
+    click.echo("timing hosts and hops", err=True)
+    hops = roundtrip(repeats=1, count=500, seconds=0.5)
+    near_us = hops["direct"]["p50_us"]
+    with hardware.pinned(target):
+        host = measure_host(Scenario(traffic=TrafficSettings(sessions=setting.in_flight, seconds=5.0)))
+    broker_us = max(hops["broker"]["p50_us"] / 2 - near_us, host["broker_us"])
+    return Measured(
+        step_ms=_ascending(steps),
+        session_us=session_us,
+        pass_ms=_ascending(passes),
+        choices=choices,
+        host=host | {"broker_us": broker_us},
+        network={"rtt_ms": near_us / 1e3, "near_rtt_ms": near_us / 1e3},
+    )
+
+
+def _ascending(points: list[list[float]]) -> list[list[float]]:
+    """Return the points without the falls that noise makes."""
+    highest, found = 0.0, []
+    for load, milliseconds in points:
+        highest = max(highest, milliseconds)
+        found.append([load, round(highest, 4)])
+    return found
+
+
+def _tables(setting: Setting, prompts: Sequence[Prompt], measured: Measured) -> dict[str, Any]:
+    """Return the scenario of the real runs."""
+    traffic = {
+        "sessions": setting.in_flight,
+        "prompt_tokens": round(sum(map(len, prompts)) / len(prompts)),
+        "output_tokens": setting.output_len,
+        "seconds": 60.0,
+    }
+    return measured.applied_to({"traffic": traffic, "draft": {"drafters": setting.drafters}})
+
+
+if __name__ == "__main__":
+    main()

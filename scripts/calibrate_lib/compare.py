@@ -1,0 +1,58 @@
+"""What the simulator predicts for a setting, beside what was measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specq.params import Speculation
+from specq.simulate import Scenario, simulate
+
+COMPARED = {"tokens_per_second": "goodput", "mean_accepted_length": "mean_accepted_length", "hit_rate": "hit_rate"}
+
+
+def predict(tables: dict[str, Any], rtt_ms: float, mode: str) -> dict[str, float]:
+    """Simulate the tables' scenario with the drafters `rtt_ms` further away, in a mode; return what is compared."""
+    network = tables["network"]
+    far = {**network, "rtt_ms": network["rtt_ms"] + rtt_ms}
+    speculation = {**tables.get("speculation", {}), **Speculation(mode=mode).to_dict()}
+    found = simulate(Scenario.from_tables({**tables, "network": far, "speculation": speculation}))
+    return {name: getattr(found, own) for name, own in COMPARED.items()}
+
+
+def compared(rtt_ms: float, mode: str, measured: dict[str, Any], predicted: dict[str, float]) -> dict[str, Any]:
+    """Return one run's line of the report: both sides, and predicted / measured."""
+    ratios = {name: round(predicted[name] / measured[name], 4) for name in COMPARED if measured[name]}
+    return {"rtt_ms": rtt_ms, "mode": mode, "measured": measured, "predicted": predicted, "ratio": ratios}
+
+
+def rows(runs: list[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """Return the runs as rows for the screen, a header first."""
+    header = (
+        "RTT MS",
+        "MODE",
+        "MEASURED",
+        "PREDICTED",
+        "RATIO",
+        "TOKENS/ROUND",
+        "PREDICTED",
+        "HITS",
+        "PREDICTED",
+        "STEP MS",
+    )
+    return [header, *(_row(run) for run in runs)]
+
+
+def _row(run: dict[str, Any]) -> tuple[object, ...]:
+    measured, predicted = run["measured"], run["predicted"]
+    return (
+        run["rtt_ms"],
+        run["mode"],
+        f"{measured['tokens_per_second']:.1f}",
+        f"{predicted['tokens_per_second']:.1f}",
+        f"{run['ratio'].get('tokens_per_second', 0):.3f}",
+        f"{measured['mean_accepted_length']:.2f}",
+        f"{predicted['mean_accepted_length']:.2f}",
+        f"{measured['hit_rate']:.0%}",
+        f"{predicted['hit_rate']:.0%}",
+        f"{measured['step_ms']:.2f}",
+    )

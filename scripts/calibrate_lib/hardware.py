@@ -1,0 +1,131 @@
+"""The models by themselves, in this process: how long a forward pass takes, and what the drafter thinks of the texts."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from statistics import median
+
+import numpy as np
+
+from specq.engines import ENGINES, Engine
+from specq.models import resolve_model
+from specq.params import SamplingParams
+from specq.proposers import PROPOSERS, Expansion, Proposer
+from specq.table import resolve
+from specq.types import SessionStep, Tree
+
+STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
+CONTEXT = 192  # tokens
+SESSIONS = 8  # of which one row each is compared with as many rows of one session
+NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
+
+Points = list[list[float]]
+
+
+@contextmanager
+def pinned(cores: Sequence[int]) -> Iterator[None]:
+    """Stay on these cores meanwhile, as the process that is measured for will."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, set(cores) or before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def load_engine(model: str, threads: int) -> Engine:
+    """Load the target as a verifier would."""
+    engine: Engine = resolve("engine", ENGINES, "torch")(resolve_model(model, "target"), name=model, threads=threads)
+    return engine
+
+
+def load_proposer(model: str) -> Proposer:
+    """Load the draft model as a drafter would."""
+    proposer: Proposer = resolve("proposer", PROPOSERS, "draft-model")(resolve_model(model, "draft"), name=model)
+    return proposer
+
+
+# --- the target ---------------------------------------------------------------------------------------------------
+
+
+def step_ms(engine: Engine, repeats: int) -> Points:
+    """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes."""
+    return [[rows, median(_step_times(engine, 1, rows, repeats))] for rows in STEP_ROWS]
+
+
+def session_us(engine: Engine, repeats: int) -> float:
+    """Return what a row of a session of its own takes more than a further row of one session."""
+    many, one = (median(_step_times(engine, *shape, repeats)) for shape in ((SESSIONS, 1), (1, SESSIONS)))
+    return max(0.0, 1e3 * (many - one) / (SESSIONS - 1))
+
+
+def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> list[float]:
+    """Return milliseconds of so many decoding steps, `rows` of each session, after two that are not counted."""
+    context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
+    starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
+    for session_id in starts:
+        cached = engine.open(session_id, context + session_id)  # no shared prefix
+        engine.step([SessionStep(session_id, cached, context[cached:-1], SamplingParams(), judged=False)])
+    times = []
+    for _ in range(repeats + 2):
+        steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
+        began = time.perf_counter()
+        judged = engine.step(steps)
+        times.append(1e3 * (time.perf_counter() - began))
+        starts = {one.session_id: starts[one.session_id] + 1 + len(one.path) for one in judged}
+    for session_id in starts:
+        engine.close(session_id)
+    return times[2:]
+
+
+def _star(num_nodes: int) -> Tree:
+    return Tree(
+        np.arange(1, num_nodes + 1, dtype=np.int32), np.full(num_nodes, -1, np.int32), np.zeros(num_nodes, np.float32)
+    )
+
+
+# --- the drafter --------------------------------------------------------------------------------------------------
+
+
+def pass_ms(proposer: Proposer, repeats: int) -> Points:
+    """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
+    context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
+    proposer.open(0, context, SamplingParams())
+    ids = count()
+    first = [next(ids) for _ in range(max(PASS_ROWS))]
+    proposer.expand([Expansion(0, -1, tuple(first))])
+    points = [[rows, median(_pass_times(proposer, first[:rows], ids, repeats))] for rows in PASS_ROWS]
+    proposer.close(0)
+    return points
+
+
+def _pass_times(proposer: Proposer, nodes: Sequence[int], ids: Iterator[int], repeats: int) -> list[float]:
+    times = []
+    for _ in range(repeats + 2):
+        requests = [Expansion(0, node, tuple(next(ids) for _ in range(3))) for node in nodes]
+        began = time.perf_counter()
+        proposer.expand(requests)
+        times.append(1e3 * (time.perf_counter() - began))
+    return times[2:]
+
+
+def choices(proposer: Proposer, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
+    """Return [claim, rank] along the target's texts, given as (prompt, what the target said), position by position."""
+    found: Points = []
+    for prompt, tokens in texts:
+        proposer.open(0, np.array(prompt, np.int32), SamplingParams())
+        for token in tokens:
+            ids = tuple(range(NUM_CHOICES))
+            (children,) = proposer.expand([Expansion(0, -1, ids)])
+            ranked = children.token_ids.tolist()
+            rank = ranked.index(token) if token in ranked else NUM_CHOICES
+            found.append([round(math.exp(float(children.scores[0])), 4), rank])
+            proposer.commit(0, np.array([token], np.int32), [ids[rank]] if rank < len(ranked) else [])
+        proposer.close(0)
+    return found

@@ -1,0 +1,115 @@
+"""Real processes on this machine, the drafters behind a delay proxy, and what they do with the prompts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from specq import Client
+from specq.addresses import free_address
+from specq.client.result import Result
+from specq.config import Config, load
+from specq.errors import EngineError
+from workers.up import Group, members
+
+PROXY = Path(__file__).parents[1] / "delay_proxy.py"
+READY_S = 240.0
+JOB_S = 120.0  # patience with one job
+COUNTS = ("rounds", "drafted", "draft_tokens", "accepted_tokens", "hits", "misses", "stale", "forward_us")
+
+Prompt = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each."""
+
+    model: str
+    draft_model: str
+    drafters: int
+    in_flight: int
+    output_len: int
+
+
+def config_for(setting: Setting) -> Config:
+    """Return the configuration of all processes, on a free address; drafters run at the others' priority."""
+    config = load()
+    return replace(
+        config,
+        up=replace(config.up, targets=1, drafters=setting.drafters),
+        broker=replace(config.broker, bind=free_address()),
+        target=replace(config.target, model=setting.model),
+        draft=replace(config.draft, model=setting.draft_model, nice=0),
+    )
+
+
+@contextmanager
+def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
+    """Start everything, the drafters `rtt_ms` away; stop it all at the end."""
+    config = config_for(setting)
+    with ExitStack() as stack:
+        far = stack.enter_context(proxy(config.broker.bind, rtt_ms)) if rtt_ms else config.broker.bind
+        found = members(config, ["--log-level", "error"])
+        moved = [
+            replace(member, arguments=tuple(far if part == config.broker.bind else part for part in member.arguments))
+            if member.name.startswith("draft")
+            else member
+            for member in found
+        ]
+        group = stack.enter_context(Group(moved))
+        group.wait_ready(READY_S)
+        yield stack.enter_context(Client(group.address))
+
+
+@contextmanager
+def proxy(upstream: str, rtt_ms: float) -> Iterator[str]:
+    """Run a delay proxy; yield the address to connect to."""
+    command = [sys.executable, str(PROXY), "--upstream", upstream, "--rtt-ms", str(rtt_ms)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None, "it was asked for"
+        address = process.stdout.readline().strip()
+        if not address:
+            raise EngineError(f"the delay proxy ended with status {process.wait()}")
+        yield address
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def measure(
+    client: Client, prompts: Sequence[Prompt], setting: Setting, mode: str
+) -> tuple[dict[str, Any], list[Result]]:
+    """Complete all prompts, so many at a time; return the figures and the results, in the prompts' order."""
+    _complete(client, prompts[0], replace(setting, output_len=16), mode)  # warm
+    began = time.perf_counter()
+    with ThreadPoolExecutor(setting.in_flight) as pool:
+        results = list(pool.map(lambda prompt: _complete(client, prompt, setting, mode), prompts))
+    return figures(results, time.perf_counter() - began), results
+
+
+def _complete(client: Client, prompt: Prompt, setting: Setting, mode: str) -> Result:
+    job = client.submit(token_ids=list(prompt), max_tokens=setting.output_len, ignore_eos=True, mode=mode)
+    return job.result(JOB_S)
+
+
+def figures(results: Sequence[Result], seconds: float) -> dict[str, Any]:
+    """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in service."""
+    sums = {name: sum(int(result.stats.get(name, 0)) for result in results) for name in COUNTS}
+    num_tokens = sum(len(result.token_ids) for result in results)
+    return {
+        "tokens_per_second": round(num_tokens / seconds, 2),
+        "mean_accepted_length": round(num_tokens / sums["rounds"], 4),
+        "hit_rate": round(sums["hits"] / max(sums["hits"] + sums["misses"], 1), 4),
+        "step_ms": round(sums["forward_us"] / sums["rounds"] / 1e3, 3),
+        "seconds": round(seconds, 2),
+        "num_tokens": num_tokens,
+        **sums,
+    }

@@ -1,0 +1,253 @@
+"""A slow network for one machine: carries ZeroMQ messages between DEALERs (drafters, clients) and a broker, later.
+
+    python scripts/delay_proxy.py --listen tcp://127.0.0.1:6000 --upstream tcp://127.0.0.1:5750 --rtt-ms 20
+    specq worker --role draft --broker tcp://127.0.0.1:6000
+
+Each peer gets a connection of its own to the broker, under the peer's own identity, so that neither side sees the proxy.
+Whole messages are delayed, in order, by the rule of `specq.simulate.network`; half of the round trip each way. With --cut
+a peer's connection is lost now and then, with all that is in flight, and comes back after a while. A peer that is gone,
+or silent for --idle-s, is forgotten.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import click
+import zmq
+
+from specq.addresses import check_bind, check_connect
+from specq.errors import SpecqError
+from specq.simulate.network import Line, LineSettings
+from specq.sockets import HIGH_WATER_MARK, bind_router, drain, try_send
+
+_LONGEST_WAIT_S = 0.5
+
+Frames = list[bytes]
+
+
+@dataclass(slots=True)
+class Peer:
+    """One DEALER: its connection to the broker, None while it is cut, and the lines up to the broker and down."""
+
+    identity: bytes
+    up: Line
+    down: Line
+    upstream: zmq.Socket[bytes] | None = None
+    connection: int = 0  # how many it has had: what was sent over an earlier one is lost
+    cut_until: float = 0.0
+    heard: float = 0.0
+
+
+@dataclass(slots=True)
+class Cuts:
+    """How connections are lost: with a chance at each message, for so many seconds."""
+
+    chance: float = 0.0
+    seconds: float = 0.2
+    random: random.Random = field(default_factory=random.Random)
+
+
+class DelayProxy:
+    """The proxy and its event loop: messages in, a heap of what is due, messages out."""
+
+    def __init__(
+        self,
+        listen: str,
+        upstream: str,
+        line: LineSettings,
+        *,
+        cuts: Cuts | None = None,
+        idle_s: float = 10.0,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.upstream, self.line, self.cuts, self.idle_s, self.seed = upstream, line, cuts or Cuts(), idle_s, seed
+        self.clock = clock
+        self.context = zmq.Context()
+        self.router, self.address = bind_router(self.context, listen)
+        self.peers: dict[bytes, Peer] = {}
+        self.num_carried = self.num_cut = self.num_dropped = 0
+        self._num_peers = 0
+        self._due: list[tuple[float, int, bool, Peer, int, Frames]] = []  # (time, order, up, peer, connection, frames)
+        self._order = 0
+
+    def turn(self, longest_wait_s: float = _LONGEST_WAIT_S) -> None:
+        """Send what is due, take in what arrived; if nothing did, wait until something arrives or is due.
+
+        A socket tells only once that it is readable, so nothing touches the sockets between finding them empty and the
+        wait.
+        """
+        self._send_due()
+        self._forget_idle()
+        if self._take_in_front() | self._take_in_back():
+            return
+        due_in = self._due[0][0] - self.clock() if self._due else longest_wait_s
+        if due_in > 0:
+            select.select(self._descriptors(), [], [], min(due_in, longest_wait_s))
+
+    def _descriptors(self) -> list[int]:
+        sockets = [self.router, *(peer.upstream for peer in self.peers.values() if peer.upstream is not None)]
+        return [socket.getsockopt(zmq.FD) for socket in sockets]
+
+    # --- in ---------------------------------------------------------------------------------------------------------
+
+    def _take_in_front(self) -> bool:
+        """Note when what peers sent is due at the broker; False if they sent nothing."""
+        found = False
+        for identity, *frames in drain(self.router):
+            found, now = True, self.clock()
+            peer = self.peers.get(identity) or self._meet(identity)
+            peer.heard = now
+            if now >= peer.cut_until and peer.upstream is None:
+                self._connect(peer)
+            self._schedule(peer, frames, now, up=True)
+        return found
+
+    def _take_in_back(self) -> bool:
+        """Note when what the broker sent is due at the peers; False if it sent nothing."""
+        found = False
+        for peer in self.peers.values():
+            socket = peer.upstream
+            for frames in drain(socket) if socket is not None else ():
+                found = True
+                self._schedule(peer, frames, self.clock(), up=False)
+                if peer.upstream is not socket:  # just cut
+                    break
+        return found
+
+    def _schedule(self, peer: Peer, frames: Frames, now: float, *, up: bool) -> None:
+        if self.cuts.chance and self.cuts.random.random() < self.cuts.chance:
+            self._cut(peer, now)
+        if peer.upstream is None:
+            self.num_dropped += 1
+            return
+        line = peer.up if up else peer.down
+        arrivals = line.arrivals(now, sum(map(len, frames)))
+        self.num_dropped += not arrivals
+        for time_due in arrivals:
+            self._order += 1
+            heapq.heappush(self._due, (time_due, self._order, up, peer, peer.connection, frames))
+
+    # --- out --------------------------------------------------------------------------------------------------------
+
+    def _send_due(self) -> None:
+        while self._due and self._due[0][0] <= self.clock():
+            _, _, up, peer, connection, frames = heapq.heappop(self._due)
+            if peer.connection != connection or peer.upstream is None:
+                self.num_dropped += 1
+            elif up:
+                self._count(sent=try_send(peer.upstream, frames))
+            else:
+                sent = try_send(self.router, [peer.identity, *frames])
+                self._count(sent=sent)
+                if not sent:
+                    self._forget(peer)
+
+    def _count(self, *, sent: bool) -> None:
+        self.num_carried += sent
+        self.num_dropped += not sent
+
+    # --- peers ------------------------------------------------------------------------------------------------------
+
+    def _meet(self, identity: bytes) -> Peer:
+        self._num_peers += 1
+        name = f"{self.seed} {self._num_peers}"
+        peer = self.peers[identity] = Peer(identity, Line(self.line, name + " up"), Line(self.line, name + " down"))
+        return peer
+
+    def _connect(self, peer: Peer) -> None:
+        """Connect to the broker as the peer; what is sent before the connection stands waits, bounded."""
+        socket = self.context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        socket.setsockopt(zmq.IDENTITY, peer.identity)
+        socket.connect(self.upstream)
+        peer.upstream = socket
+        peer.connection += 1
+
+    def _cut(self, peer: Peer, now: float) -> None:
+        if peer.upstream is not None:
+            self.num_cut += 1
+            peer.upstream.close(0)
+            peer.upstream = None
+            peer.cut_until = now + self.cuts.seconds
+
+    def _forget_idle(self) -> None:
+        now = self.clock()
+        for peer in [peer for peer in self.peers.values() if peer.heard < now - self.idle_s]:
+            self._forget(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        if self.peers.pop(peer.identity, None) is not None and peer.upstream is not None:
+            peer.upstream.close(0)
+            peer.upstream = None
+
+    def close(self) -> None:
+        """Close all sockets; what is in flight is lost."""
+        self.context.destroy(0)
+
+
+def line_settings(rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, loss: float) -> LineSettings:
+    """Return the settings of each direction."""
+    return LineSettings(
+        delay_s=rtt_ms / 2000, jitter_s=jitter_ms / 1000, bytes_per_s=bandwidth_mbit * 1e6 / 8, loss=loss
+    )
+
+
+@click.command()
+@click.option("--listen", default="tcp://127.0.0.1:*", show_default=True, help="Where peers connect; *: any free port.")
+@click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="The broker.")
+@click.option("--rtt-ms", type=click.FloatRange(0), default=20.0, show_default=True, help="Added to a round trip.")
+@click.option("--jitter-ms", type=click.FloatRange(0), default=0.0, help="Mean of what each way is late by, besides.")
+@click.option("--bandwidth-mbit", type=click.FloatRange(0), default=0.0, help="Of each peer, each way; 0: unlimited.")
+@click.option("--loss", type=click.FloatRange(0, 1), default=0.0, help="Chance that a message is lost.")
+@click.option(
+    "--cut", type=click.FloatRange(0, 1), default=0.0, help="Chance at each message that its connection is lost."
+)
+@click.option("--cut-ms", type=click.FloatRange(0), default=500.0, show_default=True, help="How long it is lost.")
+@click.option("--idle-s", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Silence that ends a peer.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of jitter, losses and cuts.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine.")
+def main(
+    listen: str, upstream: str, *, cut: float, cut_ms: float, idle_s: float, seed: int, insecure: bool, **line: float
+) -> None:
+    """Delay what peers and a broker send each other; the first line of output is the address to connect to."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        check_bind("--listen", listen, insecure=insecure)
+        check_connect("--upstream", upstream)
+        cuts = Cuts(cut, cut_ms / 1000, random.Random(f"{seed} cuts"))
+        proxy = DelayProxy(listen, upstream, line_settings(**line), cuts=cuts, idle_s=idle_s, seed=seed)
+    except SpecqError as error:
+        click.echo(f"delay_proxy: {error}", err=True)
+        sys.exit(2)
+    click.echo(proxy.address)
+    sys.stdout.flush()
+    serve(proxy)
+
+
+def serve(proxy: DelayProxy) -> None:
+    """Run until the process is asked to end; tell what was carried."""
+    try:
+        while True:
+            proxy.turn()
+    except KeyboardInterrupt:
+        told: Sequence[tuple[str, int]] = (
+            ("carried", proxy.num_carried), ("dropped", proxy.num_dropped), ("cut", proxy.num_cut)
+        )  # fmt: skip
+        click.echo(", ".join(f"{name} {count}" for name, count in told), err=True)
+    finally:
+        proxy.close()
+
+
+if __name__ == "__main__":
+    main()

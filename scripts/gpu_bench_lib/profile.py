@@ -1,0 +1,36 @@
+"""Where a step's time goes, kernel by kernel."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+MOST = 16
+
+
+def kernels(work: Callable[[], object], repeats: int = 3) -> list[dict[str, Any]]:
+    """Return the kernels of `work` by total time: count and microseconds each, and of all a step."""
+    work()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+    totals: dict[str, list[float]] = defaultdict(list)
+    for event in profiler.events():
+        if event.device_type == torch.autograd.DeviceType.CUDA:
+            totals[event.name].append(event.device_time)
+    ranked = sorted(totals.items(), key=lambda item: -sum(item[1]))[:MOST]
+    return [
+        {
+            "kernel": name[:60],
+            "count": round(len(times) / repeats, 1),
+            "us_each": round(sum(times) / len(times), 2),
+            "us_a_step": round(sum(times) / repeats, 1),
+        }
+        for name, times in ranked
+    ]

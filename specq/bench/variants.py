@@ -1,0 +1,58 @@
+"""What is compared on one pair: ways to judge drafts, and shapes to draft in; each next to plain decoding.
+
+To add one: a line here. `options` are parameters of the jobs, as `specq.Client.generate` takes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from specq.verification import STRATEGIES, is_lossless
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to serve the same jobs."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def strategy(self) -> str:
+        return str(self.options.get("strategy", "deterministic"))
+
+    @property
+    def mode(self) -> str:
+        return str(self.options.get("mode", "async"))
+
+    def is_lossless(self, temperature: float) -> bool:
+        return is_lossless(self.strategy, temperature)
+
+    def keeps_text(self, temperature: float) -> bool:
+        """Is the text, with the same seed, plain decoding's own? Else it has the target's law at best."""
+        return temperature == 0 or self.strategy != "probabilistic"
+
+
+PLAIN = Variant("plain", {"mode": "plain"})
+
+# Sixteen nodes, wide at the top: the likeliest child gets the most descendants.
+STATIC_TREE = [[0, 0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 2], [1, 0, 0], [1, 1], [2, 0], [3]]
+SHAPES: dict[str, dict[str, Any]] = {
+    "chain": {"num_candidates": 1},
+    "best-first": {},
+    "candidates-2": {"num_candidates": 2},
+    "candidates-4": {"num_candidates": 4},
+    "static-tree": {"tree": STATIC_TREE},
+}
+
+
+def strategies() -> list[Variant]:
+    """Return plain decoding, and each strategy with drafts of the default shape."""
+    return [PLAIN, *(Variant(name, {"strategy": name}) for name in STRATEGIES)]
+
+
+def shapes() -> list[Variant]:
+    """Return plain decoding, and each shape drafted ahead of the verdicts and, as in synchronous rounds, after them."""
+    modes: dict[str, dict[str, Any]] = {"": {}, " sync": {"mode": "sync"}}
+    return [PLAIN, *(Variant(f"{name}{tag}", o | mode) for tag, mode in modes.items() for name, o in SHAPES.items())]

@@ -1,0 +1,50 @@
+"""All jobs of which the broker keeps the transcript in memory: those that wait or run, and the most recent that ended."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from specq.broker.fair_queue import FairQueue
+from specq.broker.jobs import Job
+
+KEEP_FINISHED = 1000
+KEEP_TOKENS = 4_000_000  # prompts included, of jobs that ended
+
+
+class Jobs:
+    """Jobs by id; `queue` holds those without a verifier."""
+
+    def __init__(self) -> None:
+        self.active: OrderedDict[int, Job] = OrderedDict()
+        self.finished: OrderedDict[int, Job] = OrderedDict()
+        self.queue = FairQueue()
+        self._num_kept = 0  # tokens of the finished
+
+    def get(self, job_id: int) -> Job | None:
+        return self.active.get(job_id) or self.finished.get(job_id)
+
+    def add(self, job: Job) -> None:
+        """Take a job that waits to be placed."""
+        self.active[job.job_id] = job
+        self.queue.add(job)
+
+    def retire(self, job: Job) -> None:
+        """Move a job to the finished; the oldest of these is forgotten when there are too many."""
+        self.drop(job)
+        self.keep(job)
+
+    def drop(self, job: Job) -> None:
+        """Forget a job that waits or runs."""
+        self.queue.discard(job)
+        self.active.pop(job.job_id, None)
+
+    def keep(self, job: Job) -> None:
+        """Keep a job that ended at hand."""
+        self.finished[job.job_id] = job
+        self._num_kept += job.length
+        while len(self.finished) > KEEP_FINISHED or self._num_kept > KEEP_TOKENS:
+            oldest = next(iter(self.finished.values()))
+            if oldest is job or not oldest.sealed:  # its end must be in the journal before it is forgotten here
+                return
+            del self.finished[oldest.job_id]
+            self._num_kept -= oldest.length

@@ -1,0 +1,55 @@
+"""`specq jobs`: the jobs of a broker."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from specq.cli.columns import columns
+from specq.cli.options import section_options
+from specq.client.detached import JobDesk
+from specq.client.wishes import id_of
+from specq.config import ClientConfig, load, override
+
+_HEADER = ("JOB", "ID", "STATE", "TOKENS", "AGE", "PRIORITY", "MODEL")
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+
+
+@click.command()
+@click.option(
+    "--limit", type=click.IntRange(0), default=100, show_default=True, help="Of the jobs that ended, the last N."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
+@section_options(ClientConfig)
+def jobs(config_file: str | None, limit: int, *, as_json: bool, **values: Any) -> None:
+    """List the jobs of a broker: those that wait and run, then those that ended, the last one first."""
+    config = override(load(config_file).client, **values)
+    with JobDesk(config.broker, config.timeout_s) as desk:
+        lines = list(desk.list_jobs(limit))
+    if as_json:
+        for line in lines:
+            click.echo(json.dumps(line))
+    else:
+        click.echo(columns([_HEADER, *map(_row, lines)]) if lines else "no jobs")
+
+
+def _row(line: dict[str, Any]) -> tuple[object, ...]:
+    shown = id_of(line["label"], line["job_id"])
+    return (
+        line["job_id"],
+        str(shown)[:40],
+        line["state"],
+        line["tokens"],
+        _age(line["age_s"]),
+        line["priority"],
+        line["model"],
+    )
+
+
+def _age(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"

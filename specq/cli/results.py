@@ -1,0 +1,125 @@
+"""`specq results`: what jobs came to, fetched by their ids."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from specq.cli.options import section_options
+from specq.client import Client, Result
+from specq.client.detached import FoundJob, JobDesk
+from specq.client.request import Request
+from specq.client.result import failed_result, make_result
+from specq.client.wishes import id_of
+from specq.config import ClientConfig, load, override
+from specq.errors import JobError
+from specq.messages import JobInfo, Submit
+from specq.submit import result_line
+from specq.text import TextCodec
+
+JOB_ID = click.IntRange(1, 2**63 - 1)
+
+
+@click.command()
+@click.argument("job_ids", type=JOB_ID, nargs=-1, metavar="JOB...")
+@click.option("--all", "fetch_all", is_flag=True, help="Of all jobs that ended.")
+@click.option("--wait", is_flag=True, help="Wait for jobs that still run.")
+@click.option(
+    "--text/--no-text", default=True, help="Make text of the tokens, which needs a verifier for its tokenizer."
+)
+@click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.")
+@section_options(ClientConfig)
+@click.pass_context
+def results(
+    ctx: click.Context,
+    /,
+    config_file: str | None,
+    job_ids: tuple[int, ...],
+    out: str,
+    *,
+    fetch_all: bool,
+    wait: bool,
+    text: bool,
+    **values: Any,
+) -> None:
+    """Print the results of jobs as `specq submit` does: JSONL, a line for each, as they come.
+
+    The exit status is 0 only if all are there and none failed.
+    """
+    if bool(job_ids) == fetch_all:
+        raise click.UsageError("give the ids of jobs, or --all")
+    config = override(load(config_file).client, **values)
+    written = _Written(_Codecs(config) if text else None)
+    with JobDesk(config.broker, config.timeout_s) as desk, click.open_file(out, "wb") as file:
+        wanted = _ended(desk) if fetch_all else list(dict.fromkeys(job_ids))
+        for found in desk.fetch(wanted, wait=wait):
+            file.write(written.line(found))
+            file.flush()
+    if written.problems:
+        click.echo(f"specq: {len(written.problems)} of {len(wanted)}: {written.problems[0]}", err=True)
+        ctx.exit(1)
+
+
+def _ended(desk: JobDesk) -> list[int]:
+    lines = [line for line in desk.list_jobs() if line["state"] not in ("waiting", "running")]
+    return [line["job_id"] for line in reversed(lines)]
+
+
+class _Codecs:
+    """The tokenizers of the models that jobs name, each fetched once."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config, self._known = config, dict[str, TextCodec]()
+
+    def __getitem__(self, model: str) -> TextCodec:
+        if model not in self._known:
+            with Client(self._config.broker, model=model, timeout_s=self._config.timeout_s) as client:
+                self._known[model] = _codec(client)
+        return self._known[model]
+
+
+def _codec(client: Client) -> TextCodec:
+    try:
+        return client.served.codec
+    except JobError as error:
+        raise JobError(f"{error}; or give --no-text for the tokens alone", error.code) from None
+
+
+class _Written:
+    """Turns jobs into lines, and collects what is wrong with them."""
+
+    def __init__(self, codecs: _Codecs | None) -> None:
+        self._codecs, self.problems = codecs, list[str]()
+
+    def line(self, found: FoundJob) -> bytes:
+        """Return a job's line; nothing for one that has no result yet, or is unknown."""
+        if found.error is not None:
+            self.problems.append(str(found.error))
+        elif not found.ended:
+            num_tokens = len(found.transcript.token_ids)
+            self.problems.append(f"job {found.job_id} still runs ({num_tokens} tokens so far); --wait waits for it")
+        if found.info is None or not found.ended:
+            return b""
+        return result_line(self._result(found, found.info))
+
+    def _result(self, found: FoundJob, info: JobInfo) -> Result:
+        codec = self._codecs[info.model] if self._codecs else None
+        prompt = codec.decode(info.prompt_ids.tolist(), skip_special=False) if codec else ""
+        params = info.params if codec else replace(info.params, stop=())
+        submit = Submit(job_id=info.job_id, params=params, prompt_ids=info.prompt_ids)
+        request = Request(id_of(info.label, info.job_id), prompt, (submit,))
+        if found.error is not None:
+            return failed_result(request, 0, str(found.error))
+        return make_result(request, 0, found.transcript, codec or _NO_TEXT)
+
+
+class _NoText:
+    """Stands for a tokenizer where none is wanted."""
+
+    def decode(self, token_ids: list[int], *, skip_special: bool = True) -> str:
+        return ""
+
+
+_NO_TEXT: Any = _NoText()

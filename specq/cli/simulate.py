@@ -1,0 +1,65 @@
+"""`specq simulate`: the real broker, verifiers and drafters under a virtual clock."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+import orjson
+
+from specq import log
+from specq.bench.machine import describe
+from specq.cli.columns import columns
+from specq.simulate.calibration import read_measured, to_toml
+from specq.simulate.report import Outcome, run_points, table, to_json
+from specq.simulate.sweep import apply_settings, points, read_tables
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("config", type=_FILE, required=False)
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="As in network.rtt_ms=[1,20]; wins over files."
+)
+@click.option(
+    "--calibrate", type=_FILE, help="Measured figures, JSON (scripts/calibrate.py): they win over the config."
+)
+@click.option(
+    "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for JSON, PNG and the scenario."
+)
+@click.option(
+    "--processes", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the work."
+)
+def simulate(
+    config: Path | None, settings: tuple[str, ...], calibrate: Path | None, out: Path | None, processes: int
+) -> None:
+    """Simulate the scenarios of a TOML file: throughput, latency and acceptance on hardware that need not be there."""
+    log.configure("error")
+    tables = read_tables(config) if config else {}
+    if calibrate:
+        tables = read_measured(calibrate).applied_to(tables)
+    tables = apply_settings(tables, settings)
+    outcomes = run_points(points(tables), lambda text: click.echo(text, err=True), processes)
+    click.echo(columns(table(outcomes)))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "scenario.toml").write_text(to_toml(tables), "utf-8")
+        about = describe(shlex.join(["specq", *sys.argv[1:]]))
+        found = orjson.dumps(about | to_json(outcomes), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        (out / "simulate.json").write_bytes(found)
+        _draw(outcomes, out)
+
+
+def _draw(outcomes: list[Outcome], out: Path) -> None:
+    """Draw, or say why not: the figures are in the JSON in any case."""
+    from specq.simulate.plots import draw
+
+    try:
+        draw(outcomes, out)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        click.echo("no plots: they need matplotlib, which is not installed: pip install 'specq[plots]'", err=True)

@@ -1,0 +1,121 @@
+"""The parameters of a request, by their flat names: how to sample, how to draft, how many completions.
+
+    n           completions of the prompt, in [1, 128]; with n > 1 completion i has the seed `derived_seed(seed, i)`
+    bad_words   texts that shall not appear; what that means in tokens, `specq.client.bad_words` says
+    the others  fields of `SamplingParams` and `Speculation`
+
+Rule: what is wrong, and what could only be ignored beside what else was asked for, is a JobError (code `invalid`) that
+says what is allowed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from specq.errors import JobError
+from specq.params import MAX_SEED, SamplingParams, Speculation
+from specq.types import ModelInfo
+from specq.verification import STRATEGIES
+
+MAX_COMPLETIONS = 128
+SAMPLING = tuple(f.name for f in fields(SamplingParams))
+DRAFTING = tuple(f.name for f in fields(Speculation))
+NAMES = (*SAMPLING, "n", "bad_words", *DRAFTING)
+
+_MAX_INT = 2**31 - 1  # what an engine can be asked for
+_OWNERS = {"threshold": "threshold", "typical_eps": "typical", "typical_delta": "typical"}  # parameter -> strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Checked parameters; `n` is None where it was not given: one completion."""
+
+    sampling: SamplingParams
+    speculation: Speculation
+    n: int | None = None
+    bad_words: tuple[str, ...] = ()
+
+
+def read_parameters(values: dict[str, Any]) -> Parameters:
+    """Return checked parameters; None means not given, and a seed is drawn where one is needed but not given."""
+    given = {name: value for name, value in values.items() if value is not None}
+    unknown = sorted(set(given) - set(NAMES))
+    if unknown:
+        raise JobError(f"unknown parameter {unknown[0]!r}; known are {', '.join(NAMES)}")
+    sampling = SamplingParams.from_dict({name: value for name, value in given.items() if name in SAMPLING})
+    speculation = Speculation.from_dict({name: value for name, value in given.items() if name in DRAFTING})
+    _check_sampling(sampling)
+    _check_honoured(sampling, speculation, given)
+    if sampling.temperature > 0 and "seed" not in given:
+        sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
+    return Parameters(sampling, speculation, _count(given.get("n")), _words(given.get("bad_words", ())))
+
+
+def _check_sampling(params: SamplingParams) -> None:
+    """Check what `SamplingParams` cannot know, or lets through though no message could carry it."""
+    if params.strategy not in STRATEGIES:
+        raise JobError(f"unknown strategy {params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}")
+    if params.top_k > _MAX_INT:
+        raise JobError(f"top_k is {params.top_k}; it must be 0 (off) or a number of tokens below 2**31")
+    biased = [token for token, _ in params.logit_bias]
+    twice = [token for token in biased if biased.count(token) > 1]
+    if twice:
+        raise JobError(f"logit_bias names token {twice[0]} more than once")
+    for text in params.stop:
+        _check_text("stop", text)
+
+
+def _check_honoured(params: SamplingParams, speculation: Speculation, given: dict[str, Any]) -> None:
+    """Refuse what the strategy or the mode would ignore."""
+    for name, owner in _OWNERS.items():
+        if name in given and params.strategy != owner:
+            raise JobError(f"{name} is given with strategy {params.strategy}; only strategy {owner} has one")
+    idle = [name for name in speculation.to_dict() if name != "mode"]
+    if speculation.mode == "plain" and idle:
+        raise JobError(f"{idle[0]} is given with mode plain, in which nothing is drafted")
+
+
+def _count(n: Any) -> int | None:
+    if n is not None and (type(n) is not int or not 1 <= n <= MAX_COMPLETIONS):
+        raise JobError(f"n is {n!r}; it must be a whole number in [1, {MAX_COMPLETIONS}]")
+    return n
+
+
+def _words(words: Any) -> tuple[str, ...]:
+    """Return bad words as given: one text, or several."""
+    listed = (words,) if isinstance(words, str) else words
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) and word.strip(" ") for word in listed):
+        raise JobError(f"bad_words is {words!r}; it must be a list of texts that are more than spaces")
+    for word in listed:
+        _check_text("bad_words", word)
+    return tuple(listed)
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise JobError(
+            f"{name} is {text!r}; it is no valid Unicode at character {error.start}: {error.reason}"
+        ) from None
+
+
+def check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
+    """Raise JobError for parameters that a model, with room for so many tokens more, cannot take."""
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "bad_token_ids": [token for sequence in params.bad_token_ids for token in sequence],
+    }
+    for name, token_ids in named.items():
+        outside = [token for token in token_ids if token >= info.vocab_size]
+        if outside:
+            raise JobError(
+                f"{name} names token id {outside[0]}, outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
+            )
+    if params.min_tokens > room:
+        raise JobError(
+            f"min_tokens is {params.min_tokens}; {info.name} has room for {room} tokens more after this prompt"
+        )

@@ -1,0 +1,133 @@
+"""The fast path on a GPU: packed rows through the fused decoder, replayed from CUDA graphs.
+
+A step is one copy of integers to the device, one graph (all layers, for a padded number of rows), the final norm and the
+head for the judged rows. Nothing waits for the device: logits stay there, and the host is free while the layers run.
+
+A graph is captured when its size is first asked for; the engine's profile at start-up asks for all of them. Steps beyond
+the largest size, or with longer lists of slots than fit, run the same kernels without a graph.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from specq.engines.torch.attention_plan import BlockLayout, lay_out, max_list_length
+from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
+from specq.engines.torch.fused_tiles import NARROW
+from specq.engines.torch.fused_weights import merge
+from specq.engines.torch.rows import PackedRows
+from specq.types import Int32Array
+
+SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
+BEYOND = 64  # sizes above the largest are multiples of this
+LIST_ROOM = 1 << 20  # slots; 64 contexts of 16k tokens
+NUM_INBOXES = 2
+
+
+class FusedForward:
+    """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `fused_weights.supports`."""
+
+    def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
+        """`graphs` and `pdl` (programmatic dependent launch) default to what the device can do."""
+        self.kv = kv
+        self.device = kv.keys.device
+        on_gpu = self.device.type == "cuda"
+        can_pdl = on_gpu and torch.cuda.get_device_capability(self.device) >= (9, 0)
+        self.uses_graphs = on_gpu if graphs is None else graphs
+        self.decoder = FusedDecoder(merge(model, kv.num_slots), kv, pdl=can_pdl if pdl is None else pdl)
+        largest = self.decoder.layout(SIZES[-1], SIZES[-1])
+        self._scratch = self.decoder.scratch(largest)
+        self._block = torch.zeros(largest.starts()["lists"] + LIST_ROOM, dtype=torch.int32, device=self.device)
+        self._inboxes = [Inbox(len(self._block), self.device) for _ in range(NUM_INBOXES)]
+        self._batches: dict[BlockLayout, Batch] = {}  # all over the same block
+        self._graphs: dict[BlockLayout, torch.cuda.CUDAGraph] = {}
+
+    @torch.no_grad()
+    def __call__(self, rows: PackedRows) -> ForwardOutput:
+        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`."""
+        with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+            size = padded_size(rows.num_rows)
+            if size > SIZES[-1] or max_list_length(rows) > LIST_ROOM:
+                return self._run_beyond(rows, size)
+            batch = self._batch(self.decoder.layout(size, int(np.diff(rows.row_starts).max())))
+            self._inboxes.append(self._inboxes.pop(0))
+            self._inboxes[0].send(rows, batch.layout, self._block)
+            self._run(batch)
+            return self._finish(rows, batch, self._scratch)
+
+    def _batch(self, layout: BlockLayout) -> Batch:
+        if layout not in self._batches:
+            self._batches[layout] = Batch.of(self._block, layout)
+        return self._batches[layout]
+
+    def _run(self, batch: Batch) -> None:
+        """Run all layers, from a graph where graphs are used."""
+        layout = batch.layout
+        if not self.uses_graphs:
+            self.decoder.run(batch, self._scratch)
+            return
+        if layout not in self._graphs:
+            self.decoder.run(batch, self._scratch)  # compiles what is not compiled yet, which a capture must not
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.decoder.run(batch, self._scratch)
+            self._graphs[layout] = graph
+        self._graphs[layout].replay()
+
+    def _run_beyond(self, rows: PackedRows, size: int) -> ForwardOutput:
+        """Run a step that fits no graph, in memory of its own."""
+        layout = self.decoder.layout(size, rows.num_rows)
+        length = layout.starts()["lists"] + max_list_length(rows)
+        block = torch.zeros(length, dtype=torch.int32, device=self.device)
+        Inbox(length, self.device).send(rows, layout, block)
+        scratch = self.decoder.scratch(layout)
+        batch = Batch.of(block, layout)
+        self.decoder.run(batch, scratch)
+        return self._finish(rows, batch, scratch)
+
+    def _finish(self, rows: PackedRows, batch: Batch, scratch: Scratch) -> ForwardOutput:
+        num_judged = len(rows.logit_rows)
+        size = next((size for size in NARROW if num_judged <= size), num_judged)
+        hidden = self.kv.keys.new_empty(size, self.decoder.weights.hidden)
+        if not num_judged:
+            return ForwardOutput(self.kv.keys.new_empty(0, len(self.decoder.weights.head)), hidden[:0])
+        self.decoder.hidden(batch, scratch, num_judged, hidden)
+        return ForwardOutput(self.decoder.head(hidden)[:num_judged], hidden[:num_judged])
+
+
+class Inbox:
+    """Host memory from which integers are copied to the device; it is not written again before that copy is done."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        on_gpu = device.type == "cuda"
+        self._memory = torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu)
+        self.array: Int32Array = self._memory.numpy()
+        self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Wait until `array` may be written."""
+        if self._sent is not None:
+            self._sent.synchronize()
+
+    def copy(self, used: int, block: torch.Tensor) -> None:
+        """Copy the first `used` of `array` to the device, without waiting."""
+        block[:used].copy_(self._memory[:used], non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+    def send(self, rows: PackedRows, layout: BlockLayout, block: torch.Tensor) -> None:
+        """Lay out a step's integers and copy them to the block on the device."""
+        self.wait()
+        self.copy(lay_out(rows, layout, self.array), block)
+
+
+def padded_size(num_rows: int) -> int:
+    """Return the size of the graph that a step of so many rows takes, or the next multiple of BEYOND."""
+    if num_rows > SIZES[-1]:
+        return -(-num_rows // BEYOND) * BEYOND
+    return SIZES[int(np.searchsorted(SIZES, num_rows))]

@@ -1,0 +1,241 @@
+"""Triton kernels for matrix products of few rows, with what stands before and after them fused in.
+
+At few rows a product costs the bytes of its weights, so every kernel streams a tile of weight rows past all rows of the
+batch: `ROWS` = 1 as multiply and add, 16 and more on the tensor cores (weights as the left operand). RMSNorm is split so
+that it needs no pass of its own: whoever writes the residual stream `x` also writes `xw` = x times the next norm's weight,
+and a partial sum of squares for each of its tiles; whoever reads `xw` scales its result by 1 / rms at the end.
+
+x f32[ROWS, hidden]; xw, outputs [ROWS, *] of the model's dtype; squares f32[parts, ROWS]. ROWS is the batch's padded size.
+
+With `PDL` (programmatic dependent launch, compute capability 9) a kernel starts while the one before it ends, and fetches
+its first weights before it waits for that one's results. Every kernel waits, whatever it reads, so that what is done two
+kernels before is done. What a step's kernels do not write (weights, the batch's integers) may be read before the wait.
+So loads stand in the order in which their sources become ready, and are used as late as can be.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def prefetch(pointers):
+    """Ask for the 128 bytes at each pointer to be brought into the L2 cache."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
+def start_weights(
+    w_ptr, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr
+):
+    """Fetch the first of weight rows n of w [*, K], before what they are multiplied with is there.
+
+    For one row they are returned, [BLOCK_N, BLOCK_K]; for more they are on their way to the L2 cache.
+    """
+    rows = w_ptr + n.to(tl.int64)[:, None] * K
+    if ROWS == 1:
+        k = tl.arange(0, BLOCK_K)
+        return tl.load(rows + k[None, :], mask=k[None, :] < K, other=0.0, eviction_policy="evict_first")
+    else:
+        if PDL:
+            line = tl.arange(0, 16) * 64  # 16 lines of 128 bytes, in elements of 2 bytes
+            prefetch(rows + tl.where(line < K, line, 0)[None, :])
+        return tl.zeros((1, 1), tl.float32)
+
+
+@triton.jit
+def _load_tiles(x_ptrs, w_ptrs, k, K: tl.constexpr, IS_WHOLE: tl.constexpr):
+    """Return [BLOCK_N, BLOCK_K] of the weights and [ROWS, BLOCK_K] of x, at columns k, zero beyond K."""
+    if IS_WHOLE:
+        return tl.load(w_ptrs, eviction_policy="evict_first"), tl.load(x_ptrs)
+    else:
+        mask = k[None, :] < K
+        return tl.load(w_ptrs, mask=mask, other=0.0, eviction_policy="evict_first"), tl.load(
+            x_ptrs, mask=mask, other=0.0
+        )
+
+
+@triton.jit
+def product(
+    x_ptr, w_ptr, w, n, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHAINS: tl.constexpr,
+):  # fmt: skip
+    """Return f32[BLOCK_N, ROWS]: weight rows n of w [*, K] times x [ROWS, K]; w comes from `start_weights`.
+
+    CHAINS 2 keeps two sums: a tensor core waits for its own last result, and at few rows that is what takes the time.
+    """
+    k = tl.arange(0, BLOCK_K)
+    w_ptrs = w_ptr + n.to(tl.int64)[:, None] * K + k[None, :]
+    if ROWS == 1:
+        sums = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+        for start in range(0, K, BLOCK_K):
+            x = tl.load(x_ptr + start + k, mask=start + k < K, other=0.0)
+            sums += w.to(tl.float32) * x.to(tl.float32)[None, :]
+            if K > BLOCK_K:
+                mask = start + BLOCK_K + k[None, :] < K
+                w = tl.load(w_ptrs + start + BLOCK_K, mask=mask, other=0.0, eviction_policy="evict_first")
+        return tl.sum(sums, 1)[:, None]
+    else:
+        x_ptrs = x_ptr + tl.arange(0, ROWS)[:, None] * K + k[None, :]
+        sums = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        others = tl.zeros((BLOCK_N, ROWS), tl.float32)
+        IS_WHOLE: tl.constexpr = K % (CHAINS * BLOCK_K) == 0
+        for start in range(0, K, CHAINS * BLOCK_K):
+            tile, x = _load_tiles(x_ptrs + start, w_ptrs + start, start + k, K, IS_WHOLE)
+            if CHAINS == 2:
+                tile2, x2 = _load_tiles(
+                    x_ptrs + start + BLOCK_K, w_ptrs + start + BLOCK_K, start + BLOCK_K + k, K, IS_WHOLE
+                )
+                others = tl.dot(tile2, tl.trans(x2), others, input_precision="ieee")
+            sums = tl.dot(tile, tl.trans(x), sums, input_precision="ieee")
+        return sums + others
+
+
+@triton.jit
+def halves(sums, BLOCK_N: tl.constexpr, ROWS: tl.constexpr):
+    """Return the first and the second half of the rows of f32[BLOCK_N, ROWS]."""
+    return tl.split(tl.permute(tl.reshape(sums, (2, BLOCK_N // 2, ROWS)), (1, 2, 0)))
+
+
+@triton.jit
+def load_squares(squares_ptr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, ROWS: tl.constexpr):
+    """Return f32[PARTS_PAD, ROWS]: each row's partial sums of squares."""
+    part = tl.arange(0, PARTS_PAD)
+    row = tl.arange(0, ROWS)
+    return tl.load(squares_ptr + part[:, None] * ROWS + row[None, :], mask=part[:, None] < PARTS, other=0.0)
+
+
+@triton.jit
+def qkv_kernel(
+    xw_ptr, squares_ptr, w_ptr, bias_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr, q_ptr, keys_ptr, values_ptr, eps,
+    kv_stride,
+    HIDDEN: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, HAS_BIAS: tl.constexpr,
+    PARTS: tl.constexpr, PARTS_PAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHAINS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Normed input to rotated queries q [ROWS, HEADS * HEAD_DIM], and rotated keys and values in their slots.
+
+    A program makes BLOCK_N / 2 rotary pairs of one head. cos, sin f32[positions, HEAD_DIM / 2]; keys, values point to the
+    layer's [KV_HEADS, slots, HEAD_DIM], kv_stride apart a head; a slot of -1 is not written.
+    """
+    HALF: tl.constexpr = HEAD_DIM // 2
+    PAIRS: tl.constexpr = BLOCK_N // 2
+    if PDL:
+        gdc_launch_dependents()
+    head = tl.program_id(0) // (HALF // PAIRS)
+    first = tl.program_id(0) % (HALF // PAIRS) * PAIRS
+    line = tl.arange(0, BLOCK_N)
+    n = head * HEAD_DIM + first + line % PAIRS + line // PAIRS * HALF
+    w = start_weights(w_ptr, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, PDL)
+    i = first + tl.arange(0, PAIRS)
+    row = tl.arange(0, ROWS)
+    angle = tl.load(positions_ptr + row)[None, :] * HALF + i[:, None]
+    cos, sin = tl.load(cos_ptr + angle), tl.load(sin_ptr + angle)
+    slot = tl.load(slots_ptr + row).to(tl.int64)[None, :]
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + n).to(tl.float32)[:, None]
+    if PDL:
+        gdc_wait()
+    squares = load_squares(squares_ptr, PARTS, PARTS_PAD, ROWS)
+    sums = product(xw_ptr, w_ptr, w, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, CHAINS)
+    sums *= (1.0 / tl.sqrt(tl.sum(squares, 0) / HIDDEN + eps))[None, :]
+    if HAS_BIAS:
+        sums += bias
+    low, high = halves(sums, BLOCK_N, ROWS)
+    if head < HEADS + KV_HEADS:
+        low, high = low * cos - high * sin, high * cos + low * sin
+    if head < HEADS:
+        at = q_ptr + row[None, :] * (HEADS * HEAD_DIM) + head * HEAD_DIM + i[:, None]
+        tl.store(at, low.to(q_ptr.dtype.element_ty))
+        tl.store(at + HALF, high.to(q_ptr.dtype.element_ty))
+    else:
+        within = slot * HEAD_DIM + i[:, None]
+        if head < HEADS + KV_HEADS:
+            at = keys_ptr + (head - HEADS).to(tl.int64) * kv_stride + within
+        else:
+            at = values_ptr + (head - HEADS - KV_HEADS).to(tl.int64) * kv_stride + within
+        tl.store(at, low.to(keys_ptr.dtype.element_ty), mask=slot >= 0)
+        tl.store(at + HALF, high.to(keys_ptr.dtype.element_ty), mask=slot >= 0)
+
+
+@triton.jit
+def add_kernel(
+    in_ptr, w_ptr, x_ptr, norm_ptr, xw_ptr, squares_ptr,
+    HIDDEN: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    CHAINS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """x += in @ w.T for the residual stream, and xw and squares for the norm that comes next.
+
+    in [ROWS, K]; w [HIDDEN, K]; norm [HIDDEN], the next norm's weight; squares f32[programs, ROWS]."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < HIDDEN
+    safe = tl.where(inside, n, 0)
+    row = tl.arange(0, ROWS)
+    at = row[None, :] * HIDDEN + n[:, None]
+    mask = inside[:, None]
+    if PDL:
+        gdc_launch_dependents()
+    w = start_weights(w_ptr, safe, K, ROWS, BLOCK_N, BLOCK_K, PDL)
+    norm = tl.load(norm_ptr + n, mask=inside, other=0.0).to(tl.float32)
+    if PDL:
+        gdc_wait()
+    x = tl.load(x_ptr + at, mask=mask, other=0.0)
+    x += tl.where(mask, product(in_ptr, w_ptr, w, safe, K, ROWS, BLOCK_N, BLOCK_K, CHAINS), 0.0)
+    tl.store(x_ptr + at, x, mask=mask)
+    tl.store(xw_ptr + at, (x * norm[:, None]).to(xw_ptr.dtype.element_ty), mask=mask)
+    tl.store(squares_ptr + tl.program_id(0) * ROWS + row, tl.sum(x * x, 0))
+
+
+@triton.jit
+def gate_up_kernel(
+    xw_ptr, squares_ptr, w_ptr, out_ptr, eps,
+    HIDDEN: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out [ROWS, INNER] = silu(gate) * up of the normed input; w [2 * INNER, HIDDEN], the gate's rows first. A program
+    makes BLOCK_N / 2 columns."""
+    COLUMNS: tl.constexpr = BLOCK_N // 2
+    line = tl.arange(0, BLOCK_N)
+    column = tl.program_id(0) * COLUMNS + line % COLUMNS
+    n = tl.where(column < INNER, column, 0) + line // COLUMNS * INNER
+    if PDL:
+        gdc_launch_dependents()
+    w = start_weights(w_ptr, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, PDL)
+    if PDL:
+        gdc_wait()
+    squares = load_squares(squares_ptr, PARTS, PARTS_PAD, ROWS)
+    sums = product(xw_ptr, w_ptr, w, n, HIDDEN, ROWS, BLOCK_N, BLOCK_K, CHAINS)
+    sums *= (1.0 / tl.sqrt(tl.sum(squares, 0) / HIDDEN + eps))[None, :]
+    gate, up = halves(sums, BLOCK_N, ROWS)
+    out = gate / (1.0 + tl.exp(-gate)) * up
+    to = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[:, None]
+    at = out_ptr + tl.arange(0, ROWS)[None, :] * INNER + to
+    tl.store(at, out.to(out_ptr.dtype.element_ty), mask=to < INNER)
+
+
+@triton.jit
+def linear_kernel(
+    in_ptr, squares_ptr, w_ptr, out_ptr, eps, num_out,
+    K: tl.constexpr, SCALED: tl.constexpr, PARTS: tl.constexpr, PARTS_PAD: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, CHAINS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """out [ROWS, num_out] = in @ w.T; if SCALED, `in` is an `xw`, and 1 / rms is multiplied in."""
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inside = n < num_out
+    safe = tl.where(inside, n, 0)
+    if PDL:
+        gdc_launch_dependents()
+    w = start_weights(w_ptr, safe, K, ROWS, BLOCK_N, BLOCK_K, PDL)
+    if PDL:
+        gdc_wait()
+    if SCALED:
+        squares = load_squares(squares_ptr, PARTS, PARTS_PAD, ROWS)
+    sums = product(in_ptr, w_ptr, w, safe, K, ROWS, BLOCK_N, BLOCK_K, CHAINS)
+    if SCALED:
+        sums *= (1.0 / tl.sqrt(tl.sum(squares, 0) / K + eps))[None, :]
+    at = out_ptr + tl.arange(0, ROWS).to(tl.int64)[None, :] * num_out + n[:, None]
+    tl.store(at, sums.to(out_ptr.dtype.element_ty), mask=inside[:, None])

@@ -1,0 +1,108 @@
+"""What the journal is told of a job, and what it gives back: plain values, no I/O.
+
+Rule: records are told in the order in which they happened. `TokensAdded` of one job follow each other without a gap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from specq.messages import Submit
+
+
+class JobTaken(NamedTuple):
+    """A job was taken. Times in seconds since 1970; deadline 0: none. `owner` is whose job it is."""
+
+    submit: Submit
+    owner: str
+    submitted: float
+    deadline: float
+
+    @property
+    def job_id(self) -> int:
+        return self.submit.job_id
+
+
+class JobBound(NamedTuple):
+    """The weights that the job's text comes from: only a verifier that has the same may go on with it."""
+
+    job_id: int
+    weights: str
+
+
+class TokensAdded(NamedTuple):
+    """One round's tokens, `base_len` generated ones before them.
+
+    token_ids i32[m], accepted u8[m] (1: was drafted), logprobs: rows of `specq.journal.logprob_rows` or empty; all as
+    bytes, little-endian. num_nodes: draft nodes that the round verified.
+    """
+
+    job_id: int
+    base_len: int
+    token_ids: bytes
+    accepted: bytes
+    logprobs: bytes
+    num_nodes: int
+
+
+class JobEnded(NamedTuple):
+    """A job ended, with all its tokens; `code` and `reason` say why it failed, if it did. `ended` as in JobTaken."""
+
+    job_id: int
+    finish: str
+    code: str
+    reason: str
+    stats: dict[str, Any]
+    ended: float
+    token_ids: bytes
+    accepted: bytes
+    logprobs: bytes
+
+
+class JobDropped(NamedTuple):
+    """A job was refused after all; its id is free again."""
+
+    job_id: int
+
+
+Record = JobTaken | JobBound | TokensAdded | JobEnded | JobDropped
+
+
+@dataclass(slots=True)
+class StoredJob:
+    """A job as the journal holds it; fields as in the records. `rounds` and `draft_tokens` count up to its last tokens."""
+
+    submit: Submit
+    owner: str = ""
+    submitted: float = 0.0
+    deadline: float = 0.0
+    weights: str = ""
+    token_ids: bytes = b""
+    accepted: bytes = b""
+    logprobs: bytes = b""
+    rounds: int = 0
+    draft_tokens: int = 0
+    finish: str = ""
+    code: str = ""
+    reason: str = ""
+    stats: dict[str, Any] = field(default_factory=dict)
+    ended: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+
+class JobSummary(NamedTuple):
+    """A line of a list of jobs: of one that ended, its finish reason; times in seconds since 1970."""
+
+    job_id: int
+    label: str
+    model: str
+    owner: str
+    priority: int
+    finish: str
+    num_tokens: int
+    submitted: float
+    ended: float

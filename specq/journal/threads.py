@@ -1,0 +1,174 @@
+"""The two threads that keep the disk out of the broker's loop: one writes, one looks things up.
+
+The writer journals whatever has come in as one group, as soon as the group before is done, but no more than one in two
+milliseconds: the busier the broker, the larger the groups, and the less each record costs. It says by `durable` how far it
+is. Both call `wake` when there is news, from their own threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import structlog
+
+from specq.errors import JournalBusyError, JournalLostError
+from specq.journal.reader import JournalReader
+from specq.journal.records import Record
+from specq.journal.store import Journal
+
+log = structlog.get_logger(__name__)
+
+CHECK_S = 1.0  # at least so often a writer makes sure that it still owns the journal
+EXPIRE_S = 10.0
+RETRY_S = 0.25
+GROUP_S = 0.002  # least time from the beginning of one group to that of the next
+MOST_RECORDS = 8192  # in one group
+
+Wake = Callable[[], None]
+Question = Callable[[JournalReader], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How long results are kept: for so many seconds, and while all take at most so many bytes."""
+
+    seconds: float = 7 * 86400.0
+    num_bytes: int = 1 << 30
+
+
+class JournalWriter:
+    """Journals groups of records in a thread of its own.
+
+    durable  the sequence number up to which everything is journaled
+    trouble  why nothing can be journaled now, or ""; what waits is tried again
+    lost     why nothing will ever be: the broker must stop
+    """
+
+    def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
+        self.durable, self.trouble, self.lost = 0, "", ""
+        self.num_groups = 0
+        self._journal, self._wake, self._keep = journal, wake, keep or Keep()
+        self._queue: SimpleQueue[tuple[int, Sequence[Record]]] = SimpleQueue()
+        self._closing = threading.Event()
+        self._next_group = self._next_check = self._next_expiry = 0.0
+        self._thread = threading.Thread(target=self._run, name="specq-journal", daemon=True)
+        self._thread.start()
+
+    def put(self, sequence: int, records: Sequence[Record]) -> None:
+        """Hand over records; `durable` will reach `sequence`."""
+        self._queue.put((sequence, records))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Journal what was handed over, if that is possible in time, and close the journal."""
+        self._closing.set()
+        self._queue.put((0, ()))  # so that it need not wait
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._journal.close()
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set() or not self._queue.empty():
+                self._turn()
+        except JournalLostError as error:
+            self.lost = str(error)
+        except BaseException as error:  # the broker must not go on as if nothing had happened
+            self.lost = f"the journal's thread died: {error!r}"
+            raise
+        finally:
+            self._wake()
+
+    def _turn(self) -> None:
+        sequence, records = self._take()
+        while records and not self._try(lambda: self._journal.write(records)):
+            if self._closing.wait(RETRY_S):
+                return
+        if records:
+            self.num_groups += 1
+            self.durable = sequence
+            self._wake()
+        now = time.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + CHECK_S
+            self._try(self._journal.check)
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRE_S
+            self._try(self._expire)
+
+    def _take(self) -> tuple[int, list[Record]]:
+        """Wait for records, and return all that there are when it is time for a group."""
+        try:
+            sequence, first = self._queue.get(timeout=CHECK_S)
+        except Empty:
+            return 0, []
+        time.sleep(max(0.0, self._next_group - time.monotonic()))
+        self._next_group = time.monotonic() + GROUP_S
+        records = list(first)
+        while len(records) < MOST_RECORDS and not self._queue.empty():
+            newer, more = self._queue.get()
+            sequence = max(sequence, newer)
+            records.extend(more)
+        return sequence, records
+
+    def _try(self, action: Callable[[], None]) -> bool:
+        """Do something with the journal; False if it cannot be done now."""
+        try:
+            action()
+        except JournalBusyError as error:
+            self._tell_trouble(str(error))
+            return False
+        self._tell_trouble("")
+        return True
+
+    def _tell_trouble(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.warning("journal_troubled", reason=trouble) if trouble else log.info("journal_recovered")
+            self.trouble = trouble
+            self._wake()
+
+    def _expire(self) -> None:
+        if self._journal.expire(time.time() - self._keep.seconds, self._keep.num_bytes):
+            self._next_expiry = 0.0  # there may be more
+
+
+class JournalLookup:
+    """Answers questions about the journal in a thread of its own; `answers` are (key, answer, or JournalBusyError)."""
+
+    def __init__(self, reader: JournalReader, wake: Wake) -> None:
+        self.answers: deque[tuple[Any, Any]] = deque()
+        self._reader, self._wake = reader, wake
+        self._queue: SimpleQueue[tuple[Any, Question] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="specq-lookup", daemon=True)
+        self._thread.start()
+
+    def ask(self, key: Any, question: Question) -> None:
+        """Ask; the answer will bear the key."""
+        self._queue.put((key, question))
+
+    def close(self) -> None:
+        """Stop; what was asked before is not answered."""
+        self._queue.put(None)
+        self._thread.join()
+        self._reader.close()
+
+    def _run(self) -> None:
+        while (asked := self._queue.get()) is not None:
+            key, question = asked
+            try:
+                answer = question(self._reader)
+            except Exception as error:  # noqa: BLE001 - whoever asked must be answered
+                answer = (
+                    error
+                    if isinstance(error, JournalBusyError)
+                    else JournalBusyError(f"the journal cannot be read: {error}")
+                )
+            self.answers.append((key, answer))
+            self._wake()

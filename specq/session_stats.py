@@ -1,0 +1,48 @@
+"""What only a verifier can count of a session; a job's last `Tokens` carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from specq.nodes import Node
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Counts that only the verifier can make.
+
+    drafted, stale, orphans   nodes that arrived; that the transcript contradicted; whose parent is unknown
+    hits, misses   rounds that began with live nodes, so that what came of the last one was drafted already; without
+    drafted_rounds   rounds that verified nodes; leaves, depths: sums over them of their trees' leaves and depths, which
+                   are N and K of N candidates of K tokens
+    positions [i] = [verified, accepted] nodes at depth i + 1
+    """
+
+    drafted: int = 0
+    stale: int = 0
+    orphans: int = 0
+    hits: int = 0
+    misses: int = 0
+    drafted_rounds: int = 0
+    leaves: int = 0
+    depths: int = 0
+    positions: list[list[int]] = field(default_factory=list)
+
+    def count_tree(self, nodes: Sequence[Node], length: int) -> None:
+        """Count the shape of a round's tree, at least one node, below a context of this length."""
+        inner = {id(node.parent) for node in nodes}
+        self.drafted_rounds += 1
+        self.leaves += sum(id(node) not in inner for node in nodes)
+        self.depths += max(node.position for node in nodes) - length + 1
+
+    def count_node(self, depth: int, accepted: bool) -> None:
+        """Count one verified node at a depth of 1 or more."""
+        while len(self.positions) < depth:
+            self.positions.append([0, 0])
+        self.positions[depth - 1][0] += 1
+        self.positions[depth - 1][1] += accepted
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,0 +1,117 @@
+"""Measured figures to a scenario, so that a simulation is of this hardware and this pair of models.
+
+The JSON holds any of these (scripts/calibrate.py measures them all):
+
+    step_ms     [[rows, milliseconds], ...] of the target's forward pass; session_us, context_us as in EngineSettings
+    pass_ms     [[rows, milliseconds], ...] of the draft model's pass
+    choices     [[claim, rank], ...]: along the target's own texts, position by position, the drafter's probability of its
+                first choice, and the place that the target's token has among its choices, from 0
+    acceptance, ranks   instead of `choices`, as in DraftSettings
+    host        microseconds, as in HostSettings
+    network     as in NetworkSettings
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from specq.errors import ConfigError
+from specq.simulate.settings import refuse_unknown
+
+NUM_BINS = 12  # of claims, each with its measured acceptance
+NUM_RANKS = 7  # places behind the first that are told apart
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured; None: not. See the module's docstring."""
+
+    step_ms: list[list[float]] | None = None
+    session_us: float | None = None
+    context_us: float | None = None
+    pass_ms: list[list[float]] | None = None
+    choices: list[list[float]] | None = None
+    acceptance: list[float] | float | None = None
+    ranks: list[float] | None = None
+    host: dict[str, float] = field(default_factory=dict)
+    network: dict[str, float] = field(default_factory=dict)
+
+    def applied_to(self, tables: dict[str, Any]) -> dict[str, Any]:
+        """Return the tables of a scenario with what was measured in place of what stood there."""
+        own = asdict(self)
+        engine = {name: own[name] for name in ("step_ms", "session_us", "context_us") if own[name] is not None}
+        draft = {name: own[name] for name in ("pass_ms", "acceptance", "ranks") if own[name] is not None}
+        if self.choices:
+            draft |= drafting(self.choices)
+        measured = {"engine": engine, "draft": draft, "host": self.host, "network": self.network}
+        return tables | {name: {**tables.get(name, {}), **table} for name, table in measured.items() if table}
+
+
+def read_measured(path: Path) -> Measured:
+    """Read measured figures; raises ConfigError that names the file and the key."""
+    try:
+        values = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"cannot read the measured figures {path}: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"{path} is no JSON: {error}") from None
+    if isinstance(values, dict) and isinstance(values.get("measured"), dict):  # what scripts/calibrate.py writes
+        values = values["measured"]
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} holds no JSON object; known keys are {', '.join(Measured.__slots__)}")
+    try:
+        refuse_unknown("measured", values, Measured.__slots__)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return Measured(**values)
+
+
+def drafting(choices: Sequence[Sequence[float]]) -> dict[str, list[float]]:
+    """Return `acceptance` and `ranks` of DraftSettings from (claim, rank) pairs, position by position.
+
+    A position's acceptance is how often the first choice was right where as much was claimed: the claim, calibrated. The
+    order is kept, since easy positions come in runs, and it is runs that drafts live on.
+    """
+    claims = [min(int(claim * NUM_BINS), NUM_BINS - 1) for claim, _ in choices]
+    seen, right = [0] * NUM_BINS, [0] * NUM_BINS
+    for claim, (_, rank) in zip(claims, choices, strict=True):
+        seen[claim] += 1
+        right[claim] += rank == 0
+    return {
+        "acceptance": [round(right[claim] / seen[claim], 4) for claim in claims],
+        "ranks": _ranks([int(rank) for _, rank in choices]),
+    }
+
+
+def _ranks(ranks: Sequence[int]) -> list[float]:
+    """Return [i]: how often choice i + 2 is right where all before it are wrong."""
+    found = []
+    for rank in range(1, NUM_RANKS + 1):
+        left = [r for r in ranks if r >= rank]
+        if not left:
+            break
+        found.append(round(left.count(rank) / len(left), 4))
+    return found
+
+
+def to_toml(tables: dict[str, Any]) -> str:
+    """Return the tables of a scenario, variants included, as TOML that `specq simulate` reads."""
+    lines = []
+    for name, table in tables.items():
+        for one in table if isinstance(table, list) else [table]:
+            lines += [f"[[{name}]]" if isinstance(table, list) else f"[{name}]", *_lines(one), ""]
+    return "\n".join(lines)
+
+
+def _lines(table: dict[str, Any], prefix: str = "") -> list[str]:
+    lines = []
+    for key, value in table.items():
+        nested = isinstance(value, dict)
+        lines += _lines(value, f"{prefix}{key}.") if nested else [f"{prefix}{key} = {json.dumps(value)}"]
+    return lines

@@ -1,0 +1,100 @@
+"""A target model that only takes time: a stub that fulfils `specq.engines.Engine`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.errors import EngineError
+from specq.simulate.curve import HardwareCurve
+from specq.simulate.settings import EngineSettings
+from specq.simulate.stub_text import StubText
+from specq.types import Int32Array, Judgement, ModelInfo, SessionStep
+
+PROFILED_SESSIONS = 8  # a profiled step's rows are divided among so many, as the torch engine does it
+
+
+class TimedEngine:
+    """Judges by the stub text. `busy_s` grows by what each step takes; the rest are counts since the start.
+
+    A step takes the curve's time for its rows, `session_us` more for each session, `context_us` for each 1,000 tokens of
+    KV that its sessions have, and `plan_us` for each session, which is the verifier's own and no part of the profile.
+    """
+
+    def __init__(self, settings: EngineSettings, text: StubText, info: ModelInfo, plan_us: float = 0.0) -> None:
+        self.settings, self.text, self.info = settings, text, info
+        self._per_session_s = (settings.session_us + plan_us) / 1e6
+        self.busy_s = 0.0
+        self.num_steps = self.num_rows = self.num_rounds = self.num_nodes = self.num_accepted = 0
+        self._curve = HardwareCurve(settings.step_ms)
+        self._lengths: dict[int, int] = {}  # session -> tokens whose KV it holds
+        self._num_held = 0
+
+    @property
+    def free_slots(self) -> int:
+        return self.info.kv_slots - self._num_held
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        """Start a session; nothing is shared."""
+        if session_id in self._lengths:
+            raise EngineError(f"session {session_id} is open already")
+        self._lengths[session_id] = 0
+        return 0
+
+    def close(self, session_id: int) -> None:
+        """Free the session's KV."""
+        self._num_held -= self._lengths.pop(session_id, 0)
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Judge the steps, and take the time of it."""
+        num_rows = sum(step.num_rows for step in steps)
+        if num_rows > self.free_slots:
+            raise EngineError(f"{num_rows} rows need as many KV slots; {self.free_slots} are free")
+        self.busy_s += self._seconds(steps, num_rows)
+        self.num_steps += 1
+        self.num_rows += num_rows
+        return [judgement for step in steps if (judgement := self._run(step)) is not None]
+
+    def _seconds(self, steps: Sequence[SessionStep], num_rows: int) -> float:
+        seconds = self._curve(num_rows) + len(steps) * self._per_session_s
+        if self.settings.context_us:
+            seconds += sum(step.base_len for step in steps) * self.settings.context_us / 1e9
+        return seconds
+
+    def _run(self, step: SessionStep) -> Judgement | None:
+        length = self._lengths[step.session_id]
+        if step.start != length:
+            raise EngineError(f"session {step.session_id}: the step starts at {step.start}; its KV holds {length}")
+        added = len(step.token_ids)
+        judgement = None
+        if step.judged:
+            judgement = self._judge(step)
+            added += len(judgement.path)
+        self._lengths[step.session_id] = length + added
+        self._num_held += added
+        return judgement
+
+    def _judge(self, step: SessionStep) -> Judgement:
+        """Follow the target's own text down the tree; parents come before children, so once through is enough."""
+        session_id, position, at = step.session_id, step.base_len, -1
+        wanted = self.text.token(session_id, position, int(step.token_ids[-1]))
+        path, tokens = [], [wanted]
+        if step.tree.num_nodes:
+            for i, (token, parent) in enumerate(
+                zip(step.tree.token_ids.tolist(), step.tree.parents.tolist(), strict=True)
+            ):
+                if parent == at and token == wanted:
+                    position, at = position + 1, i
+                    wanted = self.text.token(session_id, position, token)
+                    path.append(i)
+                    tokens.append(wanted)
+        self.num_rounds += 1
+        self.num_nodes += step.tree.num_nodes
+        self.num_accepted += len(path)
+        return Judgement(session_id, tuple(path), np.array(tokens, np.int32))
+
+    def step_times(self, sizes: Sequence[int]) -> list[float]:
+        """Return the seconds of steps with so many rows each, as a verifier profiles them at start-up."""
+        sessions = self.settings.session_us / 1e6
+        return [self._curve(size) + min(size, PROFILED_SESSIONS) * sessions for size in sizes]

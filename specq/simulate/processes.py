@@ -1,0 +1,164 @@
+"""The simulated processes: a worker's loop, as in `workers/`, under a virtual clock.
+
+Each process does one thing at a time. A message is handled when it arrives if the process is idle, else right after what
+it is doing; either way before it does anything else, so that the order of handling is the order of arrival. A process
+that computes is ahead of the queue's clock until it is done: `ready_at` is when it will listen again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from specq.drafter import Drafter
+from specq.errors import ProtocolError
+from specq.messages import Draft, Hello, Message, Refused, Verdict, Welcome
+from specq.simulate.events import EventQueue
+from specq.simulate.settings import HostSettings
+from specq.verifier import Verifier
+
+Transmit = Callable[[float, "Process", Message], None]  # at a time, over a process's own line, a message
+
+MICROSECOND = 1e-6
+
+
+class Timed(Protocol):
+    """A stub model: `busy_s` grows by what each of its steps or passes takes."""
+
+    busy_s: float
+
+
+class Process:
+    """Base: registers, beats, handles, and works as long as there is work. `refusal` says why the broker refused it."""
+
+    def __init__(self, queue: EventQueue, identity: bytes, worker: Any, model: Timed, hello: Hello) -> None:
+        self.queue, self.identity, self.worker, self.model, self.hello = queue, identity, worker, model, hello
+        self.transmit: Transmit
+        self.beat_s = 0.5
+        self.alive, self.registered, self.refusal = True, False, ""
+        self.ready_at = 0.0
+        self.num_dropped = 0
+        self._turning = False  # a turn is in the queue
+
+    def start(self, transmit: Transmit, beat_s: float) -> None:
+        """Say hello and begin to beat."""
+        self.transmit, self.beat_s = transmit, beat_s
+        self._beat()
+
+    def hear(self, message: Message) -> None:
+        """Take a message that has just arrived."""
+        if not self.alive:
+            return
+        if isinstance(message, Welcome):
+            self.registered = True
+        elif isinstance(message, Refused):
+            self.registered, self.refusal = False, message.reason if message.fatal else ""
+        else:
+            self.ready_at = max(self.ready_at, self.queue.now) + self.cost(message)
+            self._handle(message)
+            self._turn_later()
+
+    def cost(self, message: Message) -> float:
+        """Return the seconds that handling a message takes."""
+        raise NotImplementedError
+
+    def _handle(self, message: Message) -> None:
+        try:
+            answers = self.worker.handle(message, *self.stamp())
+        except ProtocolError:
+            self.num_dropped += 1
+            return
+        self.send(self.ready_at, answers or ())
+
+    def stamp(self) -> tuple[float, ...]:
+        """Return what `worker.handle` wants besides the message."""
+        return ()
+
+    def send(self, time: float, messages: Sequence[Message]) -> None:
+        """Send messages at a time."""
+        for message in messages:
+            self.transmit(time, self, message)
+
+    def _turn_later(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self.queue.at(self.ready_at, self._turn)
+
+    def _turn(self) -> None:
+        """Work once; go on when that is done, or rest until a message comes."""
+        self._turning = False
+        if not self.alive:
+            return
+        started = max(self.ready_at, self.queue.now)
+        if self.work(started):
+            self._turn_later()
+
+    def work(self, started: float) -> bool:
+        """Run a step or pass, set `ready_at` to its end and send what comes of it; False if there was nothing to do."""
+        raise NotImplementedError
+
+    def _beat(self) -> None:
+        if self.alive:
+            beat = self.worker.heartbeat() if self.registered else self.hello
+            self.transmit(max(self.queue.now, self.ready_at), self, beat)
+            self.queue.at(self.queue.now + self.beat_s, self._beat)
+
+
+class VerifierProcess(Process):
+    """As workers/target.py."""
+
+    worker: Verifier
+
+    def __init__(
+        self, queue: EventQueue, identity: bytes, worker: Verifier, model: Timed, hello: Hello, host: HostSettings
+    ) -> None:
+        super().__init__(queue, identity, worker, model, hello)
+        self.host = host
+        self._grafting_s, self._num_grafted = 0.0, 0  # since the last turn
+
+    def cost(self, message: Message) -> float:
+        if not isinstance(message, Draft):
+            return 0.0
+        seconds = (self.host.draft_us + self.host.graft_us * len(message.token_ids)) * MICROSECOND
+        self._grafting_s += seconds
+        return seconds
+
+    def stamp(self) -> tuple[float, ...]:
+        return (self.ready_at,)
+
+    def work(self, started: float) -> bool:
+        verifier, before = self.worker, self.model.busy_s
+        verifier.account(self._grafting_s, verifier.num_grafted - self._num_grafted)
+        self._grafting_s, self._num_grafted = 0.0, verifier.num_grafted
+        if not verifier.has_work:
+            return False
+        messages = verifier.step(lambda: started + self.model.busy_s - before)
+        self.ready_at = started + self.model.busy_s - before
+        for message in messages:
+            self.ready_at += self.host.verdict_us * MICROSECOND
+            self.transmit(self.ready_at, self, message)
+        return self.ready_at > started or bool(messages)
+
+
+class DrafterProcess(Process):
+    """As workers/draft.py."""
+
+    worker: Drafter
+
+    def __init__(
+        self, queue: EventQueue, identity: bytes, worker: Drafter, model: Timed, hello: Hello, host: HostSettings
+    ) -> None:
+        super().__init__(queue, identity, worker, model, hello)
+        self.host = host
+
+    def cost(self, message: Message) -> float:
+        return self.host.hear_us * MICROSECOND if isinstance(message, Verdict) else 0.0
+
+    def work(self, started: float) -> bool:
+        before = self.model.busy_s
+        drafts = self.worker.step()
+        self.ready_at = started + self.model.busy_s - before
+        for draft in drafts:
+            self.ready_at += self.host.send_us * MICROSECOND
+            self.transmit(self.ready_at, self, draft)
+        return self.ready_at > started

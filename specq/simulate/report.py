@@ -1,0 +1,128 @@
+"""A sweep's outcome: each scenario with its figures, as a table for the screen and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from specq import log
+from specq.simulate.figures import Figures
+from specq.simulate.run import Speed, simulate_timed
+from specq.simulate.settings import Scenario
+from specq.simulate.sweep import Label, Point
+
+Row = tuple[object, ...]
+HEADER = (
+    "TOKENS/S",
+    "VS PLAIN",
+    "TOKENS/ROUND",
+    "ACCEPTED",
+    "HITS",
+    "ROWS/STEP",
+    "WASTED",
+    "STALE",
+    "FIRST MS",
+    "P95",
+    "TOKEN MS",
+    "P95",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One scenario and what came of it."""
+
+    labels: dict[str, Label]
+    scenario: Scenario
+    figures: Figures
+    speed: Speed
+
+    @property
+    def is_plain(self) -> bool:
+        return self.scenario.speculation.mode == "plain" or not self.scenario.draft.drafters
+
+    def to_dict(self) -> dict[str, Any]:
+        speed = {
+            "cpu_s": round(self.speed.cpu_s, 3),
+            "num_events": self.speed.num_events,
+            "events_per_s": round(self.speed.events_per_s),
+        }
+        return {
+            "labels": self.labels,
+            "figures": self.figures.to_dict(),
+            "scenario": asdict(self.scenario),
+            "simulator": speed,
+        }
+
+
+def run_points(points: Sequence[Point], tell: Callable[[str], None], processes: int = 1) -> list[Outcome]:
+    """Simulate all points, in their order; `processes` of this machine share the work."""
+    outcomes = []
+    for outcome in _outcomes(points, processes):
+        outcomes.append(outcome)
+        tell(_progress(outcome, len(outcomes), len(points)))
+    return outcomes
+
+
+def _outcomes(points: Sequence[Point], processes: int) -> Iterator[Outcome]:
+    if processes == 1 or len(points) == 1:
+        yield from map(_outcome, points)
+        return
+    with ProcessPoolExecutor(processes, initializer=log.configure, initargs=("error",)) as pool:
+        yield from pool.map(_outcome, points)
+
+
+def _outcome(point: Point) -> Outcome:
+    figures, speed = simulate_timed(point.scenario)
+    return Outcome(point.labels, point.scenario, figures, speed)
+
+
+def _progress(outcome: Outcome, number: int, total: int) -> str:
+    labels = ", ".join(f"{name} {value}" for name, value in outcome.labels.items())
+    speed = f"{outcome.figures.seconds:g} s in {outcome.speed.cpu_s:.1f} s, {outcome.speed.events_per_s:.0f} events/s"
+    return f"{number}/{total} {labels or 'scenario'}: {outcome.figures.goodput:.1f} tokens/s ({speed})"
+
+
+def vs_plain(outcome: Outcome, outcomes: Sequence[Outcome]) -> float | None:
+    """Return the ratio to plain decoding on the same hardware with the same traffic, if that was simulated."""
+    for other in outcomes:
+        if other.is_plain and _place(other.scenario) == _place(outcome.scenario) and other.figures.goodput:
+            return round(outcome.figures.goodput / other.figures.goodput, 4)
+    return None
+
+
+def _place(scenario: Scenario) -> tuple[object, ...]:
+    """Return what plain decoding depends on."""
+    return scenario.engine, scenario.host, scenario.traffic, scenario.network.near_rtt_ms
+
+
+def table(outcomes: Sequence[Outcome]) -> list[Row]:
+    """Return the outcomes as rows for the screen, a header first."""
+    names = list(outcomes[0].labels)
+    header = (*(name.partition(".")[2].upper() or name.upper() for name in names), *HEADER)
+    return [header, *((*outcome.labels.values(), *_cells(outcome, outcomes)) for outcome in outcomes)]
+
+
+def _cells(outcome: Outcome, outcomes: Sequence[Outcome]) -> Row:
+    own, ratio = outcome.figures, vs_plain(outcome, outcomes)
+    return (
+        f"{own.goodput:.1f}",
+        "-" if ratio is None else f"{ratio:.2f}x",
+        f"{own.mean_accepted_length:.2f}",
+        f"{own.acceptance_rate:.0%}",
+        f"{own.hit_rate:.0%}",
+        f"{own.rows_per_step:.1f}",
+        own.wasted_rows,
+        own.stale,
+        f"{own.time_to_first_token_ms.p50:.0f}",
+        f"{own.time_to_first_token_ms.p95:.0f}",
+        f"{own.token_ms.p50:.1f}",
+        f"{own.token_ms.p95:.1f}",
+    )
+
+
+def to_json(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Return everything as JSON-able values."""
+    return {"points": [outcome.to_dict() | {"vs_plain": vs_plain(outcome, outcomes)} for outcome in outcomes]}

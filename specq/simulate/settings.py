@@ -1,0 +1,233 @@
+"""A scenario: hardware, network, hosts and traffic, as frozen dataclasses that check themselves.
+
+Each section is a table of the TOML file that `specq simulate` reads; `specq.simulate.sweep` does the reading. Times are
+in the units that the names say.
+"""
+
+from __future__ import annotations
+
+import itertools
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+from specq.errors import ConfigError, JobError
+from specq.params import Speculation
+
+Floats = tuple[float, ...]
+Points = tuple[tuple[float, ...], ...]
+
+_UNLIMITED = 2**31 - 1
+
+
+def _option(default: Any, low: float = 0, high: float = _UNLIMITED) -> Any:
+    """Return a field whose numbers must lie between `low` and `high`."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Base of the sections: types and ranges are checked when one is made."""
+
+    NAME: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check(f"{self.NAME}.{f.name}", getattr(self, f.name), f.metadata["low"], f.metadata["high"])
+
+    @classmethod
+    def from_table(cls, table: dict[str, Any]) -> Self:
+        """Build from TOML values; raises ConfigError that names the key, and what would be right."""
+        kinds = typing.get_type_hints(cls)
+        refuse_unknown(cls.NAME, table, [f.name for f in fields(cls)])
+        return cls(**{key: _coerce(f"{cls.NAME}.{key}", value, kinds[key]) for key, value in table.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings(Section):
+    """The target's hardware.
+
+    verifiers      how many there are
+    step_ms        [[rows, milliseconds], ...]: a forward pass of so many rows
+    session_us     added for each session of a step; context_us: for each 1,000 tokens of KV of the step's sessions
+    """
+
+    NAME = "engine"
+    verifiers: int = _option(1, low=1)
+    step_ms: Points = _option(((1, 25.0), (154, 25.0), (308, 50.0)))
+    session_us: float = _option(20.0)
+    context_us: float = _option(0.0)
+    kv_slots: int = _option(10_000_000, low=1)
+    max_sessions: int = _option(64, low=1, high=65_536)
+    max_step_rows: int = _option(512, low=1, high=65_536)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        _check_points("engine.step_ms", self.step_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings(Section):
+    """The drafters' hardware, model and options.
+
+    drafters     how many there are; 0: none. models: how many draft models they are spread over; each errs by itself
+    pass_ms      [[rows, milliseconds], ...]: a pass over so many nodes (and tokens without KV)
+    acceptance, ranks, claims   as in `specq.simulate.stub_text.StubGuesses`
+    width, fan_out, max_ahead   as in `specq.config.DraftConfig`
+    """
+
+    NAME = "draft"
+    drafters: int = _option(1)
+    models: int = _option(1, low=1, high=8)
+    pass_ms: Points = _option(((1, 2.4), (8, 2.75)))
+    acceptance: Floats = _option((0.8,), high=1)
+    ranks: Floats = _option((0.5, 0.33, 0.25), high=1)
+    claims: Floats = _option((), high=1)
+    width: int = _option(8, low=1, high=1024)
+    fan_out: int = _option(3, low=1, high=64)
+    max_ahead: int = _option(32, low=1, high=1024)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        _check_points("draft.pass_ms", self.pass_ms)
+        if not self.acceptance:
+            raise ConfigError("draft.acceptance is empty; it must be a chance, or a list of them, from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSettings(Section):
+    """The lines between the processes; all in order, as TCP.
+
+    rtt_ms         drafter to broker and back; jitter_ms: mean of what each way is late by
+    bandwidth_mbit of a drafter's line, each way; 0: unlimited
+    loss           chance that a message to or from a drafter is lost
+    near_rtt_ms    verifiers and clients to the broker and back
+    heartbeat_ms   how often workers beat
+    """
+
+    NAME = "network"
+    rtt_ms: float = _option(1.0)
+    jitter_ms: float = _option(0.0)
+    bandwidth_mbit: float = _option(0.0)
+    loss: float = _option(0.0, high=1)
+    near_rtt_ms: float = _option(0.2)
+    heartbeat_ms: int = _option(500, low=10, high=60_000)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings(Section):
+    """What the processes themselves take, in microseconds.
+
+    broker_us    the broker, for a message that it takes
+    draft_us     a verifier, for a draft that it takes; graft_us: for each node in it
+    verdict_us   a verifier, for a session's verdict; plan_us: for a session and step, before the forward pass
+    hear_us      a drafter, for a verdict that it hears; send_us: for a draft that it sends
+    """
+
+    NAME = "host"
+    broker_us: float = _option(30.0)
+    draft_us: float = _option(40.0)
+    graft_us: float = _option(3.0)
+    verdict_us: float = _option(60.0)
+    plan_us: float = _option(20.0)
+    hear_us: float = _option(60.0)
+    send_us: float = _option(60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficSettings(Section):
+    """What users do, and what of it is measured.
+
+    sessions        jobs in flight: a new one is submitted when one ends; without effect where jobs_per_s > 0
+    jobs_per_s      jobs submitted at random times (Poisson), whatever is in flight
+    prompt_tokens, output_tokens   of each job
+    warm_s          virtual seconds before measuring; seconds: measured
+    num_jobs        no more than so many are submitted; 0: as many as there is time for
+    seed            of texts, guesses, arrivals, jitter and losses
+    """
+
+    NAME = "traffic"
+    sessions: int = _option(1, low=1, high=1_000_000)
+    jobs_per_s: float = _option(0.0)
+    prompt_tokens: int = _option(64, low=1, high=1_000_000)
+    output_tokens: int = _option(128, low=1, high=1_000_000)
+    warm_s: float = _option(2.0)
+    seconds: float = _option(20.0, low=0.001)
+    num_jobs: int = _option(0)
+    seed: int = _option(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One setting of everything."""
+
+    engine: EngineSettings = field(default_factory=EngineSettings)
+    draft: DraftSettings = field(default_factory=DraftSettings)
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    host: HostSettings = field(default_factory=HostSettings)
+    traffic: TrafficSettings = field(default_factory=TrafficSettings)
+    speculation: Speculation = field(default_factory=Speculation)
+
+    @classmethod
+    def from_tables(cls, tables: dict[str, Any]) -> Self:
+        """Build from a TOML file's tables; raises ConfigError that names section and key."""
+        refuse_unknown("", tables, [*SECTIONS, "speculation"])
+        for name, table in tables.items():
+            if not isinstance(table, dict):
+                raise ConfigError(f"{name} is {table!r}; it must be a section, [{name}]")
+        sections: dict[str, Any] = {name: kind.from_table(tables.get(name, {})) for name, kind in SECTIONS.items()}
+        try:
+            speculation = Speculation.from_dict(tables.get("speculation", {}))
+        except JobError as error:
+            raise ConfigError(f"speculation: {error}") from None
+        return cls(**sections, speculation=speculation)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    kind.NAME: kind for kind in (EngineSettings, DraftSettings, NetworkSettings, HostSettings, TrafficSettings)
+}
+
+
+def refuse_unknown(section: str, given: typing.Iterable[str], known: typing.Sequence[str]) -> None:
+    """Raise ConfigError if a key of a section ("": a section) is not known."""
+    for key in given:
+        if key not in known:
+            label = f"key {section}.{key}" if section else f"section {key}"
+            raise ConfigError(f"unknown {label}; known are {', '.join(known)}")
+
+
+def _coerce(key: str, value: Any, kind: Any) -> Any:
+    """Return a TOML value as its key's type: whole numbers do for fractions, a number for a list of one."""
+    if kind is int and type(value) is int:
+        return value
+    if kind is float and _is_number(value):
+        return float(value)
+    if kind == Floats and _is_number(value):
+        return (float(value),)
+    if kind == Floats and isinstance(value, list) and all(map(_is_number, value)):
+        return tuple(map(float, value))
+    if kind == Points and isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return tuple(_coerce(key, pair, Floats) for pair in value)
+    names = {int: "a whole number", float: "a number", Floats: "a number or a list of numbers"}
+    raise ConfigError(f"{key} is {value!r}; it must be {names.get(kind, 'a list of [load, milliseconds]')}")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)
+
+
+def _check(key: str, value: Any, low: float, high: float) -> None:
+    """Raise ConfigError unless a number, or each of a list, is in its range; NaN is not."""
+    if isinstance(value, tuple):
+        for item in value:
+            _check(key, item, low, high)
+    elif not low <= value <= high:
+        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+
+
+def _check_points(key: str, points: Points) -> None:
+    loads = [load for load, _ in points]
+    if not points or any(a >= b for a, b in itertools.pairwise(loads)):
+        raise ConfigError(f"{key} must be a list of [load, milliseconds] with loads that ascend; it is {list(points)}")
+    if min(milliseconds for _, milliseconds in points) <= 0:
+        raise ConfigError(f"{key} has a time of 0; a pass takes time")

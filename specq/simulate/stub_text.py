@@ -1,0 +1,115 @@
+"""What the stub target says, and which of a stub drafter's choices is right: keyed hashes, so nothing is stored.
+
+The target's token is a hash of (session, position, previous token). A drafter's first choice is it with a chance that
+may vary by position; if it is wrong, each further choice is right with a given chance, given that those before are not.
+The drafter knows these chances and claims them, unless it is told to claim others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.types import Float32Array, Int32Array
+
+_MASK = 2**64 - 1
+_SESSION, _POSITION, _TOKEN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7  # odd, without a pattern
+_DRAFT = 0x2545F4914F6CDD1D
+_LEAST_CHANCE = 1e-6
+
+
+def mix(value: int) -> int:
+    """Return 64 well mixed bits (the finalizer of SplitMix64, Steele et al. 2014)."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class StubText:
+    """The target's text of every session; the same for all who have the same seed."""
+
+    def __init__(self, seed: int = 0, vocab_size: int = 32_000) -> None:
+        self.seed, self.vocab_size = seed, vocab_size
+
+    def token(self, session_id: int, position: int, previous: int) -> int:
+        """Return the target's token at a position; never 0, which ends texts."""
+        key = self.seed + session_id * _SESSION + position * _POSITION + previous * _TOKEN
+        return 1 + mix(key & _MASK) % (self.vocab_size - 1)
+
+    def prompt(self, session_id: int, count: int) -> Int32Array:
+        """Return a prompt i32[count] of a session's own."""
+        tokens = [self.token(session_id, position, -1) for position in range(count)]
+        return np.array(tokens, np.int32)
+
+    def follows(self, session_id: int, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Tell whether the tokens are what the target says after the prompt."""
+        previous = prompt[-1]
+        for position, token in enumerate(tokens, len(prompt)):
+            if token != self.token(session_id, position, previous):
+                return False
+            previous = token
+        return True
+
+
+class StubGuesses:
+    """What a stub drafter proposes.
+
+    acceptance   chance that the first choice is right, by position of the text: the list repeats itself, and each
+                 session begins at a place of its own
+    ranks        [i]: chance that choice i + 2 is right, given that all before it are wrong; but never likelier than
+                 the choice before it
+    claims       what the drafter takes for its acceptance, by position likewise; empty: the truth
+    model        models of different numbers are right at different places
+    """
+
+    def __init__(
+        self,
+        text: StubText,
+        acceptance: Sequence[float],
+        ranks: Sequence[float],
+        claims: Sequence[float] = (),
+        model: int = 0,
+    ) -> None:
+        self.text, self.ranks = text, tuple(ranks)
+        self._key = mix((text.seed * _DRAFT + model + 1) & _MASK)
+        self._chances = [self._of_choices(first) for first in acceptance]
+        self._claims = [self._of_choices(first) for first in claims] or self._chances
+        self._scores: dict[tuple[float, ...], Float32Array] = {
+            chances: np.log(np.maximum(chances, _LEAST_CHANCE)).astype(np.float32) for chances in self._claims
+        }
+
+    def _of_choices(self, first: float) -> tuple[float, ...]:
+        """Return the chance of each choice to be the right one, where the first has `first`."""
+        chances, left = [first], 1 - first
+        for rank in self.ranks:
+            chances.append(min(left * rank, chances[-1]))
+            left -= chances[-1]
+        return tuple(chances)
+
+    def rank(self, session_id: int, position: int, previous: int) -> int:
+        """Return which choice is the target's token, from 0; len(ranks) + 1 if none is."""
+        key = self._key + session_id * _POSITION + position * _TOKEN + previous * _SESSION
+        draw = mix(key & _MASK) / 2**64
+        chances = _at(self._chances, session_id, position)
+        for rank, chance in enumerate(chances):
+            draw -= chance
+            if draw < 0:
+                return rank
+        return len(chances)
+
+    def children(self, session_id: int, position: int, previous: int, count: int) -> tuple[list[int], Float32Array]:
+        """Return the tokens of at most `count` choices and their log-probabilities f32[c], likeliest first."""
+        right = self.text.token(session_id, position, previous)
+        scores = self._scores[_at(self._claims, session_id, position)][:count]
+        num_others = self.text.vocab_size - 1  # token 0 is never said
+        tokens = [1 + (right + i) % num_others for i in range(len(scores))]
+        rank = self.rank(session_id, position, previous)
+        if rank < len(scores):
+            tokens[rank] = right
+        return tokens, scores
+
+
+def _at(chances: Sequence[tuple[float, ...]], session_id: int, position: int) -> tuple[float, ...]:
+    """Return a position's entry of a list that repeats itself, begun at a place of the session's own."""
+    return chances[0] if len(chances) == 1 else chances[(position + mix(session_id)) % len(chances)]

@@ -1,0 +1,121 @@
+"""The users: jobs that are submitted, and when what of them is heard.
+
+Rule: every finished job's tokens are compared with the stub target's text. A simulation in which one differs, or a job
+fails, is no simulation of this system, and ends with EngineError.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specq.errors import EngineError
+from specq.messages import Failed, Submit, Tokens
+from specq.params import SamplingParams
+from specq.simulate.settings import Scenario
+from specq.simulate.stub_text import StubText
+from specq.simulate.world import World
+from specq.wire import Frames, array_frame, decode, decode_header, type_of
+
+CLIENT = b"users"
+_TOKENS = array_frame(Tokens, "token_ids")
+
+
+@dataclass(slots=True)
+class JobRecord:
+    """One job, by the users' clock: when it was submitted, when its first and last tokens came, and the job's stats."""
+
+    job_id: int
+    submitted: float
+    first: float = 0.0
+    last: float = 0.0
+    num_tokens: int = 0
+    data: list[bytes] = field(default_factory=list)
+    stats: dict[str, Any] = field(default_factory=dict)
+
+
+class Users:
+    """Submit jobs as the scenario says: `sessions` at a time, or `jobs_per_s`."""
+
+    def __init__(self, world: World, scenario: Scenario, text: StubText) -> None:
+        self.world, self.text, self.traffic = world, text, scenario.traffic
+        self.speculation = scenario.speculation
+        self.num_tokens = 0  # heard so far
+        self.jobs: dict[int, JobRecord] = {}  # in flight
+        self.finished: list[JobRecord] = []
+        self.open = True  # jobs are submitted
+        self._params = SamplingParams(max_tokens=self.traffic.output_tokens)
+        self._num_submitted = 0
+        self._random = random.Random(f"{self.traffic.seed} arrivals")
+
+    def start(self) -> None:
+        """Submit the first jobs."""
+        if self.traffic.jobs_per_s:
+            self._await_next()
+        else:
+            for _ in range(self.traffic.sessions):
+                self._submit()
+
+    @property
+    def done(self) -> bool:
+        """Whether all jobs have ended and none will come."""
+        return not self.jobs and (not self.open or 0 < self.traffic.num_jobs <= self._num_submitted)
+
+    def _await_next(self) -> None:
+        gap = self._random.expovariate(self.traffic.jobs_per_s)
+        self.world.queue.at(self.world.queue.now + gap, self._arrive)
+
+    def _arrive(self) -> None:
+        self._submit()
+        if self.open:
+            self._await_next()
+
+    def _submit(self) -> None:
+        if not self.open or 0 < self.traffic.num_jobs <= self._num_submitted:
+            return
+        self._num_submitted += 1
+        job_id = self._num_submitted
+        self.jobs[job_id] = JobRecord(job_id, self.world.queue.now)
+        prompt = self.text.prompt(job_id, self.traffic.prompt_tokens)
+        submit = Submit(job_id=job_id, params=self._params, speculation=self.speculation, prompt_ids=prompt)
+        self.world.send(CLIENT, submit)
+
+    def hear(self, frames: Frames) -> None:
+        """Take what the broker sends; of tokens only what is measured is read."""
+        kind = type_of(frames)
+        if kind is Tokens:
+            self._hear_tokens(frames)
+        elif kind is Failed:
+            failed = decode(frames)
+            assert isinstance(failed, Failed), "its type says so"
+            raise EngineError(f"job {failed.job_id} of the simulation failed: {failed.reason}")
+
+    def _hear_tokens(self, frames: Frames) -> None:
+        job = self.jobs[int.from_bytes(frames[0], "little")]
+        if len(frames) > _TOKENS:
+            job.last = self.world.queue.now
+            job.first = job.first or job.last
+            job.data.append(frames[_TOKENS])
+            added = len(frames[_TOKENS]) // 4
+            job.num_tokens += added
+            self.num_tokens += added
+        if b'"finish"' in frames[1]:
+            job.stats = decode_header(frames)["stats"]
+            self._finish(job)
+
+    def _finish(self, job: JobRecord) -> None:
+        self._check(job)
+        job.data.clear()
+        del self.jobs[job.job_id]
+        self.finished.append(job)
+        if not self.traffic.jobs_per_s:
+            self._submit()
+
+    def _check(self, job: JobRecord) -> None:
+        prompt = self.text.prompt(job.job_id, self.traffic.prompt_tokens).tolist()
+        tokens = np.frombuffer(b"".join(job.data), "<i4").tolist()
+        if len(tokens) != self.traffic.output_tokens or not self.text.follows(job.job_id, prompt, tokens):
+            raise EngineError(f"job {job.job_id} of the simulation has {len(tokens)} tokens, not all the target's own")

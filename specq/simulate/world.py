@@ -1,0 +1,136 @@
+"""A broker, its workers and clients, the lines between them, and a virtual clock.
+
+Everything travels as frames through `specq.wire`, as over sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specq.broker.core import Broker
+from specq.broker.state import Connect, Effect, Send
+from specq.curve import StepCurve
+from specq.drafter import Drafter
+from specq.messages import Heartbeat, Hello, Message
+from specq.simulate.events import EventQueue
+from specq.simulate.network import Line, LineSettings
+from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
+from specq.simulate.settings import HostSettings
+from specq.verifier import Verifier
+from specq.wire import Frames, decode, encode
+
+ENDPOINT = "simulated"
+NEAR = LineSettings(delay_s=0.0001)
+
+Hear = Callable[[Frames], None]
+
+
+class World:
+    """`queue` has the clock. Lines are given where a worker or client is added: one each way."""
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        host: HostSettings | None = None,
+        heartbeat_ms: int = 500,
+        liveness_ms: int = 3000,
+        max_jobs: int = 10_000,
+    ) -> None:
+        self.seed, self.host = seed, host or HostSettings()
+        self.queue = EventQueue()
+        self.broker = Broker(incarnation=1, heartbeat_ms=heartbeat_ms, liveness_ms=liveness_ms, max_jobs=max_jobs)
+        self.processes: dict[bytes, Process] = {}
+        self.lines: dict[bytes, tuple[Line, Line]] = {}  # up to the broker, down from it
+        self._beat_s = heartbeat_ms / 1000
+        self._clients: dict[bytes, Hear] = {}
+        self._broker_ready_at = 0.0
+        self.queue.at(self._beat_s / 2, self._tick)
+
+    # --- who takes part ---------------------------------------------------------------------------------------------
+
+    def add_verifier(
+        self, identity: bytes, engine: Any, curve: StepCurve, line: LineSettings = NEAR, **options: Any
+    ) -> Verifier:
+        """Start a verifier around a stub engine; `options` are those of `Verifier`."""
+        verifier = Verifier(engine, curve, incarnation=1, **options)
+        hello = Hello(
+            role="target",
+            name=identity.decode(),
+            incarnation=1,
+            model=engine.info,
+            endpoint=ENDPOINT,
+            max_sessions=verifier.max_sessions,
+        )
+        self._start(VerifierProcess(self.queue, identity, verifier, engine, hello, self.host), line)
+        return verifier
+
+    def add_drafter(self, identity: bytes, proposer: Any, line: LineSettings = NEAR, **options: Any) -> Drafter:
+        """Start a drafter around a stub proposer; `options` are those of `Drafter`."""
+        drafter = Drafter(proposer, incarnation=1, **options)
+        hello = Hello(role="draft", name=identity.decode(), incarnation=1, model=proposer.info)
+        self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, self.host), line)
+        return drafter
+
+    def add_client(self, identity: bytes, hear: Hear, line: LineSettings = NEAR) -> None:
+        """Let a client take part; what is for it goes to `hear`, as frames."""
+        self._clients[identity] = hear
+        self._connect(identity, line)
+
+    def kill(self, identity: bytes) -> None:
+        """Stop a worker without a word."""
+        self.processes.pop(identity).alive = False
+
+    def _start(self, process: Process, line: LineSettings) -> None:
+        self.processes[process.identity] = process
+        self._connect(process.identity, line)
+        process.start(self.transmit, self._beat_s)
+
+    def _connect(self, identity: bytes, line: LineSettings) -> None:
+        name = identity.hex()
+        self.lines[identity] = (Line(line, f"{self.seed} up {name}"), Line(line, f"{self.seed} down {name}"))
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def transmit(self, time: float, sender: Process, message: Message) -> None:
+        """Carry a worker's message to the broker."""
+        by_back = isinstance(sender, VerifierProcess) and not isinstance(message, (Hello, Heartbeat))
+        self._carry_up(time, sender.identity, message, by_back=by_back)
+
+    def send(self, client: bytes, message: Message) -> None:
+        """Carry a client's message to the broker."""
+        self._carry_up(self.queue.now, client, message, by_back=False)
+
+    def _carry_up(self, time: float, identity: bytes, message: Message, *, by_back: bool) -> None:
+        frames = encode(message)
+        take = self.broker.from_back if by_back else self.broker.from_front
+        for arrival in self.lines[identity][0].arrivals(time, _size(frames)):
+            self.queue.at(arrival, self._broker_takes, take, identity, frames)
+
+    def _broker_takes(self, take: Callable[..., list[Effect]], identity: bytes, frames: Frames) -> None:
+        self._broker_ready_at = max(self._broker_ready_at, self.queue.now) + self.host.broker_us * MICROSECOND
+        self._apply(take(identity, frames, self._broker_ready_at), self._broker_ready_at)
+
+    def _tick(self) -> None:
+        self._apply(self.broker.tick(self.queue.now), self.queue.now)
+        self.queue.at(self.queue.now + self._beat_s / 2, self._tick)
+
+    def _apply(self, effects: Sequence[Effect], time: float) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                for arrival in self.lines[effect.to][1].arrivals(time, _size(effect.frames)):
+                    self.queue.at(arrival, self._deliver, effect.to, effect.frames)
+            elif isinstance(effect, Connect):
+                assert effect.endpoint == ENDPOINT, "it is what the verifier's hello said"
+
+    def _deliver(self, to: bytes, frames: Frames) -> None:
+        process = self.processes.get(to)
+        if process is not None:
+            process.hear(decode(frames))
+        elif to in self._clients:
+            self._clients[to](frames)
+
+
+def _size(frames: Frames) -> int:
+    return sum(map(len, frames))

@@ -1,0 +1,1 @@
+"""Triton kernels; imported only where they run, on a GPU or under Triton's interpreter."""

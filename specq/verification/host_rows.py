@@ -1,0 +1,82 @@
+"""Target logits in the host's memory, by the C kernels of kernels/rows.c.
+
+For a vocabulary of thousands, NumPy and torch spend more on each of the dozens of calls that a judgement takes than on the
+arithmetic; here it is one call for all rows of a step.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specq.compiler import library
+from specq.types import Float32Array, Int32Array
+from specq.verification.packing import Float64Array, Int64Array, Rows
+from specq.verification.target_rows import Edits, Laws, LookUp, check_numbers
+
+SOURCE = Path(__file__).parent / "kernels" / "rows.c"
+
+# Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.
+MANY_LOGITS = 32 * 4096
+
+
+@cache
+def kernels() -> ctypes.CDLL | None:
+    """Return the compiled library; None if this machine cannot build it."""
+    return library(SOURCE)
+
+
+class HostRows:
+    """See `specq.verification.target_rows.TargetRows`."""
+
+    def __init__(self, logits: torch.Tensor, library: ctypes.CDLL) -> None:
+        logits = logits if logits.dtype == torch.float32 else logits.float()
+        self._logits: Float32Array = (logits if logits.stride(-1) == 1 else logits.contiguous()).numpy()
+        self._library = library
+
+    def prefers_levels(self, num_sampled: int) -> bool:
+        """See `TargetRows`."""
+        return num_sampled * int(self._logits.shape[1]) > MANY_LOGITS
+
+    def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
+        """See `TargetRows`."""
+        token_ids = np.empty(len(rows), np.int32)
+        self._call(self._library.specq_own_tokens, rows, token_ids)
+        return lambda: token_ids
+
+    def laws(self, rows: Rows) -> LookUp:
+        """See `TargetRows`."""
+
+        def look_up(which: Int64Array, token_ids: Int64Array) -> tuple[Laws, Float64Array]:
+            laws, probs = Laws(rows, np.empty((len(rows), 4))), np.empty(token_ids.shape)
+            shape = (ctypes.c_long(len(which)), ctypes.c_long(token_ids.shape[1]))
+            self._call(self._library.specq_laws, rows, laws.found, which, token_ids, probs, more=shape)
+            return laws, probs
+
+        return look_up
+
+    def draw(self, laws: Laws, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
+        """See `TargetRows`."""
+        token_ids = np.empty(len(which), np.int32)
+        starts = edits.place.searchsorted(np.arange(len(which) + 1))
+        rows, found = laws.rows[which], laws.found[which]
+        edited = starts, edits.token_ids, edits.values
+        self._call(self._library.specq_draw, rows, found, *edited, uniforms, token_ids)
+        return token_ids
+
+    def _call(self, function: Any, rows: Rows, *arrays: npt.NDArray[Any], more: tuple[ctypes.c_long, ...] = ()) -> None:
+        """Call a kernel with the logits, rows, and other arrays, all of them contiguous."""
+        stride, vocab = self._logits.strides[0] // 4, self._logits.shape[1]
+        shape = ctypes.c_long(stride), vocab, len(rows)
+        check_numbers(function(_pointer(self._logits), *shape, *map(_pointer, (rows, *arrays)), *more) == 0)
+
+
+def _pointer(array: npt.NDArray[Any]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

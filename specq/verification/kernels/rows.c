@@ -1,0 +1,374 @@
+/* Target logits on a CPU: the own tokens, laws and draws of some rows of float32 logits. `specq.verification.sampling` says
+ * what these are; the values are those of its formulas to the last bit, but for the order of float64 sums.
+ *
+ * Rule: what comes out for a row does not depend on the other rows. Vectors are those that GCC and Clang share. */
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { LANES = 8, QUARTER = 4, GUMBEL = 1, HEAD = 12, ALL_KEYS = 0x7fffffff };
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint32_t v8u __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
+typedef double v4d __attribute__((vector_size(32)));
+typedef int64_t v4l __attribute__((vector_size(32)));
+typedef float v8_any __attribute__((vector_size(32), aligned(4), may_alias));
+
+/* ROW of `specq.verification.packing`. */
+typedef struct {
+    int64_t logit_row, position;
+    uint64_t seed;
+    int64_t top_k;
+    double top_p;
+    float temperature, log_min_p;
+} Row;
+
+/* As in `specq.verification.target_rows.Laws`; top and bound are float32 values. */
+typedef struct {
+    double top, bound, mass, moment;
+} Law;
+
+/* Of one row, `width` a multiple of LANES: past the vocabulary scaled logits are -inf and weights 0. */
+typedef struct {
+    int vocab, width;
+    float *scaled, *limits;
+    double *weights, *heads;
+} Work;
+
+/* Each thread keeps its own from call to call. */
+static Work *work_of(int vocab) {
+    static _Thread_local Work work;
+    static _Thread_local int room;
+    work.vocab = vocab, work.width = (vocab + LANES - 1) / LANES * LANES;
+    if (work.width > room) {
+        free(work.scaled);
+        room = (work.width + 63) / 64 * 64;
+        work.scaled = aligned_alloc(64, room * (2 * sizeof(float) + 2 * sizeof(double)));
+        work.limits = work.scaled + room;
+        work.weights = (double *)(work.limits + room), work.heads = work.weights + room;
+    }
+    return &work;
+}
+
+INLINE v8 select8(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
+INLINE v4d select4(v4l mask, v4d yes, v4d no) { return (v4d)((mask & (v4l)yes) | (~mask & (v4l)no)); }
+
+static int any8(v8i mask) {
+    int32_t found = 0;
+    for (int i = 0; i < LANES; i++) found |= mask[i];
+    return found != 0;
+}
+
+/* The largest of a row's logits; NaN if one is. */
+static float largest(const float *x, int n) {
+    v8 best = (v8){0} - INFINITY;
+    v8i is_nan = {0};
+    int i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        v8 v = *(const v8_any *)(x + i);
+        is_nan |= v != v;
+        best = select8(v > best, v, best);
+    }
+    float top = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) top = best[lane] > top ? best[lane] : top;
+    for (; i < n; i++) {
+        if (x[i] != x[i]) return NAN;
+        top = x[i] > top ? x[i] : top;
+    }
+    return any8(is_nan) ? NAN : top;
+}
+
+/* The first place of a value that is there. */
+static int place_of(const float *x, float value) {
+    int i = 0;
+    while (x[i] != value) i++;
+    return i;
+}
+
+/* Fill work->scaled; return the largest logit. */
+static float scale(const float *logits, const Row *row, Work *work) {
+    float top = largest(logits, work->vocab), temperature = row->temperature;
+    int i = 0;
+    for (; i + LANES <= work->vocab; i += LANES)
+        *(v8 *)(work->scaled + i) = (*(const v8_any *)(logits + i) - top) / temperature;
+    for (; i < work->vocab; i++) work->scaled[i] = (logits[i] - top) / temperature;
+    for (; i < work->width; i++) work->scaled[i] = -INFINITY;
+    return top;
+}
+
+/* a * b + c, fused wherever the processor can. */
+INLINE v4d fma4(v4d a, v4d b, v4d c) {
+#if defined(__FMA__)
+    return (v4d)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
+#elif defined(__aarch64__)
+    for (int i = 0; i < QUARTER; i++) c[i] = __builtin_fma(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c;
+#endif
+}
+
+/* e^x for x <= 0, within 2 units in the last place: 2^n e^r, r by its Taylor series; ln 2 in two parts as in fdlibm. */
+INLINE v4d exp4(v4d x) {
+    static const double inverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
+                                     1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0,
+                                     1.0};
+    v4d zero = {0}, magic = zero + 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
+    v4l is_tiny = x < -700.0;
+    x = select4(is_tiny, zero, x);
+    v4d shifted = fma4(x, zero + 1.4426950408889634, magic), n = shifted - magic;
+    v4d r = fma4(n, zero - 1.90821492927058770002e-10, fma4(n, zero - 6.93147180369123816490e-01, x));
+    v4d y = zero + 1.0 / 6227020800;
+#pragma GCC unroll 13
+    for (int i = 0; i < 13; i++) y = fma4(y, r, zero + inverse[i]);
+    return select4(is_tiny, zero, (v4d)((v4l)y + ((v4l)shifted << 52)));
+}
+
+INLINE double sum4(v4d x) { return (x[0] + x[1]) + (x[2] + x[3]); }
+
+/* Fill work->weights, e^scaled; return their sum. */
+static double weigh(Work *work) {
+    v4d sum = {0};
+    for (int i = 0; i < work->width; i += QUARTER) {
+        v4d weight = exp4(__builtin_convertvector(*(const v4 *)(work->scaled + i), v4d));
+        *(v4d *)(work->weights + i) = weight;
+        sum += weight;
+    }
+    return sum4(sum);
+}
+
+/* Scaled logits are <= 0: as keys, the bits of their absolute values ascend where they descend. */
+INLINE uint32_t key_of(float scaled) {
+    uint32_t bits;
+    memcpy(&bits, &scaled, sizeof bits);
+    return bits & ALL_KEYS;
+}
+
+/* The keys of a row's tokens, or of its likeliest, and their weights; without weights each counts 1. */
+typedef struct {
+    const uint32_t *keys;
+    const double *weights;
+    int count;
+} Keyed;
+
+/* The key, among those up to `last`, at which the sum over ascending keys reaches `aim`. Its digits are found one by one;
+ * rounding may leave the aim just beyond the sum, which means the largest key. */
+static uint32_t key_reaching(Keyed of, uint32_t last, double aim) {
+    static const int shifts[] = {20, 10, 0};
+    uint32_t found = 0;
+    double before = 0;
+    for (int digit = 0; digit < 3; digit++) {
+        double sums[2048] = {0};
+        int shift = shifts[digit], above = digit ? shift + 10 : 31, size = digit ? 1024 : 2048, at = 0, nonzero = 0;
+        for (int i = 0; i < of.count; i++)
+            if (of.keys[i] <= last && (uint64_t)of.keys[i] >> above == (uint64_t)found >> above)
+                sums[of.keys[i] >> shift & (size - 1)] += of.weights ? of.weights[i] : 1;
+        for (; at < size && before + sums[at] < aim; at++) before += sums[at], nonzero = sums[at] > 0 ? at : nonzero;
+        if (at == size) at = nonzero, before -= sums[at];
+        found |= (uint32_t)at << shift;
+    }
+    return found;
+}
+
+/* Gather the tokens with scaled >= -depth, in place of limits and into `heads`. */
+static Keyed gather(Work *work, float depth) {
+    uint32_t *keys = (uint32_t *)work->limits;
+    int count = 0;
+    for (int i = 0; i < work->width; i += LANES) {
+        if (!any8(*(v8 *)(work->scaled + i) >= -depth)) continue;
+        for (int token = i; token < i + LANES; token++) {
+            keys[count] = key_of(work->scaled[token]), work->heads[count] = work->weights[token];
+            count += work->scaled[token] >= -depth;
+        }
+    }
+    return (Keyed){keys, work->heads, count};
+}
+
+static double sum_up_to(Keyed of, uint32_t last) {
+    double sum = 0;
+    for (int i = 0; i < of.count; i++) sum += of.keys[i] <= last ? of.weights[i] : 0;
+    return sum;
+}
+
+/* The least scaled logit that top-k, top-p and min-p keep; `total` is the sum of the weights, needed for top-p. Few tokens
+ * are likely as a rule, so at first only those within HEAD of the likeliest are looked at. */
+static float lower_bound(const Row *row, Work *work, double total) {
+    int has_top_k = row->top_k > 0 && row->top_k < work->vocab;
+    if (!has_top_k && row->top_p >= 1) return row->log_min_p;
+    Keyed of = gather(work, HEAD);
+    if (has_top_k ? of.count < row->top_k : sum_up_to(of, ALL_KEYS) < row->top_p * total) of = gather(work, INFINITY);
+    uint32_t last = ALL_KEYS;
+    if (has_top_k) {
+        last = key_reaching((Keyed){of.keys, NULL, of.count}, last, row->top_k);
+        if (row->top_p < 1) total = sum_up_to(of, last);
+    }
+    if (row->top_p < 1) last = key_reaching(of, last, row->top_p * total);
+    float edge;
+    memcpy(&edge, &last, sizeof edge);
+    return fmaxf(-edge, row->log_min_p);
+}
+
+/* Sum the weights, and weights times scaled logits, of what the bound keeps. */
+static void sum_kept(const Work *work, double bound, Law *law) {
+    v4d mass = {0}, moment = {0};
+    for (int i = 0; i < work->width; i += QUARTER) {
+        v4d scaled = __builtin_convertvector(*(const v4 *)(work->scaled + i), v4d);
+        v4d weight = *(const v4d *)(work->weights + i);
+        v4l is_kept = (scaled >= bound) & (weight > 0);
+        mass += select4(is_kept, weight, (v4d){0});
+        moment += select4(is_kept, weight * scaled, (v4d){0});
+    }
+    law->mass = sum4(mass), law->moment = sum4(moment);
+}
+
+static int find_law(const float *logits, const Row *row, Work *work, Law *law) {
+    float top = scale(logits, row, work);
+    if (!isfinite(top)) return 1;
+    float bound = lower_bound(row, work, weigh(work));
+    *law = (Law){.top = top, .bound = bound};
+    sum_kept(work, bound, law);
+    return 0;
+}
+
+/* laws [num], of rows with T > 0; logits [][stride]; probs [num_places][num_tokens]: the probabilities of token_ids in rows
+ * which[num_places], 0 for a token id of -1. Return whether a row has no finite largest logit. */
+int specq_laws(const float *logits, long stride, int vocab, int num, const Row *rows, Law *laws, const int64_t *which,
+               const int64_t *token_ids, double *probs, long num_places, long num_tokens) {
+    Work *work = work_of(vocab);
+    for (int i = 0; i < num; i++)
+        if (find_law(logits + rows[i].logit_row * stride, rows + i, work, laws + i)) return 1;
+    for (; num_places > 0; num_places--, which++) {
+        const Row *row = rows + *which;
+        const Law *law = laws + *which;
+        for (long i = 0; i < num_tokens; i++, token_ids++, probs++) {
+            float logit = *token_ids < 0 ? -INFINITY : logits[row->logit_row * stride + *token_ids];
+            float scaled = (logit - (float)law->top) / row->temperature;
+            *probs = scaled >= (float)law->bound ? exp(scaled) / law->mass : 0;
+        }
+    }
+    return 0;
+}
+
+/* The keys of a row's draws; as `specq.verification.seeds` makes them. */
+typedef struct {
+    uint32_t key0, key1;
+} Keys;
+
+static uint64_t splitmix(uint64_t x) {
+    x += 0x9E3779B97F4A7C15u;
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+    return x ^ x >> 31;
+}
+
+static Keys keys_of(uint64_t seed, uint64_t position, uint64_t domain) {
+    uint64_t mixed = splitmix(splitmix(seed ^ domain * 0x9E3779B97F4A7C15u) + position);
+    return (Keys){(uint32_t)mixed, (uint32_t)(mixed >> 32)};
+}
+
+/* The hashes of eight tokens, as `specq.verification.noise` holds them. */
+INLINE v8u hash8(v8u token_ids, Keys keys) {
+    v8u x = token_ids * 0x9E3779B1u + keys.key0;
+    x ^= x >> 15;
+    x *= 0x7FEB352Du;
+    x += keys.key1;
+    x ^= x >> 16;
+    x *= 0x7FEB352Du;
+    x ^= x >> 15;
+    x *= 0x846CA68Bu;
+    return x ^ x >> 16;
+}
+
+static double uniform(uint32_t token_id, Keys keys) {
+    return ((double)(int32_t)hash8((v8u){token_id}, keys)[0] + 2147483648.5) * 0x1p-32;
+}
+
+/* uniforms [num], of the domain's draws. */
+void specq_uniforms(int num, const uint64_t *seeds, const int64_t *positions, const int64_t *token_ids, int domain,
+                    double *uniforms) {
+    for (int i = 0; i < num; i++)
+        uniforms[i] = uniform((uint32_t)token_ids[i], keys_of(seeds[i], (uint64_t)positions[i], (uint64_t)domain));
+}
+
+/* Gumbel noise as it is defined. */
+static float gumbel(int token_id, Keys keys) { return (float)-log(-log1p(-uniform((uint32_t)token_id, keys))); }
+
+/* Fill work->limits with bounds of scaled logits plus noise from above, -inf where scaled < bound; return the largest.
+ * -log(-log1p(-u)) <= -log(u), and a float's bits, as an integer, are at most 2^23 (log2 + 127). What that adds, up to 0.06,
+ * costs a few more candidates; MARGIN is for the rounding of these bounds. */
+static float limit_scores(Keys keys, Work *work, float bound) {
+    const float LOG2 = 0.693147181f, MARGIN = 1e-3f;
+    v8u token_ids = {0, 1, 2, 3, 4, 5, 6, 7};
+    v8 best = (v8){0} - INFINITY;
+    for (int i = 0; i < work->width; i += LANES, token_ids += LANES) {
+        v8u half = (hash8(token_ids, keys) ^ 0x80000000u) >> 1; /* half the hash, rounded down: fits int32 */
+        v8 log2 = __builtin_convertvector((v8i)__builtin_convertvector((v8i)half, v8), v8) * 0x1p-23f - 127;
+        v8 scaled = *(v8 *)(work->scaled + i), limit = scaled + (LOG2 * (31 - log2) + MARGIN);
+        limit = select8(scaled >= bound, limit, (v8){0} - INFINITY);
+        *(v8 *)(work->limits + i) = limit;
+        best = select8(limit > best, limit, best);
+    }
+    float top = -INFINITY;
+    for (int lane = 0; lane < LANES; lane++) top = best[lane] > top ? best[lane] : top;
+    return top;
+}
+
+/* The argmax, of tokens with scaled >= bound, of scaled logits plus noise; the first of equals. Noise is computed as it is
+ * defined only where it can decide. */
+static int choose(Keys keys, Work *work, float bound) {
+    float highest = limit_scores(keys, work, bound);
+    int likely = place_of(work->limits, highest), found = likely;
+    float best = work->scaled[likely] + gumbel(likely, keys), floor = best;
+    for (int i = 0; i < work->width; i += LANES) {
+        if (!any8(*(v8 *)(work->limits + i) >= floor)) continue;
+        for (int token = i; token < i + LANES; token++) {
+            if (work->limits[token] < floor) continue;
+            float score = work->scaled[token] + gumbel(token, keys);
+            if (score > best || (score == best && token < found)) best = score, found = token;
+        }
+    }
+    return found;
+}
+
+/* token_ids [num]: each row's own token. Return whether one has none. */
+int specq_own_tokens(const float *logits, long stride, int vocab, int num, const Row *rows, int32_t *token_ids) {
+    Work *work = work_of(vocab);
+    for (; num > 0; num--, rows++, token_ids++) {
+        const float *own = logits + rows->logit_row * stride;
+        Keys keys = keys_of(rows->seed, (uint64_t)rows->position, GUMBEL);
+        float top = rows->temperature > 0 ? scale(own, rows, work) : largest(own, vocab);
+        if (!isfinite(top)) return 1;
+        if (rows->temperature == 0)
+            *token_ids = place_of(own, top);
+        else
+            *token_ids = choose(keys, work, lower_bound(rows, work, rows->top_p < 1 ? weigh(work) : 0));
+    }
+    return 0;
+}
+
+/* Draw from the laws of rows, edited: token edit_ids[i] has probability edit_values[i], for i from edit_starts[row] on.
+ * token_ids [num]: by inversion, the first whose cumulative weight exceeds uniform times the sum. */
+int specq_draw(const float *logits, long stride, int vocab, int num, const Row *rows, const Law *laws,
+               const int64_t *edit_starts, const int64_t *edit_ids, const double *edit_values, const double *uniforms,
+               int32_t *token_ids) {
+    Work *work = work_of(vocab);
+    for (int n = 0; n < num; n++) {
+        scale(logits + rows[n].logit_row * stride, rows + n, work);
+        weigh(work);
+        double *weights = work->weights, sum = 0;
+        for (int i = 0; i < vocab; i++) weights[i] = work->scaled[i] >= (float)laws[n].bound ? weights[i] : 0;
+        for (int64_t e = edit_starts[n]; e < edit_starts[n + 1]; e++) weights[edit_ids[e]] = edit_values[e] * laws[n].mass;
+        for (int i = 0; i < vocab; i++) weights[i] = sum += weights[i];
+        int found = 0, last = vocab - 1;
+        while (found < last && weights[found] <= uniforms[n] * sum) found++;
+        token_ids[n] = found;
+    }
+    return 0;
+}

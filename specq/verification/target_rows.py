@@ -1,0 +1,85 @@
+"""What the judge asks of target logits, wherever they lie: own tokens, laws, draws. Only small arrays reach the host.
+
+`specq.verification.sampling` says how a row's law follows from its logits. `torch_rows` does that on any device, and says
+what is right; `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) do the same with far fewer passes and calls.
+`specq.verification.devices` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from specq.errors import EngineError
+from specq.types import Float32Array, Int32Array
+from specq.verification.packing import Float64Array, Int64Array, Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The laws of some rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in float32.
+
+    found f64[rows, 4]: top and bound (float32 values), mass, and moment, the sum of exp(s) * s over what is kept
+    """
+
+    rows: Rows
+    found: Float64Array
+
+    def probs(self, which: Int64Array, logits: Float32Array) -> Float64Array:
+        """Return f64[n, c], the probabilities of tokens with logits f32[n, c] in rows `which` i64[n]."""
+        top, bound, mass, _ = self.found[which].T[..., None]
+        with np.errstate(over="ignore"):  # at a low temperature all but the largest may become -inf
+            scaled = (logits - top.astype(np.float32)) / self.rows["temperature"][which, None]
+        probs: Float64Array = np.where(scaled >= bound, np.exp(scaled, dtype=np.float64), 0) / mass
+        return probs
+
+    def entropies(self) -> Float64Array:
+        """Return f64[rows], in nats."""
+        _, _, masses, moments = self.found.T
+        entropies: Float64Array = np.log(masses) - moments / masses
+        return entropies
+
+
+class Edits(NamedTuple):
+    """Probabilities to be drawn with instead of a law's own: place i64[m] among the drawn, ascending, token i64[m] and
+    value f64[m]."""
+
+    place: Int64Array
+    token_ids: Int64Array
+    values: Float64Array
+
+
+# Given places i64[n] among rows and token ids i64[n, c], return their laws and the tokens' probabilities f64[n, c].
+LookUp = Callable[[Int64Array, Int64Array], tuple[Laws, Float64Array]]
+
+
+class TargetRows(Protocol):
+    """The logits [rows, vocab] of one step. What returns a function has the device begin; call that to wait for it.
+
+    All raise EngineError where a row has no token, because its logits are NaN, infinite, or all banned.
+    """
+
+    def prefers_levels(self, num_sampled: int) -> bool:
+        """Return whether so many rows with T > 0 are better asked for as they are reached."""
+        ...
+
+    def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
+        """Choose each row's own token, i32[rows]: the argmax of its perturbed scores."""
+        ...
+
+    def laws(self, rows: Rows) -> LookUp:
+        """Find the laws of rows with T > 0."""
+        ...
+
+    def draw(self, laws: Laws, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
+        """Draw a token i32[n] from each of some edited laws, by inversion of uniforms f64[n] in (0, 1)."""
+        ...
+
+
+def check_numbers(ok: bool) -> None:
+    """Raise EngineError unless it is so that each row has a finite largest score."""
+    if not ok:
+        raise EngineError("the target's logits are not finite numbers, or every token is banned")

@@ -1,0 +1,281 @@
+"""The law of the text, over real sockets: a broker, verifiers and draft workers as processes, the target's law known.
+
+Three drafters in turn: a good one, a bad one, and a hostile one (`tests.end_to_end.hostile`), which `probabilistic` meets
+with its laws stripped. Texts are held against the exact law by chi-square tests, single tokens and successive ones, at
+p > 1e-6; all texts of `probabilistic` together would show a bias of 3%, and a test shows that they would.
+
+`deterministic` has fixed seeds, so its tests pass always or never. `probabilistic` draws with the drafters' own randomness.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specq import Client
+from specq.addresses import free_address
+from specq.client.result import Result
+from tests.end_to_end.hostile import Hostile
+from tests.end_to_end.memoryless import (
+    MARKOV,
+    MEMORYLESS,
+    bad_logits,
+    exact_laws,
+    good_logits,
+    law_p_value,
+    leaked,
+    target_logits,
+    transition_p_value,
+    write_checkpoint,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+READY_S = 120
+ROOT = Path(__file__).parents[2]
+LEAST_P = 1e-6
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {"mode": "plain"},
+    "best-first": {},
+    "chain": {"mode": "sync", "num_candidates": 1, "max_depth": 4},
+    "candidates": {"mode": "sync", "num_candidates": 3, "max_depth": 2},
+    "tree": {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Who drafts for which strategy, and in which shape."""
+
+    strategy: str
+    drafter: str
+    shape: str
+
+    def __str__(self) -> str:
+        return f"{self.strategy}-{self.drafter}-{self.shape}"
+
+
+def _lossless(strategy: str) -> list[Case]:
+    shapes = ("best-first", "chain", "candidates", "tree")
+    cases = [Case(strategy, drafter, shape) for drafter in ("good", "bad") for shape in shapes]
+    return [*cases, Case(strategy, "hostile", "chain")]  # whose trees have the shapes that it likes
+
+
+PLAIN = Case("deterministic", "nobody", "plain")
+DETERMINISTIC, PROBABILISTIC = _lossless("deterministic"), _lossless("probabilistic")
+LOSSY = [Case(strategy, "bad", "candidates") for strategy in ("threshold", "typical")]
+FORGED = Case("probabilistic", "liar", "chain")
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A part of the vocabulary, what is sampled there, and in how many jobs of how many tokens."""
+
+    tokens: slice
+    sampling: dict[str, Any]
+    num_jobs: int
+    num_tokens: int
+    bias: float  # that all texts of a strategy together show
+
+    @property
+    def prompt(self) -> list[int]:
+        return [self.tokens.start + 1]
+
+    @cached_property
+    def laws(self):
+        return exact_laws(target_logits(), **self.sampling)
+
+    @cached_property
+    def biased_laws(self):
+        return leaked(self.laws, exact_laws(bad_logits(), **self.sampling), self.bias)
+
+    def jobs(self, case: Case) -> Iterator[dict[str, Any]]:
+        """Yield the arguments of each job: texts that are compared have the same seeds, others have seeds of their own."""
+        first = 100 * (1 + PROBABILISTIC.index(case)) if case in PROBABILISTIC else 0
+        num_tokens = SAME if case in (*DETERMINISTIC, FORGED) else self.num_tokens
+        for seed in range(first, first + self.num_jobs):
+            yield {"token_ids": self.prompt, "seed": seed, "max_tokens": num_tokens, **self.sampling}
+
+
+ONE_LAW = Block(MEMORYLESS, {"temperature": 0.9}, num_jobs=6, num_tokens=200, bias=0.03)
+BY_TOKEN = Block(MARKOV, {"temperature": 1.0, "top_k": 8, "top_p": 0.95}, num_jobs=2, num_tokens=120, bias=0.1)
+SAME = 40  # tokens of a job whose text is only compared, or plainly wrong
+Texts = dict[Block, list[list[int]]]
+
+
+# --- serving ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Said:
+    """What was said in each case, and what drafting came to."""
+
+    texts: dict[Case, Texts] = field(default_factory=dict)
+    counts: dict[Case, dict[str, int]] = field(default_factory=dict)
+    seeds: dict[Case, list[int]] = field(default_factory=dict)  # that the hostile drafter was told
+
+    def run(self, client: Client, *cases: Case, blocks: Sequence[Block] = (ONE_LAW, BY_TOKEN)) -> None:
+        """Serve all jobs of a case at a time, case after case."""
+        for case in cases:
+            options = {"strategy": case.strategy, "ignore_eos": True, **SHAPES[case.shape]}
+            jobs = [(block, client.submit(**job, **options)) for block in blocks for job in block.jobs(case)]
+            results = [(block, job.result(120)) for block, job in jobs]
+            self.texts[case] = {block: [r.token_ids for at, r in results if at is block] for block in blocks}
+            self.counts[case] = _counts([result for _, result in results])
+
+
+def _counts(results: list[Result]) -> dict[str, int]:
+    rounds, verified, accepted = (
+        sum(result.stats[name] for result in results) for name in ("rounds", "draft_tokens", "accepted_tokens")
+    )
+    return {"rounds": rounds, "accepted": accepted, "rejected": verified - accepted}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
+    """Serve everything once; the tests only look at it."""
+    folder, address, found = tmp_path_factory.mktemp("toy"), free_address(), Said()
+    targets = [write_checkpoint(folder / name, target_logits()) for name in ("trusting", "stripping")]
+    good = write_checkpoint(folder / "good", good_logits())
+    bad = write_checkpoint(folder / "bad", bad_logits())
+    with (
+        _process("broker", "--bind", address, "--journal", "none"),
+        _worker("target", address, targets[0]),
+        _worker("target", address, targets[1], "--no-trust-drafts"),
+        Client(address, model=targets[0], timeout_s=READY_S) as trusting,
+        Client(address, model=targets[1], timeout_s=READY_S) as stripping,
+    ):
+        with _worker("draft", address, good):
+            _wait_for(trusting, good)
+            found.run(trusting, *(case for case in DETERMINISTIC + PROBABILISTIC if case.drafter == "good"))
+        with _worker("draft", address, bad):
+            found.run(trusting, PLAIN)  # meanwhile
+            _wait_for(trusting, bad)
+            found.run(trusting, *(case for case in DETERMINISTIC + PROBABILISTIC if case.drafter == "bad"))
+            found.run(trusting, *LOSSY, blocks=(ONE_LAW,))
+        for case in (DETERMINISTIC[-1], PROBABILISTIC[-1]):
+            with Hostile(address, trusting.model, "hostile") as hostile:
+                _wait_for(stripping, "hostile")
+                found.run(stripping, case)
+                found.seeds[case] = hostile.seeds
+        with Hostile(address, trusting.model, "liar", lies_only=True):
+            _wait_for(trusting, "liar")
+            found.run(trusting, FORGED, blocks=(ONE_LAW,))
+    return found
+
+
+@contextmanager
+def _process(*arguments: str, program: str = "specq") -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-m", program, *arguments, "--log-level", "error"], cwd=ROOT)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _worker(role: str, address: str, model: str, *options: str) -> AbstractContextManager[None]:
+    """Start a worker that is named after its model; a target with the steps of a large one."""
+    named = ("--role", role, "--broker", address, "--model", model, "--name", model, "--threads", "1")
+    if role == "target":
+        return _process("worker", *named, "--engine", "slow", *options, program="tests.end_to_end.slow_target")
+    return _process("worker", *named, "--nice", "0", *options)
+
+
+def _wait_for(client: Client, drafter: str) -> None:
+    """Wait until both targets are ready, and this drafter and no other."""
+    deadline = time.monotonic() + READY_S
+    while True:
+        workers = client.status()["workers"]
+        drafters = [worker["name"] for worker in workers if worker["role"] == "draft"]
+        if len(workers) == 3 and drafters == [drafter] and all(worker["state"] == "ready" for worker in workers):
+            return
+        assert time.monotonic() < deadline, workers
+        time.sleep(0.02)
+
+
+# --- lossless -----------------------------------------------------------------------------------------------------
+
+
+def _p_values(texts: Texts) -> dict[str, float]:
+    """Return p-values: of single tokens against the one law, and of what follows each token."""
+    found = {str(block.tokens): transition_p_value(block.prompt, texts[block], block.laws) for block in texts}
+    return found | {"tokens": law_p_value(texts[ONE_LAW], ONE_LAW.laws[ONE_LAW.prompt[0]])}
+
+
+def _together(said: Said) -> Texts:
+    """Return the texts of all cases of `probabilistic`."""
+    return {
+        block: [text for case in PROBABILISTIC for text in said.texts[case][block]] for block in (ONE_LAW, BY_TOKEN)
+    }
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC + PROBABILISTIC, ids=str)
+def test_drafts_are_accepted_and_rejected(said: Said, case: Case) -> None:
+    """There is something to judge, and much of it where the verifier waits for drafts: else the other tests say nothing."""
+    counts = said.counts[case]
+    assert min(counts["accepted"], counts["rejected"]) > 0, counts
+    if case.shape != "best-first":
+        assert counts["accepted"] + counts["rejected"] > counts["rounds"] / 4, counts
+        assert min(counts["accepted"], counts["rejected"]) > 10, counts
+
+
+def test_plain_text_has_the_targets_law(said: Said) -> None:
+    """Without drafts: what all texts of `deterministic` are compared with."""
+    p_values = _p_values(said.texts[PLAIN])
+    assert min(p_values.values()) > LEAST_P, p_values
+
+
+@pytest.mark.parametrize("case", DETERMINISTIC, ids=str)
+def test_deterministic_text_is_the_same_with_any_drafter(said: Said, case: Case) -> None:
+    """Token for token what is said without drafts, so that its law is that of the test above."""
+    for block, texts in said.texts[PLAIN].items():
+        assert said.texts[case][block] == [text[:SAME] for text in texts]
+
+
+@pytest.mark.parametrize("case", PROBABILISTIC, ids=str)
+def test_probabilistic_text_has_the_targets_law(said: Said, case: Case) -> None:
+    """Sampled from laws that travel, or stripped to point masses: each token's law, and its law after the one before."""
+    p_values = _p_values(said.texts[case])
+    assert min(p_values.values()) > LEAST_P, p_values
+
+
+def test_all_probabilistic_texts_have_the_targets_law(said: Said) -> None:
+    """Nothing shows in all cases together either."""
+    p_values = _p_values(_together(said))
+    assert min(p_values.values()) > LEAST_P, p_values
+
+
+def test_drafters_are_not_told_the_seed_of_probabilistic(said: Said) -> None:
+    """Who knows the seed knows what the verifier will draw."""
+    assert set(said.seeds[DETERMINISTIC[-1]]) == set(range(6))
+    assert set(said.seeds[PROBABILISTIC[-1]]) == {0}
+
+
+# --- the tests' power ---------------------------------------------------------------------------------------------
+
+
+def test_a_small_bias_would_show(said: Said) -> None:
+    """The same texts do not have laws that are a little biased towards a draft's."""
+    texts = _together(said)
+    assert law_p_value(texts[ONE_LAW], ONE_LAW.biased_laws[ONE_LAW.prompt[0]]) < LEAST_P
+    assert transition_p_value(BY_TOKEN.prompt, texts[BY_TOKEN], BY_TOKEN.biased_laws) < LEAST_P
+
+
+@pytest.mark.parametrize("case", [*LOSSY, FORGED], ids=str)
+def test_what_is_biased_is_found_out(said: Said, case: Case) -> None:
+    """A lossy strategy; and forged laws, which the stripping verifier was told too, at one that trusts them."""
+    assert law_p_value(said.texts[case][ONE_LAW], ONE_LAW.laws[ONE_LAW.prompt[0]]) < LEAST_P

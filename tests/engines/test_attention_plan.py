@@ -1,0 +1,127 @@
+"""What each row sees, read back from the work items; and packed rows made in two ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specq.engines.torch import rows as packing
+from specq.engines.torch.attention_plan import ITEM, BlockLayout, lay_out, max_list_length
+from specq.engines.torch.rows import PackedRows, pack_steps
+from specq.params import SamplingParams
+from specq.types import NO_TREE, SessionStep, Tree
+from tests.checkpoints import random_tokens, random_tree
+
+GREEDY = SamplingParams()
+
+
+def random_step(rng: np.random.Generator, session_id: int, max_context: int) -> SessionStep:
+    """A prefill chunk, a plain row or a tree, after a context of any length."""
+    start = int(rng.integers(0, max_context))
+    kind = rng.integers(3)
+    tokens = random_tokens(rng, int(rng.integers(1, 70)) if kind == 0 else 1)
+    tree = random_tree(rng, int(rng.integers(1, 40))) if kind == 2 else NO_TREE
+    return SessionStep(session_id, start, tokens, GREEDY, tree, judged=bool(kind == 2 or rng.random() < 0.5))
+
+
+def random_rows(
+    rng: np.random.Generator, num_sessions: int, max_context: int = 900
+) -> tuple[list[SessionStep], PackedRows]:
+    """Steps of some sessions whose slots are all different, packed."""
+    steps = [random_step(rng, i, max_context) for i in range(num_sessions)]
+    free = rng.permutation(1 << 16).astype(np.int32)
+    num_rows = sum(step.num_rows for step in steps)
+    slots, taken, first, tables = free[:num_rows], num_rows, 0, []
+    for step in steps:
+        table = np.concatenate([free[taken : taken + step.start], slots[first : first + len(step.token_ids)]])
+        taken += step.start
+        first += step.num_rows
+        tables.append(table.astype(np.int32))
+    return steps, pack_steps(steps, slots, tables)
+
+
+def seen_slots(rows: PackedRows, row: int) -> list[int]:
+    """Return what a row sees, as `PackedRows` says it."""
+    session = int(np.searchsorted(rows.row_starts, row, "right")) - 1
+    extras = rows.extras[rows.extra_starts[row] : rows.extra_starts[row + 1]]
+    return [*rows.tables[session][: rows.ctx_lens[row]].tolist(), *extras.tolist()]
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    ("per_block", "num_chunks", "joins"), [(1, 4, True), (9, 32, True), (64, 16, False), (9, 2, True)]
+)
+def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chunks, joins):
+    rng = np.random.default_rng(seed)
+    _, rows = random_rows(rng, int(rng.integers(1, 12)))
+    layout = BlockLayout(rows.num_rows + int(rng.integers(0, 9)), per_block, num_chunks, joins)
+    starts = layout.starts()
+    block = np.full(starts["lists"] + max_list_length(rows), -7, np.int32)
+    assert lay_out(rows, layout, block) <= len(block)
+    num_items = block[starts["num_items"]]
+    items = block[starts["items"] :][: ITEM * num_items].reshape(-1, ITEM).tolist()
+    spans = block[starts["spans"] : starts["logit_rows"]].reshape(-1, 3).tolist()
+    context, nodes = block[starts["visible"] : starts["spans"]].reshape(2, -1).tolist()
+    lists = block[starts["lists"] :].tolist()
+    seen: dict[int, list[int]] = {row: [] for row in range(rows.num_rows)}
+    partials: dict[int, int] = {}
+    at_once: list[int] = []
+    for first_row, count, start, length, position, partial, split, _ in items:
+        assert 1 <= count <= per_block
+        for row in range(first_row, first_row + count):
+            for index in range(length):
+                if index + position < context[row] if index < split else index - split < nodes[row]:
+                    seen[row].append(lists[start + index])
+            if partial < 0:
+                at_once.append(row)
+            else:
+                assert partial + row - first_row not in partials
+                partials[partial + row - first_row] = row
+    for row in range(rows.num_rows):
+        assert seen[row] == seen_slots(rows, row)
+        first, step, count = spans[row]
+        own = sorted(p for p, owner in partials.items() if owner == row)
+        assert own == [first + step * k for k in range(count)]
+        assert (at_once.count(row) == 1) == (count == 0)
+    assert max(partials, default=0) < layout.max_partials
+    assert spans[rows.num_rows :] == [[0, 0, 0]] * (layout.num_rows - rows.num_rows)
+    assert block[starts["slots"] :][rows.num_rows : layout.num_rows].tolist() == [-1] * (
+        layout.num_rows - rows.num_rows
+    )
+
+
+def test_a_chain_after_a_short_context_is_one_item():
+    rng = np.random.default_rng(1)
+    table = rng.permutation(99).astype(np.int32)
+    chain = Tree(random_tokens(rng, 8), np.arange(8, dtype=np.int32) - 1, np.zeros(8, np.float32))
+    rows = pack_steps([SessionStep(1, 40, table[:1], GREEDY, chain)], table[40:49], [table])
+    block = np.zeros(3000, np.int32)
+    layout = BlockLayout(16, 9, 32)
+    lay_out(rows, layout, block)
+    assert block[layout.starts()["num_items"]] == 1
+    assert block[layout.starts()["items"] :][:8].tolist() == [0, 9, 0, 49, 0, -1, 41, 0]
+
+
+def test_a_long_context_is_cut_into_about_as_many_chunks_as_asked_for():
+    rng = np.random.default_rng(0)
+    table = rng.permutation(5000).astype(np.int32)
+    rows = pack_steps([SessionStep(1, 4999, table[:1], GREEDY)], table[-1:], [table])
+    layout = BlockLayout(1, 2, 32)
+    block = np.zeros(layout.starts()["lists"] + 5000, np.int32)
+    lay_out(rows, layout, block)
+    assert 24 <= block[layout.starts()["num_items"]] <= 32
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_arrays_and_lists_pack_the_same_rows(seed):
+    rng = np.random.default_rng(seed)
+    steps, rows = random_rows(rng, int(rng.integers(1, 9)), max_context=50)
+    if not any(step.tree.num_nodes for step in steps):
+        return
+    slots = rows.slots.copy()
+    by_lists = packing._pack_lists(steps, slots, rows.tables)
+    by_arrays = packing._pack_arrays(steps, slots, rows.tables)
+    assert by_lists.block.tolist() == by_arrays.block.tolist()
+    for name in ("token_ids", "positions", "slots", "ctx_lens", "extra_starts", "extras", "row_starts", "logit_rows"):
+        assert getattr(by_lists, name).tolist() == getattr(by_arrays, name).tolist()
+        assert getattr(by_arrays, name).dtype == np.int32

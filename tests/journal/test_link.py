@@ -1,0 +1,218 @@
+"""The threads around a journal: news always arrives, groups are bounded in time, and the end forgets nothing."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specq.broker.core import Broker
+from specq.broker.state import Find, FindFinished, Write
+from specq.config import BrokerConfig
+from specq.errors import JournalBusyError, JournalLostError
+from specq.journal.reader import JournalReader
+from specq.journal.store import Journal
+from specq.journal.threads import GROUP_S, JournalWriter, Keep
+from tests.journal.test_store import added, ended, taken
+from workers.journal import JournalLink
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "broker.journal"
+
+
+@pytest.fixture
+def link(path: Path) -> Iterator[JournalLink]:
+    opened = JournalLink(path, BrokerConfig())
+    yield opened
+    opened.close()
+
+
+def is_readable(link: JournalLink, timeout_s: float = PATIENCE_S) -> bool:
+    return bool(select.select([link], [], [], timeout_s)[0])
+
+
+class Recording(Broker):
+    """A broker that only notes what the journal tells it."""
+
+    def __init__(self) -> None:
+        super().__init__(incarnation=1, has_journal=True)
+        self.heard: list[Any] = []
+
+    def journaled(self, sequence: int, now: float) -> list[Any]:
+        self.heard.append(sequence)
+        return []
+
+    def found(self, job_id: int, stored: Any, now: float) -> list[Any]:
+        self.heard.append((job_id, stored and stored.finish))
+        return []
+
+    def listed(self, asked: FindFinished, found: Any, now: float) -> list[Any]:
+        self.heard.append((asked.client, [one.job_id for one in found]))
+        return []
+
+
+def test_news_and_answers_arrive(link: JournalLink) -> None:
+    """What is written is told of; what is asked is answered, with what was written before it was told."""
+    broker = Recording()
+    for sequence, record in enumerate((taken(1), taken(2), ended(1, [5])), 1):
+        link.take(Write(sequence, record))
+        link.flush()
+        while broker.heard[-1:] != [sequence]:
+            assert is_readable(link)
+            link.hear(broker, 0.0)
+    link.take(Find(1))
+    link.take(Find(3))
+    link.take(FindFinished(b"c", 10, 0))
+    while len([one for one in broker.heard if isinstance(one, tuple)]) < 3:
+        assert is_readable(link)
+        link.hear(broker, 0.0)
+    assert [one for one in broker.heard if isinstance(one, tuple)] == [(1, "length"), (3, None), (b"c", [1])]
+
+
+def test_whoever_asks_is_answered(link: JournalLink) -> None:
+    """Also when looking goes wrong in a way that nobody thought of."""
+    broker = Broker(incarnation=1, has_journal=True)
+    told: list[Any] = []
+    broker.found = lambda job_id, stored, now: told.append(stored) or []
+    link.lookup.ask(Find(1), lambda reader: reader.nonsense)
+    while not told:
+        assert is_readable(link)
+        link.hear(broker, 0.0)
+    assert isinstance(told[0], JournalBusyError)
+    assert "cannot be read" in str(told[0])
+
+
+class WakesWhileHeard:
+    """A socket during whose reading the other thread has news, just before the signal of older news is taken."""
+
+    def __init__(self, link: JournalLink) -> None:
+        self._link, self._real = link, link._woken
+
+    def fileno(self) -> int:
+        return self._real.fileno()
+
+    def recv(self, size: int) -> bytes:
+        self._link._wake()
+        return self._real.recv(size)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+def test_no_signal_is_lost(link: JournalLink) -> None:
+    """Whenever news comes, also while older news is heard, the next news signals again."""
+    link._wake()
+    link._woken = WakesWhileHeard(link)
+    link.hear(Recording(), 0.0)
+    link._wake()
+    assert is_readable(link, 0.0)
+
+
+def test_groups_are_few_and_nothing_waits_long(path: Path) -> None:
+    """However many records come one by one, groups do not; one that comes alone is written at once."""
+    written = threading.Event()
+    writer = JournalWriter(Journal(path, durability="process"), written.set)
+    started, sequence = time.monotonic(), 0
+    writer.put(1, [taken(1)])
+    while time.monotonic() < started + 0.3:
+        sequence += 1
+        writer.put(sequence + 1, [added(1, sequence - 1, [sequence])])
+        time.sleep(0.0001)
+    writer.close(PATIENCE_S)
+    assert writer.durable == sequence + 1
+    assert 1 < writer.num_groups <= (time.monotonic() - started) / GROUP_S + 1
+
+
+class Failing:
+    """A journal that is busy for a while, or lost."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors, self.groups = list(errors), []
+
+    def write(self, records: Any) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.groups.append(list(records))
+
+    def check(self) -> None:
+        """Be there."""
+
+    def expire(self, before: float, most_bytes: int) -> int:
+        return 0
+
+    def close(self) -> None:
+        """Be gone."""
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_what_cannot_be_written_now_is_written_later() -> None:
+    """The same group, once; the trouble is told while it lasts, and what comes meanwhile waits its turn."""
+    journal = Failing(JournalBusyError("the disk is full"), JournalBusyError("the disk is full"))
+    told: list[str] = []
+    writer = JournalWriter(journal, lambda: told.append(writer.trouble))
+    writer.put(1, ["a"])
+    wait_for(lambda: writer.trouble)
+    writer.put(2, ["b"])
+    wait_for(lambda: writer.durable == 2)
+    assert journal.groups == [["a"], ["b"]]
+    assert [trouble for i, trouble in enumerate(told) if i == 0 or told[i - 1] != trouble] == ["the disk is full", ""]
+    writer.close()
+
+
+@pytest.mark.parametrize("error", [JournalLostError("another has it"), RuntimeError("a bug")])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_lost_journal_is_told(error: Exception) -> None:
+    """Nothing counts as written from then on, and the broker hears why it must stop."""
+    woken = threading.Event()
+    writer = JournalWriter(Failing(error), woken.set)
+    writer.put(1, ["a"])
+    assert woken.wait(PATIENCE_S)
+    assert (writer.durable, str(error) in writer.lost) == (0, True)
+    writer.close()
+
+
+def test_a_broker_whose_journal_is_lost_stops(link: JournalLink) -> None:
+    link.writer.lost = "another has it"
+    with pytest.raises(JournalLostError, match="another has it"):
+        link.hear(Recording(), 0.0)
+
+
+def test_the_end_forgets_nothing(path: Path) -> None:
+    """What was handed over is written before the journal is closed."""
+    link = JournalLink(path, BrokerConfig())
+    for sequence in range(1, 200):
+        link.take(Write(sequence, taken(sequence)))
+    link.close()
+    with_again = Journal(path)
+    assert len(with_again.unfinished()) == 199
+    with_again.close()
+
+
+def test_results_expire_by_themselves(path: Path) -> None:
+    """The writer looks from time to time."""
+    writer = JournalWriter(Journal(path), lambda: None, Keep(seconds=0.0))
+    writer.put(1, [taken(1), ended(1, [5], at=time.time() - 5)])
+    writer.put(2, [taken(2)])
+    reader = JournalReader(path)
+    writer._next_expiry = 0.0
+    writer.put(3, [taken(3)])
+    wait_for(lambda: writer.durable == 3)
+    wait_for(lambda: not reader.finished(10))
+    assert reader.find(2) is not None
+    reader.close()
+    writer.close()

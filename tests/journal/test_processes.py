@@ -1,0 +1,194 @@
+"""A real broker, killed, frozen, cut off from its disk; a verifier with a toy model; clients that must not notice."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specq import Client
+from specq.addresses import free_address
+from specq.errors import JobError
+from specq.journal.store import connect
+from tests.toy import toy_text
+
+TOY = (sys.executable, "-m", "tests.journal.toy_target")
+BEATS = ("--heartbeat-ms", "100", "--liveness-ms", "2000")
+PROMPT = [5, 6, 7]
+LENGTH = 400
+PATIENCE_S = 60.0
+
+Process = subprocess.Popen[bytes]
+StartBroker = Callable[..., Process]
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "broker.journal"
+
+
+@pytest.fixture
+def start_broker(spawn: Callable[..., Process], free_address: str, journal: Path) -> StartBroker:
+    """Start a broker on the test's journal."""
+
+    def start(*options: str, address: str = free_address) -> Process:
+        return spawn("broker", "--bind", address, "--journal", str(journal), *BEATS, *options)
+
+    return start
+
+
+@pytest.fixture
+def client(spawn: Callable[..., Process], free_address: str, tmp_path: Path) -> Iterator[Client]:
+    """A client, and a toy verifier, of the test's broker."""
+    spawn(free_address, program=TOY)
+    with Client(free_address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as connected:
+        yield connected
+
+
+def wait_until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
+    """Look until it is so."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it never came about"
+        time.sleep(0.01)
+
+
+def said(process: Process) -> str:
+    return process.output.read_text()
+
+
+def test_a_killed_broker_goes_on_where_it_was(start_broker: StartBroker, client: Client, journal: Path) -> None:
+    """Killed three times in the midst of jobs, it loses and doubles nothing; clients and workers find it again."""
+    broker = start_broker()
+    client.wait_until_ready()
+    jobs = [client.submit(token_ids=[*PROMPT, i], max_tokens=LENGTH, id=i) for i in range(1, 9)]
+    stream = client.stream(token_ids=PROMPT, max_tokens=LENGTH)
+    seen: list[int] = []
+    for kills in (1, 2, 3):
+        while len(seen) < kills * LENGTH // 4:
+            seen += next(stream).token_ids
+        broker.kill()
+        broker.wait()
+        assert not all(job.done for job in jobs)
+        broker = start_broker()
+    for piece in stream:
+        seen += piece.token_ids
+    assert seen == toy_text(PROMPT, LENGTH)
+    assert [job.result(PATIENCE_S).token_ids for job in jobs] == [toy_text([*PROMPT, i], LENGTH) for i in range(1, 9)]
+    assert "jobs" not in client.status()["counts"]  # the last broker took no job: it had them all from the journal
+
+
+def test_a_second_broker_is_refused(start_broker: StartBroker, free_address: str) -> None:
+    """It says who has the journal, and ends with status 2."""
+    first = start_broker()
+    wait_until(lambda: "broker_started" in said(first))
+    second = start_broker(address="tcp://127.0.0.1:*")
+    assert second.wait(PATIENCE_S) == 2
+    assert f"in use by another broker (process {first.pid}, listening on {free_address})" in said(second)
+    assert first.poll() is None
+
+
+def freeze_between_groups(broker: Process, journal: Path) -> None:
+    """Stop a broker that is not in the midst of writing; one that is holds the file until it ends."""
+    other = connect(journal)
+    broker.send_signal(signal.SIGSTOP)
+    while not locks(other):
+        broker.send_signal(signal.SIGCONT)
+        broker.send_signal(signal.SIGSTOP)
+    other.execute("ROLLBACK")
+    other.close()
+
+
+def test_a_frozen_broker_finds_that_it_lost(
+    start_broker: StartBroker, client: Client, journal: Path, tmp_path: Path
+) -> None:
+    """While it stands still another takes its journal over; it wakes and ends, without having told anybody anything."""
+    first = start_broker()
+    client.wait_until_ready()
+    stream = client.stream(token_ids=PROMPT, max_tokens=1900)
+    assert next(stream).token_ids
+    freeze_between_groups(first, journal)
+    refused = start_broker(address="tcp://127.0.0.1:*")
+    assert refused.wait(PATIENCE_S) == 2
+    assert "--take-over" in said(refused)
+    address = free_address()
+    second = start_broker("--take-over", address=address)
+    with Client(address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as other:
+        assert other.status()["jobs"] == {"waiting": 1, "running": 0, "finished": 0}
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(PATIENCE_S) == 1
+        assert "belongs to another broker now" in said(first)
+        assert other.status()["jobs"]["waiting"] == 1
+    assert second.poll() is None
+
+
+def refusal(client: Client) -> JobError:
+    """Return why a new job is refused."""
+    with pytest.raises(JobError) as raised:
+        client.generate(token_ids=[9], max_tokens=4)
+    return raised.value
+
+
+def test_a_locked_journal_stops_nothing_for_good(start_broker: StartBroker, client: Client, journal: Path) -> None:
+    """New jobs are refused with the reason, the broker answers, and what ran ends well once the lock is gone."""
+    start_broker()
+    client.wait_until_ready()
+    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
+    running = client.submit(token_ids=PROMPT, max_tokens=1900)
+    wait_until(lambda: client.status()["jobs"]["running"])
+    other = connect(journal)
+    wait_until(lambda: locks(other))
+    wait_until(lambda: client.status()["journal"]["trouble"])
+    error = refusal(client)
+    assert (error.code, "locked" in str(error)) == ("busy", True)
+    assert not running.done
+    other.execute("ROLLBACK")
+    other.close()
+    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, 1900)
+    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
+
+
+def locks(connection: object) -> bool:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except Exception:  # noqa: BLE001 - the broker was faster
+        return False
+    return True
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux limits other processes' files")
+def test_a_full_disk_stops_nothing_for_good(start_broker: StartBroker, client: Client, journal: Path) -> None:
+    """The same where no byte more can be written: nothing of the running job is lost."""
+    broker = start_broker("--durability", "process")
+    client.wait_until_ready()
+    running = client.submit(token_ids=PROMPT, max_tokens=1900)
+    wait_until(lambda: client.status()["jobs"]["running"])
+    hard = resource.prlimit(broker.pid, resource.RLIMIT_FSIZE)[1]
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (Path(f"{journal}-wal").stat().st_size, hard))
+    wait_until(lambda: client.status()["journal"]["trouble"])
+    error = refusal(client)
+    assert error.code == "busy"
+    assert "cannot be written" in str(error)
+    assert not running.done
+    resource.prlimit(broker.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, 1900)
+    assert client.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
+
+
+def test_sigterm_forgets_nothing(start_broker: StartBroker, client: Client) -> None:
+    """A broker that is asked to stop ends with status 0; the next one goes on with its jobs."""
+    broker = start_broker()
+    client.wait_until_ready()
+    running = client.submit(token_ids=PROMPT, max_tokens=1900)
+    wait_until(lambda: client.status()["jobs"]["running"])
+    broker.terminate()
+    assert broker.wait(PATIENCE_S) == 0
+    assert not running.done
+    start_broker()
+    assert running.result(PATIENCE_S).token_ids == toy_text(PROMPT, 1900)

@@ -1,0 +1,411 @@
+"""The journal's file: whole groups or nothing, one owner, every fault stated."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specq.errors import ConfigError, JournalBusyError, JournalLostError
+from specq.journal import fence
+from specq.journal.logprob_rows import pack, unpack
+from specq.journal.reader import JournalReader
+from specq.journal.records import JobBound, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
+from specq.journal.schema import STEPS, prepare
+from specq.journal.store import Journal, connect
+from specq.logprob_record import LogprobRecord
+from specq.messages import Submit
+from specq.params import SamplingParams, Speculation
+from tests.journal.fake import FakeJournal
+
+PARAMS = SamplingParams(temperature=0.5, seed=2**62, stop=("ü",), logit_bias=((3, -1.5),), logprobs=1)
+
+
+def taken(job_id: int, submitted: float = 1.0) -> JobTaken:
+    submit = Submit(
+        job_id=job_id,
+        params=PARAMS,
+        speculation=Speculation(num_candidates=3),
+        model="m",
+        label='"ä"',
+        priority=-2,
+        prompt_ids=np.array([1, 2, 2**31 - 1], np.int32),
+    )
+    return JobTaken(submit, "owner", submitted, 7.5)
+
+
+def added(job_id: int, base_len: int, tokens: list[int]) -> TokensAdded:
+    record = LogprobRecord(1)
+    record.tokens, record.top_ids, record.top = [-0.5] * len(tokens), tokens, [-0.25] * len(tokens)
+    raw = np.array(tokens, "<i4").tobytes()
+    return TokensAdded(job_id, base_len, raw, bytes(len(tokens)), pack(record, 0), 4)
+
+
+def ended(job_id: int, tokens: list[int], at: float = 9.0, finish: str = "length") -> JobEnded:
+    one = added(job_id, 0, tokens)
+    code, reason = ("engine", "it broke") if finish == "error" else ("", "")
+    stats = {"rounds": 3, "positions": [[1, 2]]}
+    return JobEnded(job_id, finish, code, reason, stats, at, one.token_ids, one.accepted, one.logprobs)
+
+
+def history(rng: random.Random, num_jobs: int = 12, length: int = 300) -> list[Record]:
+    """Return records of jobs that begin, go on, end or are dropped at random."""
+    records: list[Record] = []
+    texts: dict[int, list[int]] = {}
+    for _ in range(length):
+        job_id = rng.randrange(1, num_jobs)
+        if job_id not in texts:
+            texts[job_id] = []
+            records += [taken(job_id, float(len(records))), JobBound(job_id, f"w{job_id}")]
+        elif texts[job_id] is None:
+            continue
+        elif rng.random() < 0.05:
+            finish = rng.choice(["stop", "error", "cancelled"])
+            records.append(ended(job_id, texts[job_id], float(len(records)), finish))
+            texts[job_id] = None
+        elif rng.random() < 0.02:
+            records.append(JobDropped(job_id))
+            del texts[job_id]
+        else:
+            tokens = [rng.randrange(1000) for _ in range(rng.randrange(1, 5))]
+            records.append(added(job_id, len(texts[job_id]), tokens))
+            texts[job_id] += tokens
+    return records
+
+
+def groups(rng: random.Random, records: list[Record]) -> Iterator[list[Record]]:
+    """Cut records into groups of random sizes."""
+    while records:
+        size = rng.randrange(1, 40)
+        yield records[:size]
+        records = records[size:]
+
+
+def plain(job: StoredJob | None) -> StoredJob | None:
+    """Return a job as it is found: without what only one that runs remembers, or without what it has so far."""
+    bare = job and replace(job, rounds=0, draft_tokens=0)
+    return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", accepted=b"", logprobs=b"")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deep" / "broker.journal"
+
+
+Open = Callable[..., Journal]
+
+
+@pytest.fixture(name="open_journal")
+def _open_journal(path: Path) -> Iterator[Open]:
+    """Open journals that are closed at the end, unless the test has done so."""
+    opened: list[Journal] = []
+
+    def open_journal(at: Path = path, **options: object) -> Journal:
+        opened.append(Journal(at, **options))
+        return opened[-1]
+
+    yield open_journal
+    for journal in opened:
+        journal.close()
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("durability", ["full", "process"])
+def test_the_file_holds_what_it_was_told(open_journal: Open, path: Path, seed: int, durability: str) -> None:
+    """In whatever groups, the file says the same as the strict journal of the tests, also when it is opened again."""
+    rng, fake = random.Random(seed), FakeJournal()
+    journal = open_journal(durability=durability)
+    for group in groups(rng, history(rng)):
+        fake.write(group)
+        journal.write(group)
+    assert journal.unfinished() == fake.unfinished() != []
+    journal.close()
+    again = open_journal()
+    assert again.unfinished() == fake.unfinished()
+    reader = JournalReader(path)
+    for job_id in range(14):
+        assert plain(reader.find(job_id)) == plain(fake.find(job_id))
+    summaries = reader.finished(100)
+    assert [one.job_id for one in summaries] == [
+        job.submit.job_id for job in sorted(fake.jobs.values(), key=lambda job: -job.ended) if job.finish
+    ]
+    assert [one.num_tokens for one in summaries] == [fake.jobs[one.job_id].num_tokens for one in summaries]
+    assert reader.finished(2, 1) == summaries[1:3]
+    reader.close()
+
+
+def test_a_group_is_written_whole_or_not_at_all(open_journal: Open, path: Path, tmp_path: Path) -> None:
+    """Cut the log anywhere, as a loss of power does: what is left is the journal as it was after some group."""
+    rng = random.Random(1)
+    journal = open_journal()
+    journal._connection.execute("PRAGMA wal_autocheckpoint = 0")
+    states = [journal.unfinished()]
+    fake = FakeJournal()
+    for group in groups(rng, history(rng, length=60)):
+        fake.write(group)
+        journal.write(group)
+        states.append(fake.unfinished())
+    wal = Path(f"{path}-wal").read_bytes()
+    seen = []
+    for cut in range(0, len(wal) + 1, max(1, len(wal) // 40)):
+        torn = tmp_path / f"torn-{cut}.journal"
+        shutil.copy(path, torn)
+        Path(f"{torn}-wal").write_bytes(wal[:cut] + bytes(rng.randrange(256) for _ in range(50)))
+        found = open_journal(torn)
+        seen.append(states.index(found.unfinished()))
+        found.close()
+    journal.close()
+    assert seen == sorted(seen)
+    assert len(set(seen)) > 3
+
+
+def test_what_a_gap_cuts_off_is_forgotten(open_journal: Open, path: Path) -> None:
+    """A file that lost a row in the middle gives the tokens before it; the rest is generated anew, and not mixed in."""
+    journal = open_journal()
+    journal.write([taken(1)])
+    for base_len in (0, 2, 4):
+        journal.write([added(1, base_len, [base_len, base_len + 1])])
+    journal._connection.execute("DELETE FROM commits WHERE base_len = 2")
+    (job,) = journal.unfinished()
+    assert np.frombuffer(job.token_ids, "<i4").tolist() == [0, 1]
+    journal.write([added(1, 2, [7, 8, 9, 10])])
+    (job,) = journal.unfinished()
+    assert np.frombuffer(job.token_ids, "<i4").tolist() == [0, 1, 7, 8, 9, 10]
+
+
+def test_an_id_that_comes_again_begins_anew(open_journal: Open) -> None:
+    """Nothing is left of the job that had it before, whether that was dropped, or ended and expired."""
+    journal = open_journal()
+    journal.write([taken(1), added(1, 0, [1, 2])])
+    journal.write([added(1, 2, [3]), JobDropped(1), taken(1), added(1, 0, [7])])
+    assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == [7]
+    journal.write([ended(1, [7, 8])])
+    assert journal.expire(1e9, 0) == 1
+    journal.write([taken(1), added(1, 0, [9])])
+    assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == [9]
+
+
+def test_commits_of_jobs_that_ended_are_cleared_away(open_journal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once they are many, and more than those of use; the others stay."""
+    monkeypatch.setattr("specq.journal.store.MOST_STALE", 30)
+    journal, most = open_journal(), 0
+    journal.write([taken(1000)])
+    for job_id in range(1, 60):
+        journal.write([taken(job_id)])
+        for base_len in range(5):
+            journal.write([added(job_id, base_len, [base_len])])
+        journal.write([ended(job_id, list(range(5))), added(1000, job_id - 1, [job_id])])
+        most = max(most, journal._connection.execute("SELECT count(*) FROM commits").fetchone()[0])
+    assert most <= 2 * (30 + 59)
+    assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == list(range(1, 60))
+
+
+def test_nobody_else_can_read_it(open_journal: Open, path: Path) -> None:
+    """Prompts and answers are for the user's eyes."""
+    journal = open_journal()
+    journal.write([taken(1)])
+    for file in path.parent.iterdir():
+        if "lock" not in file.name:
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600, file
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_locked_file_is_busy(open_journal: Open, path: Path) -> None:
+    """While another program writes, nothing is lost: the same group is written later."""
+    journal = open_journal()
+    journal.write([taken(1)])
+    other = connect(path)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(JournalBusyError, match="locked"):
+        journal.write([added(1, 0, [5])])
+    other.execute("ROLLBACK")
+    journal.write([added(1, 0, [5])])
+    assert journal.unfinished()[0].num_tokens == 1
+    other.close()
+
+
+def test_a_full_disk_is_busy(open_journal: Open, path: Path) -> None:
+    """What does not fit is refused whole; what was there before is whole, and readers go on."""
+    journal = open_journal()
+    journal.write([taken(1), added(1, 0, [1, 2]), taken(2), ended(2, [3])])
+    pages = journal._connection.execute("PRAGMA page_count").fetchone()[0]
+    journal._connection.execute(f"PRAGMA max_page_count = {pages}")
+    big = [taken(3), added(3, 0, list(range(20_000)))]
+    for _ in range(2):
+        with pytest.raises(JournalBusyError, match="full"):
+            journal.write(big)
+    assert [job.submit.job_id for job in journal.unfinished()] == [1]
+    reader = JournalReader(path)
+    found = reader.find(2)
+    assert found is not None
+    assert found.num_tokens == 1
+    reader.close()
+    journal._connection.execute("PRAGMA max_page_count = 1000000")
+    journal.write(big)
+    assert [job.num_tokens for job in journal.unfinished()] == [2, 20_000]
+
+
+def make_alien(path: Path) -> None:
+    alien = sqlite3.connect(path)
+    alien.execute("CREATE TABLE songs (title TEXT)")
+    alien.commit()
+    alien.close()
+
+
+def make_newer(path: Path) -> None:
+    Journal(path).close()
+    newer = sqlite3.connect(path)
+    newer.execute("PRAGMA user_version = 99")
+    newer.close()
+
+
+def make_unreadable_job(path: Path) -> None:
+    journal = Journal(path)
+    journal.write([taken(1)])
+    journal._connection.execute("UPDATE jobs SET params = '{\"wishes\": 3}'")
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (make_alien, "another program"),
+        (make_newer, "version is 99; this specq knows versions up to 1"),
+        (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
+        (lambda path: path.mkdir(), "cannot use the journal"),
+        (make_unreadable_job, "job 1 cannot be read"),
+    ],
+)
+def test_what_is_no_journal_is_refused(open_journal: Open, tmp_path: Path, make: object, reason: str) -> None:
+    """With the file's name and what is wrong with it."""
+    path = tmp_path / "some.journal"
+    make(path)
+    with pytest.raises(ConfigError, match=reason) as raised:
+        open_journal(path).unfinished()
+    assert str(path) in str(raised.value)
+
+
+def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> None:
+    """Steps that the file has not had are taken, once; what it held stays."""
+    journal = open_journal()
+    journal.write([taken(1)])
+    newer = (*STEPS, "ALTER TABLE jobs ADD COLUMN mood TEXT NOT NULL DEFAULT 'good'; CREATE TABLE extra (x)")
+    for _ in range(2):
+        prepare(journal._connection, newer)
+    assert journal._connection.execute("SELECT job_id, mood FROM jobs").fetchall() == [(1, "good")]
+    with pytest.raises(ConfigError, match="version is 2"):
+        prepare(journal._connection)
+    with pytest.raises(sqlite3.OperationalError):
+        prepare(journal._connection, (*newer, "CREATE TABLE half (x); CREATE TABLE extra (x)"))
+    assert journal._connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert not journal._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchall()
+
+
+# --- one owner --------------------------------------------------------------------------------------------------------
+
+
+def take_over_and_go_on(open_journal: Open) -> None:
+    """A first owner is frozen, a second takes over, the first wakes and writes."""
+    first = open_journal(owner="the first")
+    first.write([taken(1)])
+    second = open_journal(owner="the second", take_over=True)
+    second.write([added(1, 0, [1, 2])])
+    with pytest.raises(JournalLostError, match="another broker"):
+        first.write([added(1, 0, [3])])
+    with pytest.raises(JournalLostError):
+        first.check()
+    assert np.frombuffer(second.unfinished()[0].token_ids, "<i4").tolist() == [1, 2]
+    with pytest.raises(ConfigError, match="the second"):  # the one that was taken over does not hide the owner
+        open_journal(owner="a third")
+    first.close()
+    with pytest.raises(ConfigError, match="the second"):
+        open_journal(owner="a third")
+    second.check()
+    second.close()
+    open_journal().close()
+
+
+def test_one_broker_owns_it(open_journal: Open, path: Path) -> None:
+    """A second is refused, told of the first, and let in when that is gone."""
+    first = open_journal(owner="process 7")
+    with pytest.raises(ConfigError, match=r"in use by another broker \(process 7\).*--take-over"):
+        open_journal()
+    first.check()
+    first.close()
+    open_journal().close()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_frozen_owner_is_shut_out(open_journal: Open, path: Path) -> None:
+    """Whoever takes over raises the fence; the former owner writes nothing any more."""
+    take_over_and_go_on(open_journal)
+
+
+def test_planted_no_fence_is_caught(open_journal: Open, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the look at the fence both write."""
+    monkeypatch.setattr("specq.journal.store.is_newest", lambda connection, number: True)
+    with pytest.raises(pytest.fail.Exception):
+        take_over_and_go_on(open_journal)
+
+
+def test_epochs_rise_with_each_owner(open_journal: Open, path: Path) -> None:
+    """Above all that any owner before could have used, and above what is asked for."""
+    epochs = []
+    for floor in (0, 10 * fence.EPOCHS, 0):
+        journal = open_journal(floor=floor)
+        epochs.append(journal.epoch)
+        journal.close()
+    assert epochs == [0, 10 * fence.EPOCHS, 11 * fence.EPOCHS]
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+def page_count(journal: Journal) -> int:
+    return int(journal._connection.execute("PRAGMA page_count").fetchone()[0])
+
+
+def test_old_results_expire(open_journal: Open, path: Path) -> None:
+    """By age, then the oldest while they take too many bytes; running jobs stay, and the file shrinks."""
+    journal = open_journal()
+    journal.write([taken(100)])
+    tokens = list(range(2000))
+    for job_id in range(1, 41):
+        journal.write([taken(job_id), ended(job_id, tokens, at=float(job_id))])
+    num_pages = page_count(journal)
+    assert journal.expire(11.0, 1 << 30) == 10
+    left = journal._num_bytes
+    assert left == journal._count_bytes()
+    assert journal.expire(0.0, left // 2) == 15
+    assert journal.expire(0.0, left // 2) == 0
+    reader = JournalReader(path)
+    assert [one.job_id for one in reader.finished(100)] == list(range(40, 25, -1))
+    assert reader.find(3) is None
+    assert reader.find(100) is not None
+    assert page_count(journal) < 0.6 * num_pages
+    reader.close()
+
+
+def test_log_probabilities_survive_as_bytes() -> None:
+    """Packed in pieces and joined, they are the same; with none wanted there are no bytes."""
+    record = LogprobRecord(2)
+    rng = np.random.default_rng(0)
+    record.tokens = rng.normal(size=5).astype(np.float32).tolist()
+    record.top_ids = rng.integers(0, 2**31 - 1, 10).tolist()
+    record.top = rng.normal(size=10).astype(np.float32).tolist()
+    whole = pack(record, 0)
+    found = unpack(whole[: 3 * 20] + pack(record, 3), 2)
+    assert (found.tokens, found.top_ids, found.top) == (record.tokens, record.top_ids, record.top)
+    bare = LogprobRecord(0)
+    bare.tokens = record.tokens
+    assert unpack(pack(bare, 1), 0).tokens == record.tokens[1:]
+    assert (pack(LogprobRecord(-1), 0), unpack(b"", -1).tokens) == (b"", [])

@@ -1,0 +1,143 @@
+"""`specq submit` that was killed goes on when it is run again, and `--detach` leaves its jobs to the broker."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specq.client.wishes import id_of, label_of, split_wishes
+from specq.errors import JobError
+from specq.results_file import SUFFIX
+from tests.journal.test_commands import Deployment, deployment  # noqa: F401 - a fixture
+from tests.journal.test_processes import PATIENCE_S, wait_until
+from tests.toy import toy_text
+
+NUM_LINES = 12
+LENGTH = 40
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of prompts, of which some ask for several completions, and none for a seed."""
+    path = tmp_path / "prompts.jsonl"
+    lines: list[dict[str, Any]] = [{"token_ids": [5, i], "id": f"q{i}"} for i in range(1, NUM_LINES + 1)]
+    lines[3] |= {"n": 3}
+    lines[-1] = {"prompt": ""}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def command(deployment: Deployment, prompts: Path, out: Path, *options: str) -> list[str]:  # noqa: F811
+    arguments = ["submit", prompts, "--out", out, "--broker", deployment.address, "--concurrency", "3", *options]
+    arguments += ["--max-tokens", LENGTH, "--temperature", "0.8", "--ignore-eos", "--timeout-s", PATIENCE_S]
+    return [sys.executable, "-m", "specq", *map(str, arguments)]
+
+
+def check(lines: list[dict[str, Any]]) -> None:
+    """Check that there are all results, in order, each what its seed makes of it."""
+    assert [(line["id"], line.get("index")) for line in lines[:7]] == [
+        ("q1", None), ("q2", None), ("q3", None), ("q4", 0), ("q4", 1), ("q4", 2), ("q5", None),
+    ]  # fmt: skip
+    assert [line["id"] for line in lines[7:]] == [*[f"q{i}" for i in range(6, NUM_LINES)], NUM_LINES]
+    assert "empty" in lines[-1]["error"]
+    for line in lines[:-1]:
+        prompt = [5, int(line["id"][1:])]
+        assert line["token_ids"] == toy_text(prompt, LENGTH, line["stats"]["seed"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_submit_is_gone_on_with(
+    deployment: Deployment,  # noqa: F811
+    prompts: Path,
+    tmp_path: Path,
+    how: signal.Signals,
+) -> None:
+    """Nothing that was done is done again: of a killed run not even the jobs that were under way."""
+    out = tmp_path / "results.jsonl"
+    first = subprocess.Popen(command(deployment, prompts, out), stderr=subprocess.DEVNULL)
+    wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 4)
+    first.send_signal(how)
+    first.wait(PATIENCE_S)
+    before = out.read_bytes()
+    assert before.count(b"\n") < NUM_LINES
+    out.write_bytes(before + b'{"id": "torn')
+
+    refused = subprocess.run(
+        command(deployment, prompts, out, "--top-k", "5"), capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "top_k was 'not given', and is 5 now" in refused.stderr
+
+    again = subprocess.run(command(deployment, prompts, out), capture_output=True, text=True, check=False)
+    assert (again.returncode, again.stderr.count("\n")) == (1, 1)  # the empty prompt
+    assert out.read_bytes().startswith(before)
+    check([json.loads(line) for line in out.read_bytes().splitlines()])
+    assert not Path(f"{out}{SUFFIX}").exists()
+
+    num_jobs = len(deployment.states())
+    num_needed = NUM_LINES - 1 + 2
+    assert num_jobs == num_needed if how is signal.SIGKILL else num_jobs > num_needed
+
+
+def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) -> None:  # noqa: F811
+    """The ids that are printed are those to ask for; a line that is wrong is said, and harms no other."""
+    arguments = ("--detach", "--max-tokens", LENGTH, "--priority", "2", "--deadline", "60")
+    left = deployment.run("submit", prompts, *arguments)
+    assert left.exit_code == 1
+    assert "specq: 1 lines failed: line 12: the prompt is empty" in left.stderr
+    job_ids = left.stdout.split()
+    assert len(job_ids) == NUM_LINES - 1 + 2
+    deployment.restart()
+    fetched = deployment.run("results", "--wait", *job_ids)
+    assert fetched.exit_code == 0
+    lines = [json.loads(line) for line in fetched.stdout.splitlines()]
+    assert sorted(line["id"] for line in lines) == sorted([*[f"q{i}" for i in range(1, NUM_LINES)], "q4", "q4"])
+    assert {line["finish_reason"] for line in lines} == {"length"}
+    assert {line["priority"] for line in deployment.desk.list_jobs()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--detach", "--out", "x.jsonl"], "--detach prints ids"),
+        (["--deadline", "0"], "deadline is 0.0; it must be a number of seconds above 0"),
+        (["--priority", "1001"], "priority is 1001; it must be a whole number in [-1000, 1000]"),
+    ],
+)
+def test_wishes_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:
+    """They are said before anything is sent, with status 2."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("{}\n")
+    arguments = [sys.executable, "-m", "specq", "submit", str(prompts), *options]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_wishes() -> None:
+    """They are taken out of what is asked for; a key gives the seed where one is drawn, the same each time."""
+    wishes, rest = split_wishes({"top_p": 0.5, "priority": 3, "deadline": 0.0015, "job_key": "k", "temperature": 1})
+    again = split_wishes({"temperature": 1, "job_key": "k"})[1]
+    other = split_wishes({"temperature": 1, "job_key": "l"})[1]
+    assert (wishes.priority, wishes.deadline_ms, wishes.job_key) == (3, 1, "k")
+    assert rest == {"top_p": 0.5, "temperature": 1, "seed": again["seed"]}
+    assert other["seed"] != again["seed"]
+    assert "seed" not in split_wishes({"temperature": 0, "job_key": "k"})[1]
+    assert split_wishes({"temperature": 1, "job_key": "k", "seed": 5})[1]["seed"] == 5
+    for bad in ({"deadline": -1}, {"deadline": float("nan")}, {"deadline": "soon"}, {"priority": 1.5}):
+        with pytest.raises(JobError):
+            split_wishes(bad)
+
+
+@pytest.mark.parametrize("request_id", ["q", 7, None, [1, {"a": "ü"}], "x" * 5000])
+def test_labels_carry_ids(request_id: Any) -> None:
+    label = label_of(request_id)
+    assert len(label) <= 1000
+    assert id_of(label, 3) == (request_id if len(str(request_id)) < 1000 else "x" * 125)
+    assert id_of("", 3) == 3

@@ -1,0 +1,59 @@
+"""A verifier's process with the toy model: starts at once, takes the time for a step that it is told.
+
+python -m tests.journal.toy_target BROKER [MILLISECONDS]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specq import log
+from specq.config import TargetConfig
+from specq.curve import StepCurve
+from specq.text import num_tokens, tokenizer_hash
+from specq.types import Judgement, ModelInfo, SessionStep
+from specq.verifier import Verifier
+from tests.tiny_text import tokenizer_files, tokenizer_json
+from tests.toy import ToyEngine, toy_info
+from workers.link import new_incarnation
+from workers.loop import Stop
+from workers.target import VerifierLoop
+
+
+class SlowEngine(ToyEngine):
+    """A toy engine whose steps take time."""
+
+    def __init__(self, info: ModelInfo, seconds: float) -> None:
+        super().__init__(info)
+        self.seconds = seconds
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Wait, and judge."""
+        time.sleep(self.seconds)
+        return super().step(steps)
+
+
+def main(broker: str, milliseconds: float = 2.0) -> None:
+    """Serve until SIGTERM."""
+    log.configure("info")
+    stop, size = Stop(), num_tokens(tokenizer_json())
+    info = replace(
+        toy_info(kv_slots=100_000), vocab_size=size, num_tokens=size, tokenizer_hash=tokenizer_hash(tokenizer_json())
+    )
+    verifier = Verifier(
+        SlowEngine(info, milliseconds / 1000),
+        StepCurve([1, 64], [0.001, 0.002]),
+        incarnation=new_incarnation(),
+        tokenizer_files=tokenizer_files(),
+    )
+    loop = VerifierLoop(TargetConfig(broker=broker), verifier, "toy")
+    while not stop:
+        loop.turn()
+    loop.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(float, sys.argv[2:]))

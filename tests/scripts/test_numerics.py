@@ -1,0 +1,115 @@
+"""The numerics script finds texts that depend on the batch, says how near a tie it was, and keeps to its time."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from specq.params import SamplingParams
+from specq.types import Judgement, Logprobs
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "numerics.py"
+PROMPTS = [[5, 6, 7 + i] for i in range(20)]
+GREEDY = SamplingParams(max_tokens=6, logprobs=20)
+
+
+@pytest.fixture(scope="module")
+def numerics():
+    spec = importlib.util.spec_from_file_location("numerics", SCRIPT)
+    module = sys.modules["numerics"] = importlib.util.module_from_spec(spec)  # where its dataclasses look for it
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["numerics"]
+
+
+class Counting:
+    """An engine whose model counts: token n is followed by n + 1, far ahead of n + 2; at `flips`, a tie, by n + 2 if the
+    step has company."""
+
+    def __init__(self, flips: tuple[int, ...] = ()) -> None:
+        self.flips, self.widths = flips, []
+
+    def open(self, session_id, token_ids):
+        return 0
+
+    def close(self, session_id):
+        pass
+
+    def step(self, steps):
+        self.widths.append(len(steps))
+        return [self._judge(step, alone=len(steps) == 1) for step in steps if step.judged]
+
+    def _judge(self, step, *, alone):
+        token, path, said, tops = int(step.token_ids[-1]), [], [], []
+        drafts = iter(enumerate(step.tree.token_ids.tolist()))
+        while True:
+            tie = token in self.flips
+            right = token + (2 if tie and not alone else 1)
+            said.append(right)
+            tops.append((0.0, -0.01 if tie else -3.0))
+            node, drafted = next(drafts, (0, None))
+            if drafted != right:
+                break
+            path.append(node)
+            token = right
+        ids = np.array([[token, token + 1]] * len(said), np.int32)
+        logprobs = Logprobs(np.zeros(len(said), np.float32), ids, np.array(tops, np.float32))
+        return Judgement(step.session_id, tuple(path), np.array(said, np.int32), logprobs)
+
+
+def last(numerics, engine, prompts=PROMPTS, seconds=1e9):
+    return list(numerics.compare(engine, prompts, GREEDY, seconds))[-1]
+
+
+def test_texts_that_do_not_depend_on_the_batch(numerics):
+    """All prompts are decoded one by one and sixteen at a time, and nothing differs."""
+    engine = Counting()
+    told = last(numerics, engine).report()
+    assert (told["texts"], told["tokens"], told["differing"]) == (20, 120, [])
+    assert told["widest_gap"] is None
+    assert (max(engine.widths), engine.widths[0]) == (16, 1)
+
+
+def test_a_tie_that_falls_either_way_is_found(numerics):
+    """The first difference of each text, with the gap of the two best scores there."""
+    told = last(numerics, Counting(flips=(12,)), PROMPTS[:8]).report()
+    reached = [i for i in range(8) if 7 + i <= 12 < 7 + i + 6]  # texts in which 12 is followed by another token
+    assert [case["prompt"] for case in told["differing"]] == reached
+    assert [case["token"] for case in told["differing"]] == [12 - (7 + i) for i in reached]
+    assert told["widest_gap"] == pytest.approx(0.01, rel=1e-5)
+    agreed = sum(12 - (7 + i) + 1 for i in reached) + 6 * (8 - len(reached))
+    assert told["differing_per_token"] == round(len(reached) / agreed, 6)
+
+
+def test_it_keeps_to_its_time(numerics, monkeypatch):
+    """No prompt is begun when the time is over; those that were, are compared."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(numerics.time, "monotonic", lambda: next(ticks))
+    told = last(numerics, Counting(), seconds=4).report()
+    assert (told["texts"], told["tokens"]) == (3, 18)
+
+
+def test_what_is_known_is_written_at_once(numerics, monkeypatch, tmp_path):
+    """A run that dies in its second setting has written the first, block by block."""
+    out, seen = tmp_path / "numerics.json", []
+
+    def make(model, **options):
+        if options["dtype"] == "bfloat16":
+            seen.append(json.loads(out.read_text())["results"])
+            raise RuntimeError("the machine is gone")
+        engine = Counting()
+        engine.info = SimpleNamespace(dtype=options["dtype"])
+        return engine
+
+    monkeypatch.setattr(numerics, "TorchEngine", make)
+    monkeypatch.setattr(numerics, "_prompts", lambda limit: PROMPTS)
+    options = ["--dtype", "float32", "--dtype", "bfloat16", "--device", "cpu", "--max-tokens", "6", "--out", str(out)]
+    outcome = CliRunner().invoke(numerics.main, options)
+    assert isinstance(outcome.exception, RuntimeError)
+    assert {key: value["texts"] for key, value in seen[0].items()} == {"float32 T=0": 20, "float32 T=0.8": 20}
+    assert outcome.stdout.count("texts differ") == 4

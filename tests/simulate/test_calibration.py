@@ -1,0 +1,103 @@
+"""Measured figures to scenarios."""
+
+import json
+import math
+import random
+from dataclasses import fields
+
+import pytest
+
+from specq.errors import ConfigError
+from specq.simulate.calibration import Measured, drafting, read_measured
+from specq.simulate.engine import TimedEngine
+from specq.simulate.hosts import measure_host
+from specq.simulate.proposer import TimedProposer
+from specq.simulate.settings import HostSettings, Scenario, TrafficSettings
+from specq.simulate.sweep import points
+
+
+def test_measured_figures_replace_what_stood_there():
+    measured = Measured(step_ms=[[1, 7.0]], pass_ms=[[1, 1.5]], acceptance=0.6, host={"graft_us": 9.0})
+    tables = {"engine": {"step_ms": [[1, 5]], "session_us": 3}, "network": {"rtt_ms": [1, 20]}}
+    scenario = points(measured.applied_to(tables))[1].scenario
+    assert (scenario.engine.step_ms, scenario.engine.session_us) == (((1.0, 7.0),), 3.0)
+    assert (scenario.draft.pass_ms, scenario.draft.acceptance) == (((1.0, 1.5),), (0.6,))
+    assert scenario.host == HostSettings(graft_us=9.0)
+    assert scenario.network.rtt_ms == 20.0
+
+
+def test_choices_become_acceptance_and_ranks():
+    """From draws of a known drafter, its chances come back: calibrated by claim, in order, ranks given those before."""
+    draw = random.Random(0)
+    choices, truth = [], []
+    for _ in range(20_000):
+        claim, right = draw.choice([(0.95, 0.7), (0.3, 0.1)])  # over-confident
+        rank = 0 if draw.random() < right else 1 if draw.random() < 0.5 else 2 if draw.random() < 0.25 else 8
+        choices.append([claim, rank])
+        truth.append(right)
+    found = drafting(choices)
+    assert found["acceptance"] == pytest.approx(truth, abs=0.02)
+    assert found["ranks"][:2] == pytest.approx([0.5, 0.25], abs=0.02)
+    assert found["ranks"][2:] == [0.0] * 5
+
+
+def test_a_drafter_that_is_always_right_has_no_ranks():
+    assert drafting([[1.0, 0], [0.9, 0]]) == {"acceptance": [1.0, 1.0], "ranks": []}
+
+
+def test_files_are_read_and_checked(tmp_path):
+    path = tmp_path / "measured.json"
+    for values in ({"acceptance": 0.5}, {"runs": [], "measured": {"acceptance": 0.5}}):
+        path.write_text(json.dumps(values))
+        assert read_measured(path) == Measured(acceptance=0.5)
+    for text, message in (
+        ("{", "is no JSON"),
+        ("[]", "holds no JSON object"),
+        ('{"step": 1}', "measured.json: unknown key measured.step; known are step_ms"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            read_measured(path)
+    with pytest.raises(ConfigError, match="cannot read"):
+        read_measured(tmp_path / "absent.json")
+
+
+class Ticker:
+    """A clock that moves by a step each time it is read."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+SHORT = Scenario(traffic=TrafficSettings(sessions=2, seconds=1.0, warm_s=0.2))
+
+
+def test_a_host_is_measured_by_a_clock():
+    """Every key is there and positive; a clock that runs ten times as fast gives ten times as much."""
+    slow, fast = measure_host(SHORT, Ticker(1e-6)), measure_host(SHORT, Ticker(1e-5))
+    assert set(slow) == {f.name for f in fields(HostSettings)}
+    HostSettings(**slow)
+    assert min(value for name, value in slow.items() if name not in ("plan_us", "graft_us")) > 0
+    for name, value in slow.items():
+        assert math.isclose(fast[name], 10 * value, rel_tol=0.05, abs_tol=0.2), name
+
+
+def test_the_stubs_own_time_is_nobodys(monkeypatch):
+    """Steps and passes that take a second of the clock that measures change nothing."""
+    before = measure_host(SHORT, Ticker(1e-6))
+    clock = Ticker(1e-6)
+    for stub, method in ((TimedEngine, "step"), (TimedProposer, "expand")):
+        monkeypatch.setattr(stub, method, dawdling(getattr(stub, method), clock))
+    assert measure_host(SHORT, clock) == pytest.approx(before, abs=0.5)
+
+
+def dawdling(call, clock: Ticker):
+    def slow(*arguments):
+        clock.now += 1.0
+        return call(*arguments)
+
+    return slow

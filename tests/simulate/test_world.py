@@ -1,0 +1,121 @@
+"""When things happen in a simulated world, to the microsecond."""
+
+import pytest
+
+from specq.messages import Assign, Close, Committed, Draft, Open, Verdict
+from specq.params import Speculation
+from specq.simulate.run import Simulation
+from specq.simulate.settings import (
+    DraftSettings,
+    EngineSettings,
+    HostSettings,
+    NetworkSettings,
+    Scenario,
+    TrafficSettings,
+)
+
+HOST = HostSettings(
+    broker_us=1000, draft_us=2000, graft_us=100, verdict_us=3000, plan_us=4000, hear_us=5000, send_us=6000
+)
+
+
+def scenario(**sections: object) -> Scenario:
+    """One session; 40 ms between all near processes, 200 ms to the drafter; a step of 25 ms, a pass of 10; no beats."""
+    return Scenario(
+        **{
+            "engine": EngineSettings(step_ms=((1, 25.0),), session_us=500),
+            "draft": DraftSettings(pass_ms=((1, 10.0),), fan_out=2),
+            "network": NetworkSettings(rtt_ms=200, near_rtt_ms=40, heartbeat_ms=10_000),
+            "host": HOST,
+            "traffic": TrafficSettings(prompt_tokens=1, output_tokens=1000, warm_s=0, seconds=3),
+            **sections,
+        }
+    )
+
+
+def heard(simulation: Simulation, identity: bytes) -> list[tuple[float, object]]:
+    """Return a list that will hold (when, what) a worker handles."""
+    process, found = simulation.world.processes[identity], []
+    handle = process.worker.handle
+
+    def spy(message, *stamp):
+        found.append((process.ready_at, message))
+        return handle(message, *stamp)
+
+    process.worker.handle = spy
+    return found
+
+
+def first(found: list[tuple[float, object]], kind: type) -> tuple[float, object]:
+    return next((time, message) for time, message in found if isinstance(message, kind))
+
+
+def test_a_plain_token_takes_its_way():
+    """Client to broker to verifier and back, 20 ms each; the broker twice, a step with its planning, a verdict."""
+    one = scenario(speculation=Speculation(mode="plain"), traffic=TrafficSettings(prompt_tokens=1, output_tokens=4))
+    figures = Simulation(one).run(drain=False)
+    step = 25 + 0.5 + 4 + 3
+    assert figures.time_to_first_token_ms.p50 == pytest.approx(4 * 20 + 2 * 1 + step)
+    assert figures.token_ms.p50 == pytest.approx(step)
+
+
+def test_drafts_and_verdicts_take_theirs():
+    """Assign: 100 ms down. A pass of 10 ms, 6 to send, 100 up, 1 at the broker, 20 to the verifier, which is done with it
+    2 ms and 0.1 for each node later, or after the step that it is in."""
+    simulation = Simulation(scenario())
+    at_verifier, at_drafter = heard(simulation, b"target-0"), heard(simulation, b"draft-0")
+    simulation.run(drain=False)
+    opened, _ = first(at_verifier, Open)
+    assigned, _ = first(at_drafter, Assign)
+    assert assigned - opened == pytest.approx(0.080)  # both left the broker together
+    drafted, draft = first(at_verifier, Draft)
+    arrived = assigned + 0.010 + 0.006 + 0.100 + 0.001 + 0.020
+    step = 0.025 + 0.0005 + 0.004 + 0.003
+    busy_until = opened + step * (int((arrived - opened) / step) + 1)
+    assert drafted == pytest.approx(busy_until + 0.002 + 0.0001 * len(draft.token_ids), abs=1e-9)
+
+
+def test_a_verdict_reaches_the_drafter():
+    """A step, 20 ms to the broker, 1 there, 100 down; 5 to take it in, once the pass is done that it finds."""
+    simulation = Simulation(scenario())
+    at_verifier, at_drafter = heard(simulation, b"target-0"), heard(simulation, b"draft-0")
+    simulation.run(drain=False)
+    opened, _ = first(at_verifier, Open)
+    told, verdict = first(at_drafter, Verdict)
+    arrived = opened + 0.0325 + 0.020 + 0.001 + 0.100
+    assert verdict.base_len == 1
+    assert arrived + 0.005 - 1e-9 <= told <= arrived + 0.005 + 0.016 + 1e-9
+
+
+def test_a_dead_worker_hears_and_says_nothing():
+    """Killed without a word, it loses its sessions after a while; a job that has no verifier waits."""
+    simulation = Simulation(scenario(network=NetworkSettings(heartbeat_ms=500)))
+    world = simulation.world
+    world.queue.run(1.0)
+    simulation.users.start()
+    world.queue.run(1.0)
+    at_verifier = heard(simulation, b"target-0")
+    steps = simulation.engines[0].num_steps
+    world.kill(b"target-0")
+    world.queue.run(10.0)
+    assert at_verifier == []
+    assert simulation.engines[0].num_steps == steps
+    assert [job.verifier for job in world.broker.state.jobs.active.values()] == [b""]
+
+
+def test_only_the_drafters_lines_lose_messages():
+    network = NetworkSettings(rtt_ms=5, loss=0.2)
+    simulation = Simulation(scenario(network=network, traffic=TrafficSettings(output_tokens=50, seconds=5)))
+    simulation.run(drain=True)
+    lost = {name: [line.num_lost for line in lines] for name, lines in simulation.world.lines.items()}
+    assert min(lost[b"draft-0"]) > 0
+    assert {count for name, counts in lost.items() for count in counts if name != b"draft-0"} == {0}
+
+
+def test_workers_beat_and_are_told_what_is_committed():
+    simulation = Simulation(scenario(network=NetworkSettings(heartbeat_ms=500)))
+    at_verifier = heard(simulation, b"target-0")
+    simulation.run(drain=False)
+    beats = [time for time, message in at_verifier if isinstance(message, Committed)]
+    assert 3 <= len(beats) <= 8
+    assert not any(isinstance(message, Close) for _, message in at_verifier)
