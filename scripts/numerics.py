@@ -255,6 +255,7 @@ def _forbid_split_k() -> None:
     workspace there is nowhere to keep parts. The second value of the switches is that of torch 2.10 and later.
     """
     os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+    torch.backends.cuda.preferred_blas_library("cublaslt")  # the only one that can be told so
     matmul: Any = torch.backends.cuda.matmul
     for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
         try:
