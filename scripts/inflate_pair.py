@@ -2,7 +2,7 @@
 
     python scripts/inflate_pair.py --out pair                                  # target: Qwen2.5-7B's shape, draft: 0.5B's
     python scripts/inflate_pair.py --out pair --target cpu-target --draft cpu-draft
-    python scripts/inflate_pair.py --out pair --target qwen2.5-0.5b --target-shape layers=30,hidden=1024,heads=16
+    python scripts/inflate_pair.py --out pair --draft-shape layers=12,intermediate=2432      # half of that draft
 
 So an engine can be measured at real sizes with the real acceptance of the bundled pair, where no large weights are to be
 had. Any engine loads the result as an ordinary checkpoint. How the outputs stay those of the small model:
@@ -108,6 +108,8 @@ def _check_fits(small: Shape, large: Shape) -> None:
             raise click.BadParameter(f"{field.name}={want} is less than the small model's {have}")
     if large.head_dim % small.head_dim or large.heads % large.kv_heads:
         raise click.BadParameter(f"head_dim must be a multiple of {small.head_dim}, and heads one of kv_heads: {large}")
+    if large.hidden % large.heads:
+        raise click.BadParameter(f"hidden must be a multiple of heads: {large}")
     if large.heads // large.kv_heads < small.heads // small.kv_heads:
         raise click.BadParameter(f"a key-value head needs at least {small.heads // small.kv_heads} heads: {large}")
     if small.qkv_bias or (large.tied and not small.tied):
@@ -248,6 +250,7 @@ def write(source: str | Path, out: Path, shape: Shape, *, device: str = "cpu", d
     total = 0
     for file, tensors in _by_file(Inflater(weights, config, shape, device, dtype).tensors()):
         save_file({name: tensor.cpu() for name, tensor in tensors.items()}, out / file, metadata={"format": "pt"})
+        (out / file).chmod(0o644)
         files |= dict.fromkeys(tensors, file)
         total += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": total}, "weight_map": files}

@@ -118,7 +118,7 @@ class TargetConfig(Section):
         "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
         choices=("ngram", "none"),
     )
-    verbose: bool = _option(default=False, text="log everything, as --log-level debug does")
+    verbose: bool = _option(default=False, text="log each drafted node with what was decided, and all else (debug)")
     insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
 
     def __post_init__(self) -> None:

@@ -126,6 +126,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         name=config.model,
         threads=config.threads,
         helper_cores=config.helper_cores,
+        verbose=config.verbose,
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
     curve = StepCurve(sizes, engine.step_times(sizes))

@@ -19,7 +19,7 @@ CAPABILITY = 90
 
 
 def compile_all(tasks: list[tuple[str, int, dict[str, Any]]], max_workers: int | None = None) -> float:
-    """Compile (shape, rows, tiles that differ from the default) each in its own process; return the seconds."""
+    """Compile (shape, rows, tiles that differ from the default) in many processes; return the seconds."""
     started = time.perf_counter()
     workers = max_workers or os.cpu_count() or 1
     import multiprocessing
@@ -34,7 +34,8 @@ def compile_one(task: tuple[str, int, dict[str, Any]]) -> None:
     """Compile what one shape launches for one padded number of rows."""
     shape, rows, tiles = task
     pretend_device()
-    from specq.engines.torch.fused_layers import NARROW, Batch
+    from specq.engines.torch.fused_layers import Batch
+    from specq.engines.torch.fused_tiles import NARROW
 
     decoder = hollow_decoder(shape)
     if rows in NARROW:

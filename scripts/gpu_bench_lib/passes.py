@@ -48,10 +48,6 @@ def measure(decoder: FusedDecoder, sizes: tuple[int, ...]) -> dict[str, Any]:
         figures = {"ms": _pass_ms(decoder, size)}
         if decoder.pdl and size in NARROW:
             figures["without pdl"] = _with(decoder, size, pdl=False, launch_options={})
-        for blocks, warps in ((64, 8), (32, 4)) if size in (16, 64, 320) else ():
-            figures[f"attention {blocks} slots {warps} warps"] = _with(
-                decoder, size, key_block=blocks, attention_warps=warps
-            )
         found[str(size)] = figures
     return found
 

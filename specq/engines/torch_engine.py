@@ -21,6 +21,8 @@ from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.types import Int32Array, Judgement, SessionStep, Tree
+from specq.verification.devices import warm_up
+from specq.verification.explain import log_decisions
 from specq.verification.judge import judge
 
 PROFILE_SESSIONS = 8
@@ -43,6 +45,7 @@ class TorchEngine:
 
     threads       for steps of many rows, where the process runs; 0: as torch does, at most one a core
     helper_cores  one more thread for such steps on each of these
+    verbose       log the decision on each drafted node
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TorchEngine:
         eager: bool = False,
         threads: int = 0,
         helper_cores: tuple[int, ...] = (),
+        verbose: bool = False,
     ) -> None:
         own = threads or min(torch.get_num_threads(), len(available_cores()))
         team = Threads(own, helper_cores)
@@ -65,6 +69,7 @@ class TorchEngine:
         self.info = loaded.info
         self._forward = loaded.forward
         self._pool = KvPool(self.info.kv_slots)
+        self._verbose, self._has_judged = verbose, False
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session; see `Engine.open`."""
@@ -83,11 +88,16 @@ class TorchEngine:
         plan = self._plan(steps)
         try:
             output = self._forward(plan.rows)
-            judgements = judge([step for step in steps if step.judged], output.logits)
+            judgements = judge(steps, output.logits)
         except BaseException:
             self._pool.give(plan.slots)
             raise
         self._commit(plan, judgements)
+        if self._verbose and steps[0].session_id >= 0:  # not while it is profiled
+            log_decisions(steps, output.logits, judgements)
+        if not self._has_judged and len(output.logits):
+            self._has_judged = True
+            warm_up(output.logits)
         return judgements
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
@@ -101,50 +111,59 @@ class TorchEngine:
         for step in steps:
             self._check(step)
         self._check_tokens(steps)
-        slots = self._pool.take(sum(step.num_rows for step in steps))
+        slots = self._pool.take(sum(len(step.token_ids) + len(step.tree.token_ids) for step in steps))
         tables, taken = [], 0
         for step in steps:
-            self._pool.stage(step.session_id, slots[taken : taken + len(step.token_ids)])
-            tables.append(self._pool.table(step.session_id))
-            taken += step.num_rows
+            num_tokens = len(step.token_ids)
+            tables.append(self._pool.stage(step.session_id, slots[taken : taken + num_tokens]))
+            taken += num_tokens + len(step.tree.token_ids)
         return _Plan(steps, slots, pack_steps(steps, slots, tables))
 
     def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other nodes."""
         paths = {judgement.session_id: judgement.path for judgement in judgements}
         token_ids, slots = plan.rows.token_ids, plan.slots
-        rejected = np.ones(len(slots), np.bool_)
+        rejected: list[int] = []
         first = 0
         for step in plan.steps:
-            num_tokens = len(step.token_ids)
-            rows = [*range(first, first + num_tokens)]
-            rows += [first + num_tokens + node for node in paths.get(step.session_id, ())]
-            self._pool.append(step.session_id, token_ids[rows], slots[rows])
-            rejected[rows] = False
-            first += step.num_rows
+            first_node = first + len(step.token_ids)
+            end = first_node + len(step.tree.token_ids)
+            path = paths.get(step.session_id, ())
+            if path:
+                rows = [*range(first, first_node), *(first_node + node for node in path)]
+                self._pool.append(step.session_id, token_ids[rows], slots[rows])
+                rejected += set(range(first_node, end)).difference(rows)
+            else:
+                self._pool.append(step.session_id, token_ids[first:first_node], slots[first:first_node])
+                rejected += range(first_node, end)
+            first = end
         self._pool.give(slots[rejected])
 
     def _check(self, step: SessionStep) -> None:
         """Raise EngineError for a step that does not fit its session or the model."""
-        where = f"session {step.session_id}"
-        length = self._pool.length(step.session_id)
+        length, num_tokens, num_nodes = (
+            self._pool.length(step.session_id),
+            len(step.token_ids),
+            len(step.tree.token_ids),
+        )
         if step.start != length:
-            raise EngineError(f"{where}: the step starts at {step.start}; its KV holds {length} tokens")
-        if not len(step.token_ids) or (step.tree.num_nodes and not step.judged):
-            raise EngineError(f"{where}: a step needs a token, and nodes only where it is judged")
-        if step.base_len + step.tree.num_nodes > self.info.max_length:  # as deep as so many nodes can be
+            raise _misfit(step, f"the step starts at {step.start}; its KV holds {length} tokens")
+        if not num_tokens or (num_nodes and not step.judged):
+            raise _misfit(step, "a step needs a token, and nodes only where it is judged")
+        if length + num_tokens + num_nodes > self.info.max_length:  # as deep as so many nodes can be
             longest = step.base_len + int(step.tree.depths().max(initial=0))
             if longest > self.info.max_length:
-                raise EngineError(f"{where}: {longest} tokens; {self.info.name} takes {self.info.max_length}")
+                raise _misfit(step, f"{longest} tokens; {self.info.name} takes {self.info.max_length}")
 
     def _check_tokens(self, steps: Sequence[SessionStep]) -> None:
         """Raise EngineError if a token is none of the model's."""
         token_ids = np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)])
         if token_ids.min() >= 0 and token_ids.max() < self.info.vocab_size:
             return
-        session = np.repeat([step.session_id for step in steps], [step.num_rows for step in steps])
-        wrong = int(session[(token_ids < 0) | (token_ids >= self.info.vocab_size)][0])
-        raise EngineError(f"session {wrong}: token ids outside [0, {self.info.vocab_size})")
+        for step in steps:
+            own = np.concatenate([step.token_ids, step.tree.token_ids])
+            if own.min() < 0 or own.max() >= self.info.vocab_size:
+                raise _misfit(step, f"token ids outside [0, {self.info.vocab_size})")
 
     def _time_step(self, num_rows: int) -> float:
         """Return the seconds of a step with so many rows, divided among a few short sessions."""
@@ -167,6 +186,10 @@ class TorchEngine:
         finally:
             for session_id in session_ids:
                 self.close(session_id)
+
+
+def _misfit(step: SessionStep, reason: str) -> EngineError:
+    return EngineError(f"session {step.session_id}: {reason}")
 
 
 def _profile_step(session_id: int, context: Int32Array, num_rows: int) -> SessionStep:

@@ -22,14 +22,13 @@ import torch
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load
 from specq.engines.torch.rows import ChainStart, RowPacker
-from specq.engines.torch.top import top_tokens
+from specq.engines.torch.top import rank_tokens
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.proposers import Children, Expansion, draws_children
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.types import NO_TOKENS, Float32Array, Int32Array, Law
 from specq.verification.drafting import draw_children, truncated_laws
-from specq.verification.sampling import perturbed_scores
 
 MAX_PREFILL_ROWS = 512
 CONTEXT = -1  # the node id that stands for the committed context
@@ -313,7 +312,7 @@ class DraftModel:
         """Return the tokens of the highest perturbed scores after each node."""
         sessions = [self._sessions[session_id] for session_id, _ in keys]
         positions = [s.child_position(node_id) for s, (_, node_id) in zip(sessions, keys, strict=True)]
-        tokens, log_probs = top_tokens(perturbed_scores(logits, [s.params for s in sessions], positions), most)
+        tokens, log_probs = rank_tokens(logits, [s.params for s in sessions], positions, most)
         counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
         return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]
 

@@ -21,7 +21,7 @@ PROGRAMS = 4096  # of one warp each; about what the largest GPUs run at a time
 MAX_SPLITS = 64
 BLOCK = 256  # tokens that such a program looks at at a time
 ROOM = 1024  # likely tokens that it gathers at most
-WIDE_BLOCK, WIDE_WARPS = 2048, 8  # where one program has a row
+WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -46,9 +46,9 @@ class CudaRows(TorchRows):
         is_aligned = self.logits.data_ptr() % 16 == 0
         self._kind = logits.device, logits.dtype, *self._shape[1:3], is_aligned
         # The bits of the largest logits of each part, and their tokens.
-        self._best = self.empty((2, num_rows, self.splits), torch.int32)
-        self.tops = self._best[0].view(torch.float32)
-        self.run("tops_kernel", (num_rows, self.splits), self.tops, self._best[1])
+        self._best = self.empty((2, self.splits, num_rows), torch.int32)
+        self.tops = num_rows, self._best[0].view(torch.float32)
+        self.run("tops_kernel", (num_rows, self.splits), self.tops[1], self._best[1])
 
     def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
         """See `TargetRows`."""
@@ -60,11 +60,13 @@ class CudaRows(TorchRows):
             found.find_laws(of_all=False)
         found.choose()
 
+        if is_warm.all():
+            return lambda: self._pick(found.best, slice(None))
+
         def pick() -> Int32Array:
             tokens = np.empty(len(rows), np.int32)
             tokens[is_warm] = self._pick(found.best, np.flatnonzero(is_warm))
-            if not is_warm.all():
-                tokens[~is_warm] = self._pick(self._best, rows["logit_row"][~is_warm])
+            tokens[~is_warm] = self._pick(self._best, rows["logit_row"][~is_warm])
             return tokens
 
         return pick
@@ -98,21 +100,20 @@ class CudaRows(TorchRows):
         """Return memory where the logits are."""
         return torch.empty(shape, dtype=dtype, device=self.logits.device)
 
-    def _pick(self, best: torch.Tensor, which: Int64Array) -> Int32Array:
-        """Wait for the device and return the token with the largest value in any part, of some rows of i32[2, rows, splits]:
+    def _pick(self, best: torch.Tensor, which: Int64Array | slice) -> Int32Array:
+        """Wait for the device and return the token with the largest value in any part, of some rows of i32[2, splits, rows]:
         bits of values, and tokens."""
-        values, token_ids = best.cpu().numpy()[:, which]
+        values, token_ids = best.cpu().numpy()[:, :, which]
         scores = values.view(np.float32)
-        rows = np.arange(len(scores))
-        highest = scores[rows, scores.argmax(1)][:, None]  # of a NaN, if there is one
+        highest = scores.max(0)  # a NaN, if there is one
         check_numbers(bool(np.isfinite(highest).all()))
-        own: Int32Array = np.where(scores == highest, token_ids, np.iinfo(np.int32).max).min(1)
+        own: Int32Array = np.where(scores == highest, token_ids, np.iinfo(np.int32).max).min(0)
         return own
 
 
-def warm_up(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
-    """Compile the kernels for logits of such a vocabulary, which takes seconds where they are not in Triton's cache."""
-    logits = torch.zeros(2, vocab, dtype=dtype, device=device)
+def warm_up(like: torch.Tensor) -> None:
+    """Compile the kernels for logits [.., vocab] of this type, width and stride."""
+    logits = like.new_zeros(2, like.stride(0))[:, : like.shape[1]]
     params = [SamplingParams(temperature=1.0, top_p=0.5), SamplingParams(temperature=1.0)]
     rows = make_rows(params, [0, 0])
     CudaRows(logits).own_tokens(rows)()
@@ -122,17 +123,17 @@ def warm_up(device: torch.device, dtype: torch.dtype, vocab: int) -> None:
 class Pass:
     """What the kernels find for some rows.
 
-    best   i32[2, rows, splits]: bits of the largest scores of each part, and their tokens
+    best   i32[2, splits, rows]: bits of the largest scores of each part, and their tokens
     laws   f64[rows, 4]: as in `Laws`
     """
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:
         self._target, self._grid = target, (len(rows), target.splits)
         self._words = torch.from_numpy(rows.view(np.int64)).to(target.logits.device, non_blocking=True)
-        self.best = target.empty((2, *self._grid), torch.int32)
+        self.best = target.empty((2, target.splits, len(rows)), torch.int32)
         # Until `find_laws`, anything of the right type.
-        self._head_ids = self._counts = self._is_in_heads = self.best
-        self._heads, self.laws = self.best.view(torch.float32), self.best.view(-1).view(torch.float64)
+        self._heads, self._head_ids, self.laws = _nothing(target.logits.device)
+        self._counts = self._is_in_heads = self._head_ids
 
     def find_laws(self, *, of_all: bool) -> None:
         """Run `heads_kernel` and `laws_kernel`, on all rows or on those with top-k or top-p."""
@@ -143,7 +144,7 @@ class Pass:
         sums, self.laws = target.empty((num_rows, splits, 2), torch.float64), target.empty((num_rows, 4), torch.float64)
         counts = target.empty((num_rows * (splits + 1),), torch.int32)
         self._counts, self._is_in_heads = counts[num_rows:], counts[:num_rows]
-        rows = self._words, target.tops, self._counts, self._heads
+        rows = self._words, *target.tops, self._counts, self._heads
         target.run("heads_kernel", self._grid, *rows, self._head_ids, ROOM, sums, of_all)
         laws = ROOM, scaled, weights, sums, self.laws, self._is_in_heads, int(of_all)
         target.run("laws_kernel", (num_rows, 1), *rows, *laws)
@@ -151,9 +152,14 @@ class Pass:
     def choose(self) -> None:
         """Run `choose_kernel`; where there is top-k or top-p, after `find_laws`."""
         target = self._target
-        rows = self._words, target.tops, self._counts, self._heads, self._head_ids, ROOM, self.laws
+        rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.laws
         found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]
         target.run("choose_kernel", self._grid, *rows, *found)
+
+
+@cache
+def _nothing(device: torch.device) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32, torch.float64))
 
 
 def _power_of_two(number: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 
 from specq.types import Int32Array, Judgement
 from specq.verification.draws import Draws
-from specq.verification.packing import Int64Array, JudgedStep, Packed, PackedNodes, pack, pack_nodes
+from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
 
@@ -29,41 +29,39 @@ class Deterministic:
         packed = pack(steps)
         paths = [[first] for first in packed.first_rows]
         if target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
-            tokens = _walk_by_level(paths, packed, pack_nodes(steps, packed), target)
+            tokens = _walk_by_level(paths, packed, node_tokens(steps), target)
         else:
             own_tokens = target.own_tokens(packed.rows)  # a GPU begins; the host goes on
-            nodes = pack_nodes(steps, packed)
+            drafted = node_tokens(steps)
             tokens = own_tokens()
-            _extend({path[-1]: path for path in paths}, nodes, _matches(nodes, tokens))
+            _extend(paths, packed, tokens, drafted)
         return [_judgement(judged, path, tokens) for judged, path in zip(steps, paths, strict=True)]
 
 
-def _walk_by_level(paths: list[list[int]], packed: Packed, nodes: PackedNodes, target: TargetRows) -> Int32Array:
+def _walk_by_level(paths: list[list[int]], packed: Packed, drafted: Int64Array, target: TargetRows) -> Int32Array:
     """Extend paths as far as they are accepted; return i32[rows]: the target's own tokens at the rows they reach."""
     tokens = np.full(len(packed.rows), -1, np.int32)
-    ends = {path[-1]: path for path in paths}
-    live = list(ends)
+    live = paths
     while live:
-        tokens[live] = target.own_tokens(packed.rows[live])()
-        live = _extend(ends, nodes, _matches(nodes, tokens))
+        ends = [path[-1] for path in live]
+        tokens[ends] = target.own_tokens(packed.rows[ends])()
+        _extend(live, packed, tokens, drafted)
+        live = [path for path, end in zip(live, ends, strict=True) if path[-1] != end]
     return tokens
 
 
-def _matches(nodes: PackedNodes, tokens: Int32Array) -> Int64Array:
-    """Return, ascending, the nodes whose tokens are those of the rows that judge them; i32[rows], -1 where unknown."""
-    return np.flatnonzero(tokens[nodes.parent_rows] == nodes.token_ids)
-
-
-def _extend(ends: dict[int, list[int]], nodes: PackedNodes, matches: Int64Array) -> list[int]:
-    """Extend paths, known by the packed rows at their ends, by nodes that match; return the rows that were reached."""
-    reached = []
-    edges = zip(nodes.parent_rows[matches].tolist(), nodes.rows[matches].tolist(), strict=True)
-    for parent_row, row in edges:  # parents come first; of siblings with equal tokens the first counts
-        if (path := ends.pop(parent_row, None)) is not None:
+def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, drafted: Int64Array) -> None:
+    """Extend paths of packed rows by the rows that follow nodes whose tokens are the target's own: tokens i32[rows], -1
+    where they are unknown; drafted i64[nodes]."""
+    matches = np.flatnonzero(tokens[packed.parent_rows] == drafted)[
+        ::-1
+    ]  # of siblings with equal tokens the first counts
+    edges = zip(packed.parent_rows[matches].tolist(), packed.node_rows[matches].tolist(), strict=True)
+    following = dict(edges)
+    for path in paths:
+        row = path[-1]
+        while (row := following.get(row, -1)) >= 0:
             path.append(row)
-            ends[row] = path
-            reached.append(row)
-    return reached
 
 
 def _judgement(judged: JudgedStep, path: list[int], tokens: Int32Array) -> Judgement:

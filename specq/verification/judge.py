@@ -39,7 +39,9 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     Raises ConfigError for an unknown strategy, EngineError where logits are not numbers.
     """
     placed = place(steps)
-    assert logits.shape[0] == (placed[-1].first_row + placed[-1].step.num_judged_rows if placed else 0)
+    if not placed:
+        return []
+    assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
     if logits.is_mps:  # has no float64, which the noise and the laws need
         logits = logits.cpu()
     target = target_rows(process(placed, logits))
@@ -50,7 +52,10 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     for name, indices in groups.items():
         own = strategy(name).judge([placed[i] for i in indices], target, draws)
         judgements.update(zip(indices, own, strict=True))
-    return [_with_logprobs(judged, judgements[i], logits) for i, judged in enumerate(placed)]
+    return [
+        judgements[i] if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgements[i], logits)
+        for i, judged in enumerate(placed)
+    ]
 
 
 @cache
@@ -61,9 +66,6 @@ def strategy(name: str) -> Strategy:
 
 
 def _with_logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) -> Judgement:
-    num_top = judged.step.params.logprobs
-    if num_top < 0:
-        return judgement
-    nodes = (-1, *judgement.path)[: len(judgement.token_ids)]
-    rows = logits[torch.tensor([judged.first_row + node + 1 for node in nodes], device=logits.device, dtype=torch.long)]
-    return replace(judgement, logprobs=logprobs(rows, judgement.token_ids, num_top))
+    of_tokens = [judged.first_row + node + 1 for node in (-1, *judgement.path)]
+    rows = logits[torch.tensor(of_tokens, device=logits.device, dtype=torch.long)]
+    return replace(judgement, logprobs=logprobs(rows, judgement.token_ids, judged.step.params.logprobs))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specq.types import BoolArray, Judgement, Tree
-from specq.verification.packing import Float64Array, Int64Array, JudgedStep, Packed, PackedNodes, pack_nodes
+from specq.verification.packing import Float64Array, Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import TargetRows
 
 # Of some rows (None: all) of the packed ones, and of nodes as (which of those rows judges it, its token) i64[n] each:
@@ -24,15 +24,15 @@ Bars = Callable[[Int64Array | None, Int64Array, Int64Array], tuple[Float64Array,
 def judge_longest(steps: Sequence[JudgedStep], packed: Packed, target: TargetRows, bars: Bars) -> list[Judgement]:
     """Judge the steps that were packed: accept a node iff its probability exceeds its bar. The correction is the target's
     own token, as in `deterministic`."""
-    nodes = pack_nodes(steps, packed)
+    token_ids = node_tokens(steps)
     if target.prefers_levels(len(packed.rows)):
-        chances, accepted = _judge_by_level(packed, nodes, bars)
+        chances, accepted = _judge_by_level(packed, token_ids, bars)
     else:
-        chances, limits = bars(None, nodes.parent_rows, nodes.token_ids)
+        chances, limits = bars(None, packed.parent_rows, token_ids)
         accepted = chances > limits
     paths = [
         longest_path(judged.step.tree, accepted[span], chances[span])
-        for judged, span in zip(steps, nodes.spans, strict=True)
+        for judged, span in zip(steps, packed.spans(), strict=True)
     ]
     last = [first + (path[-1] + 1 if path else 0) for first, path in zip(packed.first_rows, paths, strict=True)]
     own = target.own_tokens(packed.rows[last])()
@@ -42,17 +42,17 @@ def judge_longest(steps: Sequence[JudgedStep], packed: Packed, target: TargetRow
     ]
 
 
-def _judge_by_level(packed: Packed, nodes: PackedNodes, bars: Bars) -> tuple[Float64Array, BoolArray]:
+def _judge_by_level(packed: Packed, token_ids: Int64Array, bars: Bars) -> tuple[Float64Array, BoolArray]:
     """Return f64[nodes], bool[nodes]: each node's probability and whether it passes; 0 and False below one that fails."""
-    chances, accepted = np.zeros(len(nodes.token_ids)), np.zeros(len(nodes.token_ids), np.bool_)
+    chances, accepted = np.zeros(len(token_ids)), np.zeros(len(token_ids), np.bool_)
     is_reached = np.zeros(len(packed.rows), np.bool_)
     is_reached[packed.first_rows] = True
-    while len(level := np.flatnonzero(is_reached[nodes.parent_rows])):
-        rows, which = np.unique(nodes.parent_rows[level], return_inverse=True)
-        chances[level], limits = bars(rows, which, nodes.token_ids[level])
+    while len(level := np.flatnonzero(is_reached[packed.parent_rows])):
+        rows, which = np.unique(packed.parent_rows[level], return_inverse=True)
+        chances[level], limits = bars(rows, which, token_ids[level])
         accepted[level] = chances[level] > limits
         is_reached[:] = False
-        is_reached[nodes.rows[level[accepted[level]]]] = True
+        is_reached[packed.node_rows[level[accepted[level]]]] = True
     return chances, accepted
 
 

@@ -79,12 +79,11 @@ def make_rows(
 ) -> Rows:
     """Return one row for each of params and positions; by default all that there are."""
     places = range(len(params)) if logit_rows is None else logit_rows
-    return np.array([_row(*of) for of in zip(params, positions, places, strict=True)], ROW)
-
-
-def _row(params: SamplingParams, position: int, logit_row: int) -> tuple[float, ...]:
-    log_min_p = math.log(params.min_p) if params.min_p else -math.inf
-    return logit_row, position, params.seed, params.top_k, params.top_p, params.temperature, log_min_p
+    of_rows = [
+        (place, at, p.seed, p.top_k, p.top_p, p.temperature, math.log(p.min_p) if p.min_p else -math.inf)
+        for place, at, p in zip(places, positions, params, strict=True)
+    ]
+    return np.array(of_rows, ROW)
 
 
 def noise_keys(rows: Rows) -> Int32Array:
@@ -103,27 +102,21 @@ def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """All rows of some steps; first_rows and sizes (numbers of rows) of each step; node_rows i64[nodes]: the rows that
-    follow nodes."""
+    """All rows of some steps; first_rows and sizes (numbers of rows) of each step.
+
+    node_rows, parent_rows i64[nodes]   the rows that follow nodes, and those that judge them
+    """
 
     rows: Rows
     first_rows: list[int]
     sizes: list[int]
     node_rows: Int64Array
-
-
-@dataclass(frozen=True, slots=True)
-class PackedNodes:
-    """All nodes of some steps.
-
-    parent_rows, rows i64[n]: the row that judges each node, and the row that follows it; token_ids i64[n]
-    spans   the nodes of each step
-    """
-
     parent_rows: Int64Array
-    rows: Int64Array
-    token_ids: Int64Array
-    spans: list[slice]
+
+    def spans(self) -> list[slice]:
+        """Return the nodes of each step."""
+        starts = [first - i for i, first in enumerate(self.first_rows)]
+        return [slice(start, start + size - 1) for start, size in zip(starts, self.sizes, strict=True)]
 
 
 def pack(steps: Sequence[JudgedStep]) -> Packed:
@@ -138,21 +131,14 @@ def pack(steps: Sequence[JudgedStep]) -> Packed:
     rows["logit_row"] += within
     parents = np.concatenate([tree.parents for tree in trees])
     node_rows = np.flatnonzero(within)
-    if np.array_equal(parents, within[node_rows] - 2):  # chains
+    depths = within[node_rows]  # where trees are chains
+    if np.array_equal(parents, depths - 2):
         rows["position"] += within
     else:
         rows["position"] = [position for judged in steps for position in judged.row_positions()]
-    return Packed(rows, first_rows, sizes, node_rows)
+    return Packed(rows, first_rows, sizes, node_rows, node_rows - depths + 1 + parents)
 
 
-def pack_nodes(steps: Sequence[JudgedStep], packed: Packed) -> PackedNodes:
-    """Return the nodes of the steps that were packed."""
-    trees = [judged.step.tree for judged in steps]
-    parents = [tree.parents + (first + 1) for tree, first in zip(trees, packed.first_rows, strict=True)]
-    firsts = [first - i for i, first in enumerate(packed.first_rows)]
-    return PackedNodes(
-        parent_rows=np.concatenate(parents, dtype=np.int64),
-        rows=packed.node_rows,
-        token_ids=np.concatenate([tree.token_ids for tree in trees], dtype=np.int64),
-        spans=[slice(first, first + tree.num_nodes) for first, tree in zip(firsts, trees, strict=True)],
-    )
+def node_tokens(steps: Sequence[JudgedStep]) -> Int64Array:
+    """Return i64[nodes]: the tokens of all nodes of some steps."""
+    return np.concatenate([judged.step.tree.token_ids for judged in steps], dtype=np.int64)

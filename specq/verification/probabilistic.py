@@ -17,7 +17,7 @@ Nothing waits for a sampled child that was drafted but is not in the step: wheth
 looking at its token. So drawing the target's own token there, and keeping the child's subtree only if the two agree, is
 exact.
 
-Target laws are kept unnormalised: `Family.residual` at the tokens that children or their laws name, the target's own
+Target laws are kept unnormalised: `walks.Family.residual` at the tokens that children or their laws name, the target's own
 probabilities everywhere else, and `mass` for their sum. So a rejection touches k numbers, not a vocabulary. Laws, their
 probabilities at those tokens, and the residual draws come for all sessions at once from the device; the walk in between
 asks a few numbers of each.
@@ -25,27 +25,18 @@ asks a few numbers of each.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
-from specq.types import Judgement, Tree
+from specq.types import Int32Array, Judgement
 from specq.verification.deterministic import Deterministic
 from specq.verification.draws import Draws
-from specq.verification.packing import (
-    Float64Array,
-    Int64Array,
-    JudgedStep,
-    Packed,
-    PackedNodes,
-    by_temperature,
-    pack,
-    pack_nodes,
-)
-from specq.verification.target_rows import Edits, Laws, TargetRows
+from specq.verification.packing import Int64Array, JudgedStep, Packed, by_temperature, pack
+from specq.verification.target_rows import Laws, TargetRows
+from specq.verification.walks import Drafted, Paths, extend
 
-NO_EDITS = Edits(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+ALL_LEVELS = 2**31 - 1
 
 
 class Probabilistic:
@@ -62,177 +53,55 @@ class Probabilistic:
 
 def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
     packed = pack(steps)
-    by_level = target.prefers_levels(len(packed.rows))
-    look_up = None if by_level else target.laws(packed.rows)  # a GPU begins; the host goes on
-    nodes = pack_nodes(steps, packed)
-    named = named_tokens(steps, nodes)
-    at = packed.rows[nodes.parent_rows]
-    uniforms = draws.accept(at["seed"], at["position"], nodes.token_ids).tolist()
-    walks = [
-        Walk(judged, first_row, span.start, uniforms)
-        for judged, first_row, span in zip(steps, packed.first_rows, nodes.spans, strict=True)
-    ]
+    look_up = None if target.prefers_levels(len(packed.rows)) else target.laws(packed.rows)  # a GPU begins
+    drafted = Drafted.of(steps, packed)
+    at = packed.rows[packed.parent_rows]
+    drafted.uniforms[:] = draws.accept(at["seed"], at["position"], drafted.named[:, -1])
+    paths, tokens = Paths.of(drafted), np.zeros(len(steps), np.int32)
     if look_up is None:
-        _walk_by_level(walks, packed, named, target, draws)
+        _walk_by_level(paths, tokens, packed, drafted, target, draws)
     else:
-        _walk_at_once(walks, *look_up(nodes.parent_rows, named), target, draws)
-    return [walk.judgement() for walk in walks]
+        laws, probs = look_up(packed.parent_rows, drafted.named)
+        extend(paths, drafted, probs, levels=ALL_LEVELS)
+        everyone = np.arange(len(steps))
+        tokens[:] = draw_tokens(paths, everyone, laws, _end_rows(paths, packed), target, draws)
+    return [
+        _judgement(judged, path, token)
+        for judged, path, token in zip(steps, paths.as_lists(drafted), tokens.tolist(), strict=True)
+    ]
 
 
-def _walk_at_once(walks: Sequence[Walk], laws: Laws, probs: Float64Array, target: TargetRows, draws: Draws) -> None:
-    for walk in walks:
-        while walk.advance(probs):
-            pass
-    draw_tokens(walks, [walk.row for walk in walks], laws, target, draws)
+def _walk_by_level(
+    paths: Paths, tokens: Int32Array, packed: Packed, drafted: Drafted, target: TargetRows, draws: Draws
+) -> None:
+    """Ask for the laws of the rows that paths reach; fill in the tokens i32[steps] that follow the paths."""
+    probs = np.zeros(drafted.named.shape)
+    while len(live := np.flatnonzero(~paths.has_ended)):
+        rows = _end_rows(paths, packed)[live]
+        place = np.full(len(packed.rows), -1, np.int64)
+        place[rows] = np.arange(len(rows))
+        of_nodes = place[packed.parent_rows]
+        nodes = np.flatnonzero(of_nodes >= 0)
+        laws, probs[nodes] = target.laws(packed.rows[rows])(of_nodes[nodes], drafted.named[nodes])
+        extend(paths, drafted, probs, levels=1)
+        ended = paths.has_ended[live]
+        if ended.any():
+            tokens[live[ended]] = draw_tokens(paths, live[ended], laws, np.flatnonzero(ended), target, draws)
 
 
-def _walk_by_level(walks: Sequence[Walk], packed: Packed, named: Int64Array, target: TargetRows, draws: Draws) -> None:
-    while walks:
-        groups = [walk.children() for walk in walks]
-        nodes = np.array([node for group in groups for node in group], np.int64)
-        which = np.repeat(np.arange(len(walks)), [len(group) for group in groups])
-        laws, probs = target.laws(packed.rows[[walk.row for walk in walks]])(which, named[nodes])
-        of_nodes = dict(zip(nodes.tolist(), probs, strict=True))
-        goes_on = [walk.advance(of_nodes) for walk in walks]
-        ended = [place for place, is_live in enumerate(goes_on) if not is_live]
-        draw_tokens([walks[place] for place in ended], ended, laws, target, draws)
-        walks = [walk for walk, is_live in zip(walks, goes_on, strict=True) if is_live]
+def _end_rows(paths: Paths, packed: Packed) -> Int64Array:
+    """Return i64[steps]: the packed rows at the paths' ends."""
+    return np.array(packed.first_rows, np.int64) + paths.ends + 1
 
 
-def named_tokens(steps: Sequence[JudgedStep], nodes: PackedNodes) -> Int64Array:
-    """Return i64[nodes, k + 1]: the tokens of the law that each node was drawn from, -1 where there are none, and its own."""
-    laws = [judged.step.tree.laws for judged in steps]
-    width = max((of_tree.ids.shape[1] for of_tree in laws if of_tree is not None), default=0)
-    named = np.full((len(nodes.token_ids), width + 1), -1, np.int64)
-    named[:, -1] = nodes.token_ids
-    for of_tree, span in zip(laws, nodes.spans, strict=True):
-        if of_tree is not None and len(of_tree.ids):
-            ids = np.where(of_tree.rows[:, None] >= 0, of_tree.ids[of_tree.rows], -1)
-            named[span, : ids.shape[1]] = ids
-    return named
+def draw_tokens(
+    paths: Paths, which: Int64Array, laws: Laws, places: Int64Array, target: TargetRows, draws: Draws
+) -> Int32Array:
+    """Draw the corrections or bonuses of some steps, whose paths have ended at the places i64[n] of some laws."""
+    rows = laws.rows[places]
+    return target.draw(laws, places, paths.edits(which), draws.residual(rows["seed"], rows["position"]))
 
 
-@dataclass(slots=True)
-class Family:
-    """The children of one row while they are judged; an entry for each token that they or their law name.
-
-    token_ids  i64[c], -1 where the law has fewer tokens than there is room for
-    weights    f64[c], of the law that the sampled ones were drawn from, without those drawn so far; total: their sum
-    residual   f64[c], what is left of the target's probabilities, unnormalised; mass: their sum over the vocabulary
-    """
-
-    token_ids: Int64Array
-    weights: Float64Array
-    residual: Float64Array
-    total: float
-    mass: float = 1.0
-
-
-def judge_child(family: Family, place: int, uniform: float, *, is_sampled: bool) -> bool:
-    """Accept the child whose token stands at `place`; or else take its law from the target's."""
-    own = family.weights[place] / max(family.total, 1) if is_sampled else 1.0
-    if uniform * own * family.mass < family.residual[place]:
-        return True
-    law = family.weights / max(family.total, 1) if is_sampled else (np.arange(len(family.weights)) == place) * 1.0
-    taken = np.minimum(family.residual, law * family.mass)
-    family.residual -= taken
-    family.mass -= float(taken.sum())
-    strike(family, place)
-    return False
-
-
-def strike(family: Family, place: int) -> None:
-    """Take a drawn token out of the law that its younger siblings were drawn from."""
-    family.total -= float(family.weights[place])
-    family.weights[place] = 0
-
-
-def order_of_judgement(children: Sequence[int], tree: Tree) -> list[int]:
-    """Return siblings as they are judged: sampled ones in draw order, which is the tree's, then point masses."""
-    return sorted(children, key=lambda child: tree.laws is None or bool(tree.laws.rows[child] < 0))
-
-
-class Walk:
-    """The accepted path of one session, as far as it is known, and `row`, the packed row at its end.
-
-    first_node: where the step's nodes begin among all; uniforms: of all nodes
-    """
-
-    def __init__(self, judged: JudgedStep, first_row: int, first_node: int, uniforms: Sequence[float]) -> None:
-        self.step, self.tree = judged.step, judged.step.tree
-        self.row = self.first_row = first_row
-        self.first_node, self.uniforms = first_node, uniforms
-        self.path: list[int] = []
-        self.family: Family | None = None  # of `row`, once it was judged
-        self.token_id = -1  # the correction or bonus
-        self._children: dict[int, list[int]] = {}
-        for child, parent in enumerate(self.tree.parents.tolist()):
-            self._children.setdefault(parent, []).append(child)
-
-    def children(self) -> list[int]:
-        """Return the children at the path's end, as packed nodes."""
-        return [self.first_node + child for child in self._children.get(self.row - self.first_row - 1, ())]
-
-    def advance(self, probs: Mapping[int, Float64Array] | Float64Array) -> bool:
-        """Judge the children at the path's end and go on to the one that is accepted; False where there is none.
-
-        probs   of packed nodes, each f64[k + 1]: the target's probabilities of `named_tokens`
-        """
-        children = order_of_judgement(self._children.get(self.row - self.first_row - 1, ()), self.tree)
-        self.family = self._family(children, probs) if children else None
-        for child in children:
-            if self.judges(child):
-                self.path.append(child)
-                self.row = self.first_row + child + 1
-                return True
-        return False
-
-    def judges(self, child: int) -> bool:
-        """Judge the next child of `family`."""
-        assert self.family is not None
-        place = int((self.family.token_ids == self.tree.token_ids[child]).argmax())
-        is_sampled = self.tree.laws is not None and bool(self.tree.laws.rows[child] >= 0)
-        return judge_child(self.family, place, self.uniforms[self.first_node + child], is_sampled=is_sampled)
-
-    def judgement(self) -> Judgement:
-        tokens = [*self.tree.token_ids[self.path].tolist(), self.token_id]
-        return Judgement(self.step.session_id, tuple(self.path), np.array(tokens, np.int32))
-
-    def _family(self, children: Sequence[int], probs: Mapping[int, Float64Array] | Float64Array) -> Family:
-        laws, eldest = self.tree.laws, children[0]
-        token_ids: Int64Array = np.zeros(0, np.int64)
-        weights: Float64Array = np.zeros(0)
-        residual: Float64Array = np.zeros(0)
-        if laws is not None and (row := laws.rows[eldest]) >= 0:
-            token_ids, weights = laws.ids[row].astype(np.int64), laws.weights[row].astype(np.float64)
-            residual = probs[self.first_node + eldest][: len(weights)].copy()
-        named = token_ids.tolist()
-        others = [child for child in children if self.tree.token_ids[child] not in named]
-        if others:
-            own = [probs[self.first_node + child][-1] for child in others]
-            token_ids = np.concatenate([token_ids, self.tree.token_ids[others]])
-            weights, residual = np.pad(weights, (0, len(others))), np.concatenate([residual, own])
-        return Family(token_ids, weights, residual, float(weights.sum()))
-
-
-def draw_tokens(walks: Sequence[Walk], which: Sequence[int], laws: Laws, target: TargetRows, draws: Draws) -> None:
-    """Draw the correction or bonus of walks that have ended at the rows `which` of some laws."""
-    if walks:
-        at = np.array(which)
-        rows = laws.rows[at]
-        uniforms = draws.residual(rows["seed"], rows["position"])
-        tokens = target.draw(laws, at, residual_laws(walks), uniforms)
-        for walk, token in zip(walks, tokens.tolist(), strict=True):
-            walk.token_id = token
-
-
-def residual_laws(walks: Sequence[Walk]) -> Edits:
-    """Return what has become of the target's laws at the walks' ends."""
-    families = [(place, walk.family) for place, walk in enumerate(walks) if walk.family is not None]
-    if not families:
-        return NO_EDITS
-    token_ids = np.concatenate([family.token_ids for _, family in families])
-    places = np.repeat([place for place, _ in families], [len(family.token_ids) for _, family in families])
-    values = np.concatenate([family.residual for _, family in families])
-    is_token = token_ids >= 0
-    return Edits(places[is_token], token_ids[is_token], values[is_token])
+def _judgement(judged: JudgedStep, path: list[int], token: int) -> Judgement:
+    tokens = [*judged.step.tree.token_ids[path].tolist(), token]
+    return Judgement(judged.step.session_id, tuple(path), np.array(tokens, np.int32))

@@ -117,7 +117,7 @@ def _bounds_by_rank(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
     widths = np.where(rows["top_k"] > 0, np.minimum(rows["top_k"], vocab), vocab)
     top_k, top_p = (torch.from_numpy(a.copy()).to(scaled.device)[:, None] for a in (widths, rows["top_p"]))
     ordered = scaled.sort(dim=1, descending=True).values
-    by_k = ordered.gather(1, top_k - 1)
+    by_k = torch.where(top_k < vocab, ordered.gather(1, top_k - 1), -torch.inf)
     weights = torch.where(ordered >= by_k, ordered.double().exp_(), 0).cumsum(1)
     num_below = (weights < top_p * weights[:, -1:]).sum(1, keepdim=True)
     by_p = ordered.gather(1, num_below.clamp(max=vocab - 1))

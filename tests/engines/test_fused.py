@@ -280,3 +280,23 @@ def test_tree_type_is_not_needed_for_plain_rows(wide_heads):
     rows, steps = texts.rows([(session, 1, 0, True) for session in range(4)])
     assert all(isinstance(step.tree, Tree) and not step.tree.num_nodes for step in steps)
     torch.testing.assert_close(ours(rows).logits, theirs(rows).logits, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.parametrize("count", [1, 3, 8])
+@pytest.mark.parametrize("width", [99, 4096, 151_936])
+def test_tokens_ranked_on_the_device_are_those_of_the_sampler(width, count):
+    from specq.engines.torch.top import rank_tokens, top_tokens
+
+    torch.manual_seed(width)
+    logits = torch.randn(5, width) * 3
+    params = [SamplingParams(), *(SamplingParams(temperature=t, seed=3) for t in (0.1, 0.8, 1.0, 2.0))]
+    found = rank_tokens(logits.cuda(), params, range(7, 12), count)
+    expected = rank_tokens(logits, params, range(7, 12), count)
+    assert expected[0].tolist() == found[0].tolist()
+    np.testing.assert_allclose(expected[1], found[1], atol=1e-3)
+    scores = torch.full((2, width), -torch.inf)
+    scores[:, [7, 3]] = torch.tensor([2.0, 1.0])
+    tokens, log_probs = top_tokens(scores.cuda(), count)
+    assert tokens[:, :2].tolist() == [[7, 3][:count]] * 2
+    assert np.isfinite(log_probs).sum(-1).tolist() == [min(count, 2)] * 2

@@ -1,12 +1,15 @@
 """`probabilistic` emits the target's law exactly; planted bugs do not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from specq.compiler import library
 from specq.params import SamplingParams
-from specq.verification import host_rows, probabilistic
+from specq.types import NO_TREE
+from specq.verification import host_rows, probabilistic, walks
 from specq.verification.longest import longest_path
-from specq.verification.target_rows import Edits
 from tests.verification import exact
 from tests.verification.exact import World, drafts, error, joint_law, point, sampled
 
@@ -29,6 +32,12 @@ CUTS = {
 }
 
 
+@pytest.fixture
+def portable(monkeypatch):
+    """The rule in plain Python, which tests can change."""
+    monkeypatch.setattr(host_rows, "kernels", lambda: None)
+
+
 def world_of(entropy, vocab=3, support=3, **params):
     return World(entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params))
 
@@ -44,6 +53,12 @@ def test_the_emitted_law_is_the_targets(plan, cuts):
 @pytest.mark.parametrize("support", [1, 2])
 def test_with_laws_that_miss_tokens_of_the_target(plan, support):
     assert error(world_of(support, vocab=4, support=support), *PLANS[plan]) < 1e-9
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("plan", ["three candidates", "mixed siblings", "mixed chain"])
+def test_in_all_ways_that_a_cpu_has(plan):
+    assert error(world_of(8, vocab=4, support=3, top_p=0.95), *PLANS[plan]) < 1e-9
 
 
 def test_a_greedy_target_is_a_point_mass():
@@ -115,6 +130,7 @@ def is_caught(plan, **how):
     return any(error(world_of(entropy), *PLANS[plan], digits=14, **how) > BIAS for entropy in range(3))
 
 
+@pytest.mark.usefixtures("portable")
 @pytest.mark.parametrize("plan", ["tree", "mixed chain", "three candidates"])
 def test_the_exact_rule_is_not_caught(plan):
     """What follows is no false alarm of the coarse bisection."""
@@ -146,93 +162,122 @@ def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
     assert max(error(world_of(entropy), *plan, upgraded=True, digits=14) for entropy in range(3)) > BIAS
 
 
-@pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree", "mixed siblings"])
-def test_mutant_no_residual(plan, monkeypatch):
-    """The seed project's rule: accept with min(1, target / draft), else a plain draw from the target."""
-    nothing = np.zeros(0, np.int64)
-    monkeypatch.setattr(probabilistic, "residual_laws", lambda walks: Edits(nothing, nothing, np.zeros(0)))
+@pytest.mark.usefixtures("portable")
+class TestMutants:
+    """Planted bugs in the rule."""
+
+    @pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree", "mixed siblings"])
+    def test_no_residual(self, plan, monkeypatch):
+        """The seed project's rule: accept with min(1, target / draft), else a plain draw from the target."""
+        exact_end = walks.end_path
+
+        def end(step, paths, family):
+            exact_end(step, paths, family)
+            paths.num_edits[step] = 0
+
+        monkeypatch.setattr(walks, "end_path", end)
+        assert is_caught(plan)
+
+    @pytest.mark.parametrize("plan", ["one", "chain", "tree"])
+    def test_residual_from_the_wrong_row(self, plan, monkeypatch):
+        exact_draw = probabilistic.draw_tokens
+
+        def wrong(paths, which, laws, places, *others):
+            return exact_draw(paths, which, laws, np.minimum(places + 1, len(laws.rows) - 1), *others)
+
+        monkeypatch.setattr(probabilistic, "draw_tokens", wrong)
+        assert is_caught(plan)
+
+    @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
+    def test_siblings_not_renormalised(self, plan, monkeypatch):
+        monkeypatch.setattr(walks, "strike", lambda family, place: None)
+        assert is_caught(plan)
+
+    @pytest.mark.parametrize("plan", ["two candidates", "three candidates"])
+    def test_duplicates_merged(self, plan, monkeypatch):
+        """Siblings drawn independently, each judged by the whole law, lose the trial of a duplicate that was merged away."""
+        monkeypatch.setattr(walks, "strike", lambda family, place: None)
+        assert is_caught(plan, with_replacement=True)
+
+    @pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree"])
+    def test_sampled_nodes_cut_by_their_own_probability(self, plan):
+        def is_unlikely(world, prefix):
+            ids, weights = world.draft(prefix[:-1])
+            return dict(zip(ids, weights, strict=True))[prefix[-1]] < 0.3 * sum(weights)
+
+        assert is_caught(plan, cut=is_unlikely)
+
+    @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
+    def test_the_likelier_of_the_candidates_first(self, plan, monkeypatch):
+        """Siblings judged by their draft probability instead of in draw order."""
+
+        def by_weight(children, drafted):
+            own = drafted.weights * (drafted.named[:, :-1] == drafted.named[:, -1:])
+            return sorted(children, key=lambda child: -own[child].sum())
+
+        monkeypatch.setattr(walks, "order_of_judgement", by_weight)
+        assert is_caught(plan)
+
+    def test_point_masses_judged_before_sampled_siblings(self, monkeypatch):
+        monkeypatch.setattr(
+            walks, "order_of_judgement", lambda children, drafted: sorted(children, key=lambda c: drafted.is_sampled[c])
+        )
+        assert is_caught("mixed siblings")
+
+    @pytest.mark.parametrize("plan", ["tree", "mixed chain"])
+    def test_longest_of_n(self, plan, monkeypatch):
+        """All nodes are tried, and of the accepted paths the longest is taken: the seed project's choice."""
+
+        def longest(step, paths, drafted, probs):
+            first, end = drafted.firsts[step : step + 2].tolist()
+            parents, families = drafted.parents[first:end], {}
+            accepted = np.zeros(end - first, bool)
+            for node in range(-1, end - first):
+                ordered = walks.order_of_judgement((first + np.flatnonzero(parents == node)).tolist(), drafted)
+                families[node] = walks.family_of(ordered, drafted, probs)
+                for child in ordered:
+                    accepted[child - first] = walks.judge_child(
+                        families[node], drafted.named[child, -1], drafted.uniforms[child], drafted.is_sampled[child]
+                    )
+            tree = replace(NO_TREE, token_ids=parents, parents=parents)
+            path = longest_path(tree, accepted, np.full(end - first, 0.5))
+            paths.nodes[first : first + len(path)], paths.lengths[step] = path, len(path)
+            paths.ends[step] = path[-1] if path else -1
+            walks.end_path(step, paths, families[int(paths.ends[step])])
+
+        monkeypatch.setattr(walks, "walk", longest)
+        assert is_caught(plan)
+
+
+IN_C = {
+    "no residual": ("num_edits[step] = family.count, ", "", "two candidates"),
+    "siblings not renormalised": ("family->total -= family->weights[place], family->weights[place] = 0;", "", "tree"),
+    "accepted by the target alone": ("uniform * own * scale <", "uniform * own <", "two candidates"),
+    "point masses first": ("sampled = 1; sampled >= 0 && accepted < 0; sampled--",
+                           "sampled = 0; sampled <= 1 && accepted < 0; sampled++", "mixed siblings"),
+    "the mass forgotten": ("    family->mass -= taken;\n", "", "three candidates"),
+    "a point mass without law": (": i == place) * scale", ": 0) * scale", "point masses"),
+    "the youngest first": ("for (int64_t i = first; i < end && accepted < 0; i++) {",
+                           "for (int64_t i = end - 1; i >= first && accepted < 0; i--) {", "two candidates"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(host_rows.kernels() is None, reason="no C compiler")
+@pytest.mark.parametrize("name", IN_C)
+def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):
+    before, after, plan = IN_C[name]
+    source = host_rows.SOURCE.read_text("utf-8")
+    assert source.count(before) == 1, "the line that the mutant changes is not there once"
+    mutant = tmp_path / "kernels" / "rows.c"
+    mutant.parent.mkdir()
+    mutant.write_text(source.replace(before, after), "utf-8")
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
+    built = library(mutant)
+    assert built is not None
+    monkeypatch.setattr(host_rows, "kernels", lambda: built)
     assert is_caught(plan)
-
-
-@pytest.mark.parametrize("plan", ["one", "chain", "tree"])
-def test_mutant_residual_from_the_wrong_row(plan, monkeypatch):
-    exact_draw = probabilistic.draw_tokens
-
-    def wrong(walks, which, laws, target, draws):
-        exact_draw(walks, [min(row + 1, len(laws.rows) - 1) for row in which], laws, target, draws)
-
-    monkeypatch.setattr(host_rows, "MANY_LOGITS", 10**9)  # all rows are there
-    monkeypatch.setattr(probabilistic, "draw_tokens", wrong)
-    assert is_caught(plan)
-
-
-@pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
-def test_mutant_siblings_not_renormalised(plan, monkeypatch):
-    monkeypatch.setattr(probabilistic, "strike", lambda family, place: None)
-    assert is_caught(plan)
-
-
-@pytest.mark.parametrize("plan", ["two candidates", "three candidates"])
-def test_mutant_duplicates_merged(plan, monkeypatch):
-    """Siblings drawn independently, each judged by the whole law, lose the trial of a duplicate that was merged away."""
-    monkeypatch.setattr(probabilistic, "strike", lambda family, place: None)
-    assert is_caught(plan, with_replacement=True)
 
 
 def test_duplicates_merged_by_the_drafter_are_exact_under_our_rule():
     """What is left of independent draws has the law of draws without replacement; only how many there are is random."""
     assert error(world_of(6), *PLANS["three candidates"], with_replacement=True) < 1e-9
-
-
-@pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree"])
-def test_mutant_sampled_nodes_cut_by_their_own_probability(plan):
-    def is_unlikely(world, prefix):
-        ids, weights = world.draft(prefix[:-1])
-        return dict(zip(ids, weights, strict=True))[prefix[-1]] < 0.3 * sum(weights)
-
-    assert is_caught(plan, cut=is_unlikely)
-
-
-@pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
-def test_mutant_the_likelier_of_the_candidates_first(plan, monkeypatch):
-    """Siblings judged by their draft probability instead of in draw order."""
-
-    def by_weight(children, tree):
-        laws = tree.laws
-        own = {c: laws.weights[laws.rows[c]][laws.ids[laws.rows[c]] == tree.token_ids[c]].sum() for c in children}
-        return sorted(children, key=lambda child: -int(own[child]))
-
-    monkeypatch.setattr(probabilistic, "order_of_judgement", by_weight)
-    assert is_caught(plan)
-
-
-@pytest.mark.parametrize("plan", ["mixed siblings"])
-def test_mutant_point_masses_judged_before_sampled_siblings(plan, monkeypatch):
-    monkeypatch.setattr(
-        probabilistic,
-        "order_of_judgement",
-        lambda children, tree: sorted(children, key=lambda c: tree.laws.rows[c] >= 0),
-    )
-    assert is_caught(plan)
-
-
-@pytest.mark.parametrize("plan", ["tree", "mixed chain"])
-def test_mutant_longest_of_n(plan, monkeypatch):
-    """All nodes are tried, and of the accepted paths the longest is taken: the seed project's choice."""
-
-    def longest(walk, probs):
-        tree, families = walk.tree, {}
-        accepted = np.zeros(tree.num_nodes, bool)
-        for node in range(-1, tree.num_nodes):
-            children = [c for c in range(tree.num_nodes) if tree.parents[c] == node]
-            walk.family = families[node] = walk._family(children, probs) if children else None
-            for child in probabilistic.order_of_judgement(children, tree):
-                accepted[child] = walk.judges(child)
-        walk.path = list(longest_path(tree, accepted, np.full(tree.num_nodes, 0.5)))
-        last = walk.path[-1] if walk.path else -1
-        walk.row, walk.family = walk.first_row + last + 1, families[last]
-        return False
-
-    monkeypatch.setattr(host_rows, "MANY_LOGITS", 10**9)  # all rows are there
-    monkeypatch.setattr(probabilistic.Walk, "advance", longest)
-    assert is_caught(plan)

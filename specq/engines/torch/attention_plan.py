@@ -23,16 +23,17 @@ its runs see.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 
-from specq.engines.torch.rows import PackedRows
+from specq.engines.torch.compiler import kernels
+from specq.engines.torch.rows import PackedRows, address
 from specq.types import Int32Array
 
-CHUNK = 64  # slots; a prefix item has a multiple of it
 ITEM = 8  # integers
 LENGTH = 3  # where in an item its list's length stands
 
@@ -79,122 +80,31 @@ def max_list_length(rows: PackedRows) -> int:
     return int(np.maximum.reduceat(rows.ctx_lens, rows.row_starts[:-1]).sum()) + len(rows.extras)
 
 
+class _Packed(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_rows", "num_sessions", "num_logits", "num_extras")),
+        ("block", ctypes.c_void_p),
+        ("tables", ctypes.c_void_p),
+    )
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_int32) for name in ("num_rows", "rows_per_block", "num_chunks", "joins", "max_items")
+    )
+
+
 def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
-    """Fill a block (i32, long enough) for these rows; return how much of it is used."""
-    starts = layout.starts()
-    num_rows, num_padded = rows.num_rows, layout.num_rows
-    if num_rows < num_padded:
-        block[: starts["logit_rows"]] = 0
-        block[starts["slots"] + num_rows : starts["visible"]] = -1
-    plan = _Plan(rows, layout)
-    after_visible = starts["visible"] + num_padded
-    for start, values in (
-        (starts["token_ids"], rows.token_ids),
-        (starts["positions"], rows.positions),
-        (starts["slots"], rows.slots),
-        (starts["visible"], rows.ctx_lens),
-        (after_visible, rows.extra_starts[1:] - rows.extra_starts[:-1]),
-        (starts["spans"], plan.spans),
-        (starts["logit_rows"], rows.logit_rows),
-        (starts["items"], plan.items),
-    ):
-        block[start : start + len(values)] = values
-    block[starts["num_items"]] = len(plan.items) // ITEM
-    end = starts["lists"] + plan.list_length
-    np.concatenate(plan.lists, out=block[starts["lists"] : end])
-    return end
-
-
-class _Plan:
-    """Items (8 integers each, prefix items first), spans (3 integers a row) and the lists, one after the other.
-
-    Plain lists: a step has some hundred items at most, and NumPy needs some microseconds for anything.
-    """
-
-    def __init__(self, rows: PackedRows, layout: BlockLayout) -> None:
-        self._rows, self._layout = rows, layout
-        self._slots, self._extras = rows.slots.tolist(), rows.extras.tolist()
-        self._extra_starts = rows.extra_starts.tolist()
-        self.spans: list[int] = []
-        self.lists: list[Int32Array] = []
-        self.list_length = 0
-        self._prefixes: list[int] = []
-        self._nodes: list[int] = []
-        self._num_partials = 0
-        blocks = self._blocks()
-        total = sum(seen for session in blocks for _, _, seen in session)
-        chunk = CHUNK * max(1, -(-total // (layout.num_chunks * CHUNK)))
-        for table, session in zip(rows.tables, blocks, strict=True):
-            self._add_session(table, session, chunk)
-        self.items = self._prefixes + self._nodes
-        assert len(self.items) <= ITEM * layout.max_items
-
-    def _blocks(self) -> list[list[tuple[int, int, int]]]:
-        """Return, for each session, its blocks: (first row, end, slots of the table that they see)."""
-        ctx_lens, most = self._rows.ctx_lens.tolist(), self._layout.rows_per_block
-        blocks = []
-        for first, end in pairwise(self._rows.row_starts.tolist()):
-            cuts = [*range(first, end, most), end]
-            blocks.append([(start, stop, max(ctx_lens[start:stop])) for start, stop in pairwise(cuts)])
-        return blocks
-
-    def _add_session(self, table: Int32Array, blocks: list[tuple[int, int, int]], chunk: int) -> None:
-        context = max(seen for _, _, seen in blocks)
-        self.lists.append(table[:context])
-        table_start = self.list_length
-        self.list_length += context
-        for first, end, seen in blocks:
-            runs = self._runs(first, end)
-            if self._layout.joins and len(blocks) == 1 and seen <= chunk and len(runs) <= 1:
-                self._add_joined(first, end - first, table_start, seen, runs)
-            else:
-                self._add_block(first, end - first, table_start, seen, runs, chunk)
-
-    def _add_joined(self, first: int, size: int, start: int, seen: int, runs: list[tuple[int, int]]) -> None:
-        length = seen + (self._add_list(runs[0][1] - 1)[1] if runs else 0)
-        self._prefixes += (first, size, start, length, 0, -1, seen, 0)
-        self.spans += (0, 0, 0) * size
-
-    def _add_block(self, first: int, size: int, start: int, seen: int, runs: list[tuple[int, int]], chunk: int) -> None:
-        partial = self._num_partials
-        num_parts = -(-seen // chunk)
-        for part in range(num_parts):
-            position = part * chunk
-            length = min(chunk, seen - position)
-            self._prefixes += (first, size, start + position, length, position, partial + part * size, length, 0)
-        for run_first, run_end in runs:
-            run_start, length = self._add_list(run_end - 1)
-            own = partial + num_parts * size + run_first - first
-            self._nodes += (run_first, run_end - run_first, run_start, length, 0, own, 0, 0)
-        extra_starts = self._extra_starts
-        for row in range(first, first + size):
-            has_extras = extra_starts[row + 1] > extra_starts[row]
-            self.spans += (partial + row - first, size, num_parts + has_extras)
-        self._num_partials += (num_parts + bool(runs)) * size
-
-    def _add_list(self, row: int) -> tuple[int, int]:
-        """Add a row's extras to the lists; return where they begin, and their number."""
-        first, end = self._extra_starts[row], self._extra_starts[row + 1]
-        self.lists.append(self._rows.extras[first:end])
-        self.list_length += end - first
-        return self.list_length - end + first, end - first
-
-    def _runs(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return (first row, end) of each run: rows that have extras, each row the child of the one before."""
-        starts, extras, slots = self._extra_starts, self._extras, self._slots
-        runs: list[tuple[int, int]] = []
-        if starts[first] == starts[end]:
-            return runs
-        opened, before = -1, 0
-        for row in range(first, end):
-            count = starts[row + 1] - starts[row]
-            goes_on = opened >= 0 and count == before + 1 and extras[starts[row + 1] - 2] == slots[row - 1]
-            if opened >= 0 and not goes_on:
-                runs.append((opened, row))
-                opened = -1
-            if count and opened < 0:
-                opened = row
-            before = count
-        if opened >= 0:
-            runs.append((opened, end))
-        return runs
+    """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h); return how much of it is used."""
+    library = kernels()
+    assert library is not None  # the fused path is not taken without a compiler, which Triton needs too
+    tables = (ctypes.c_void_p * rows.num_sessions)(*map(address, rows.tables))
+    sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), len(rows.extras)
+    packed = _Packed(*sizes, address(rows.block), ctypes.addressof(tables))
+    shape = _Layout(layout.num_rows, layout.rows_per_block, layout.num_chunks, layout.joins, layout.max_items)
+    function = library.specq_lay_out
+    function.restype = ctypes.c_int64
+    used: int = function(ctypes.byref(packed), ctypes.byref(shape), ctypes.c_void_p(address(block)))
+    if used < 0:
+        raise MemoryError("no memory to lay out a step")
+    return used

@@ -20,6 +20,7 @@ import triton
 from specq.engines.torch.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
 from specq.engines.torch.fused import FusedForward, Inbox, padded_size
 from specq.engines.torch.fused_layers import Batch
+from specq.engines.torch.fused_top import is_uncut
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.rows import ChainStart, PackedRows, RowPacker
 from specq.params import SamplingParams
@@ -205,8 +206,7 @@ def _split_device_state(state: torch.Tensor, num_rows: int) -> list[torch.Tensor
 
 
 def _takes(params: SamplingParams) -> bool:
-    is_cut = params.top_k or params.top_p < 1 or params.min_p
-    return params.temperature == 0 or (not is_cut and params.strategy != "probabilistic")
+    return params.temperature == 0 or (is_uncut(params) and params.strategy != "probabilistic")
 
 
 def _chain_rows(starts: Sequence[ChainStart]) -> PackedRows:

@@ -23,10 +23,11 @@ from specq.engines.torch.gpu_kernels.linear import add_kernel, gate_up_kernel, l
 from specq.engines.torch.gpu_kernels.rows import add_norm_kernel, embed_kernel, rotate_kernel, silu_kernel
 
 LOG2_E = 1.4426950408889634
+KEY_BLOCK = 64  # slots that attention takes at a time
+HOPPER_SHARED_BYTES = 227 << 10
+STAGED_BYTES = 96 << 10  # of keys and values that may be on their way to one program
 TILE_LINES = 64  # rows times heads that attention takes in one tile of many; FEW_LINES in one of few
 FEW_LINES = 16
-KEY_BLOCK = 64
-ATTENTION_WARPS = 4
 SILU_BLOCK = 1024
 ATTENTION_PROGRAMS = 128  # that one long context should be cut into, all key-value heads together
 ROTATED_HEADS = 16  # that one program rotates
@@ -87,9 +88,10 @@ class FusedDecoder:
         self.weights, self.kv = weights, kv
         self.group = weights.num_heads // weights.num_kv_heads
         self.pdl = pdl
-        self.tiles = {rows: choose_tiles(weights, rows) for rows in NARROW}
+        self.tiles = {rows: choose_tiles(weights, rows, _shared_bytes(weights.embedding)) for rows in NARROW}
         self.launch_options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-        self.key_block, self.attention_warps = KEY_BLOCK, ATTENTION_WARPS
+        block_bytes = 2 * KEY_BLOCK * weights.head_dim * kv.keys.itemsize
+        self._attention_stages = max(1, min(3, STAGED_BYTES // block_bytes))
         self._lines = max(TILE_LINES, triton.next_power_of_2(self.group))
         self._few = max(FEW_LINES, triton.next_power_of_2(self.group))
 
@@ -230,7 +232,7 @@ class FusedDecoder:
             scratch.q, keys, self.kv.values[index], batch.num_items, batch.items, batch.lists, batch.visible,
             scratch.partials, scratch.weights, scratch.attended, keys.stride(0), weights.attention_scale * LOG2_E,
             layout.num_rows, HEADS=weights.num_heads, GROUP=self.group, HEAD_DIM=weights.head_dim, LINES=lines,
-            BLOCK=self.key_block, PDL=self.pdl, num_warps=self.attention_warps, num_stages=1, **self.launch_options,
+            BLOCK=KEY_BLOCK, PDL=self.pdl, num_warps=4, num_stages=self._attention_stages, **self.launch_options,
         )  # fmt: skip
         share = 1 if layout.num_rows in NARROW else self.group
         combine_kernel[(layout.num_rows, weights.num_heads // share)](
@@ -276,3 +278,10 @@ class FusedDecoder:
     def _product_options(self, num_rows: int, tile: Tile) -> dict[str, Any]:
         sizes = {"ROWS": num_rows, "BLOCK_N": tile.rows, "BLOCK_K": tile.depth, "CHAINS": tile.chains, "PDL": self.pdl}
         return sizes | {"num_warps": tile.warps, "num_stages": tile.stages} | self.launch_options
+
+
+def _shared_bytes(like: torch.Tensor) -> int:
+    """Return how much shared memory a program may have where a tensor lies."""
+    if like.device.type != "cuda":
+        return HOPPER_SHARED_BYTES
+    return int(torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

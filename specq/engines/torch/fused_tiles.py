@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -37,19 +37,34 @@ class Tiles:
     head: Tile
 
 
-def choose_tiles(weights: DecoderWeights, num_rows: int) -> Tiles:
-    """Return the tiles of a narrow batch."""
+def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> Tiles:
+    """Return the tiles of a narrow batch, for programs that may have so much shared memory."""
     is_small = weights.hidden <= 1024  # one tile holds a whole row of most weights
+    if num_rows > 1 and weights.embedding.dtype == torch.float32:  # for exactness, not for speed
+        tiles = EXACT
+    elif num_rows == 1:
+        tiles = SMALL_ONE_ROW if is_small else ONE_ROW
+    elif num_rows == 16:
+        tiles = SMALL_SIXTEEN_ROWS if is_small else SIXTEEN_ROWS
+    else:
+        tiles = THIRTY_TWO_ROWS
+    layer, itemsize = weights.layers[0], weights.embedding.itemsize
+    sizes = {"qkv": layer.qkv, "out": layer.out, "gate_up": layer.gate_up, "down": layer.down, "head": weights.head}
+    depths = {name: matrix.shape[1] for name, matrix in sizes.items()}
+    fitted = {n: _fit(getattr(tiles, n), depths[n], num_rows, itemsize, shared_bytes) for n in depths}
+    return Tiles(**fitted)
+
+
+def _fit(tile: Tile, depth: int, num_rows: int, itemsize: int, shared_bytes: int) -> Tile:
+    """Make a tile no deeper than the matrix, and shorten its queue until that fits into shared memory."""
+    depth = min(tile.depth, max(1 << (depth - 1).bit_length(), MIN_TENSOR_TILE))
     if num_rows == 1:
-        return SMALL_ONE_ROW if is_small else ONE_ROW
-    if weights.embedding.dtype == torch.float32:  # for exactness, not for speed
-        tile = Tile(16, 32, 4, 2)
-        return Tiles(tile, tile, tile, tile, tile)
-    if num_rows == 16:
-        return SMALL_SIXTEEN_ROWS if is_small else SIXTEEN_ROWS
-    return THIRTY_TWO_ROWS
+        return replace(tile, depth=depth)
+    stage_bytes = (tile.rows + num_rows) * depth * itemsize * tile.chains
+    return replace(tile, depth=depth, stages=max(1, min(tile.stages, shared_bytes // stage_bytes)))
 
 
+EXACT = Tiles(*[Tile(16, 32, 4, 2)] * 5)
 ONE_ROW = Tiles(
     qkv=Tile(4, 2048, 8),
     out=Tile(8, 1024, 4),

@@ -120,12 +120,15 @@ class KvPool:
         self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]
         self._num_free += len(slots)
 
-    def stage(self, session_id: int, slots: Int32Array) -> None:
-        """Write taken slots into the table behind the session's end, for a forward pass; the length stays."""
+    def stage(self, session_id: int, slots: Int32Array) -> Int32Array:
+        """Write taken slots into the table behind the session's end, for a forward pass; the length stays. Return the
+        table."""
         session = self._session(session_id)
         end = session.length + len(slots)
-        session.reserve(end)
+        if end > len(session.table):
+            session.reserve(end)
         session.table[session.length : end] = slots
+        return session.table
 
     def append(self, session_id: int, token_ids: Int32Array, slots: Int32Array) -> None:
         """Commit tokens whose KV is in these taken slots, in the order of positions; blocks that fill become shared."""
@@ -138,9 +141,10 @@ class KvPool:
             self._fill_block(session)
 
     def _session(self, session_id: int) -> _Session:
-        if session_id not in self._sessions:
+        session = self._sessions.get(session_id)
+        if session is None:
             raise EngineError(f"session {session_id} is not open")
-        return self._sessions[session_id]
+        return session
 
     def _fill_block(self, session: _Session) -> None:
         """Turn the first 16 private tokens into a block, or, if the same block is known, use that and free ours."""

@@ -102,7 +102,8 @@ def _make_forward(network: Any, kv: KvStore, eager: bool, threads: Threads) -> F
 
 def _runs_fused(network: Any) -> bool:
     """Whether the model lies on a GPU that Triton's kernels run on, and is of a kind that they know."""
-    if network.device.type != "cuda" or find_spec("triton") is None:
+    is_nvidia = network.device.type == "cuda" and torch.version.hip is None
+    if not is_nvidia or find_spec("triton") is None or kernels() is None:
         return False
     return torch.cuda.get_device_capability(network.device) >= FUSED_CAPABILITY and fused_weights.supports(network)
 

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 
 from specq.engines.torch.forward import ForwardOutput, KvStore
-from specq.engines.torch.rows import PackedRows
+from specq.engines.torch.rows import PackedRows, address
 from specq.errors import ConfigError
-from specq.types import Int32Array
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
@@ -240,15 +239,9 @@ def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Ten
 
 def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
     """Fill the C structure; it points into `rows` and into the second value, which must outlive it."""
-    tables = (ctypes.c_void_p * rows.num_sessions)(*map(_address, rows.tables))
+    tables = (ctypes.c_void_p * rows.num_sessions)(*map(address, rows.tables))
     spans = rows.ctx_lens + rows.extra_starts[1:] - rows.extra_starts[:-1]
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), int(spans.max())
     lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in _ROW_ARRAYS[:-1])
-    addresses = accumulate(lengths, initial=_address(rows.block))
+    addresses = accumulate(lengths, initial=address(rows.block))
     return _Batch(*sizes, *addresses, ctypes.addressof(tables)), tables
-
-
-def _address(array: Int32Array) -> int:
-    """The address of an array's data; a third of what `array.ctypes.data` costs."""
-    address: int = array.__array_interface__["data"][0]
-    return address

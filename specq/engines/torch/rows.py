@@ -7,17 +7,18 @@ alike. Slots appear in the order of positions, so that sums over them are reprod
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from specq.engines.torch.compiler import kernels
 from specq.params import SamplingParams
 from specq.types import Int32Array, SessionStep
 
-MANY_NODES = 128  # from which on arrays over all sessions are faster than lists session by session
+MANY_ROWS = 6  # from which on a call of C is faster than lists
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,8 @@ class RowPacker:
 
 def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
     """Pack a step's rows, each session's chain and then its nodes; `slots` i32[rows] in that order, a table a session."""
-    pack = _pack_arrays if sum(step.tree.num_nodes for step in steps) >= MANY_NODES else _pack_lists
-    return pack(steps, slots, tables)
+    library = kernels() if len(slots) >= MANY_ROWS else None
+    return _pack_lists(steps, slots, tables) if library is None else _pack_native(library, steps, slots, tables)
 
 
 def _pack_lists(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
@@ -148,49 +149,51 @@ def _pack_lists(steps: Sequence[SessionStep], slots: Int32Array, tables: list[In
     return packer.pack()
 
 
-def _pack_arrays(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
-    num_tokens = np.array([len(step.token_ids) for step in steps])
-    num_nodes = np.array([step.tree.num_nodes for step in steps])
-    row_starts = np.concatenate([[0], np.cumsum(num_tokens + num_nodes)])
-    session = np.repeat(np.arange(len(steps)), num_tokens + num_nodes)
-    within = np.arange(row_starts[-1]) - row_starts[session]
-    is_node = within >= num_tokens[session]
-    bases = np.array([step.base_len for step in steps])
-    positions = bases[session] - num_tokens[session] + within
-    ctx_lens = np.where(is_node, bases[session], positions + 1)
-    num_extras = np.zeros(len(session), np.int64)
-    extras, depths = _lineages(steps, num_nodes, slots[is_node])
-    positions[is_node] = bases[session[is_node]] + depths - 1
-    num_extras[is_node] = depths
-    judged = np.array([step.judged for step in steps])
-    gives_logits = judged[session] & (within >= num_tokens[session] - 1)
-    arrays = (
-        np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)]),
-        positions,
-        slots,
-        ctx_lens,
-        np.concatenate([[0], np.cumsum(num_extras)]),
-        extras,
-        row_starts,
-        np.flatnonzero(gives_logits),
+class _Steps(ctypes.Structure):
+    _fields_ = (
+        ("num_sessions", ctypes.c_int32),
+        *((name, ctypes.c_void_p) for name in ("num_tokens", "num_nodes", "starts", "judged")),
+        *((name, ctypes.c_void_p) for name in ("token_ids", "slots", "parents")),
     )
-    block = np.concatenate(arrays).astype(np.int32)
-    ends = list(accumulate(map(len, arrays), initial=0))
-    return PackedRows(tables, block, *(block[start:end] for start, end in pairwise(ends)))
 
 
-def _lineages(
-    steps: Sequence[SessionStep], num_nodes: npt.NDArray[np.int64], slots: Int32Array
-) -> tuple[Int32Array, npt.NDArray[np.int64]]:
-    """Return the slots of each node's ancestors and its own, root first, node after node; and how many they are."""
-    firsts = np.cumsum(num_nodes) - num_nodes
-    parents = np.concatenate([step.tree.parents for step in steps])
-    parents = np.where(parents >= 0, parents + np.repeat(firsts, num_nodes), -1)
-    current = np.arange(len(parents))
-    generations = []
-    while (current >= 0).any():
-        generations.append(current)
-        current = np.where(current >= 0, parents[current], -1)
-    lines = np.stack(generations[::-1], 1)  # [nodes, depth of the deepest], -1 where a line is shorter
-    known = lines >= 0
-    return slots[lines[known]], known.sum(1)
+def _pack_native(
+    library: ctypes.CDLL, steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]
+) -> PackedRows:
+    """In one call of C (kernels/rows.h)."""
+    trees = [step.tree for step in steps]
+    counts = np.array(
+        [
+            [len(step.token_ids) for step in steps],
+            num_nodes := [len(tree.token_ids) for tree in trees],
+            [step.start for step in steps],
+            [step.judged for step in steps],
+        ],
+        np.int32,
+    )
+    token_ids = np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)])
+    parents = np.concatenate([tree.parents for tree in trees])
+    most_extras = sum(count * (count + 1) // 2 for count in num_nodes)
+    num_sessions, num_rows = len(steps), len(slots)
+    block = np.empty(6 * num_rows + most_extras + num_sessions + 2, np.int32)
+    sizes = (ctypes.c_int32 * 3)(num_rows)
+    first = address(counts)
+    described = _Steps(
+        num_sessions,
+        *range(first, first + 16 * num_sessions, 4 * num_sessions),
+        *map(address, (token_ids, slots, parents)),
+    )
+    length = library.specq_pack_rows(
+        ctypes.byref(described), sizes, ctypes.c_void_p(address(block)), ctypes.c_int64(len(block))
+    )
+    assert length >= 0
+    _, num_extras, num_logits = sizes
+    lengths = (*(num_rows,) * 4, num_rows + 1, num_extras, num_sessions + 1, num_logits)
+    ends = list(accumulate(lengths, initial=0))
+    return PackedRows(tables, block[:length], *(block[start:end] for start, end in pairwise(ends)))
+
+
+def address(array: Int32Array) -> int:
+    """Return the address of a contiguous array's data; a third of what `array.ctypes.data` costs."""
+    found: int = array.__array_interface__["data"][0]
+    return found

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import numpy as np
 import torch
 
 from specq.engines.torch.compiler import kernels
+from specq.params import SamplingParams
 from specq.types import Float32Array, Int32Array
+from specq.verification.sampling import perturbed_scores
 
 FEW = 8  # tokens that one of the device's programs looks for, one after the other
 
@@ -19,7 +22,7 @@ def top_tokens(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Arr
 
     scores [rows, vocab], count <= vocab. Where the log-probability is -inf, the token id means nothing.
     """
-    if scores.device.type == "cuda" and count <= FEW and find_spec("triton") is not None:
+    if _is_fused(scores, count):
         from specq.engines.torch.fused_top import top_on_device
 
         return top_on_device(scores, count)
@@ -33,6 +36,24 @@ def top_tokens(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Arr
     stride = ctypes.c_long(scores.stride(0))
     library.specq_top(ctypes.c_void_p(scores.data_ptr()), stride, num_rows, width, count, *pointers)
     return token_ids, best
+
+
+def rank_tokens(
+    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], count: int
+) -> tuple[Int32Array, Float32Array]:
+    """Return `top_tokens` of the perturbed scores (`specq.verification.sampling`) of logits [rows, vocab]: what the target
+    is likely to draw at these positions."""
+    if _is_fused(logits, count):
+        from specq.engines.torch.fused_top import is_uncut, rank_on_device
+
+        if all(map(is_uncut, params)):
+            return rank_on_device(logits, params, positions, count)
+    return top_tokens(perturbed_scores(logits, params, positions), count)
+
+
+def _is_fused(scores: torch.Tensor, count: int) -> bool:
+    is_nvidia = scores.device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and count <= FEW and find_spec("triton") is not None
 
 
 def _top_by_torch(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:

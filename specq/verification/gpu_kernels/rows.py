@@ -54,10 +54,10 @@ def _top_k(words, row, vocab):
 
 
 @triton.jit
-def _top(tops, logit_row, splits):
+def _top(tops, num_logit_rows, logit_row, splits):
     """The largest logit of a row; NaN if a split found one."""
     split = tl.arange(0, MAX_SPLITS)
-    parts = tl.load(tops + logit_row * splits + split, mask=split < splits, other=float("-inf"))
+    parts = tl.load(tops + split * num_logit_rows + logit_row, mask=split < splits, other=float("-inf"))
     is_nan = tl.max((parts != parts).to(tl.int32), 0)
     return tl.where(is_nan > 0, float("nan"), tl.max(parts, 0))
 
@@ -71,10 +71,10 @@ def _relative(base, token_ids, is_token, top):
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tops", "top_ids"])
 def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexpr):
-    """(logit rows, splits): tops f32 and top_ids i32[logit rows, splits], the largest logit of each part and its first
+    """(logit rows, splits): tops f32 and top_ids i32[splits, logit rows], the largest logit of each part and its first
     place; NaN if there is one."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    base = logits + row * stride
+    base, part = logits + row * stride, split * tl.num_programs(0) + row
     lane = tl.arange(0, BLOCK)
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_id = tl.zeros([BLOCK], tl.int32)
@@ -87,16 +87,16 @@ def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexp
         best = tl.where(is_better, x, best)
         best_id = tl.where(is_better, token_ids, best_id)
     top = tl.max(best, 0)
-    tl.store(top_ids + row * splits + split, tl.min(tl.where(best == top, best_id, NO_TOKEN), 0))
-    tl.store(tops + row * splits + split, tl.where(tl.max(is_bad.to(tl.int32), 0) > 0, float("nan"), top))
+    tl.store(top_ids + part, tl.min(tl.where(best == top, best_id, NO_TOKEN), 0))
+    tl.store(tops + part, tl.where(tl.max(is_bad.to(tl.int32), 0) > 0, float("nan"), top))
 
 
 @triton.jit(
-    do_not_specialize=["splits"],
+    do_not_specialize=["splits", "num_logit_rows"],
     do_not_specialize_on_alignment=["words", "tops", "counts", "heads", "head_ids", "sums"],
 )
 def heads_kernel(
-    logits, stride, vocab, splits, words, tops, counts, heads, head_ids, room, sums, ALL: tl.constexpr,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, sums, ALL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, splits): gather tokens with scaled >= -HEAD or nearly so into heads f32, where they are not yet divided by T,
@@ -108,7 +108,7 @@ def heads_kernel(
     is_ranked = (_top_k(words, row, vocab) > 0) | (_top_p(words, row) < 1)
     if (temperature > 0) & (ALL | is_ranked):
         logit_row, least = _logit_row(words, row), _log_min_p(words, row)
-        base, top = logits + logit_row * stride, _top(tops, logit_row, splits)
+        base, top = logits + logit_row * stride, _top(tops, num_logit_rows, logit_row, splits)
         part = row * splits + split
         heads, head_ids = heads + part * room, head_ids + part * room
         inverse = 1.0 / temperature
@@ -201,7 +201,7 @@ def _key_reaching(
 
 
 @triton.jit(
-    do_not_specialize=["splits", "of_all"],
+    do_not_specialize=["splits", "num_logit_rows", "of_all"],
     do_not_specialize_on_alignment=[
         "words",
         "tops",
@@ -215,7 +215,8 @@ def _key_reaching(
     ],
 )
 def laws_kernel(
-    logits, stride, vocab, splits, words, tops, counts, heads, room, scaled_out, weights, sums, laws, places, of_all,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, room, scaled_out, weights, sums, laws, places,
+    of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows): laws f64[rows, 4] as in `Laws`; places i32[rows]: 1 where all that is kept is among the gathered heads.
@@ -225,7 +226,7 @@ def laws_kernel(
     is_ranked = (top_k > 0) | (top_p < 1)
     if (temperature > 0) & ((of_all > 0) | is_ranked):
         logit_row, least = _logit_row(words, row), _log_min_p(words, row)
-        base, top = logits + logit_row * stride, _top(tops, logit_row, splits)
+        base, top = logits + logit_row * stride, _top(tops, num_logit_rows, logit_row, splits)
         part = row * splits
         scaled_out, weights = scaled_out + part * room, weights + part * room
         split = tl.arange(0, MAX_SPLITS)
@@ -381,7 +382,7 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
 
 
 @triton.jit(
-    do_not_specialize=["splits"],
+    do_not_specialize=["splits", "num_logit_rows"],
     do_not_specialize_on_alignment=[
         "words",
         "tops",
@@ -395,10 +396,10 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
     ],
 )
 def choose_kernel(
-    logits, stride, vocab, splits, words, tops, counts, heads, head_ids, room, laws, places, scores, score_ids,
-    BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, laws, places, scores,
+    score_ids, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits): scores f32 and score_ids i32[rows, splits]: of rows with T > 0, the largest of scaled logits plus
+    """(rows, splits): scores f32 and score_ids i32[splits, rows]: of rows with T > 0, the largest of scaled logits plus
     noise in each part, and its first place. Rows with top-k or top-p have laws, and those with places need only their heads
     to be looked at."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -408,7 +409,7 @@ def choose_kernel(
     best_id = tl.full([], NO_TOKEN, tl.int32)
     if temperature > 0:
         logit_row, bound = _logit_row(words, row), _log_min_p(words, row)
-        base, top = logits + logit_row * stride, _top(tops, logit_row, splits)
+        base, top = logits + logit_row * stride, _top(tops, num_logit_rows, logit_row, splits)
         key0, key1 = _keys(words, row)
         lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
         in_heads = temperature < 0  # never, so far
@@ -432,5 +433,5 @@ def choose_kernel(
                 best, best_id = _better(
                     relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
                 )
-    tl.store(scores + part, best)
-    tl.store(score_ids + part, best_id)
+    tl.store(scores + split * tl.num_programs(0) + row, best)
+    tl.store(score_ids + split * tl.num_programs(0) + row, best_id)

@@ -61,11 +61,11 @@ def attend_kernel(
     context = tl.load(visible_ptr + line_row, mask=real, other=0)[:, None]
     nodes = tl.load(visible_ptr + num_padded + line_row, mask=real, other=0)[:, None]
     column = tl.arange(0, BLOCK)
-    slot = tl.load(lists_ptr + start + column, mask=column < length, other=0).to(tl.int64)
     best = tl.full((LINES,), -1.0e30, tl.float32)
     total = tl.zeros((LINES,), tl.float32)
     out = tl.zeros((LINES, HEAD_DIM), tl.float32)
     if PDL:
+        slot = tl.load(lists_ptr + start + column, mask=column < length, other=0).to(tl.int64)
         _prefetch_slots(keys_ptr, slot, HEAD_DIM)
         _prefetch_slots(values_ptr, slot, HEAD_DIM)
         gdc_wait()
@@ -73,13 +73,10 @@ def attend_kernel(
     for first in range(0, length, BLOCK):
         index = first + column
         listed = index < length
+        slot = tl.load(lists_ptr + start + index, mask=listed, other=0).to(tl.int64)
         at_slot = slot[:, None] * HEAD_DIM + dim[None, :]
         k = tl.load(keys_ptr + at_slot, mask=listed[:, None], other=0.0)
         v = tl.load(values_ptr + at_slot, mask=listed[:, None], other=0.0)
-        slot = tl.load(lists_ptr + start + index + BLOCK, mask=index + BLOCK < length, other=0).to(tl.int64)
-        if PDL:
-            _prefetch_slots(keys_ptr, slot, HEAD_DIM)
-            _prefetch_slots(values_ptr, slot, HEAD_DIM)
         index = index[None, :]
         seen = listed[None, :] & tl.where(index < split, index + position < context, index - split < nodes)
         scores = tl.where(seen, tl.dot(q, tl.trans(k), input_precision="ieee") * scale, -1.0e30)

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* for pthread_setaffinity_np */
 #include "attention.h"
 #include "matmul.h"
+#include "rows.h"
 #include "top.h"
 
 typedef struct {

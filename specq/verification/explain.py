@@ -1,0 +1,138 @@
+"""Why a step was judged as it was: the decision on each drafted node, for `specq worker --role target --verbose`.
+
+This repeats what the judge computed, from the same logits; nothing here is needed to verify, or runs unless it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import structlog
+import torch
+
+from specq.types import Judgement, SessionStep, Tree
+from specq.verification.devices import target_rows
+from specq.verification.packing import JudgedStep, node_tokens, pack, place
+from specq.verification.processors import process
+
+ACCEPTED, REJECTED, NOT_REACHED = "accepted", "rejected", "not reached"
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The decision on one node.
+
+    position     where its token would stand in the context
+    target_prob  the token's probability in the law that the strategy judges by: after bias, penalties, temperature and cuts,
+                 so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
+    draft_prob   in the law that it was drawn from, given its elder siblings; 1 for a point mass
+    verdict      `accepted`: it was emitted. `not reached`: it hangs from a node that was not accepted, or the strategy had
+                 taken an elder sibling or looks at no nodes. `rejected`: any other, also one that passed its bar under a
+                 strategy that then took a longer path
+    """
+
+    session: int
+    position: int
+    token: int
+    target_prob: float
+    draft_prob: float
+    verdict: str
+
+
+def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> None:
+    """Log the decision on each node of the judged steps; arguments as of `explain`."""
+    for decision in explain(steps, logits, judgements):
+        log.info(
+            "node_judged",
+            session=decision.session,
+            position=decision.position,
+            token=decision.token,
+            target_prob=round(decision.target_prob, 6),
+            draft_prob=round(decision.draft_prob, 6),
+            verdict=decision.verdict,
+        )
+
+
+def explain(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> Iterator[Decision]:
+    """Yield the decision on each node of the judged steps, in order; logits and judgements as of `judge`."""
+    placed = place(steps)
+    if not placed:
+        return
+    probs = _target_probs(placed, process(placed, logits))
+    first = 0
+    for judged, judgement in zip(placed, judgements, strict=True):
+        tree, positions = judged.step.tree, judged.row_positions()
+        verdicts, draft_probs = _verdicts(judged.step, judgement), _draft_probs(tree)
+        for node, token in enumerate(tree.token_ids.tolist()):
+            yield Decision(
+                session=judged.step.session_id,
+                position=positions[tree.parents[node] + 1],
+                token=token,
+                target_prob=probs[first + node],
+                draft_prob=draft_probs[node],
+                verdict=verdicts[node],
+            )
+        first += tree.num_nodes
+
+
+def _target_probs(placed: Sequence[JudgedStep], logits: torch.Tensor) -> list[float]:
+    """Return the target's probability of each node's token."""
+    warmed = [judged._replace(step=_warmed(judged.step)) for judged in placed]
+    packed, target = pack(warmed), target_rows(logits)
+    token_ids = node_tokens(warmed)
+    rows = packed.rows[packed.parent_rows]
+    probs = np.zeros(len(rows))
+    is_warm = rows["temperature"] > 0
+    if is_warm.any():
+        warm = np.arange(np.count_nonzero(is_warm))
+        _, found = target.laws(rows[is_warm])(warm, token_ids[is_warm, None])
+        probs[is_warm] = found[:, 0]
+    if not is_warm.all():
+        probs[~is_warm] = target.own_tokens(rows[~is_warm])() == token_ids[~is_warm]
+    found_probs: list[float] = probs.tolist()
+    return found_probs
+
+
+def _warmed(step: SessionStep) -> SessionStep:
+    """Give a step the temperature that its strategy judges by."""
+    is_softmax = step.params.strategy == "threshold" and step.params.temperature == 0
+    if step.params.strategy == "greedy":
+        return replace(step, params=replace(step.params, temperature=0.0))
+    return replace(step, params=replace(step.params, temperature=1.0)) if is_softmax else step
+
+
+def _verdicts(step: SessionStep, judgement: Judgement) -> list[str]:
+    tree, accepted = step.tree, set(judgement.path)
+    verdicts = [NOT_REACHED] * tree.num_nodes
+    if step.params.strategy == "greedy":
+        return verdicts
+    is_point = np.ones(tree.num_nodes, np.bool_) if tree.laws is None else tree.laws.rows < 0
+    for parent in (-1, *judgement.path):
+        siblings = np.flatnonzero(tree.parents == parent)
+        for node in siblings[np.argsort(is_point[siblings], kind="stable")].tolist():  # as they are judged
+            verdicts[node] = ACCEPTED if node in accepted else REJECTED
+            if node in accepted and step.params.strategy == "probabilistic":
+                break
+    return verdicts
+
+
+def _draft_probs(tree: Tree) -> list[float]:
+    """Return each node's probability in the law that it was drawn from."""
+    probs = [1.0] * tree.num_nodes
+    if tree.laws is None:
+        return probs
+    for parent in sorted(set(tree.parents.tolist())):
+        drawn: list[int] = []
+        for node in np.flatnonzero(tree.parents == parent).tolist():
+            if (row := int(tree.laws.rows[node])) < 0:
+                continue
+            weights = dict(zip(tree.laws.ids[row].tolist(), tree.laws.weights[row].tolist(), strict=True))
+            left = sum(weight for token, weight in weights.items() if token not in drawn)
+            token = int(tree.token_ids[node])
+            probs[node] = weights[token] / left
+            drawn.append(token)
+    return probs

@@ -1,0 +1,231 @@
+"""How `probabilistic` goes down the drafted trees of many sessions: the rule itself, child by child.
+
+`walk` is the rule in plain Python, what tests change and what runs where no C compiler is; `specq_walk` of kernels/rows.c is
+the same, for all sessions in one call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.types import BoolArray, DraftLaws, Int32Array, Tree, UInt16Array
+from specq.verification import host_rows
+from specq.verification.packing import Float64Array, Int64Array, JudgedStep, Packed, node_tokens
+from specq.verification.target_rows import Edits
+
+CONTEXT = -1  # the end of a path without nodes
+NO_LAWS = DraftLaws(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.uint16), np.zeros(0, np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The nodes of some steps, step after step.
+
+    firsts i64[steps + 1]    where each step's nodes begin; parents i32[n]: as in the step's own tree
+    is_sampled bool[n]       whether a node was drawn, or is a point mass
+    named i64[n, k + 1]      the tokens of the law that it was drawn from, -1 where there are none, and its own
+    weights f64[n, k]        of that law; 0 where there is none
+    uniforms f64[n]          what its acceptance is drawn with
+    """
+
+    firsts: Int64Array
+    parents: Int32Array
+    is_sampled: BoolArray
+    named: Int64Array
+    weights: Float64Array
+    uniforms: Float64Array
+
+    @staticmethod
+    def of(steps: Sequence[JudgedStep], packed: Packed) -> Drafted:
+        """Gather the trees of the steps that were packed; the uniforms are left empty."""
+        trees = [judged.step.tree for judged in steps]
+        rows, ids, weights = _gather_laws(trees)
+        is_sampled = rows >= 0
+        named = np.empty((len(rows), ids.shape[1] + 1), np.int64)
+        named[:, :-1] = np.where(is_sampled[:, None], ids[rows], -1)
+        named[:, -1] = node_tokens(steps)
+        return Drafted(
+            firsts=np.array([*(span.start for span in packed.spans()), len(rows)], np.int64),
+            parents=np.concatenate([tree.parents for tree in trees], dtype=np.int32),
+            is_sampled=is_sampled,
+            named=named,
+            weights=np.where(is_sampled[:, None], weights[rows], 0.0),
+            uniforms=np.empty(len(rows)),
+        )
+
+
+def _gather_laws(trees: Sequence[Tree]) -> tuple[Int64Array, Int32Array, UInt16Array]:
+    """Return i64[n], the law of each node of some trees or -1, and the laws, i32[g, k] and u16[g, k], one at least."""
+    laws = [NO_LAWS if tree.laws is None else tree.laws for tree in trees]
+    width = max(of_tree.ids.shape[1] for of_tree in laws)
+    offset, rows = 1, []  # the first law is none
+    for tree, of_tree in zip(trees, laws, strict=True):
+        own = of_tree.rows if len(of_tree.rows) == tree.num_nodes else np.full(tree.num_nodes, -1)
+        rows.append(np.where(own >= 0, own + offset, -1))
+        offset += len(of_tree.ids)
+    none = np.full((1, width), -1, np.int32)
+    ids = np.concatenate([none, *(_padded(of_tree.ids, width, -1) for of_tree in laws)])
+    weights = np.concatenate(
+        [np.zeros((1, width), np.uint16), *(_padded(of_tree.weights, width, 0) for of_tree in laws)]
+    )
+    return np.concatenate(rows, dtype=np.int64), ids, weights
+
+
+def _padded(laws: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
+    if laws.shape[1] == width:
+        return laws
+    return np.pad(laws, ((0, 0), (0, width - laws.shape[1])), constant_values=fill)
+
+
+@dataclass(slots=True)
+class Paths:
+    """The accepted paths of some steps, as far as they are known; arrays of one entry a step.
+
+    ends i64, lengths i64     the node at each path's end, or CONTEXT, and the number of nodes; nodes i32[n] holds them, from
+                              where the step's nodes begin on
+    has_ended bool            no child of the end was accepted
+    num_edits i64, edit_ids i64[steps, room], edit_values f64[steps, room]
+                              of ended paths: what the target's probabilities of some tokens have become there
+    """
+
+    ends: Int64Array
+    lengths: Int64Array
+    nodes: Int32Array
+    has_ended: BoolArray
+    num_edits: Int64Array
+    edit_ids: Int64Array
+    edit_values: Float64Array
+
+    @staticmethod
+    def of(drafted: Drafted) -> Paths:
+        """Paths that have not begun."""
+        num_steps, most = len(drafted.firsts) - 1, int(np.diff(drafted.firsts).max(initial=0))
+        room = drafted.weights.shape[1] + most
+        return Paths(
+            ends=np.full(num_steps, CONTEXT, np.int64),
+            lengths=np.zeros(num_steps, np.int64),
+            nodes=np.zeros(len(drafted.parents), np.int32),
+            has_ended=np.zeros(num_steps, np.bool_),
+            num_edits=np.zeros(num_steps, np.int64),
+            edit_ids=np.zeros((num_steps, room), np.int64),
+            edit_values=np.zeros((num_steps, room)),
+        )
+
+    def as_lists(self, drafted: Drafted) -> list[list[int]]:
+        """Return each step's accepted nodes, as in its own tree."""
+        ends = (drafted.firsts[:-1] + self.lengths).tolist()
+        return [self.nodes[first:end].tolist() for first, end in zip(drafted.firsts.tolist(), ends, strict=False)]
+
+    def edits(self, which: Int64Array) -> Edits:
+        """Return the edits of some steps' paths, which have ended."""
+        place, column = np.nonzero(np.arange(self.edit_ids.shape[1]) < self.num_edits[which, None])
+        return Edits(place, self.edit_ids[which[place], column], self.edit_values[which[place], column])
+
+
+def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) -> None:
+    """Judge the children at the ends of paths that have not ended, so many levels down.
+
+    probs f64[n, k + 1]: the target's probabilities of `Drafted.named`, where they are needed
+    """
+    library = host_rows.kernels()
+    if library is None:
+        for step in np.flatnonzero(~paths.has_ended).tolist():
+            for _ in range(levels):
+                if not walk(step, paths, drafted, probs):
+                    break
+        return
+    arrays: list[npt.NDArray[np.generic]] = [
+        drafted.firsts, drafted.parents, drafted.is_sampled, drafted.named, drafted.weights, drafted.uniforms, probs,
+        paths.ends, paths.lengths, paths.nodes, paths.has_ended, paths.num_edits, paths.edit_ids, paths.edit_values,
+    ]  # fmt: skip
+    sizes = len(paths.ends), drafted.weights.shape[1], paths.edit_ids.shape[1], levels
+    library.specq_walk(*map(ctypes.c_long, sizes), *(ctypes.c_void_p(array.ctypes.data) for array in arrays))
+
+
+@dataclass(slots=True)
+class Family:
+    """The children of one node, or of the context, while they are judged; an entry for each token that they or their law
+    name.
+
+    weights    of the law that the sampled ones were drawn from, without those drawn so far; total: their sum
+    residual   what is left of the target's probabilities, unnormalised; mass: their sum over the vocabulary
+    """
+
+    token_ids: list[int]
+    weights: list[float]
+    residual: list[float]
+    total: float
+    mass: float = 1.0
+
+
+def walk(step: int, paths: Paths, drafted: Drafted, probs: Float64Array) -> bool:
+    """Judge the children at the end of one step's path. Go on to the one that is accepted, or end and return False."""
+    first, end = drafted.firsts[step : step + 2].tolist()
+    children = first + np.flatnonzero(drafted.parents[first:end] == paths.ends[step])
+    ordered = order_of_judgement(children.tolist(), drafted)
+    family = family_of(ordered, drafted, probs)
+    for child in ordered:
+        if judge_child(family, int(drafted.named[child, -1]), drafted.uniforms[child], drafted.is_sampled[child]):
+            paths.nodes[first + paths.lengths[step]] = child - first
+            paths.lengths[step] += 1
+            paths.ends[step] = child - first
+            return True
+    end_path(step, paths, family)
+    return False
+
+
+def order_of_judgement(children: Sequence[int], drafted: Drafted) -> list[int]:
+    """Return siblings as they are judged: sampled ones in draw order, which is the tree's, then point masses."""
+    return sorted(children, key=lambda child: not drafted.is_sampled[child])
+
+
+def family_of(children: Sequence[int], drafted: Drafted, probs: Float64Array) -> Family:
+    """Begin to judge siblings."""
+    family = Family([], [], [], 0.0)
+    for child in children:
+        *law, own = drafted.named[child].tolist()
+        if drafted.is_sampled[child] and not family.token_ids:  # siblings share their law
+            family.token_ids, family.weights = law, drafted.weights[child].tolist()
+            family.residual, family.total = probs[child, :-1].tolist(), float(drafted.weights[child].sum())
+        if own not in family.token_ids:
+            family.token_ids.append(own)
+            family.weights.append(0.0)
+            family.residual.append(float(probs[child, -1]))
+    return family
+
+
+def judge_child(family: Family, token_id: int, uniform: float, is_sampled: bool) -> bool:
+    """Accept the child with that token, or else take its law from the target's."""
+    place = family.token_ids.index(token_id)
+    if is_sampled:
+        law = [weight / max(family.total, 1) for weight in family.weights]
+    else:
+        law = [float(i == place) for i in range(len(family.weights))]
+    if uniform * law[place] * family.mass < family.residual[place]:
+        return True
+    taken = [min(left, share * family.mass) for left, share in zip(family.residual, law, strict=True)]
+    family.residual = [left - part for left, part in zip(family.residual, taken, strict=True)]
+    family.mass -= sum(taken)
+    strike(family, place)
+    return False
+
+
+def strike(family: Family, place: int) -> None:
+    """Take a drawn token out of the law that its younger siblings were drawn from."""
+    family.total -= family.weights[place]
+    family.weights[place] = 0.0
+
+
+def end_path(step: int, paths: Paths, family: Family) -> None:
+    """Keep what is left of the target's probabilities, for the token that follows the path."""
+    kept = [(token, left) for token, left in zip(family.token_ids, family.residual, strict=True) if token >= 0]
+    paths.num_edits[step] = len(kept)
+    for column, (token, left) in enumerate(kept):
+        paths.edit_ids[step, column], paths.edit_values[step, column] = token, left
+    paths.has_ended[step] = True

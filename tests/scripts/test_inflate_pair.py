@@ -1,0 +1,131 @@
+"""An inflated model says what the small one says."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from transformers import AutoModelForCausalLM
+
+from specq.engines.torch_engine import TorchEngine
+from specq.models import resolve_model
+from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    sys.path.insert(0, str(SCRIPTS))
+    try:
+        import inflate_pair
+    finally:
+        sys.path.remove(str(SCRIPTS))
+    return inflate_pair
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Hidden 40, 3 layers, 4 heads of 16 on 2 key-value heads, intermediate 72, vocabulary 99."""
+    return make_checkpoint("llama", tmp_path_factory.mktemp("small"))
+
+
+SHAPES = {
+    "wider": (80, 3, 4, 2, 16, 72, 99),
+    "deeper": (40, 5, 4, 2, 16, 72, 99),
+    "more heads": (40, 3, 20, 5, 16, 72, 99),
+    "larger heads": (40, 3, 4, 2, 32, 72, 99),
+    "more columns": (40, 3, 4, 2, 16, 144, 99),
+    "more tokens": (40, 3, 4, 2, 16, 72, 150),
+    "all, untied": (96, 5, 12, 3, 32, 144, 150, False),
+    "qwen2": (96, 4, 6, 2, 16, 80, 120, False, True),
+}
+
+
+@pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
+def test_logits_are_those_of_the_small_model(script, small, sizes):
+    large = script.inflate(small, script.Shape(*sizes), dtype=torch.float32)
+    reference, rng = load_reference(small), np.random.default_rng(0)
+    for length in (1, 7, 40):
+        token_ids = random_tokens(rng, length).tolist()
+        expected, found = reference_logits(reference, token_ids), reference_logits(large, token_ids)
+        torch.testing.assert_close(found[:VOCAB], expected, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[VOCAB:], expected[:1].expand(len(found) - VOCAB), atol=1e-4, rtol=1e-4)
+
+
+def test_widths_of_four_times_lose_nothing_in_bfloat16(script, small):
+    """All scales are powers of two then; so no weight that counts is rounded."""
+    shape = script.Shape(160, 4, 16, 4, 16, 288, 99)
+    rounded = script.inflate(small, shape, dtype=torch.bfloat16).float()
+    reference = load_reference(small)
+    with torch.no_grad():
+        for parameter in reference.parameters():
+            parameter.copy_(parameter.bfloat16().float())
+    token_ids = random_tokens(np.random.default_rng(1), 20).tolist()
+    torch.testing.assert_close(
+        reference_logits(rounded, token_ids), reference_logits(reference, token_ids), atol=1e-4, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden": 39}, "hidden=39 is less than the small model's 40"),
+        ({"head_dim": 24}, "head_dim must be a multiple of 16"),
+        ({"heads": 5}, "heads one of kv_heads"),
+        ({"heads": 6}, "hidden must be a multiple of heads"),
+        ({"heads": 8, "kv_heads": 8}, "a key-value head needs at least 2 heads"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(script, small, changes, message):
+    sizes = {"hidden": 40, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 72, "vocab": 99}
+    with pytest.raises(click.BadParameter, match=message):
+        script.inflate(small, script.Shape(**(sizes | changes)), dtype=torch.float32)
+
+
+def run(script: Any, *arguments: str) -> Any:
+    return CliRunner().invoke(script.main, arguments)
+
+
+def test_an_unknown_size_is_named(script, tmp_path):
+    result = run(script, "--out", str(tmp_path), "--target-shape", "width=3")
+    assert result.exit_code == 2
+    assert "'width' is no size of a shape; known are hidden, layers" in result.output
+    assert "unknown shape 'x'" in run(script, "--out", str(tmp_path), "--target", "x").output
+
+
+def test_written_checkpoints_load_and_write_the_same_greedy_text(script, tmp_path):
+    shapes = {"target": "hidden=512,layers=13,heads=8,kv_heads=2,intermediate=800,vocab=4100"}
+    shapes["draft"] = "hidden=384,layers=3,heads=6,kv_heads=2,intermediate=500,vocab=4100"
+    options = [f"--{role}-shape={sizes}" for role, sizes in shapes.items()]
+    result = run(
+        script, "--out", str(tmp_path), "--target=cpu-target", "--draft=cpu-draft", "--dtype=float32", *options
+    )
+    assert result.exit_code == 0, result.output
+    for role in ("target", "draft"):
+        source = resolve_model("tiny", role)
+        models = [
+            AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+            for directory in (source, tmp_path / role)
+        ]
+        small, large = (lambda text, model=model: reference_logits(model, text) for model in models)
+        difference = script.greedy_difference(small, large, [1, 300, 17, 40, 900], 24)
+        assert difference is None or difference[1] < 1e-3
+        own, other = (TorchEngine(str(path), device="cpu", kv_slots=64).info for path in (source, tmp_path / role))
+        assert (own.tokenizer_hash, own.eos_ids) == (other.tokenizer_hash, other.eos_ids)
+        assert other.vocab_size == 4100
+        assert other.fingerprint != own.fingerprint
+
+
+def test_a_difference_is_found_with_its_gap(script):
+    answers = torch.tensor([[0.0, 3.0, 1.0], [5.0, 4.5, 0.0]])
+    small = lambda text: answers[len(text) - 1]  # noqa: E731
+    large = lambda text: answers[len(text) - 1] + torch.tensor([0.0, 1.0, 0.0])  # noqa: E731
+    assert script.greedy_difference(small, large, [9], 1) is None
+    assert script.greedy_difference(small, large, [9], 2) == (1, 0.5)
