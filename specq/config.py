@@ -118,6 +118,9 @@ class TargetConfig(Section):
         "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
         choices=("ngram", "none"),
     )
+    draft_model: str = _option("", "a draft model that drafts in this process, on the same device; empty: none")
+    fan_out: int = _option(3, "children of a node that this process drafts", low=1, high=64)
+    chain: int = _option(6, "levels that this process drafts in one call, on a GPU", low=1, high=32)
     verbose: bool = _option(default=False, text="log each drafted node with what was decided, and all else (debug)")
     insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
 
@@ -147,6 +150,7 @@ class DraftConfig(Section):
     width: int = _option(8, "nodes expanded in one pass", low=1, high=1024)
     fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
+    chain: int = _option(6, "levels drafted in one call, on a GPU", low=1, high=32)
     law_size: int = _option(32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024)
     nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
 

@@ -10,6 +10,7 @@ import heapq
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import numpy as np
 
@@ -81,16 +82,21 @@ class Experience:
 class DraftSession:
     """One session's context and tree at the drafter.
 
-    `experience` is that of sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not.
+    `experience` is that of sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not; `chain`
+    levels are drafted at a time.
     """
 
-    def __init__(self, message: Assign, experience: Experience, *, fan_out: int, max_ahead: int) -> None:
+    def __init__(
+        self, message: Assign, experience: Experience, *, fan_out: int, max_ahead: int, chain: int = 1
+    ) -> None:
         self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
         self.experience = experience
         self.params = drafting_params(message.params, message.speculation)
         self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
-        self.budget = budget_of(message.speculation)
         self.is_sync = message.speculation.mode == "sync"
+        self.chain = chain
+        self.sends_one_chain = self.is_sync and chain > 1 and not message.speculation.has_fixed_shape
+        self.budget = message.speculation.max_nodes if self.sends_one_chain else budget_of(message.speculation)
         self.token_ids: list[int] = message.token_ids.tolist()
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
@@ -124,6 +130,8 @@ class DraftSession:
         if not self.root_expanded:
             yield 0.0, None
             return
+        if self.sends_one_chain:
+            return
         floor = self._floor()
         for node in self.live_nodes():
             if not node.expanded and node.reach >= floor and node.position + 1 - self.length < ahead:
@@ -135,6 +143,13 @@ class DraftSession:
     def num_children(self, node: DraftNode | None) -> int:
         """Return how many children the shape gives to a node, or to the context."""
         return self.shape.num_children(node.path() if node is not None else (), hit=self.was_hit)
+
+    def chain_below(self, node: DraftNode | None) -> list[int]:
+        """Return how many children each level gets of a chain below a node of `frontier`."""
+        path: Path = node.path() if node is not None else ()
+        room = min(self.chain, min(self.shape.max_depth, self.limit - self.length - 1) - len(path))
+        counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
+        return list(takewhile(bool, counts))
 
     def _floor(self) -> float:
         """Return the least reach of a node that is expanded or sent: it must be worth it, and among the likeliest.

@@ -12,7 +12,7 @@ do no harm. If verdict after verdict uses none of the nodes that were sent, they
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import structlog
@@ -20,7 +20,8 @@ import structlog
 from specq.draft_session import DraftNode, DraftSession, Experience
 from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
-from specq.proposers import Expansion, Proposer
+from specq.proposers import Children, Expansion, Proposer
+from specq.proposers.chains import ChainProposer, expand_chain, level_ids
 
 log = structlog.get_logger(__name__)
 
@@ -29,11 +30,20 @@ class Drafter:
     """Sessions, a proposer, and the loop's body between them."""
 
     def __init__(
-        self, proposer: Proposer, *, incarnation: int, width: int = 8, fan_out: int = 3, max_ahead: int = 32
+        self,
+        proposer: Proposer,
+        *,
+        incarnation: int,
+        width: int = 8,
+        fan_out: int = 3,
+        max_ahead: int = 32,
+        chain: int = 1,
     ) -> None:
-        """`width` nodes at most are expanded a pass, `fan_out` children drafted for each, `max_ahead` tokens deep."""
+        """`width` nodes at most are expanded a pass, `fan_out` children drafted for each, `max_ahead` tokens deep; below
+        each, where the proposer can do that at little cost, a chain of `chain` levels."""
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
+        self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
         self.sessions: dict[int, DraftSession] = {}
         self.experience: dict[
             str, Experience
@@ -60,7 +70,7 @@ class Drafter:
         if known is not None:
             self.proposer.close(message.session_id)
         experience = self.experience.setdefault(message.params.strategy, Experience())
-        session = DraftSession(message, experience, fan_out=self.fan_out, max_ahead=self.max_ahead)
+        session = DraftSession(message, experience, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain)
         self.sessions[message.session_id] = session
         self.proposer.open(message.session_id, message.token_ids, session.params)
 
@@ -97,13 +107,15 @@ class Drafter:
         chosen = self._choose()
         if not chosen:
             return []
-        requests = [self._request(session, node) for session, node in chosen]
+        counts = [session.chain_below(node) for session, node in chosen]
+        depth, width = max(map(len, counts)), max(map(max, counts))
+        requests = [self._request(session, node, depth * width) for session, node in chosen]
         try:
-            answers = self.proposer.expand(requests)
+            answers = expand_chain(self.proposer, requests, depth)
         except EngineError as error:
             return self._give_up(chosen, str(error))
-        for (session, node), request, children in zip(chosen, requests, answers, strict=True):
-            session.grow(node, children, request.child_ids)
+        for (session, node), request, levels, own in zip(chosen, requests, answers, counts, strict=True):
+            _grow(session, node, zip(levels, level_ids(request, depth), own, strict=False))
         self.num_passes += 1
         touched = {session.session_id: session for session, _ in chosen}.values()
         return [draft for session in touched if (draft := session.draft()) is not None]
@@ -120,9 +132,9 @@ class Drafter:
         best = heapq.nlargest(max(self.width, len(self.sessions)), offers, key=lambda offer: offer[0])
         return [(session, node) for _, session, node in best]
 
-    def _request(self, session: DraftSession, node: DraftNode | None) -> Expansion:
+    def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
         first = session.next_id
-        session.next_id += session.num_children(node)
+        session.next_id += num_ids
         return Expansion(session.session_id, -1 if node is None else node.node_id, tuple(range(first, session.next_id)))
 
     def heartbeat(self) -> Heartbeat:
@@ -137,3 +149,15 @@ class Drafter:
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),
         )
+
+
+def _grow(
+    session: DraftSession, node: DraftNode | None, levels: Iterable[tuple[Children, tuple[int, ...], int]]
+) -> None:
+    """Hang a chain's levels below a node, or below the context: of each its children, their ids, and how many are kept."""
+    for children, ids, count in levels:
+        session.grow(node, children, ids[:count])
+        if not len(children.token_ids):
+            return
+        siblings = session.roots if node is None else node.children
+        node = siblings[int(children.token_ids[0])]

@@ -22,7 +22,8 @@ UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
 PROTOCOL_VERSION = 1
-BACKUP_LANE = 255  # of what a verifier drafts itself; drafters have the lanes below
+BACKUP_LANE = 255  # of what a verifier looks up itself
+OWN_LANE = 254  # of the drafter in its own process; those of other processes have the lanes below
 
 # Array annotations carry the dtype on the wire (little-endian) and the number of dimensions.
 I32 = Annotated[Int32Array, "<i4", 1]

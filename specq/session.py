@@ -60,6 +60,7 @@ class Session:
         self.roots: dict[int, Node] = {}
         self.lanes: dict[int, Lane] = {}
         self.num_live = 0
+        self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
         self.most_backup = backup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
         self.ngrams = NgramIndex(self.token_ids)

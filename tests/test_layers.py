@@ -15,7 +15,7 @@ LAYERS = (
     ("specq.cli", "specq.__main__", "workers"),
     ("specq.bench", "specq.simulate", "specq.submit", "specq.submit_detached", "specq.results_file"),
     ("specq.client",),
-    ("specq.broker", "specq.verifier", "specq.drafter"),
+    ("specq.broker", "specq.verifier", "specq.drafter", "specq.own_drafter"),
     (
         "specq.scheduler",
         "specq.session",

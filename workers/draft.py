@@ -76,6 +76,7 @@ def run(config: DraftConfig) -> int:
         width=config.width,
         fan_out=config.fan_out,
         max_ahead=config.max_ahead,
+        chain=config.chain,
     )
     loop = DrafterLoop(config, drafter, name)
     log.info("drafter_ready", name=name, model=proposer.info.name)

@@ -8,13 +8,17 @@ import time
 import structlog
 import zmq
 
+from specq.broker.roster import fits, mismatch
 from specq.config import TargetConfig
 from specq.cpu import apply_cpu
 from specq.curve import StepCurve
+from specq.drafter import Drafter
 from specq.engines import ENGINES, Engine
-from specq.errors import ProtocolError
+from specq.errors import ConfigError, ProtocolError
 from specq.messages import Hello, Message
 from specq.models import resolve_model
+from specq.own_drafter import OwnDrafter
+from specq.proposers import PROPOSERS, Proposer
 from specq.sockets import bind_router, drain, try_send
 from specq.table import resolve
 from specq.text import load_tokenizer_files
@@ -31,8 +35,10 @@ PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 class VerifierLoop:
     """Sockets around a `Verifier`."""
 
-    def __init__(self, config: TargetConfig, verifier: Verifier, name: str) -> None:
-        self.verifier = verifier
+    def __init__(
+        self, config: TargetConfig, verifier: Verifier, name: str, own_drafter: OwnDrafter | None = None
+    ) -> None:
+        self.verifier, self.own_drafter = verifier, own_drafter
         self.context = zmq.Context()
         self.router, bound = bind_router(self.context, config.bind)
         hello = Hello(
@@ -52,7 +58,7 @@ class VerifierLoop:
 
     def turn(self) -> None:
         """Take what has arrived, run one step if there is work, beat if it is time."""
-        wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
+        wait_ms = 0 if self._has_work else self.link.heartbeat.remaining_ms()
         ready = dict(self.poller.poll(wait_ms))
         if self.router in ready:
             started, num_before = time.monotonic(), self.verifier.num_grafted
@@ -62,10 +68,22 @@ class VerifierLoop:
         if self.link.socket in ready:
             for message in self.link.receive():
                 self._handle(message)
-        if self.verifier.has_work:
-            self._send(self.verifier.step(time.monotonic))
+        if self._has_work:
+            self._step()
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
+
+    @property
+    def _has_work(self) -> bool:
+        return self.verifier.has_work or (self.own_drafter is not None and self.own_drafter.has_work)
+
+    def _step(self) -> None:
+        if self.own_drafter is not None:
+            self.own_drafter.draft(time.monotonic())
+        verdicts = self.verifier.step(time.monotonic)
+        self._send(verdicts)
+        if self.own_drafter is not None:
+            self.own_drafter.hear(verdicts)
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:
@@ -103,7 +121,7 @@ def run(config: TargetConfig) -> int:
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     verifier = build_verifier(config, name)
-    loop = VerifierLoop(config, verifier, name)
+    loop = VerifierLoop(config, verifier, name, build_own_drafter(config, verifier))
     calm_collector()
     try:
         while not stop:
@@ -112,6 +130,20 @@ def run(config: TargetConfig) -> int:
         loop.close()
     log.info("verifier_stopped", name=name, steps=verifier.num_steps, dropped=loop.num_dropped)
     return 0
+
+
+def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | None:
+    """Load the draft model that shall draft in this process, if there is one; ConfigError if it does not fit the target."""
+    if not config.draft_model:
+        return None
+    model = resolve_model(config.draft_model, "draft")
+    proposer: Proposer = resolve("proposer", PROPOSERS, "draft-model")(
+        model, device=config.device, dtype=config.dtype, name=config.draft_model
+    )
+    if not fits(proposer.info, verifier.engine.info):
+        raise ConfigError(mismatch(proposer.info, [verifier.engine.info]))
+    drafter = Drafter(proposer, incarnation=new_incarnation(), fan_out=config.fan_out, chain=config.chain)
+    return OwnDrafter(drafter, verifier)
 
 
 def build_verifier(config: TargetConfig, name: str) -> Verifier:

@@ -16,7 +16,7 @@ from specq.broker.roster import Worker, fits, mismatch
 from specq.broker.state import Connect, Disconnect, State
 from specq.journal.records import JobBound
 from specq.messages import (
-    BACKUP_LANE,
+    OWN_LANE,
     Assign,
     Close,
     Committed,
@@ -220,7 +220,7 @@ class Placement:
 
     def _assign(self, job: Job, worker: Worker) -> None:
         job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
-        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % BACKUP_LANE
+        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % OWN_LANE
         job.drafters[lane] = worker.identity
         job.confirmed[worker.identity] = job.length
         job.missed_by.discard(worker.identity)

@@ -14,7 +14,12 @@ from specq.proposers import Children, Expansion, Proposer
 
 @runtime_checkable
 class ChainProposer(Protocol):
-    """A proposer that has chains of its own."""
+    """A proposer that may have chains of its own."""
+
+    @property
+    def has_chains(self) -> bool:
+        """Whether a chain costs it less than its levels one by one."""
+        ...
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
         """Answer each request with the children at `depth` levels, those of a level below the first child of the one
@@ -24,7 +29,7 @@ class ChainProposer(Protocol):
 
 def expand_chain(proposer: Proposer, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
     """Draft chains as `ChainProposer.expand_chain` does, with any proposer."""
-    if isinstance(proposer, ChainProposer):
+    if depth > 1 and isinstance(proposer, ChainProposer):
         return proposer.expand_chain(requests, depth)
     return chain_by_passes(proposer, requests, depth)
 

@@ -123,6 +123,12 @@ class DraftModel:
     def free_slots(self) -> int:
         return self._pool.free_slots
 
+    @property
+    def has_chains(self) -> bool:
+        """See `specq.proposers.chains.ChainProposer`."""
+        self._chains = self._chains or chain_drafter(self._forward)
+        return self._chains is not None
+
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
         token_ids = self._embeddable(token_ids)
@@ -185,9 +191,8 @@ class DraftModel:
     def _chain_drafter(self, requests: Sequence[Expansion], asked: _Asked, depth: int) -> Any:
         """Return what drafts these chains on the device, or None: they must be of one width, below different nodes, with
         room for their depth and parameters that the device knows."""
-        self._chains = self._chains or chain_drafter(self._forward)
         widths = {len(request.child_ids) for request in requests}
-        if self._chains is None or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
+        if not self.has_chains or len(widths) != 1 or sum(map(len, asked.values())) != len(requests):
             return None
         sessions = [self._sessions[request.session_id] for request in requests]
         ends = [s.child_position(r.node_id) + depth for s, r in zip(sessions, requests, strict=True)]

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from specq.params import SamplingParams
+from specq.table import resolve
 from specq.types import Int32Array
 from specq.verification.packing import Int64Array, Rows, make_rows
 from specq.verification.target_rows import LookUp, check_numbers
@@ -24,6 +25,12 @@ ROOM = 1024  # likely tokens that it gathers at most
 WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row
 
 
+KERNELS = {
+    "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
+    "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
+    "laws": "specq.verification.gpu_kernels.laws:laws_kernel",
+    "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
+}
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -48,7 +55,7 @@ class CudaRows(TorchRows):
         # The bits of the largest logits of each part, and their tokens.
         self._best = self.empty((2, self.splits, num_rows), torch.int32)
         self.tops = num_rows, self._best[0].view(torch.float32)
-        self.run("tops_kernel", (num_rows, self.splits), self.tops[1], self._best[1])
+        self.run("tops", (num_rows, self.splits), self.tops[1], self._best[1])
 
     def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
         """See `TargetRows`."""
@@ -81,15 +88,14 @@ class CudaRows(TorchRows):
         """Launch a kernel over (rows, splits), or (rows, 1). From the second time on the compiled kernel is called directly:
         Triton's search for it costs several times what a launch does."""
         key = name, *self._kind, *(a for a in arguments if isinstance(a, bool))
-        is_wide = name == "laws_kernel"
+        is_wide = name == "laws"
         block, warps = (WIDE_BLOCK, WIDE_WARPS) if is_wide else (BLOCK, 1)
         with self._place():
             if compiled := _compiled.get(key):
                 compiled[(*grid, 1)](*self._shape, *arguments, block)
             else:
-                from specq.verification.gpu_kernels import rows as kernels
-
-                _compiled[key] = getattr(kernels, name)[grid](*self._shape, *arguments, BLOCK=block, num_warps=warps)
+                kernel = resolve("kernel", KERNELS, name)
+                _compiled[key] = kernel[grid](*self._shape, *arguments, BLOCK=block, num_warps=warps)
 
     def _place(self) -> AbstractContextManager[Any]:
         """Make the logits' device the current one. Under Triton's interpreter they are on a CPU."""
@@ -145,16 +151,16 @@ class Pass:
         counts = target.empty((num_rows * (splits + 1),), torch.int32)
         self._counts, self._is_in_heads = counts[num_rows:], counts[:num_rows]
         rows = self._words, *target.tops, self._counts, self._heads
-        target.run("heads_kernel", self._grid, *rows, self._head_ids, ROOM, sums, of_all)
+        target.run("heads", self._grid, *rows, self._head_ids, ROOM, sums, of_all)
         laws = ROOM, scaled, weights, sums, self.laws, self._is_in_heads, int(of_all)
-        target.run("laws_kernel", (num_rows, 1), *rows, *laws)
+        target.run("laws", (num_rows, 1), *rows, *laws)
 
     def choose(self) -> None:
         """Run `choose_kernel`; where there is top-k or top-p, after `find_laws`."""
         target = self._target
         rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.laws
         found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]
-        target.run("choose_kernel", self._grid, *rows, *found)
+        target.run("choose", self._grid, *rows, *found)
 
 
 @cache

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.compiler import library
 from specq.params import SamplingParams
 from specq.types import NO_TREE
 from specq.verification import host_rows, probabilistic, walks
 from specq.verification.longest import longest_path
 from tests.verification import exact
 from tests.verification.exact import World, drafts, error, joint_law, point, sampled
+from tests.verification.mutants import mutated_kernels
 
 PLANS = {
     "nothing": ((), 1),
@@ -266,14 +266,7 @@ IN_C = {
 @pytest.mark.parametrize("name", IN_C)
 def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):
     before, after, plan = IN_C[name]
-    source = host_rows.SOURCE.read_text("utf-8")
-    assert source.count(before) == 1, "the line that the mutant changes is not there once"
-    mutant = tmp_path / "kernels" / "rows.c"
-    mutant.parent.mkdir()
-    mutant.write_text(source.replace(before, after), "utf-8")
-    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
-    built = library(mutant)
-    assert built is not None
+    built = mutated_kernels(tmp_path, monkeypatch, before, after)
     monkeypatch.setattr(host_rows, "kernels", lambda: built)
     assert is_caught(plan)
 

@@ -6,16 +6,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.compiler import library
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.verification import draws, host_rows
-from specq.verification.host_rows import SOURCE, HostRows, kernels
+from specq.verification.host_rows import HostRows, kernels
 from specq.verification.packing import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 from tests.verification import oracle
+from tests.verification.mutants import mutated_kernels
 from tests.verification.strategies import sampling_params
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
@@ -172,14 +172,6 @@ def test_the_kernels_are_no_mutants():
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants(name, tmp_path, monkeypatch):
-    before, after = MUTANTS[name]
-    source = SOURCE.read_text("utf-8")
-    assert source.count(before) == 1, "the line that the mutant changes is not there once"
-    mutant = tmp_path / "kernels" / SOURCE.name
-    mutant.parent.mkdir()
-    mutant.write_text(source.replace(before, after), "utf-8")
-    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
-    built = library(mutant)
-    assert built is not None
+    built = mutated_kernels(tmp_path, monkeypatch, *MUTANTS[name])
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         everything(built)

@@ -1,1 +1,11 @@
-"""Triton kernels; imported only where they run, on a GPU or under Triton's interpreter."""
+"""Triton kernels for `specq.verification.cuda_rows`: own tokens and laws of rows of logits, each row read two or three times.
+
+`specq.verification.sampling` defines the values. In the order in which they run: `tops_kernel` and `heads_kernel` of
+heads.py, `laws_kernel`, `choose_kernel`; rows.py is what they share.
+
+Where the grid is (rows, splits), program (row, split) has the blocks split, split + splits, ... of the row, and what the
+programs find is combined by whoever reads it. These programs are one warp each, so that their many small reductions need no
+barrier. What a kernel is compiled for depends on the vocabulary and the type of the logits alone.
+
+Imported only where they run, on a GPU or under Triton's interpreter.
+"""

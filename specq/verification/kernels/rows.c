@@ -1,25 +1,13 @@
 /* Target logits on a CPU: the own tokens, laws and draws of some rows of float32 logits. `specq.verification.sampling` says
  * what these are; the values are those of its formulas to the last bit, but for the order of float64 sums.
  *
- * Rule: what comes out for a row does not depend on the other rows. Vectors are those that GCC and Clang share. */
-#include <math.h>
-#include <stdint.h>
+ * Rule: what comes out for a row does not depend on the other rows. */
 #include <stdlib.h>
 #include <string.h>
-#ifdef __FMA__
-#include <immintrin.h>
-#endif
+#include "noise.h"
+#include "walk.h"
 
-#define INLINE static inline __attribute__((always_inline))
-
-enum { LANES = 8, QUARTER = 4, GUMBEL = 1, HEAD = 12, ALL_KEYS = 0x7fffffff };
-typedef float v8 __attribute__((vector_size(32)));
-typedef int32_t v8i __attribute__((vector_size(32)));
-typedef uint32_t v8u __attribute__((vector_size(32)));
-typedef float v4 __attribute__((vector_size(16)));
-typedef double v4d __attribute__((vector_size(32)));
-typedef int64_t v4l __attribute__((vector_size(32)));
-typedef float v8_any __attribute__((vector_size(32), aligned(4), may_alias));
+enum { HEAD = 12, ALL_KEYS = 0x7fffffff };
 
 /* ROW of `specq.verification.packing`. */
 typedef struct {
@@ -55,15 +43,6 @@ static Work *work_of(int vocab) {
         work.weights = (double *)(work.limits + room), work.heads = work.weights + room;
     }
     return &work;
-}
-
-INLINE v8 select8(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
-INLINE v4d select4(v4l mask, v4d yes, v4d no) { return (v4d)((mask & (v4l)yes) | (~mask & (v4l)no)); }
-
-static int any8(v8i mask) {
-    int32_t found = 0;
-    for (int i = 0; i < LANES; i++) found |= mask[i];
-    return found != 0;
 }
 
 /* The largest of a row's logits; NaN if one is. */
@@ -102,36 +81,6 @@ static float scale(const float *logits, const Row *row, Work *work) {
     for (; i < work->width; i++) work->scaled[i] = -INFINITY;
     return top;
 }
-
-/* a * b + c, fused wherever the processor can. */
-INLINE v4d fma4(v4d a, v4d b, v4d c) {
-#if defined(__FMA__)
-    return (v4d)_mm256_fmadd_pd((__m256d)a, (__m256d)b, (__m256d)c);
-#elif defined(__aarch64__)
-    for (int i = 0; i < QUARTER; i++) c[i] = __builtin_fma(a[i], b[i], c[i]);
-    return c;
-#else
-    return a * b + c;
-#endif
-}
-
-/* e^x for x <= 0, within 2 units in the last place: 2^n e^r, r by its Taylor series; ln 2 in two parts as in fdlibm. */
-INLINE v4d exp4(v4d x) {
-    static const double inverse[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                                     1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0,
-                                     1.0};
-    v4d zero = {0}, magic = zero + 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer */
-    v4l is_tiny = x < -700.0;
-    x = select4(is_tiny, zero, x);
-    v4d shifted = fma4(x, zero + 1.4426950408889634, magic), n = shifted - magic;
-    v4d r = fma4(n, zero - 1.90821492927058770002e-10, fma4(n, zero - 6.93147180369123816490e-01, x));
-    v4d y = zero + 1.0 / 6227020800;
-#pragma GCC unroll 13
-    for (int i = 0; i < 13; i++) y = fma4(y, r, zero + inverse[i]);
-    return select4(is_tiny, zero, (v4d)((v4l)y + ((v4l)shifted << 52)));
-}
-
-INLINE double sum4(v4d x) { return (x[0] + x[1]) + (x[2] + x[3]); }
 
 /* Fill work->weights, e^scaled; return their sum. */
 static double weigh(Work *work) {
@@ -256,49 +205,12 @@ int specq_laws(const float *logits, long stride, int vocab, int num, const Row *
     return 0;
 }
 
-/* The keys of a row's draws; as `specq.verification.seeds` makes them. */
-typedef struct {
-    uint32_t key0, key1;
-} Keys;
-
-static uint64_t splitmix(uint64_t x) {
-    x += 0x9E3779B97F4A7C15u;
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
-    x = (x ^ x >> 27) * 0x94D049BB133111EBu;
-    return x ^ x >> 31;
-}
-
-static Keys keys_of(uint64_t seed, uint64_t position, uint64_t domain) {
-    uint64_t mixed = splitmix(splitmix(seed ^ domain * 0x9E3779B97F4A7C15u) + position);
-    return (Keys){(uint32_t)mixed, (uint32_t)(mixed >> 32)};
-}
-
-/* The hashes of eight tokens, as `specq.verification.noise` holds them. */
-INLINE v8u hash8(v8u token_ids, Keys keys) {
-    v8u x = token_ids * 0x9E3779B1u + keys.key0;
-    x ^= x >> 15;
-    x *= 0x7FEB352Du;
-    x += keys.key1;
-    x ^= x >> 16;
-    x *= 0x7FEB352Du;
-    x ^= x >> 15;
-    x *= 0x846CA68Bu;
-    return x ^ x >> 16;
-}
-
-static double uniform(uint32_t token_id, Keys keys) {
-    return ((double)(int32_t)hash8((v8u){token_id}, keys)[0] + 2147483648.5) * 0x1p-32;
-}
-
 /* uniforms [num], of the domain's draws. */
 void specq_uniforms(int num, const uint64_t *seeds, const int64_t *positions, const int64_t *token_ids, int domain,
                     double *uniforms) {
     for (int i = 0; i < num; i++)
         uniforms[i] = uniform((uint32_t)token_ids[i], keys_of(seeds[i], (uint64_t)positions[i], (uint64_t)domain));
 }
-
-/* Gumbel noise as it is defined. */
-static float gumbel(int token_id, Keys keys) { return (float)-log(-log1p(-uniform((uint32_t)token_id, keys))); }
 
 /* Fill work->limits with bounds of scaled logits plus noise from above, -inf where scaled < bound; return the largest.
  * -log(-log1p(-u)) <= -log(u), and a float's bits, as an integer, are at most 2^23 (log2 + 127). What that adds, up to 0.06,
@@ -371,69 +283,4 @@ int specq_draw(const float *logits, long stride, int vocab, int num, const Row *
         token_ids[n] = found;
     }
     return 0;
-}
-
-/* The children of one node while they are judged; an entry for each token that they or their law name. As `Family` of
- * `specq.verification.walks`, where the rule is explained. */
-typedef struct {
-    int64_t *token_ids;
-    double *weights, *residual, total, mass;
-    int count;
-} Family;
-
-static int place_in(const Family *family, int64_t token_id) {
-    int i = 0;
-    while (i < family->count && family->token_ids[i] != token_id) i++;
-    return i;
-}
-
-static void add(Family *family, int64_t token_id, double weight, double prob) {
-    if (token_id < 0) return;
-    family->token_ids[family->count] = token_id;
-    family->weights[family->count] = weight, family->total += weight;
-    family->residual[family->count++] = prob;
-}
-
-static int judge_child(Family *family, int64_t token_id, double uniform, int is_sampled) {
-    int place = place_in(family, token_id);
-    double scale = is_sampled ? family->mass / fmax(family->total, 1) : family->mass, taken = 0;
-    double own = is_sampled ? family->weights[place] : 1;
-    if (uniform * own * scale < family->residual[place]) return 1;
-    for (int i = 0; i < family->count; i++) {
-        double part = fmin(family->residual[i], (is_sampled ? family->weights[i] : i == place) * scale);
-        family->residual[i] -= part, taken += part;
-    }
-    family->mass -= taken;
-    family->total -= family->weights[place], family->weights[place] = 0; /* younger siblings were drawn without it */
-    return 0;
-}
-
-/* The drafted nodes and the paths of `specq.verification.walks`, of which `named`, `weights` and `probs` have `width` laws'
- * tokens a row, the first and the last one more, and the edits `room` places a step. */
-void specq_walk(long num_steps, long width, long room, long levels, const int64_t *firsts, const int32_t *parents,
-                const uint8_t *is_sampled, const int64_t *named, const double *weights, const double *uniforms,
-                const double *probs, int64_t *ends, int64_t *lengths, int32_t *nodes, uint8_t *has_ended,
-                int64_t *num_edits, int64_t *edit_ids, double *edit_values) {
-    double left_of_law[room + 1];
-    for (long step = 0; step < num_steps; step++) {
-        int64_t first = firsts[step], end = firsts[step + 1];
-        for (long level = 0; level < levels && !has_ended[step]; level++) {
-            Family family = {edit_ids + step * room, left_of_law, edit_values + step * room, 0, 1, 0};
-            int64_t accepted = -1;
-            for (int64_t i = first; i < end && !family.count; i++) /* the law that sampled siblings share */
-                for (long c = 0; c < width && parents[i] == ends[step] && is_sampled[i]; c++)
-                    add(&family, named[i * (width + 1) + c], weights[i * width + c], probs[i * (width + 1) + c]);
-            for (int sampled = 1; sampled >= 0 && accepted < 0; sampled--) /* the sampled ones first, then point masses */
-                for (int64_t i = first; i < end && accepted < 0; i++) {
-                    int64_t own = (i + 1) * (width + 1) - 1;
-                    if (parents[i] != ends[step] || is_sampled[i] != sampled) continue;
-                    if (place_in(&family, named[own]) == family.count) add(&family, named[own], 0, probs[own]);
-                    if (judge_child(&family, named[own], uniforms[i], sampled)) accepted = i - first;
-                }
-            if (accepted < 0)
-                num_edits[step] = family.count, has_ended[step] = 1;
-            else
-                nodes[first + lengths[step]++] = (int32_t)accepted, ends[step] = accepted;
-        }
-    }
 }

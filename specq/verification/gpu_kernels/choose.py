@@ -1,0 +1,149 @@
+"""`choose_kernel` draws each row's own token: the argmax of scaled logits plus noise."""
+
+# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specq.verification.gpu_kernels.rows import (
+    NO_TOKEN,
+    log_min_p_of,
+    logit_row_of,
+    relative_logits,
+    temperature_of,
+    top_k_of,
+    top_of,
+    top_p_of,
+)
+
+GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
+LOG2 = tl.constexpr(0.6931471805599453)
+MARGIN = tl.constexpr(1e-3)
+
+
+@triton.jit
+def _splitmix(x):
+    x += GOLDEN
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _keys(words, row):
+    """The two keys i32 of a row's noise; `specq.verification.seeds` with domain 1."""
+    seed = tl.load(words + row * 6 + 2).to(tl.uint64)
+    position = tl.load(words + row * 6 + 1).to(tl.uint64)
+    mixed = _splitmix(_splitmix(seed ^ GOLDEN) + position)
+    return (mixed & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True), (mixed >> 32).to(tl.uint32).to(
+        tl.int32, bitcast=True
+    )
+
+
+@triton.jit
+def _hash(token_ids, key0, key1):
+    """`specq.verification.noise.hash_tokens`, of int32."""
+    x = token_ids * -1640531535 + key0
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x7FEB352D
+    x += key1
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    x ^= (x >> 15) & 0x1FFFF
+    x *= -2073254261
+    x ^= (x >> 16) & 0xFFFF
+    return x
+
+
+@triton.jit
+def _gumbel(hashes):
+    """Noise f32 as it is defined: 1 - u is exact in float64, so its logarithm is log1p(-u)."""
+    u = (hashes.to(tl.float64) + 2147483648.5) * 2.3283064365386963e-10  # 2**-32
+    return (-tl.log(-tl.log(1.0 - u))).to(tl.float32)
+
+
+@triton.jit
+def _limit(scaled, hashes):
+    """A bound of scaled + noise from above: -log(-log1p(-u)) <= -log(u), and a float's bits, as an integer, are at most
+    2**23 * (log2 + 127). The half of the hash, rounded down, fits int32. What this adds is below 0.07."""
+    half = ((hashes ^ -2147483648) >> 1) & 0x7FFFFFFF
+    log2 = half.to(tl.float32).to(tl.int32, bitcast=True).to(tl.float32) * 1.1920928955078125e-07 - 127.0  # 2**-23
+    return scaled + ((31.0 - log2) * LOG2 + MARGIN)
+
+
+@triton.jit
+def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id):
+    """Return the best score and its token, of those so far and of some more: scaled logits and noise are computed as they
+    are defined only where a limit says that they can decide."""
+    scaled = relative * inverse
+    limit = tl.where(is_token & (scaled >= bound - MARGIN), _limit(scaled, _hash(token_ids, key0, key1)), float("-inf"))
+    highest = tl.max(limit, 0)
+    while (highest >= best) & (highest > float("-inf")):
+        is_it = lane == tl.argmax(limit, 0)
+        token_id = tl.sum(tl.where(is_it, token_ids, 0), 0)
+        exact = tl.div_rn(tl.sum(tl.where(is_it, relative, 0.0), 0), temperature)
+        score = exact + _gumbel(_hash(token_id, key0, key1))
+        is_better = (exact >= bound) & ((score > best) | ((score == best) & (token_id < best_id)))
+        best, best_id = tl.where(is_better, score, best), tl.where(is_better, token_id, best_id)
+        limit = tl.where(is_it, float("-inf"), limit)
+        highest = tl.max(limit, 0)
+    return best, best_id
+
+
+@triton.jit(
+    do_not_specialize=["splits", "num_logit_rows"],
+    do_not_specialize_on_alignment=[
+        "words",
+        "tops",
+        "counts",
+        "heads",
+        "head_ids",
+        "laws",
+        "places",
+        "scores",
+        "score_ids",
+    ],
+)
+def choose_kernel(
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, laws, places, scores,
+    score_ids, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(rows, splits): scores f32 and score_ids i32[splits, rows]: of rows with T > 0, the largest of scaled logits plus
+    noise in each part, and its first place. Rows with top-k or top-p have laws, and those with places need only their heads
+    to be looked at."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    part = row * splits + split
+    temperature = temperature_of(words, row)
+    best = tl.full([], float("-inf"), tl.float32)
+    best_id = tl.full([], NO_TOKEN, tl.int32)
+    if temperature > 0:
+        logit_row, bound = logit_row_of(words, row), log_min_p_of(words, row)
+        base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
+        key0, key1 = _keys(words, row)
+        lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
+        in_heads = temperature < 0  # never, so far
+        if (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1):
+            bound = tl.load(laws + row * 4 + 1).to(tl.float32)
+            in_heads = tl.load(places + row) > 0
+        if in_heads:
+            count = tl.load(counts + part)
+            for at in range(0, count, BLOCK):
+                is_head = at + lane < count
+                relative = tl.load(heads + part * room + at + lane, mask=is_head, other=float("-inf"))
+                token_ids = tl.load(head_ids + part * room + at + lane, mask=is_head, other=0)
+                best, best_id = _better(
+                    relative, is_head, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
+                )
+        else:
+            for at in range(split * BLOCK, vocab, splits * BLOCK):
+                token_ids = at + lane
+                is_token = token_ids < vocab
+                relative = relative_logits(base, token_ids, is_token, top)
+                best, best_id = _better(
+                    relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
+                )
+    tl.store(scores + split * tl.num_programs(0) + row, best)
+    tl.store(score_ids + split * tl.num_programs(0) + row, best_id)

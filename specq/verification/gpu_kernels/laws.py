@@ -1,0 +1,199 @@
+"""`laws_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that `heads_kernel` gathered
+or, where these do not suffice, in the whole row."""
+
+# Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
+# mypy: ignore-errors
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from specq.verification.gpu_kernels.rows import (
+    MAX_SPLITS,
+    NO_TOKEN,
+    log_min_p_of,
+    logit_row_of,
+    relative_logits,
+    temperature_of,
+    top_k_of,
+    top_of,
+    top_p_of,
+)
+
+LAST_KEY = tl.constexpr(0x7F800000)  # of -inf
+
+
+@triton.jit
+def _key(scaled):
+    """Scaled logits are <= 0: as keys, the bits of their absolute values ascend where they descend."""
+    return scaled.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
+def _bound_of(key):
+    return -(key.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _split_at(
+    base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, middle,
+    BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the gathered tokens or, if in_row, of the row, those with keys up to `last`: f64, the weight, or the number, of
+    keys below `middle`; i32, the largest of these; i32, the smallest other."""
+    lane = tl.arange(0, BLOCK)
+    sums = tl.zeros([BLOCK], tl.float64)
+    below = tl.full([BLOCK], -1, tl.int32)
+    above = tl.full([BLOCK], NO_TOKEN, tl.int32)
+    if in_row:
+        parts = tl.zeros([BLOCK], tl.float32)
+        for at in range(0, vocab, BLOCK):
+            scaled = tl.div_rn(relative_logits(base, at + lane, at + lane < vocab, top), temperature)
+            key = tl.where(at + lane < vocab, _key(scaled), NO_TOKEN)
+            is_below = (key < middle) & (key <= last)
+            parts += tl.where(is_below, 1.0 if BY_COUNT else tl.exp(scaled), 0.0)
+            below = tl.maximum(below, tl.where(is_below, key, -1))
+            above = tl.minimum(above, tl.where(is_below | (key > last), NO_TOKEN, key))
+        sums = parts.to(tl.float64)
+    else:
+        for at in range(0, num_heads, BLOCK):
+            is_head = at + lane < num_heads
+            key = tl.where(is_head, _key(tl.load(scaled_in + at + lane, mask=is_head, other=0.0)), NO_TOKEN)
+            is_below = (key < middle) & (key <= last)
+            if BY_COUNT:
+                sums += is_below.to(tl.float64)
+            else:
+                sums += tl.where(is_below, tl.load(weights + at + lane, mask=is_head, other=0.0), 0.0)
+            below = tl.maximum(below, tl.where(is_below, key, -1))
+            above = tl.minimum(above, tl.where(is_below | (key > last), NO_TOKEN, key))
+    return tl.sum(sums, 0), tl.max(below, 0), tl.min(above, 0)
+
+
+@triton.jit
+def _key_reaching(
+    base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, aim,
+    BY_COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The key, among those up to `last`, at which the sum over ascending keys reaches `aim`: bisection, in which either end
+    goes on to the next key that there is."""
+    low, high = tl.zeros([], tl.int32), last + 1  # the sum of keys below low is less than aim, that below high is not
+    while high - low > 1:
+        middle = low + (high - low) // 2
+        mass, below, above = _split_at(
+            base, top, temperature, vocab, scaled_in, weights, num_heads, in_row, last, middle, BY_COUNT, BLOCK
+        )
+        low, high = tl.where(mass < aim, above, low), tl.where(mass < aim, high, below + 1)
+    return tl.minimum(low, last)
+
+
+@triton.jit(
+    do_not_specialize=["splits", "num_logit_rows", "of_all"],
+    do_not_specialize_on_alignment=[
+        "words",
+        "tops",
+        "counts",
+        "heads",
+        "scaled_out",
+        "weights",
+        "sums",
+        "laws",
+        "places",
+    ],
+)
+def laws_kernel(
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, room, scaled_out, weights, sums, laws, places,
+    of_all,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(rows): laws f64[rows, 4] as in `Laws`; places i32[rows]: 1 where all that is kept is among the gathered heads.
+    scaled_out f32 and weights f64[rows, splits * room] are for work. Rows as in `heads_kernel`."""
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k, top_p = temperature_of(words, row), top_k_of(words, row, vocab), top_p_of(words, row)
+    is_ranked = (top_k > 0) | (top_p < 1)
+    if (temperature > 0) & ((of_all > 0) | is_ranked):
+        logit_row, least = logit_row_of(words, row), log_min_p_of(words, row)
+        base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
+        part = row * splits
+        scaled_out, weights = scaled_out + part * room, weights + part * room
+        split = tl.arange(0, MAX_SPLITS)
+        of_splits = tl.load(counts + part + split, mask=split < splits, other=0)
+        low_mass = tl.sum(tl.load(sums + (part + split) * 2, mask=split < splits, other=0.0), 0)
+        low_moment = tl.sum(tl.load(sums + (part + split) * 2 + 1, mask=split < splits, other=0.0), 0)
+        count, fits = tl.sum(of_splits, 0), tl.max(of_splits, 0) <= room
+        num_heads = tl.where(fits, count, 0)
+        head_mass = tl.zeros([], tl.float64)
+        if fits:
+            head_mass = _weigh(
+                counts + part, heads + part * room, room, splits, temperature, scaled_out, weights, BLOCK
+            )
+        reaches = tl.where(top_k > 0, count >= top_k, head_mass >= top_p * (head_mass + low_mass))
+        in_row = (fits == 0) | (is_ranked & (reaches == 0))
+
+        last = tl.full([], LAST_KEY, tl.int32)
+        if top_k > 0:
+            last = _key_reaching(
+                base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, last, top_k.to(tl.float64),
+                True, BLOCK,
+            )  # fmt: skip
+        if top_p < 1:
+            total = head_mass + low_mass
+            if (top_k > 0) | in_row:
+                total, _, _ = _split_at(
+                    base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, last, last + 1, False, BLOCK
+                )
+            last = _key_reaching(
+                base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, last, top_p * total, False, BLOCK
+            )
+        bound = tl.maximum(tl.where(is_ranked, _bound_of(last), float("-inf")), least)
+        mass, moment = _kept(base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, bound, BLOCK)
+        is_whole = is_ranked | in_row
+        tl.store(laws + row * 4, top.to(tl.float64))
+        tl.store(laws + row * 4 + 1, bound.to(tl.float64))
+        tl.store(laws + row * 4 + 2, tl.where(is_whole, mass, mass + low_mass))
+        tl.store(laws + row * 4 + 3, tl.where(is_whole, moment, moment + low_moment))
+        tl.store(places + row, (is_ranked & (in_row == 0)).to(tl.int32))
+
+
+@triton.jit
+def _weigh(counts, heads, room, splits, temperature, scaled_out, weights, BLOCK: tl.constexpr):
+    """Divide a row's heads by T; write them without gaps, and their weights; return the sum of these."""
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros([BLOCK], tl.float64)
+    filled = tl.zeros([], tl.int32)
+    for split in range(splits):
+        count = tl.load(counts + split)
+        for at in range(0, count, BLOCK):
+            is_head = at + lane < count
+            scaled = tl.div_rn(
+                tl.load(heads + split * room + at + lane, mask=is_head, other=float("-inf")), temperature
+            )
+            weight = tl.exp(scaled.to(tl.float64))
+            tl.store(scaled_out + filled + at + lane, scaled, mask=is_head)
+            tl.store(weights + filled + at + lane, weight, mask=is_head)
+            mass += weight
+        filled += count
+    tl.debug_barrier()  # other threads read them
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def _kept(base, top, temperature, vocab, heads, weights, num_heads, in_row, bound, BLOCK: tl.constexpr):
+    """(f64, f64): the weight, and weight times scaled logits, of tokens with scaled >= bound: of the heads or the row."""
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros([BLOCK], tl.float64)
+    moment = tl.zeros([BLOCK], tl.float64)
+    if in_row:
+        for at in range(0, vocab, BLOCK):
+            scaled = tl.div_rn(relative_logits(base, at + lane, at + lane < vocab, top), temperature)
+            weight = tl.where(scaled >= bound, tl.exp(scaled), 0.0)
+            mass += weight.to(tl.float64)
+            moment += tl.where(weight > 0, weight * scaled, 0.0).to(tl.float64)
+    else:
+        for at in range(0, num_heads, BLOCK):
+            is_head = at + lane < num_heads
+            scaled = tl.load(heads + at + lane, mask=is_head, other=float("-inf"))
+            weight = tl.load(weights + at + lane, mask=is_head & (scaled >= bound), other=0.0)
+            mass += weight
+            moment += tl.where(weight > 0, weight * scaled.to(tl.float64), 0.0)
+    return tl.sum(mass, 0), tl.sum(moment, 0)
