@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,13 @@ def main() -> None:
 @click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: a data set of `specq bench`, or JSONL.")
 @click.option("--num-prompts", type=click.IntRange(1), default=16, show_default=True, help="Jobs of each run.")
 @click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Tokens of each.")
-@click.option("--repeats", type=click.IntRange(1), default=25, show_default=True, help="Of each timing of a model.")
+@click.option(
+    "--repeats",
+    type=click.IntRange(1),
+    default=6,
+    show_default=True,
+    help="Of each timing of a model, before each round trip's runs.",
+)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="All figures, as JSON.")
 def command(
     *,
@@ -69,9 +75,11 @@ def command(
     log.configure("error")
     setting = Setting(**options)
     prompts = _prompts(setting.model, dataset, num_prompts)
-    real = _run(setting, prompts, rtts or (0.0, 20.0), modes or MODES)
+    models = _load(setting)
+    real = _run(setting, prompts, rtts or (0.0, 20.0), modes or MODES, lambda: models.sweep(repeats))
     texts = next(iter(real.values()))[1]
-    measured = _measure(setting, list(zip(prompts, (result.token_ids for result in texts), strict=True)), repeats)
+    said = list(zip(prompts, (result.token_ids for result in texts), strict=True))
+    measured = _measure(setting, models, said)
     tables = _tables(setting, prompts, measured)
     runs = [compared(*key, figures, predict(tables, *key)) for key, (figures, _) in real.items()]
     click.echo(columns(rows(runs)))
@@ -85,12 +93,37 @@ def _prompts(model: str, dataset: str, count: int) -> list[Prompt]:
     return [prompt.token_ids for prompt in load_prompts((dataset,), count, codec)]
 
 
+def _load(setting: Setting) -> hardware.Models:
+    """Load the pair on the cores that it will serve on."""
+    target, draft = _cores(setting)
+    with hardware.pinned(target):
+        engine = hardware.load_engine(setting.model, len(target))
+    with hardware.pinned(draft):
+        proposer = hardware.load_proposer(setting.draft_model)
+    return hardware.Models(engine, proposer, target, draft)
+
+
+def _cores(setting: Setting) -> tuple[list[int], list[int]]:
+    """Return the cores on which the target and the first drafter serve."""
+    here = available_cores()
+    shares = divide_cores(len(here), 1, setting.drafters)
+    return [here[i] for i in shares.targets[0]], [here[i] for i in shares.drafters[0]]
+
+
 def _run(
-    setting: Setting, prompts: Sequence[Prompt], rtts: Sequence[float], modes: Sequence[str]
+    setting: Setting,
+    prompts: Sequence[Prompt],
+    rtts: Sequence[float],
+    modes: Sequence[str],
+    time_models: Callable[[], None],
 ) -> dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]:
-    """Return figures and results of the real processes by (round trip, mode); all modes on the same processes."""
+    """Return figures and results of the real processes by (round trip, mode); all modes on the same processes.
+
+    The models are timed before each round trip's runs, since machines drift.
+    """
     found = {}
     for rtt_ms in rtts:
+        time_models()
         with serving(setting, rtt_ms) as client:
             for mode in modes:
                 found[rtt_ms, mode] = measure(client, prompts, setting, mode)
@@ -99,28 +132,21 @@ def _run(
     return found
 
 
-def _measure(setting: Setting, texts: Sequence[tuple[Sequence[int], Sequence[int]]], repeats: int) -> Measured:
-    """Measure the models on the cores that they serve on, the hosts' own time, and a hop."""
-    here = available_cores()
-    shares = divide_cores(len(here), 1, setting.drafters)
-    target, drafter = ([here[i] for i in share] for share in (shares.targets[0], shares.drafters[0]))
-    click.echo("timing the models", err=True)
-    with hardware.pinned(target):
-        engine = hardware.load_engine(setting.model, len(target))
-        steps, session_us = hardware.step_ms(engine, repeats), hardware.session_us(engine, repeats)
-    with hardware.pinned(drafter):
-        proposer = hardware.load_proposer(setting.draft_model)
-        passes, choices = hardware.pass_ms(proposer, repeats), hardware.choices(proposer, texts)
+def _measure(
+    setting: Setting, models: hardware.Models, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
+) -> Measured:
+    """Measure what the drafter thinks of the texts, the hosts' own time, and a hop; sum the models' times up."""
+    choices = models.choices(texts)
     click.echo("timing hosts and hops", err=True)
     hops = roundtrip(repeats=1, count=500, seconds=0.5)
     near_us = hops["direct"]["p50_us"]
-    with hardware.pinned(target):
+    with hardware.pinned(_cores(setting)[0]):
         host = measure_host(Scenario(traffic=TrafficSettings(sessions=setting.in_flight, seconds=5.0)))
     broker_us = max(hops["broker"]["p50_us"] / 2 - near_us, host["broker_us"])
     return Measured(
-        step_ms=_ascending(steps),
-        session_us=session_us,
-        pass_ms=_ascending(passes),
+        step_ms=_ascending(models.step_ms()),
+        session_us=models.session_us(),
+        pass_ms=_ascending(models.pass_ms()),
         choices=choices,
         host=host | {"broker_us": broker_us},
         network={"rtt_ms": near_us / 1e3, "near_rtt_ms": near_us / 1e3},

@@ -1,7 +1,9 @@
 """ZeroMQ sockets as all processes use them: bounded, never blocking, never lingering.
 
-Rules (measured on libzmq 4.3.5): a ROUTER drops silently at its high-water mark unless MANDATORY is set; a DEALER without
-a peer queues unless IMMEDIATE is set; LINGER -1 hangs at exit. Contexts are made in the process that uses them.
+Rules (measured on libzmq 4.3.5): a ROUTER drops silently at its high-water mark unless MANDATORY is set; without HANDOVER
+it never hears a peer that comes back under its identity before the old connection is known to be dead (identities are
+random, so nobody can take another's place); a DEALER without a peer queues unless IMMEDIATE is set; LINGER -1 hangs at exit.
+Contexts are made in the process that uses them.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str) -> tuple
     """Return a ROUTER bound to `endpoint` and the address that it got; raises ConfigError if it cannot be bound."""
     socket = _prepare(context.socket(zmq.ROUTER))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:

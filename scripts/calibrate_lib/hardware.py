@@ -51,29 +51,59 @@ def load_proposer(model: str) -> Proposer:
     return proposer
 
 
+class Models:
+    """The pair, each on the cores that it will serve on, and all times taken so far, in milliseconds: by (sessions, rows of
+    each) of the target's steps, by rows of the drafter's passes."""
+
+    def __init__(
+        self, engine: Engine, proposer: Proposer, target_cores: Sequence[int], draft_cores: Sequence[int]
+    ) -> None:
+        self._engine, self._proposer = engine, proposer
+        self._target_cores, self._draft_cores = target_cores, draft_cores
+        shapes = [(1, rows) for rows in STEP_ROWS]
+        self._steps: dict[tuple[int, int], list[float]] = {shape: [] for shape in [*shapes, (SESSIONS, 1)]}
+        self._passes: dict[int, list[float]] = {rows: [] for rows in PASS_ROWS}
+
+    def sweep(self, repeats: int) -> None:
+        """Time every size so many times, in turns."""
+        with pinned(self._target_cores):
+            for shape, times in [*self._steps.items()] * repeats:
+                times.extend(_step_times(self._engine, *shape, 1))
+        with pinned(self._draft_cores):
+            for rows, times in [*self._passes.items()] * repeats:
+                times.extend(_pass_times(self._proposer, rows, 1))
+
+    def step_ms(self) -> Points:
+        """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes."""
+        return [[rows, median(self._steps[1, rows])] for rows in STEP_ROWS]
+
+    def session_us(self) -> float:
+        """Return what a row of a session of its own takes more than a further row of one session."""
+        many, one = (median(self._steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
+        return max(0.0, 1e3 * (many - one) / (SESSIONS - 1))
+
+    def pass_ms(self) -> Points:
+        """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
+        return [[rows, median(times)] for rows, times in self._passes.items()]
+
+    def choices(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
+        """See `choices`."""
+        with pinned(self._draft_cores):
+            return choices(self._proposer, texts)
+
+
 # --- the target ---------------------------------------------------------------------------------------------------
 
 
-def step_ms(engine: Engine, repeats: int) -> Points:
-    """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes."""
-    return [[rows, median(_step_times(engine, 1, rows, repeats))] for rows in STEP_ROWS]
-
-
-def session_us(engine: Engine, repeats: int) -> float:
-    """Return what a row of a session of its own takes more than a further row of one session."""
-    many, one = (median(_step_times(engine, *shape, repeats)) for shape in ((SESSIONS, 1), (1, SESSIONS)))
-    return max(0.0, 1e3 * (many - one) / (SESSIONS - 1))
-
-
 def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> list[float]:
-    """Return milliseconds of so many decoding steps, `rows` of each session, after two that are not counted."""
+    """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
     for session_id in starts:
         cached = engine.open(session_id, context + session_id)  # no shared prefix
         engine.step([SessionStep(session_id, cached, context[cached:-1], SamplingParams(), judged=False)])
     times = []
-    for _ in range(repeats + 2):
+    for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
         began = time.perf_counter()
         judged = engine.step(steps)
@@ -81,7 +111,7 @@ def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> l
         starts = {one.session_id: starts[one.session_id] + 1 + len(one.path) for one in judged}
     for session_id in starts:
         engine.close(session_id)
-    return times[2:]
+    return times[1:]
 
 
 def _star(num_nodes: int) -> Tree:
@@ -113,6 +143,23 @@ def _pass_times(proposer: Proposer, nodes: Sequence[int], ids: Iterator[int], re
         proposer.expand(requests)
         times.append(1e3 * (time.perf_counter() - began))
     return times[2:]
+
+
+def _pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
+    """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not counted."""
+    context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
+    proposer.open(0, context, SamplingParams())
+    ids = count()
+    first = [next(ids) for _ in range(max(PASS_ROWS))]
+    proposer.expand([Expansion(0, -1, tuple(first))])
+    times = []
+    for _ in range(repeats + 1):
+        requests = [Expansion(0, node, tuple(next(ids) for _ in range(3))) for node in first[:rows]]
+        began = time.perf_counter()
+        proposer.expand(requests)
+        times.append(1e3 * (time.perf_counter() - began))
+    proposer.close(0)
+    return times[1:]
 
 
 def choices(proposer: Proposer, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:

@@ -44,7 +44,7 @@ def config_for(setting: Setting) -> Config:
     return replace(
         config,
         up=replace(config.up, targets=1, drafters=setting.drafters),
-        broker=replace(config.broker, bind=free_address()),
+        broker=replace(config.broker, bind=free_address(), journal="none"),
         target=replace(config.target, model=setting.model),
         draft=replace(config.draft, model=setting.draft_model, nice=0),
     )

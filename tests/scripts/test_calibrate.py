@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -41,14 +42,25 @@ def stub_clock(hardware, monkeypatch):
     return use
 
 
+def here() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def nobody() -> TimedProposer:
+    """A proposer whose times do not matter."""
+    return TimedProposer(DraftSettings(), StubGuesses(TEXT, (0.5,), (0.5,) * 20), toy_info())
+
+
 def test_steps_are_timed_by_rows_and_sessions(hardware, stub_clock):
     """A stub engine of known times gives them back."""
     settings = EngineSettings(step_ms=((1, 3.0), (64, 66.0)), session_us=500)
     engine = stub_clock(TimedEngine(settings, TEXT, toy_info()))
-    found = hardware.step_ms(engine, 3)
+    models = hardware.Models(engine, nobody(), here(), here())
+    models.sweep(3)
+    found = models.step_ms()
     assert [rows for rows, _ in found] == list(hardware.STEP_ROWS)
     assert [ms for _, ms in found] == pytest.approx([2.5 + rows for rows in hardware.STEP_ROWS])
-    assert hardware.session_us(engine, 3) == pytest.approx(500)
+    assert models.session_us() == pytest.approx(500)
     assert engine.free_slots == engine.info.kv_slots
 
 
@@ -56,7 +68,9 @@ def test_passes_are_timed_by_rows(hardware, stub_clock):
     guesses = StubGuesses(TEXT, (0.5,), (0.5,) * 20)
     settings = DraftSettings(pass_ms=((1, 1.0), (16, 16.0)))
     proposer = stub_clock(TimedProposer(settings, guesses, toy_info()))
-    found = hardware.pass_ms(proposer, 3)
+    models = hardware.Models(TimedEngine(EngineSettings(), TEXT, toy_info()), proposer, here(), here())
+    models.sweep(3)
+    found = models.pass_ms()
     assert [ms for _, ms in found] == pytest.approx(list(hardware.PASS_ROWS))
 
 

@@ -1,0 +1,88 @@
+"""specq's deployments: a broker, a verifier, and a drafter that lives somewhere."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from gpu_end_to_end_lib.workload import Workload
+from specq import Client
+from specq.addresses import free_address
+from specq.client.result import Result
+from specq.config import Config, load
+from workers.up import Group, members
+
+READY_S = 400.0
+KV_SLOTS = 48 * 1024
+JOB_S = 300.0
+
+# Where the drafter is, and the modes that are measured.
+DEPLOYMENTS = {"own": ("plain", "sync", "async"), "one": ("sync", "async"), "two": ("sync", "async")}
+
+
+def measure(name: str, work: Workload) -> dict[str, Any]:
+    """Return {mode: {sessions: figures}} of a deployment."""
+    with _serving(name, work) as client:
+        return {
+            mode: {str(count): _run(client, work, count, mode) for count in work.sessions} for mode in DEPLOYMENTS[name]
+        }
+
+
+@contextmanager
+def _serving(name: str, work: Workload) -> Iterator[Client]:
+    with Group(members(_config(name, work), ["--log-level", "warning"])) as group:
+        group.wait_ready(READY_S)
+        with Client(group.address) as client:
+            yield client
+
+
+def _config(name: str, work: Workload) -> Config:
+    config = load()
+    is_gpu = work.device.startswith("cuda")
+    target, draft = (f"{work.pair}/{role}" for role in ("target", "draft"))
+    first, second = ("cuda:0", "cuda:1" if name == "two" else "cuda:0") if is_gpu else ("cpu", "cpu")
+    dtype = "bfloat16" if is_gpu else "float32"
+    return replace(
+        config,
+        up=replace(config.up, targets=1, drafters=0 if name == "own" else 1),
+        broker=replace(config.broker, bind=free_address(), journal="none"),
+        target=replace(
+            config.target, model=target, device=first, dtype=dtype, kv_slots=KV_SLOTS, backup="none", max_sessions=128,
+            draft_model=draft if name == "own" else "",
+        ),
+        draft=replace(config.draft, model=draft, device=second, dtype=dtype, kv_slots=KV_SLOTS, nice=0),
+    )  # fmt: skip
+
+
+def _run(client: Client, work: Workload, num_sessions: int, mode: str) -> dict[str, Any]:
+    results: list[Result] = []
+
+    def complete(prompts: list[list[int]]) -> list[list[int]]:
+        with ThreadPoolExecutor(num_sessions) as pool:
+            results[:] = pool.map(lambda prompt: _complete(client, work, prompt, mode), prompts)
+        return [result.token_ids for result in results]
+
+    return work.timed(num_sessions, complete) | _figures(results)
+
+
+def _complete(client: Client, work: Workload, prompt: list[int], mode: str) -> Result:
+    job = client.submit(token_ids=prompt, max_tokens=work.output_len, ignore_eos=True, mode=mode)
+    return job.result(JOB_S)
+
+
+def _figures(results: list[Result]) -> dict[str, Any]:
+    """Return what the jobs' statistics say of the last repetition."""
+    stats = [result.stats for result in results]
+    rounds = sum(s["rounds"] for s in stats)
+    sums = {name: sum(int(s.get(name, 0)) for s in stats) for name in ("drafted", "draft_tokens", "stale", "hits")}
+    return {
+        "mean_accepted_length": round(sum(len(result.token_ids) for result in results) / rounds, 3),
+        "verified_per_round": round(sums["draft_tokens"] / rounds, 2),
+        "step_ms": round(sum(s.get("forward_us", 0) for s in stats) / rounds / 1e3, 3),
+        "first_token_ms": round(statistics.median(s["time_to_first_token_ms"] for s in stats), 1),
+        **sums,
+    }

@@ -1,0 +1,71 @@
+"""What every contestant is asked to do."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from specq.bench.prompts import load_prompts
+from specq.models import resolve_model
+from specq.text import TextCodec, load_tokenizer_files
+
+SINGLE_PROMPTS = 8  # of a run with one session
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets."""
+
+    pair: str
+    device: str
+    sessions: list[int]
+    output_len: int
+    repeats: int
+    prompts: list[list[int]]
+
+    @staticmethod
+    def of(pair: Path, *, device: str, sessions: str, output_len: int, repeats: int) -> Workload:
+        """Return the workload with prompts of GSM8K and HumanEval in turns."""
+        codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
+        at_a_time = [int(number) for number in sessions.split(",")]
+        each = max(*at_a_time, SINGLE_PROMPTS) // 2 + 1
+        sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
+        prompts = [prompt for pair_of in zip(*sets, strict=True) for prompt in pair_of]
+        return Workload(str(pair), device, at_a_time, output_len, repeats, prompts)
+
+    @staticmethod
+    def load(path: Path) -> Workload:
+        return Workload(**json.loads(path.read_text("utf-8")))
+
+    def save(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a report says of it."""
+        values = asdict(self)
+        lengths = [len(prompt) for prompt in values.pop("prompts")]
+        return values | {"prompt_tokens": statistics.mean(lengths)}
+
+    def prompts_for(self, num_sessions: int) -> list[list[int]]:
+        """Return the prompts of a run with so many sessions."""
+        return self.prompts[: max(num_sessions, SINGLE_PROMPTS if num_sessions == 1 else 0)]
+
+    def timed(self, num_sessions: int, complete: Callable[[list[list[int]]], list[list[int]]]) -> dict[str, Any]:
+        """Complete all prompts of such a run again and again; return the median rate, and the first texts' tokens."""
+        prompts = self.prompts_for(num_sessions)
+        complete(prompts[:num_sessions])  # warm
+        rates, texts = [], []
+        for _ in range(self.repeats):
+            started = time.perf_counter()
+            texts = complete(prompts)
+            rates.append(sum(map(len, texts)) / (time.perf_counter() - started))
+        return {
+            "tokens_per_second": round(statistics.median(rates), 1),
+            "rates": [round(rate, 1) for rate in rates],
+            "texts": [text[:32] for text in texts[:4]],
+        }

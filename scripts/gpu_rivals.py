@@ -1,0 +1,133 @@
+"""One contestant of scripts/gpu_end_to_end.py in a process of its own: `gpu_rivals.py NAME WORKLOAD RESULT`.
+
+vllm           vLLM, plain
+vllm-spec      vLLM with its own draft-model speculation, several depths
+transformers   `generate`, and assisted generation
+alone          not a rival: steps of specq's two models by themselves, for the floor of a round
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpu_end_to_end_lib.workload import Workload
+
+DEPTHS = (3, 5)  # of vLLM's speculation
+FEW = 2  # prompts for transformers, which is slow
+SHORT = 48
+
+
+def vllm(work: Workload, depth: int = 0) -> dict[str, Any]:
+    """Return {"plain" or "K": {sessions: figures}}."""
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+    from vllm import LLM, SamplingParams
+
+    options: dict[str, Any] = {}
+    if depth:
+        draft = {"method": "draft_model", "model": f"{work.pair}/draft", "num_speculative_tokens": depth}
+        options["speculative_config"] = draft | {"max_model_len": 2048}
+    llm = LLM(
+        model=f"{work.pair}/target", dtype="bfloat16", max_model_len=2048, gpu_memory_utilization=0.6, max_num_seqs=128,
+        skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=False, seed=0, **options,
+    )  # fmt: skip
+    params = SamplingParams(max_tokens=work.output_len, temperature=0.0, ignore_eos=True, detokenize=False)
+
+    def complete(prompts: list[list[int]], at_a_time: int) -> list[list[int]]:
+        texts = []
+        for i in range(0, len(prompts), at_a_time):
+            batch: Any = [{"prompt_token_ids": prompt} for prompt in prompts[i : i + at_a_time]]
+            texts += [list(o.outputs[0].token_ids) for o in llm.generate(batch, params, use_tqdm=False)]
+        return texts
+
+    found = {}
+    for count in work.sessions:
+        before = _counters(llm)
+        found[str(count)] = work.timed(count, lambda prompts, count=count: complete(prompts, count))
+        rounds, accepted = (after - b for after, b in zip(_counters(llm), before, strict=True))
+        if rounds:
+            found[str(count)]["mean_accepted_length"] = round(1 + accepted / rounds, 3)
+    return {f"K={depth}" if depth else "plain": found}
+
+
+def _counters(llm: Any) -> tuple[float, float]:
+    values = {metric.name: getattr(metric, "value", 0.0) for metric in llm.get_metrics()}
+    return values.get("vllm:spec_decode_num_drafts", 0.0), values.get("vllm:spec_decode_num_accepted_tokens", 0.0)
+
+
+def vllm_spec(work: Workload) -> dict[str, Any]:
+    """Every depth in a process of its own: an engine keeps its memory until its process ends."""
+    depth = int(os.environ.get("SPECQ_RIVAL_DEPTH", "0"))
+    if depth:
+        return vllm(work, depth)
+    import subprocess
+
+    found: dict[str, Any] = {}
+    for each in DEPTHS:
+        result = Path(sys.argv[3]).with_suffix(f".{each}")
+        command = [sys.executable, *sys.argv[:3], str(result)]
+        subprocess.run(command, check=True, env=os.environ | {"SPECQ_RIVAL_DEPTH": str(each)})
+        found |= json.loads(result.read_text("utf-8"))
+    return found
+
+
+def transformers(work: Workload) -> dict[str, Any]:
+    """Return {"generate" and "assisted": {"1": figures}}; few prompts, and short texts."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    load = AutoModelForCausalLM.from_pretrained
+    dtype = torch.bfloat16 if work.device.startswith("cuda") else torch.float32
+    target, draft = (load(f"{work.pair}/{role}", dtype=dtype).to(work.device).eval() for role in ("target", "draft"))
+    draft.generation_config.num_assistant_tokens = 5
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+
+    def completer(**options: Any) -> Any:
+        def complete(prompts: list[list[int]]) -> list[list[int]]:
+            texts = []
+            for prompt in prompts[:FEW]:
+                ids = torch.tensor([prompt], device=work.device)
+                with torch.inference_mode():
+                    found = target.generate(
+                        ids, attention_mask=torch.ones_like(ids), max_new_tokens=SHORT, min_new_tokens=SHORT,
+                        do_sample=False, pad_token_id=0, **options,
+                    )  # fmt: skip
+                texts.append(found[0, len(prompt) :].tolist())
+            return texts
+
+        return complete
+
+    return {
+        "generate": {"1": work.timed(1, completer())},
+        "assisted": {"1": work.timed(1, completer(assistant_model=draft))},
+    }
+
+
+def alone(work: Workload) -> dict[str, Any]:
+    """Return milliseconds of a verify step over sessions and nodes, and of a draft step in a chain."""
+    from gpu_bench_lib import chains, steps
+
+    from specq.engines.torch_engine import TorchEngine
+    from specq.proposers.draft_model import DraftModel
+
+    options: Any = {"device": work.device, "dtype": "bfloat16", "kv_slots": 32 * 1024}
+    engine = TorchEngine(f"{work.pair}/target", **options)
+    verify = [steps.measure(engine, s, k) for s in work.sessions for k in (0, 6, 15)]
+    draft = DraftModel(f"{work.pair}/draft", **options)
+    return {"verify": verify, "draft": [chains.measure(draft, s, width=3) for s in work.sessions]}
+
+
+RIVALS = {"vllm": vllm, "vllm-spec": vllm_spec, "transformers": transformers, "alone": alone}
+
+
+def main() -> None:
+    name, workload, result = sys.argv[1:4]
+    found = RIVALS[name](Workload.load(Path(workload)))
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
