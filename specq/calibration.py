@@ -29,16 +29,13 @@ class Calibration:
 
     def probability(self, score: float) -> float:
         """Return the estimated acceptance of a node that claims log-probability `score`, given its parent's."""
-        claim = math.exp(min(score, 0.0))
-        i = _bin(claim)
+        claim = math.exp(score) if score < 0.0 else 1.0
+        i = int(claim * NUM_BINS) if claim < 1.0 else NUM_BINS - 1
         return (self._accepted[i] + PRIOR_WEIGHT * claim) / (self._trials[i] + PRIOR_WEIGHT)
 
     def observe(self, score: float, accepted: bool) -> None:
         """Count one node whose parent was committed: was it, too?"""
-        i = _bin(math.exp(min(score, 0.0)))
+        claim = math.exp(score) if score < 0.0 else 1.0
+        i = int(claim * NUM_BINS) if claim < 1.0 else NUM_BINS - 1
         self._trials[i] = self._trials[i] * _FADE + 1.0
         self._accepted[i] = self._accepted[i] * _FADE + accepted
-
-
-def _bin(claim: float) -> int:
-    return min(int(claim * NUM_BINS), NUM_BINS - 1)

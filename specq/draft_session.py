@@ -26,6 +26,8 @@ MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are 
 LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it
 MOST_BARREN = 5  # after so many passes in vain, one is made every 2**5 verdicts
 MAX_LIVE_NODES = 256
+LEAST_CHANCE = 1e-6  # that a node is given
+SIBLING_WORTH = 0.2  # where a node must be likelier than this, chains are drafted without siblings
 
 
 class DraftNode:
@@ -105,6 +107,7 @@ class DraftSession:
         self.next_id = 0
         self.next_wire_id = 0
         self.num_live = 0
+        self.worth = 0.0  # as the last verdict said
         self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
         self.rest = 0 if self.is_sync else experience.rest  # verdicts to sit out
         self.unused = 0  # verdicts in a row that used nothing of what was sent
@@ -142,12 +145,18 @@ class DraftSession:
 
     def num_children(self, node: DraftNode | None) -> int:
         """Return how many children the shape gives to a node, or to the context."""
+        if self.shape.fan_out:
+            return self.shape.fan_out
         return self.shape.num_children(node.path() if node is not None else (), hit=self.was_hit)
 
     def chain_below(self, node: DraftNode | None) -> list[int]:
         """Return how many children each level gets of a chain below a node of `frontier`."""
+        depth = 0 if node is None else node.position + 1 - self.length
+        room = min(self.chain, min(self.shape.max_depth, self.limit - self.length - 1) - depth)
+        if self.shape.fan_out:
+            has_siblings = self.chain == 1 or self.worth <= SIBLING_WORTH
+            return [self.shape.fan_out if has_siblings else 1] * room
         path: Path = node.path() if node is not None else ()
-        room = min(self.chain, min(self.shape.max_depth, self.limit - self.length - 1) - len(path))
         counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
         return list(takewhile(bool, counts))
 
@@ -171,16 +180,19 @@ class DraftSession:
         base = self.base_reach if parent is None else parent.reach
         position = self.length if parent is None else parent.position + 1
         left = most = 1.0
+        probability, log = self.experience.calibration.probability, math.log
         tokens, claims = children.token_ids.tolist(), children.scores.tolist()
         for rank, (node_id, token, claim) in enumerate(zip(ids, tokens, claims, strict=False)):
             node = siblings[token] = DraftNode(node_id, token, parent, position, rank, claim)
+            chance = probability(claim)
+            node.score = log(chance) if chance > LEAST_CHANCE else log(LEAST_CHANCE)
+            if children.law is None:
+                node.reach = base + node.score
+                continue
             node.law = children.law
-            chance = self.experience.calibration.probability(claim)
-            node.score = math.log(max(chance, 1e-6))
-            if children.law is not None:
-                most = chance = min(most, left * chance)
-                left -= chance
-            node.reach = base + math.log(max(chance, 1e-6))
+            most = chance = min(most, left * chance)
+            left -= chance
+            node.reach = base + log(max(chance, LEAST_CHANCE))
         self.num_live += min(len(ids), len(tokens))
         if parent is None:
             self.root_expanded = True
@@ -281,7 +293,8 @@ class DraftSession:
         chance may be as low as the square of what is worth verifying.
         """
         self.rest = max(0, self.rest - 1)
-        worth = math.log(max(verdict.worth / 1000, math.sqrt(MIN_REACH)))
+        self.worth = verdict.worth / 1000
+        worth = math.log(max(self.worth, math.sqrt(MIN_REACH)))
         self.floor = 2 * worth
         sent = any(node.wire_id >= 0 and node.reach - self.base_reach >= worth for node in self.roots.values())
         self.unused = self.unused + 1 if sent and not len(verdict.node_ids) else 0

@@ -16,13 +16,17 @@ import numpy as np
 from specq.messages import Draft
 from specq.types import NO_TREE, DraftLaws, Int32Array, Law, Tree, UInt16Array
 
+LIVE, CUT = -1, -2
+
 
 class Node:
     """A draft node in the tree; `position` is the one that its token would take. `law` is None for a point mass, `rank`
-    the place of a sampled node in the order in which its family was drawn."""
+    the place of a sampled node in the order in which its family was drawn. `stands` is LIVE, CUT, or for a node that was
+    committed the length of the transcript that it ends."""
 
     __slots__ = (
-        "arrived", "children", "lane", "law", "node_id", "parent", "position", "rank", "reach", "score", "token",
+        "arrived", "children", "lane", "law", "node_id", "parent", "position", "rank", "reach", "score", "stands",
+        "token",
     )  # fmt: skip
 
     def __init__(
@@ -34,6 +38,17 @@ class Node:
         self.rank = 0
         self.children: dict[int, Node] = {}
         self.reach = 0.0  # probability of being accepted, set by `Session.candidates`
+        self.stands = LIVE
+
+    def cut(self) -> int:
+        """Cut this node and what hangs from it; return how many nodes that are."""
+        num_cut, ending = 0, [self]
+        while ending:
+            node = ending.pop()
+            node.stands = CUT
+            num_cut += 1
+            ending += node.children.values()
+        return num_cut
 
 
 def laws_of(draft: Draft) -> list[Law | None]:

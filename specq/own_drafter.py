@@ -1,8 +1,8 @@
 """A drafter in the verifier's own process: what it drafts needs no message, and is there for the very next step.
 
-It takes part like any other, in a lane of its own: whatever other drafters send hangs from the same trees. Between two
-steps it runs one pass over all sessions, so it pays where a pass is short next to a step. What it says its nodes were drawn
-from is believed. No I/O, no clock.
+It takes part like any other, in a lane of its own: whatever other drafters send hangs from the same trees. A round is one
+pass over all sessions, then the step; rounds that do better without the pass go without (`specq.round_choice`). What it says
+its nodes were drawn from is believed. No I/O; time is an argument.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 
 from specq.drafter import Drafter
 from specq.messages import OWN_LANE, Assign, Message, Release, Verdict
+from specq.round_choice import RoundChoice
 from specq.session import Session
 from specq.verifier import Verifier
 
@@ -22,14 +23,22 @@ class OwnDrafter:
 
     def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
         self.drafter, self.verifier = drafter, verifier
+        self._choice = RoundChoice()
+        self._began = 0.0  # when the last round did
+        self._num_tokens = 0  # that it gave
 
     @property
     def has_work(self) -> bool:
         return self.drafter.has_work or any(self._is_new(session) for session in self.verifier.sessions.values())
 
     def draft(self, now: float) -> None:
-        """Run a pass for the sessions that decode, and hang its nodes onto their trees."""
+        """Begin a round: hang new nodes onto the trees of the sessions that decode, if that pays."""
         self._follow()
+        self._choice.learn(self._num_tokens, now - self._began)
+        self._began, self._num_tokens = now, 0
+        sessions = self.drafter.sessions.values()
+        if not self._choice.choose(len(sessions)) and not any(session.is_sync for session in sessions):
+            return
         for draft in self.drafter.step():
             self.verifier.sessions[draft.session_id].graft(draft, now)
 
@@ -37,7 +46,12 @@ class OwnDrafter:
         """Take the verdicts among what the verifier says."""
         for message in messages:
             if isinstance(message, Verdict):
+                self._num_tokens += len(message.token_ids)
                 self.drafter.handle(message)
+
+    def pause(self) -> None:
+        """Note that no round follows the last one at once."""
+        self._choice.pause()
 
     def _follow(self) -> None:
         """Take up sessions that have begun to decode, and drop those that are gone."""

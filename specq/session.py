@@ -20,7 +20,7 @@ from specq.calibration import Calibration
 from specq.logprob_record import LogprobRecord
 from specq.messages import BACKUP_LANE, Draft, Open
 from specq.ngram import NgramIndex
-from specq.nodes import Node, in_order, judged, laws_of
+from specq.nodes import CUT, LIVE, Node, in_order, judged, laws_of
 from specq.params import SamplingParams, Speculation
 from specq.session_stats import SessionStats
 from specq.types import History, Law
@@ -35,11 +35,24 @@ _REMEMBERED = 256  # ids of nodes committed so many positions ago stay resolvabl
 
 @dataclass(slots=True)
 class Lane:
-    """One drafter's names for nodes: id -> live node, or the committed length at which it stands confirmed."""
+    """One drafter's names for nodes: id -> node, or the committed length at which it stood confirmed when it came. Names
+    that say nothing any more are forgotten now and then."""
 
     names: dict[int, Node | int] = field(default_factory=dict)
     seen: int = -1
     calibration: Calibration = field(default_factory=Calibration)
+
+    def find(self, node_id: int) -> Node | int | None:
+        """Return a live node, or the committed length at which a node stands, or None if it is unknown or was cut."""
+        at = self.names.get(node_id)
+        if at is None or isinstance(at, int) or at.stands == LIVE:
+            return at
+        return None if at.stands == CUT else at.stands
+
+    def forget(self, oldest: int) -> None:
+        """Forget cut nodes, and those committed at a smaller length."""
+        found = {node_id: self.find(node_id) for node_id in self.names}
+        self.names = {i: at for i, at in found.items() if at is not None and (isinstance(at, Node) or at >= oldest)}
 
 
 class Session:
@@ -118,7 +131,7 @@ class Session:
         )
         for rank, (token, parent_id, score, law) in enumerate(rows):
             node_id = draft.first_id + rank
-            at = draft.base_len if parent_id < 0 else lane.names.get(parent_id)
+            at = draft.base_len if parent_id < 0 else lane.find(parent_id)
             if node_id in lane.names:
                 continue
             if at is None or (isinstance(at, int) and at > self.length):
@@ -133,7 +146,7 @@ class Session:
     def _lane(self, lane_id: int) -> Lane | None:
         """Return a lane; a new one takes the place of the oldest without live nodes if there are too many."""
         if lane_id not in self.lanes and len(self.lanes) >= MAX_LANES:
-            idle = [i for i, lane in self.lanes.items() if not any(isinstance(at, Node) for at in lane.names.values())]
+            idle = [i for i, lane in self.lanes.items() if not any(isinstance(lane.find(n), Node) for n in lane.names)]
             if not idle:
                 return None
             del self.lanes[idle[0]]
@@ -255,33 +268,32 @@ class Session:
         Lanes learn from every node whose parent is on the path, verified or not: it was right iff it is what was
         committed there. So a node need not be verified for its lane to be judged.
         """
-        standing: dict[int, Node | int] = {}  # of nodes by identity: what their names mean from now on
-        siblings: dict[int, Node] | None = self.roots
+        num_gone, siblings = 0, self.roots
         for token in tokens:
-            for node in siblings.values() if siblings and not self.takes_laws else ():
-                self.lanes[node.lane].calibration.observe(node.score, node.token == token)
-            follower = siblings.get(token) if siblings is not None else None
-            siblings = follower.children if follower is not None else None
-            if follower is not None:
-                standing[id(follower)] = follower.position + 1
-            self.token_ids.append(token)
-        self.roots = siblings or {}
-        self._prune(standing, num_verified)
-
-    def _prune(self, standing: dict[int, Node | int], num_verified: int) -> None:
-        """Forget the names of cut nodes and of those committed long ago; count the cut ones nobody verified."""
-        if not self.num_live:
-            return
-        for node in self.roots.values():
+            follower = None
+            for node in siblings.values():
+                is_right = node.token == token
+                if not self.takes_laws:
+                    self.lanes[node.lane].calibration.observe(node.score, is_right)
+                if is_right:
+                    follower, node.stands = node, node.position + 1
+                    num_gone += 1
+                else:
+                    num_gone += node.cut()
+            siblings = follower.children if follower is not None else {}
+        self.token_ids.extend(tokens)
+        self.roots = siblings
+        for node in siblings.values():
             node.parent = None
-        live = {id(node): node for node in self.live_nodes()}
-        standing.update(live)
-        oldest = self.length - _REMEMBERED
+        self.stats.stale += max(0, num_gone - num_verified)
+        self.num_live -= num_gone
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget names that say nothing any more, once there are many."""
         for lane in self.lanes.values():
-            now = {name: at if isinstance(at, int) else standing.get(id(at)) for name, at in lane.names.items()}
-            lane.names = {n: at for n, at in now.items() if isinstance(at, Node) or (at is not None and at >= oldest)}
-        self.stats.stale += max(0, self.num_live - len(live) - num_verified)
-        self.num_live = len(live)
+            if len(lane.names) > MAX_LIVE_NODES + _REMEMBERED:
+                lane.forget(self.length - _REMEMBERED)
 
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""

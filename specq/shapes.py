@@ -24,6 +24,11 @@ class Shape(Protocol):
     @property
     def max_depth(self) -> int: ...
 
+    @property
+    def fan_out(self) -> int:
+        """The number of children that every node gets at most; 0 if it depends on the node."""
+        ...
+
     def num_children(self, path: Path, *, hit: bool) -> int:
         """Return how many children a node at most gets; `hit`: the context was drafted before it was committed."""
         ...
@@ -46,6 +51,7 @@ class Candidates:
 
     max_depth: int
     num_candidates: int
+    fan_out = 0
 
     def num_children(self, path: Path, *, hit: bool) -> int:
         return 1 if path else self.num_candidates
@@ -54,6 +60,8 @@ class Candidates:
 class StaticTree:
     """A tree given by its paths (Cai et al. 2024, "Medusa"), closed: with a path come its prefixes, and with a child its
     elder siblings."""
+
+    fan_out = 0
 
     def __init__(self, paths: tuple[Path, ...]) -> None:
         self.max_depth = max(map(len, paths))
@@ -75,6 +83,7 @@ class FixedFanOuts:
     depth: int
     after_hit: tuple[int, ...]
     after_miss: tuple[int, ...]
+    fan_out = 0
 
     @property
     def max_depth(self) -> int:

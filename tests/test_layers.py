@@ -26,6 +26,7 @@ LAYERS = (
         "specq.draft_checks",
         "specq.shapes",
         "specq.session_stats",
+        "specq.round_choice",
     ),
     ("specq.proposers", "specq.engines"),
     ("specq.verification", "specq.journal"),

@@ -32,8 +32,8 @@ def open_session(own: OwnDrafter, session_id: int = 7, *, epoch: int = 1, mode: 
 
 
 def turn(own: OwnDrafter) -> list[Verdict]:
-    """Draft, step, hear; the broker confirms all."""
-    own.draft(0.0)
+    """Draft, step, hear; the broker confirms all. Every round takes a millisecond."""
+    own.draft(own.verifier.num_steps / 1000)
     verdicts = own.verifier.step(lambda: 0.0)
     own.hear(verdicts)
     for verdict in verdicts:

@@ -70,6 +70,8 @@ class VerifierLoop:
                 self._handle(message)
         if self._has_work:
             self._step()
+        elif self.own_drafter is not None:
+            self.own_drafter.pause()
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
 
@@ -142,7 +144,7 @@ def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | 
     )
     if not fits(proposer.info, verifier.engine.info):
         raise ConfigError(mismatch(proposer.info, [verifier.engine.info]))
-    drafter = Drafter(proposer, incarnation=new_incarnation(), fan_out=config.fan_out, chain=config.chain)
+    drafter = Drafter(proposer, incarnation=new_incarnation(), width=1, fan_out=config.fan_out, chain=config.chain)
     return OwnDrafter(drafter, verifier)
 
 

@@ -87,8 +87,12 @@ def proxy(upstream: str, rtt_ms: float) -> Iterator[str]:
 def measure(
     client: Client, prompts: Sequence[Prompt], setting: Setting, mode: str
 ) -> tuple[dict[str, Any], list[Result]]:
-    """Complete all prompts, so many at a time; return the figures and the results, in the prompts' order."""
-    _complete(client, prompts[0], replace(setting, output_len=16), mode)  # warm
+    """Complete all prompts, so many at a time; return the figures and the results, in the prompts' order.
+
+    The prompts have been computed before, in every mode alike, so that what is timed is decoding.
+    """
+    for prompt in prompts:
+        _complete(client, prompt, replace(setting, output_len=4), mode)
     began = time.perf_counter()
     with ThreadPoolExecutor(setting.in_flight) as pool:
         results = list(pool.map(lambda prompt: _complete(client, prompt, setting, mode), prompts))

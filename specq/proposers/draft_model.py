@@ -152,7 +152,8 @@ class DraftModel:
         slots = np.array([node.slot for node in computed], np.int32)
         self._pool.append(session_id, token_ids[: len(slots)], slots)
         gone = session.cut(path[-1] if len(path) == len(token_ids) else None)
-        self._free(node for node in gone if node not in computed)
+        kept = {id(node) for node in computed}
+        self._free(node for node in gone if id(node) not in kept)
         session.pending = np.concatenate([session.pending, token_ids[len(slots) :]])
         session.length += len(token_ids)
         session.last_token = int(token_ids[-1])
