@@ -18,7 +18,7 @@ from workers.up import Group, members
 
 READY_S = 400.0
 KV_SLOTS = 48 * 1024
-JOB_S = 300.0
+JOB_S = 60.0
 
 # Where the drafter is, and the modes that are measured.
 DEPLOYMENTS = {"own": ("plain", "sync", "async"), "one": ("sync", "async"), "two": ("sync", "async")}

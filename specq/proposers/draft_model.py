@@ -12,7 +12,7 @@ replacement, from laws that travel with them (`specq.verification.drafting`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from specq.proposers.chains import chain_by_passes, level_ids
 from specq.types import NO_TOKENS, Float32Array, Int32Array, Law
 from specq.verification.drafting import draw_children, truncated_laws
 
-MAX_PREFILL_ROWS = 512
+MAX_PREFILL_ROWS = 512  # of a pass
 CONTEXT = -1  # the node id that stands for the committed context
 NO_SLOT = -1
 NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
@@ -164,8 +164,7 @@ class DraftModel:
         asked = self._asked(requests)
         if not asked:
             return [NO_CHILDREN] * len(requests)
-        for session_id in asked:
-            self._prefill(session_id)
+        self._prefill(asked)
         return self._children(requests, asked, self._compute(asked))
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
@@ -174,8 +173,7 @@ class DraftModel:
         drafter = self._chain_drafter(requests, asked, depth)
         if drafter is None:
             return chain_by_passes(self, requests, depth)
-        for session_id in asked:
-            self._prefill(session_id)
+        self._prefill(asked)
         slots = self._pool.take(len(requests) * (depth - 1)).reshape(len(requests), depth - 1)
         try:
             logits = self._compute(asked)
@@ -227,17 +225,31 @@ class DraftModel:
                 asked.setdefault(request.session_id, set()).add(request.node_id)
         return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
 
-    def _prefill(self, session_id: int) -> None:
-        """Compute the context chunk by chunk, up to a last chunk that joins the batched pass."""
-        session = self._sessions[session_id]
-        while len(session.pending) > MAX_PREFILL_ROWS:
-            chunk = session.pending[:MAX_PREFILL_ROWS]
-            slots = self._pool.take(len(chunk))
+    def _prefill(self, session_ids: Collection[int]) -> None:
+        """Compute contexts, many in a pass, until what is left of all fits the batched pass that follows."""
+        left = max(1, MAX_PREFILL_ROWS // max(len(session_ids), 1))
+        while chunks := self._chunks(session_ids, left):
+            slots = self._pool.take(sum(map(len, chunks.values())))
+            shares = dict(zip(chunks, np.split(slots, np.cumsum([*map(len, chunks.values())])[:-1]), strict=True))
             packer = RowPacker()
-            self._pack_chain(packer, session_id, chunk, slots, judged=False)
+            for session_id, chunk in chunks.items():
+                self._pack_chain(packer, session_id, chunk, shares[session_id], judged=False)
             self._run(packer, slots)
-            self._pool.append(session_id, chunk, slots)
-            session.pending = session.pending[MAX_PREFILL_ROWS:]
+            for session_id, chunk in chunks.items():
+                self._pool.append(session_id, chunk, shares[session_id])
+                session = self._sessions[session_id]
+                session.pending = session.pending[len(chunk) :]
+
+    def _chunks(self, session_ids: Collection[int], left: int) -> dict[int, Int32Array]:
+        """Return the pending tokens of the next pass of a prefill, after which so many a session may be left."""
+        room, chunks = MAX_PREFILL_ROWS, {}
+        for session_id in session_ids:
+            pending = self._sessions[session_id].pending
+            size = min(len(pending) - left, room)
+            if size > 0:
+                chunks[session_id] = pending[:size]
+                room -= size
+        return chunks
 
     def _compute(self, asked: _Asked) -> torch.Tensor:
         """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""

@@ -61,6 +61,8 @@ def test_items_show_each_row_what_it_sees_exactly_once(seed, per_block, num_chun
     starts = layout.starts()
     block = np.full(starts["lists"] + max_list_length(rows), -7, np.int32)
     assert lay_out(rows, layout, block) <= len(block)
+    picked = block[starts["logit_rows"] : starts["num_items"]]
+    assert picked.tolist() == [*rows.logit_rows.tolist(), *[0] * (layout.num_rows - len(rows.logit_rows))]
     num_items = block[starts["num_items"]]
     items = block[starts["items"] :][: ITEM * num_items].reshape(-1, ITEM).tolist()
     spans = block[starts["spans"] : starts["logit_rows"]].reshape(-1, 3).tolist()

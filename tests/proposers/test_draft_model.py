@@ -151,6 +151,26 @@ def test_a_long_context_is_computed_in_chunks(draft, monkeypatch):
     assert whole.token_ids.tolist() == chunked.token_ids.tolist()
 
 
+def test_contexts_of_many_sessions_are_computed_in_shared_chunks(draft, monkeypatch):
+    """What each says is what it says alone, and no pass is larger than allowed but for the nodes."""
+    rng = np.random.default_rng(3)
+    contexts = [random_tokens(rng, length).tolist() for length in (30, 1, 44, 17)]
+    alone = []
+    for context in contexts:
+        alone.append(Tree(draft, list(context), SamplingParams()).expand([-1])[0].token_ids.tolist())
+        draft.close(1)
+    draft._pool.take(256)  # nothing cached survives
+    draft._pool.give(np.arange(256, dtype=np.int32))
+    sizes, forward = [], draft._forward
+    monkeypatch.setattr(draft, "_forward", lambda rows: sizes.append(rows.num_rows) or forward(rows))
+    monkeypatch.setattr(module, "MAX_PREFILL_ROWS", 16)
+    trees = [Tree(draft, list(context), SamplingParams(), session_id=i) for i, context in enumerate(contexts)]
+    together = draft.expand([request for tree in trees for request in tree.requests([-1])])
+    assert [children.token_ids.tolist() for children in together] == alone
+    assert max(sizes) <= 16
+    assert sum(sizes) == sum(map(len, contexts))
+
+
 def test_nothing_is_drafted_beyond_the_maximum_length(directory):
     draft = DraftModel(str(directory), device="cpu", kv_slots=1024)
     tree = Tree(draft, random_tokens(np.random.default_rng(2), 598).tolist(), SamplingParams())

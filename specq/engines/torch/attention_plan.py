@@ -14,7 +14,7 @@ The block's parts, for a padded number of rows R (padding: token 0, slot -1, no 
 
     token_ids, positions, slots i32[R]; visible i32[2, R]: slots of the table, and of its own extras, that a row sees
     spans i32[R, 3]: first partial, distance, number of partials; 0 partials: the result is written at once
-    logit_rows i32[R]; num_items i32[4], of which the first counts; items i32[max_items, 8]; lists i32[any]
+    logit_rows i32[R] (padding: 0); num_items i32[4], of which the first counts; items i32[max_items, 8]; lists i32[any]
 
 An item: first row, number of rows, start and length in lists, position of the list's first slot, first partial (-1: the
 result is written at once), where in the list the nodes begin, 0. The lists are, for each session, its table and then what

@@ -164,7 +164,7 @@ int64_t specq_lay_out(const Packed *r, const Layout *l, int32_t *block) {
     p.spans = to + padded;
     to = p.spans + 3 * padded;
     memset(p.spans + 3 * rows, 0, sizeof(int32_t) * 3 * (padded - rows));
-    memcpy(to, row_starts + r->num_sessions + 1, sizeof(int32_t) * r->num_logits);
+    put(to, row_starts + r->num_sessions + 1, r->num_logits, padded, 0);
     int32_t *num_items = to + padded;
     p.prefixes = num_items + 4;
     p.lists = p.prefixes + ITEM * (int64_t)l->max_items;
