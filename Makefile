@@ -4,13 +4,14 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
+VLLM := .venv-vllm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint broker bench clean
+.PHONY: help setup demo test check chaos test-vllm lint broker bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with the locked versions (uv where present, else pip)
 
@@ -27,6 +28,23 @@ test: $(READY) ## Run the fast tests
 check: lint ## Lint, types and all tests: what CI runs
 	@$(BIN)/pytest $(ARGS)
 
+test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
+	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \
+		tests/proposers/test_conformance.py tests/proposers/test_vllm_model.py $(ARGS)
+	@$(VLLM_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
+
+# vLLM's kernels are made for Intel's OpenMP. vLLM and torch tell each other what is deprecated. A process in which vLLM ran
+# hands one core on to those that it starts: hence two calls.
+VLLM_PYTEST = LD_PRELOAD=$$(ls $(CURDIR)/$(VLLM)/lib/libiomp5.so 2>/dev/null) $(VLLM)/bin/python -m pytest -k vllm \
+	-W default::DeprecationWarning -W default::FutureWarning
+
+$(VLLM)/.ready: requirements-vllm.lock pyproject.toml scripts/setup.sh
+	@scripts/setup.sh $(VLLM) requirements-vllm.lock --no-deps
+	@touch $@
+
+chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an hour); writes chaos.json
+	@$(BIN)/python -m tests.chaos.run --out chaos.json $(ARGS)
+
 lint: $(READY) ## Lint, format and types only
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -39,5 +57,5 @@ bench: $(READY) ## Measure specq and its rivals on the bundled pair; writes benc
 	@$(BIN)/specq bench --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here
-	@rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json
+	@rm -rf .venv $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json
 	@find specq workers tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,7 +4,8 @@
     specq worker --role draft --broker tcp://127.0.0.1:6000
 
 Each peer gets a connection of its own to the broker, under the peer's own identity, so that neither side sees the proxy.
-Whole messages are delayed, in order, by the rule of `specq.simulate.network`; half of the round trip each way. With --cut
+Whole messages are delayed, in order (unless --reorder), by the rule of `specq.simulate.network`; half of the round trip each
+way. With --cut
 a peer's connection is lost now and then, with all that is in flight, and comes back after a while. A peer that is gone,
 or silent for --idle-s, is forgotten.
 """
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import click
 import zmq
@@ -196,10 +198,17 @@ class DelayProxy:
         self.context.destroy(0)
 
 
-def line_settings(rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, loss: float) -> LineSettings:
+def line_settings(
+    rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, loss: float, double: float = 0.0, *, reorder: bool = False
+) -> LineSettings:
     """Return the settings of each direction."""
     return LineSettings(
-        delay_s=rtt_ms / 2000, jitter_s=jitter_ms / 1000, bytes_per_s=bandwidth_mbit * 1e6 / 8, loss=loss
+        delay_s=rtt_ms / 2000,
+        jitter_s=jitter_ms / 1000,
+        bytes_per_s=bandwidth_mbit * 1e6 / 8,
+        loss=loss,
+        double=double,
+        in_order=not reorder,
     )
 
 
@@ -210,6 +219,8 @@ def line_settings(rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, loss: 
 @click.option("--jitter-ms", type=click.FloatRange(0), default=0.0, help="Mean of what each way is late by, besides.")
 @click.option("--bandwidth-mbit", type=click.FloatRange(0), default=0.0, help="Of each peer, each way; 0: unlimited.")
 @click.option("--loss", type=click.FloatRange(0, 1), default=0.0, help="Chance that a message is lost.")
+@click.option("--double", type=click.FloatRange(0, 1), default=0.0, help="Chance that a message comes twice.")
+@click.option("--reorder", is_flag=True, help="Let a message with less jitter overtake others.")
 @click.option(
     "--cut", type=click.FloatRange(0, 1), default=0.0, help="Chance at each message that its connection is lost."
 )
@@ -218,7 +229,7 @@ def line_settings(rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, loss: 
 @click.option("--seed", type=int, default=0, show_default=True, help="Of jitter, losses and cuts.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine.")
 def main(
-    listen: str, upstream: str, *, cut: float, cut_ms: float, idle_s: float, seed: int, insecure: bool, **line: float
+    listen: str, upstream: str, *, cut: float, cut_ms: float, idle_s: float, seed: int, insecure: bool, **line: Any
 ) -> None:
     """Delay what peers and a broker send each other; the first line of output is the address to connect to."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Make .venv: the versions of requirements.lock, and specq itself, editable. `make setup` calls it.
+# Or another one: scripts/setup.sh DIRECTORY LOCK_FILE [option of pip install]... `make test-vllm` does so.
 #
 # PYTHON=...       the interpreter to use; else the first one on the path that is 3.11 or newer
 # TORCH_INDEX=...  a package index to take torch from. Where there is no GPU and no package source of your own is set, the
@@ -9,6 +10,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 CPU_BUILDS=https://download.pytorch.org/whl/cpu
+venv=${1:-.venv}
+lock=${2:-requirements.lock}
+options=("${@:3}")
 
 say() { echo "setup: $*" >&2; }
 
@@ -47,8 +51,8 @@ torch_index() {
 
 make_venv() {
   if have uv; then
-    uv venv --quiet --clear --python "$1" .venv
-  elif ! "$1" -m venv --clear .venv; then
+    uv venv --quiet --clear --python "$1" "$venv"
+  elif ! "$1" -m venv --clear "$venv"; then
     say "$1 cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv (or install uv)"
     return 1
   fi
@@ -58,20 +62,20 @@ make_venv() {
 install() {
   if have uv; then
     UV_FIND_LINKS=${UV_FIND_LINKS-${PIP_FIND_LINKS-}} UV_DEFAULT_INDEX=${UV_DEFAULT_INDEX-${PIP_INDEX_URL-}} \
-      uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@"
+      uv pip install --quiet --compile-bytecode --python "$venv/bin/python" "$@"
   else
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
   fi
 }
 
 python=$(pick_python)
-say "making .venv with $("$python" -V 2>&1) and $(if have uv; then uv --version; else echo pip; fi)"
+say "making $venv with $("$python" -V 2>&1) and $(if have uv; then uv --version; else echo pip; fi)"
 make_venv "$python"
-index=$(torch_index .venv/bin/python)
+index=$(torch_index "$venv/bin/python")
 if [ -n "$index" ]; then
-  install --no-deps --index-url "$index" "$(grep '^torch==' requirements.lock)" || say "no torch from $index"
+  install --no-deps --index-url "$index" "$(grep '^torch==' "$lock")" || say "no torch from $index"
 fi
-say "installing the versions of requirements.lock (the first time takes minutes)"
-install -r requirements.lock
+say "installing the versions of $lock (the first time takes minutes)"
+install ${options[@]+"${options[@]}"} -r "$lock"
 install --no-deps --no-build-isolation --editable .
-say "done: .venv/bin/specq"
+say "done: $venv/bin/specq"

@@ -2,4 +2,5 @@
 
 from specq.cli import main
 
-main(prog_name="specq")
+if __name__ == "__main__":  # the processes that vLLM spawns import this again
+    main(prog_name="specq")

@@ -1,6 +1,6 @@
 """ZeroMQ addresses as configurations name them: tcp://HOST:PORT and ipc://PATH.
 
-Rule: nothing listens beyond this machine unless it was asked for with `insecure`, since the wire carries no keys.
+Rule: nothing listens beyond this machine without keys unless it was asked for with `insecure`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MAX_PORT = 65_535
 
 
 def check_bind(key: str, address: str, *, insecure: bool = False) -> None:
-    """Raise ConfigError unless `address` can be listened on, and is of this machine only or `insecure`."""
+    """Raise ConfigError unless `address` can be listened on, and is of this machine only or `insecure` (or has keys)."""
     _check_form(key, address)
     if not insecure and not is_local(address):
         raise ConfigError(
-            f"{key} is {address}, which others can reach, and nothing is encrypted or signed yet: "
-            "bind 127.0.0.1 (and use an SSH tunnel or a VPN), or allow it with insecure = true or --insecure"
+            f"{key} is {address}, which others can reach, and without keys nothing is encrypted or signed: give --keys "
+            "(docs/security.md), bind 127.0.0.1 (and use an SSH tunnel or a VPN), or allow it with --insecure"
         )
 
 

@@ -7,8 +7,9 @@ Precedence, weakest first: the defaults below, the file, the environment, the co
     SPECQ_CACHE    where compiled kernels and fetched tokenizers are kept
     SPECQ_STATE    where brokers keep their journals
 
-Rule: this is the only module that reads the environment (`specq.cpu` writes to it). A value is checked when a section is
-made, wherever it came from. To add an option: one line in its section; file, checks and command line follow.
+Rule: this is the only module that reads the environment (`specq.cpu` and the vllm engine write to it). A value is checked
+when a section is made, wherever it came from. To add an option: one line in its section; file, checks and command line
+follow.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specq import engine_options
 from specq.addresses import check_bind, check_connect, host_of, is_wildcard
+from specq.engine_options import Options
 from specq.errors import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
@@ -40,6 +43,26 @@ def _option(default: T, text: str, low: float = 0, high: float = MAX_COUNT, choi
 
 def _broker() -> str:
     return _option(DEFAULT_BROKER, "address of the broker to connect to")
+
+
+def _keys() -> str:
+    return _option("", "directory of CURVE keys (specq keys), or DIRECTORY/NAME of one's own; empty: no encryption")
+
+
+def _drain() -> float:
+    return _option(5.0, "seconds that what runs may take to end or to go elsewhere, after SIGTERM", high=86_400)
+
+
+def _vllm_share() -> float:
+    return _option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
+
+
+def _vllm_length() -> int:
+    return _option(0, "longest context that vLLM takes; 0: the model's")
+
+
+def _engine_options() -> Options:
+    return _option((), "further options of what runs the model, name=value; vLLM: arguments of EngineArgs")
 
 
 def _cores() -> Cores:
@@ -80,12 +103,14 @@ class BrokerConfig(Section):
     take_over: bool = _option(
         default=False, text="take the journal from a broker that hangs; that one stops when it wakes"
     )
+    drain_seconds: float = _drain()
     cores: Cores = _cores()
-    insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
+    keys: str = _keys()
+    insecure: bool = _option(default=False, text="listen beyond this machine without keys")
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        check_bind("broker.bind", self.bind, insecure=self.insecure)
+        check_bind("broker.bind", self.bind, insecure=self.insecure or bool(self.keys))
         if self.liveness_ms < 2 * self.heartbeat_ms:
             raise ConfigError(
                 f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms ({self.heartbeat_ms})"
@@ -108,6 +133,11 @@ class TargetConfig(Section):
     cores: Cores = _cores()
     helper_cores: Cores = _option((), "CPU ids on each of which one more thread helps with steps of many rows")
     kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
+    gpu_memory_utilization: float = _vllm_share()
+    max_model_len: int = _vllm_length()
+    tensor_parallel_size: int = _option(0, "GPUs that vLLM divides each layer among; 0: one", high=1024)
+    quantization: str = _option("", "how vLLM quantises the weights, as in fp8; empty: as the checkpoint says")
+    engine_options: Options = _engine_options()
     max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
     max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
     trust_drafts: bool = _option(
@@ -121,13 +151,15 @@ class TargetConfig(Section):
     draft_model: str = _option("", "a draft model that drafts in this process, on the same device; empty: none")
     fan_out: int = _option(3, "children of a node that this process drafts", low=1, high=64)
     chain: int = _option(6, "levels that this process drafts in one call, on a GPU", low=1, high=32)
+    drain_seconds: float = _drain()
     verbose: bool = _option(default=False, text="log each drafted node with what was decided, and all else (debug)")
-    insecure: bool = _option(default=False, text="listen beyond this machine, without encryption or keys")
+    keys: str = _keys()
+    insecure: bool = _option(default=False, text="listen beyond this machine without keys")
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         check_connect("target.broker", self.broker)
-        check_bind("target.bind", self.bind, insecure=self.insecure)
+        check_bind("target.bind", self.bind, insecure=self.insecure or bool(self.keys))
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif is_wildcard(host_of(self.bind)):
@@ -141,12 +173,16 @@ class DraftConfig(Section):
     broker: str = _broker()
     model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
     proposer: str = _option("draft-model", "what makes the drafts")
+    keys: str = _keys()
     name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
     device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
     dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
     threads: int = _threads()
     cores: Cores = _cores()
     kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the proposer")
+    gpu_memory_utilization: float = _vllm_share()
+    max_model_len: int = _vllm_length()
+    engine_options: Options = _engine_options()
     width: int = _option(8, "nodes expanded in one pass", low=1, high=1024)
     fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
@@ -172,6 +208,7 @@ class ClientConfig(Section):
     """A client."""
 
     broker: str = _broker()
+    keys: str = _keys()
     timeout_s: float = _option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
 
     def __post_init__(self) -> None:
@@ -242,6 +279,16 @@ def journal_path(config: BrokerConfig) -> Path | None:
     return state_dir() / f"{name}.journal"
 
 
+def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
+    """Return what is handed on to what runs the model as it is; ConfigError for what is given twice."""
+    own = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "quantization")
+    given = {name: value for name in own if (value := getattr(config, name, 0))}
+    further = engine_options.parsed(config.engine_options)
+    for name in given.keys() & further.keys():
+        raise ConfigError(f"{section_name(type(config))}.{name} is given, and by engine_options too")
+    return given | further
+
+
 def environment_of_children() -> dict[str, str]:
     """Return the environment for processes that get all of their configuration on the command line."""
     return {name: value for name, value in os.environ.items() if name not in ("SPECQ_CONFIG", "SPECQ_BROKER")}
@@ -275,7 +322,14 @@ def _section(name: str, values: Any) -> Section:
     broker = os.environ.get("SPECQ_BROKER")
     if broker and "broker" in kinds(cls):
         values = values | {"broker": broker}
-    return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
+    return cls(**{key: _plain(value, kinds(cls)[key]) for key, value in values.items()})
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """Return a TOML value as sections hold it: lists as tuples, a table of options as name=value."""
+    if kind == Options and isinstance(value, dict):
+        return engine_options.from_table(value)
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
@@ -289,10 +343,15 @@ def _check_value(key: str, value: object, kind: Any) -> None:
     """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
     if kind == Cores:
         right = isinstance(value, tuple) and all(type(v) is int for v in value)
+    elif kind == Options:
+        right = isinstance(value, tuple) and all(type(v) is str for v in value)
+        engine_options.parsed(value if right else ())  # type: ignore[arg-type]
     else:
         right = type(value) is kind or (kind is float and type(value) is int)
     if not right:
-        wanted = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+        wanted = {
+            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of options"
+        }  # fmt: skip
         shown = list(value) if isinstance(value, tuple) else value
         raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")
 

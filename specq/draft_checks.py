@@ -11,8 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.messages import Draft
+from specq.messages import OWN_LANE, Draft
 from specq.types import NO_TOKENS, NO_WEIGHTS, Int32Array, UInt16Array
+
+MAX_ID = 2**31 - 1  # verdicts name nodes by 32-bit integers
 
 
 def reason_against(draft: Draft, vocab_size: int) -> str:
@@ -20,19 +22,23 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
     tokens, parents, scores = draft.token_ids.tolist(), draft.parent_ids.tolist(), draft.scores.tolist()
     if not len(tokens) == len(parents) == len(scores):
         return "its arrays differ in length"
+    most = max(draft.base_len, draft.first_id + len(tokens))
+    if min(draft.base_len, draft.first_id, draft.lane) < 0 or most > MAX_ID or draft.lane > OWN_LANE:
+        return "its lane, its position or its ids lie beyond what there can be"
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         return "a token lies outside the vocabulary"
     if not all(score <= 0 for score in scores):  # nor is NaN
         return "a score is no log-probability"
     if any(not -1 <= parent < node_id for node_id, parent in enumerate(parents, draft.first_id)):
         return "a parent does not come before its child"
-    if len(set(zip(parents, tokens, strict=True))) < len(tokens):
-        return "two siblings bear the same token"
-    return _reason_against_laws(draft, vocab_size) if draft.q_size else ""
+    has_twins = len(set(zip(parents, tokens, strict=True))) < len(tokens)
+    return "two siblings bear the same token" if has_twins else _reason_against_laws(draft, vocab_size)
 
 
 def _reason_against_laws(draft: Draft, vocab_size: int) -> str:
     size = draft.q_size
+    if not size:
+        return ""
     same_shape = len(draft.q_ids) == len(draft.q_weights) and len(draft.q_rows) == len(draft.token_ids)
     if not same_shape or size < 0 or len(draft.q_ids) % size:
         return "the arrays of its laws differ in shape"

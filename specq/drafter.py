@@ -22,6 +22,7 @@ from specq.errors import EngineError, ProtocolError
 from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
 from specq.proposers import Children, Expansion, Proposer
 from specq.proposers.chains import ChainProposer, expand_chain, level_ids
+from specq.types import Int32Array
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +65,10 @@ class Drafter:
         handler(message)
 
     def _assign(self, message: Assign) -> None:
+        if not 0 < message.prompt_len <= len(message.token_ids):
+            length = len(message.token_ids)
+            raise ProtocolError(f"a context of {length} tokens, of which {message.prompt_len} are the prompt")
+        _check_tokens(message.token_ids)
         known = self.sessions.get(message.session_id)
         if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
             return
@@ -87,6 +92,7 @@ class Drafter:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return
+        _check_tokens(message.token_ids)
         if message.finish:
             self._drop(session)
             return
@@ -145,10 +151,17 @@ class Drafter:
             state=self.state,
             load=len(sessions),
             steps=self.num_passes,
+            pending=int(self.has_work),
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),
         )
+
+
+def _check_tokens(token_ids: Int32Array) -> None:
+    """Raise ProtocolError for what is no token; proposers cope with those that only the target has."""
+    if len(token_ids) and token_ids.min() < 0:
+        raise ProtocolError("token ids below 0")
 
 
 def _grow(

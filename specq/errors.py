@@ -36,11 +36,14 @@ class JournalLostError(SpecqError):
     """The journal belongs to another broker by now."""
 
 
+BROKER_GONE = ("no_broker", "lost")  # codes of JobError that say nothing of the job: the broker did not answer
+
+
 class JobError(SpecqError):
     """A job was refused or failed.
 
     `code` is one of `invalid`, `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `unknown`,
-    `lost`.
+    `lost`, `forbidden`.
     """
 
     def __init__(self, message: str, code: str = "invalid") -> None:

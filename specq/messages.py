@@ -80,7 +80,9 @@ class Hello(Message):
 class Heartbeat(Message):
     """State of a worker, and of every session that it holds, so that whatever was lost is noticed.
 
-    state   "loading", "ready", "draining" or "leaving" (the last beat); load: sessions held; steps: a counter that a hung worker cannot raise
+    state   "loading", "ready", "draining" or "leaving" (the last beat); load: sessions held
+    steps   a counter that a hung worker cannot raise; pending: how many sessions could take part in a step now
+    step_ms how long its longest step may take, during which it is silent
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
     """
 
@@ -89,6 +91,8 @@ class Heartbeat(Message):
     state: str
     load: int = 0
     steps: int = 0
+    pending: int = 0
+    step_ms: int = 0
     free_slots: int = 0
     session_ids: I64 = _empty("<i8")
     epochs: I64 = _empty("<i8")

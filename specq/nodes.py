@@ -93,6 +93,31 @@ def judged(nodes: Sequence[HasParent], accepted: AbstractSet[int]) -> list[int]:
     return found
 
 
+def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
+    """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines that take no trees.
+
+    `nodes` are a session's candidates, with `reach` set, parents before children, siblings in the order of judgement. Of
+    siblings that were drawn, the first stands for all: which one it is must not depend on their tokens.
+    """
+    depths = {0: 0}  # by identity, 0 for the context
+    families: dict[int, list[Node]] = {}
+    for node in nodes:
+        above = 0 if node.parent is None else id(node.parent)
+        if depths.get(above, most) < most:
+            depths[id(node)] = depths[above] + 1
+            families.setdefault(above, []).append(node)
+    promises = dict.fromkeys(depths, 0.0)  # of the chain below each
+    following: dict[int, Node] = {}
+    for above, family in reversed(families.items()):
+        eligible = family if family[0].law is None else family[:1]
+        node = following[above] = max(eligible, key=lambda node: node.reach + promises[id(node)])
+        promises[above] = node.reach + promises[id(node)]
+    chain: list[Node] = []
+    while (end := id(chain[-1]) if chain else 0) in following:
+        chain.append(following[end])
+    return chain
+
+
 def tree_of(nodes: Sequence[Node]) -> Tree:
     """Return chosen nodes, parents before children and siblings in the order of judgement, as arrays."""
     if not nodes:

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar
 
-from specq.errors import ConfigError
+from specq.errors import ConfigError, JobError
 
 SUFFIX = ".unfinished"
 VERSION = 1
@@ -133,7 +133,7 @@ class ResultsFile:
         if error is None:
             os.fsync(self._file.fileno())
             self._beside.unlink(missing_ok=True)
-        elif not isinstance(error, ConfigError):  # which is raised before there are jobs
+        elif not isinstance(error, ConfigError | JobError):  # before there are jobs; the broker is gone, and has them
             with contextlib.suppress(OSError):
                 self.interrupted()
         self._file.close()

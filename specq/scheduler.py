@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from specq.curve import StepCurve
-from specq.nodes import Node, tree_of
+from specq.nodes import Node, best_chain, tree_of
 from specq.session import Session
 from specq.types import SessionStep
 
@@ -46,10 +46,13 @@ class Share:
     nodes: tuple[Node, ...]
 
 
-def plan(sessions: Iterable[Session], curve: StepCurve, *, max_rows: int, free_slots: int) -> StepPlan:
+def plan(
+    sessions: Iterable[Session], curve: StepCurve, *, max_rows: int, free_slots: int, max_chain: int = 0
+) -> StepPlan:
     """Plan the next step.
 
-    `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take.
+    `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
+    `max_chain` is the engine's.
     """
     room = min(max_rows, free_slots)
     chunks: list[tuple[Session, int]] = []
@@ -60,7 +63,7 @@ def plan(sessions: Iterable[Session], curve: StepCurve, *, max_rows: int, free_s
             room -= size
     num_rows = sum(size for _, size in chunks)
     decoding = [session for session, size in chunks if size == session.num_pending]
-    nodes = choose_nodes(decoding, num_rows, room, curve)
+    nodes = choose_nodes(decoding, num_rows, room, curve, max_chain)
     by_session: dict[int, list[Node]] = {}
     for session, node in nodes:
         by_session.setdefault(session.session_id, []).append(node)
@@ -82,13 +85,15 @@ def _share(session: Session, size: int, nodes: list[Node]) -> Share:
     return Share(session, step, tuple(nodes))
 
 
-def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve) -> list[tuple[Session, Node]]:
+def choose_nodes(
+    sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0
+) -> list[tuple[Session, Node]]:
     """Return the nodes to verify with their sessions, parents before children.
 
     `num_rows` rows are in the step already, one token is certain from each session, and at most `room` rows may be
     added. A node's chance never exceeds its parent's, so the likeliest n nodes always form whole trees.
     """
-    offers = [(session, node) for session in sessions if session.num_live for node in _candidates(session)]
+    offers = [(session, node) for session in sessions if session.num_live for node in _candidates(session, max_chain)]
     if not offers or room <= 0:
         return []
     reach = np.array([node.reach for _, node in offers])
@@ -103,7 +108,8 @@ def best_count(reach: np.ndarray, num_sessions: int, num_rows: int, curve: StepC
     return int(np.argmax(tokens / curve.times(num_rows, len(tokens))))
 
 
-def _candidates(session: Session) -> list[Node]:
+def _candidates(session: Session, max_chain: int) -> list[Node]:
     room = session.limit - session.length - 1  # the correction takes one position itself
     last = session.length + room
-    return [node for node in session.candidates(FLOOR) if node.position < last]
+    nodes = [node for node in session.candidates(FLOOR) if node.position < last]
+    return best_chain(nodes, max_chain) if max_chain else nodes

@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.calibration import Calibration
+from specq.lanes import MANY_NAMES, Lane
 from specq.logprob_record import LogprobRecord
 from specq.messages import BACKUP_LANE, Draft, Open
 from specq.ngram import NgramIndex
-from specq.nodes import CUT, LIVE, Node, in_order, judged, laws_of
+from specq.nodes import Node, in_order, judged, laws_of
 from specq.params import SamplingParams, Speculation
 from specq.session_stats import SessionStats
 from specq.types import History, Law
@@ -30,29 +29,6 @@ MAX_LANES = 8
 BACKUP_TOKENS = 8  # of a chain that the verifier drafts itself
 BACKUP_RARITY = 16  # where none seems worth it, one node is tried so rarely
 SYNC_PATIENCE = 3  # heartbeats
-_REMEMBERED = 256  # ids of nodes committed so many positions ago stay resolvable
-
-
-@dataclass(slots=True)
-class Lane:
-    """One drafter's names for nodes: id -> node, or the committed length at which it stood confirmed when it came. Names
-    that say nothing any more are forgotten now and then."""
-
-    names: dict[int, Node | int] = field(default_factory=dict)
-    seen: int = -1
-    calibration: Calibration = field(default_factory=Calibration)
-
-    def find(self, node_id: int) -> Node | int | None:
-        """Return a live node, or the committed length at which a node stands, or None if it is unknown or was cut."""
-        at = self.names.get(node_id)
-        if at is None or isinstance(at, int) or at.stands == LIVE:
-            return at
-        return None if at.stands == CUT else at.stands
-
-    def forget(self, oldest: int) -> None:
-        """Forget cut nodes, and those committed at a smaller length."""
-        found = {node_id: self.find(node_id) for node_id in self.names}
-        self.names = {i: at for i, at in found.items() if at is not None and (isinstance(at, Node) or at >= oldest)}
 
 
 class Session:
@@ -123,7 +99,8 @@ class Session:
         self.stats.drafted += len(draft.token_ids)
         self.drafted_at, self.beats_waited = max(self.drafted_at, draft.base_len), 0
         lane.seen = max(seen, draft.first_id + len(draft.token_ids) - 1)
-        if draft.q_size and before + len(draft.token_ids) > MAX_LIVE_NODES:
+        is_too_much = draft.q_size and before + len(draft.token_ids) > MAX_LIVE_NODES
+        if is_too_much or not lane.has_room(len(draft.token_ids), self.length):
             self.stats.stale += len(draft.token_ids)
             return 0
         rows = zip(
@@ -292,8 +269,8 @@ class Session:
     def _forget(self) -> None:
         """Forget names that say nothing any more, once there are many."""
         for lane in self.lanes.values():
-            if len(lane.names) > MAX_LIVE_NODES + _REMEMBERED:
-                lane.forget(self.length - _REMEMBERED)
+            if len(lane.names) > MANY_NAMES:
+                lane.forget(self.length)
 
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from specq.client import Client, Piece, Result, wishes
 from specq.client.parameters import NAMES
 from specq.client.request import SOURCES
-from specq.errors import JobError
+from specq.errors import BROKER_GONE, JobError
 
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others
 
@@ -122,12 +122,18 @@ def run_lines(
     as_chat   a prompt is the user's message in a chat, for the model's template
     show      is given each completion's text as it grows (and then one line runs at a time)
     key       names the run: whoever runs a line again under the same gets the job that there is (`Line.job_key`)
+
+    Raises JobError if the broker is gone and there is a key: the run can be gone on with later. Its jobs are not stopped.
     """
     complete = _Completer(client, defaults, as_chat=as_chat, show=show, key=key)
     num_failed = 0
-    for results in _in_order(complete, lines, 1 if show else concurrency):
-        num_failed += sum(result.error is not None for result in results)
-        write(results)
+    try:
+        for results in _in_order(complete, lines, 1 if show else concurrency):
+            num_failed += sum(result.error is not None for result in results)
+            write(results)
+    except JobError as error:
+        client.leave()
+        raise JobError(f"{error}; run the same command again to go on where it stopped", error.code) from None
     return num_failed
 
 
@@ -147,6 +153,8 @@ class _Completer:
             arguments = line.request(self._defaults, as_chat=self._as_chat)
             results = self._generate(arguments | ({"job_key": line.job_key(self._key)} if self._key else {}))
         except JobError as error:
+            if self._key and error.code in BROKER_GONE:
+                raise
             return [failure(line, f"line {line.number}: {error}")]
         return [r if r.error is None else replace(r, error=f"line {line.number}: {r.error}") for r in results]
 

@@ -192,22 +192,33 @@ class Verifier:
         for session in opened if self.backup else ():
             if session.num_pending == 1:
                 session.fill(self._worth / 1000, now)
-        planned = plan(opened, self.curve, max_rows=self.max_step_rows, free_slots=self.engine.free_slots)
+        room = self.engine.free_slots
+        planned = plan(
+            opened, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
+        )
         worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
         self._worth = min(int(worth * 1000), MAX_WORTH)
         return planned.shares
 
     def _admit(self, running: Sequence[Session]) -> None:
-        """Open sessions in the engine while their contexts fit; evict the youngest where even one row each does not."""
-        for session in running:
-            fits = session.length < self.engine.free_slots or not self._any_open()
-            if not session.is_open and fits and not self._awaits_prefix(session, running):
+        """Open sessions in the engine while their contexts fit. Where even one row each does not, evict those that are
+        parked (ahead of the journal, or between rounds), then the youngest."""
+        ids = {session.session_id for session in running}
+        parked = [s for s in self.sessions.values() if s.is_open and s.session_id not in ids]
+        for session in [s for s in running if not s.is_open]:
+            if not self._awaits_prefix(session, running) and self._fits(session, running, parked):
                 session.kv_len = self.engine.open(session.session_id, np.array(session.token_ids, np.int32))
                 session.is_open = True
-        opened = [session for session in running if session.is_open]
-        while len(opened) > 1 and self.engine.free_slots < len(opened):
-            self._evict(max(opened, key=lambda session: session.session_id))
-            opened = [session for session in opened if session.is_open]
+        opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
+        while self.engine.free_slots < len(opened) and (parked or len(opened) > 1):
+            self._evict(parked.pop() if parked else opened.pop())
+
+    def _fits(self, session: Session, running: Sequence[Session], parked: list[Session]) -> bool:
+        """Return whether a session's context fits; where nothing else runs, it is given the room of parked ones."""
+        is_alone = not any(other.is_open for other in running)
+        while is_alone and parked and session.length >= self.engine.free_slots:
+            self._evict(parked.pop())
+        return is_alone or session.length < self.engine.free_slots
 
     def _awaits_prefix(self, session: Session, running: Sequence[Session]) -> bool:
         """Is another session computing a prefix that this one could share a step later?"""
@@ -215,9 +226,6 @@ class Verifier:
         return any(
             other.is_open and other.num_pending > 1 and other.token_ids[:SHARED_PREFIX] == start for other in running
         )
-
-    def _any_open(self) -> bool:
-        return any(session.is_open for session in self.sessions.values())
 
     def _evict(self, session: Session) -> None:
         self.engine.close(session.session_id)
@@ -309,6 +317,8 @@ class Verifier:
             state=self.state,
             load=len(sessions),
             steps=self.num_steps,
+            pending=sum(map(self._runs, sessions)),
+            step_ms=int(1000 * self.curve(self.max_step_rows)),
             free_slots=self.engine.free_slots,
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),

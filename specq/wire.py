@@ -63,11 +63,18 @@ def encode(message: Message) -> Frames:
         value = getattr(message, name)
         if value != default:
             header[name] = value.to_dict() if isinstance(value, Values) else value
-    key = getattr(message, layout.key).to_bytes(8, "little") if layout.key else _NO_KEY
+    key = _key(getattr(message, layout.key)) if layout.key else _NO_KEY
     arrays = [np.asarray(getattr(message, array.name), array.dtype).tobytes() for array in layout.arrays]
     while arrays and not arrays[-1]:
         arrays.pop()
     return [key, orjson.dumps(header), *arrays]
+
+
+def _key(number: int) -> bytes:
+    try:
+        return number.to_bytes(8, "little")
+    except OverflowError:  # an id that came in an array
+        raise ProtocolError(f"{number} is no session or job") from None
 
 
 def decode(frames: Sequence[bytes]) -> Message:

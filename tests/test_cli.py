@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+import tomllib
 
 import click
 import pytest
@@ -81,6 +82,14 @@ def test_each_command_has_help(name):
         (["worker"], 2, "Missing option '--role'"),
         (["up", "--targets", "0"], 2, "up.targets is 0; it must be from 1"),
         (["status", "--broker", "nonsense"], 2, "client.broker is 'nonsense'"),
+        (["status", "--keys", "nowhere/x"], 2, "cannot read the key nowhere/x.secret"),
+        (
+            ["broker", "--keys", "."],
+            2,
+            ". holds no secret key of the role broker; make one: specq keys . NAME --role broker",
+        ),
+        (["keys", ".", "x"], 2, "Missing option '--role'"),
+        (["keys", ".", "x", "--role", "client", "--trusted"], 2, "only drafters can be trusted"),
         (["nonsense"], 2, "No such command 'nonsense'"),
     ],
 )
@@ -120,6 +129,18 @@ def test_exit_status_tells_input_from_failure():
         1,
         1,
     ]
+
+
+def test_keys_makes_two_files(tmp_path):
+    """And says what each is for; the secret itself is not shown."""
+    shown = _run("keys", str(tmp_path / "keys"), "laptop", "--role", "draft", "--role", "client", "--trusted")
+
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["laptop.pub", "laptop.secret"]
+    secret = tomllib.loads((tmp_path / "keys" / "laptop.secret").read_text())["secret_key"]
+    assert secret not in shown.output
+    public = tomllib.loads((tmp_path / "keys" / "laptop.pub").read_text())
+    assert (public["roles"], public["trusted"]) == (["draft", "client"], True)
 
 
 def test_models_lists_the_bundled_pair():

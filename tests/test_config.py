@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from specq.addresses import check_connect, connect_address, is_local
+from specq.cli.options import to_arguments
+from specq.cli.worker import worker
 from specq.config import (
     BrokerConfig,
     ClientConfig,
@@ -16,6 +18,7 @@ from specq.config import (
     cache_dir,
     environment_of_children,
     load,
+    options_of,
     override,
 )
 from specq.errors import ConfigError
@@ -93,7 +96,12 @@ def test_binds_beyond_this_machine_are_refused(bind):
     with pytest.raises(ConfigError, match="insecure"):
         BrokerConfig(bind=bind)
 
+    with pytest.raises(ConfigError, match=r"docs/security\.md"):
+        TargetConfig(bind=bind, advertise="tcp://gpu:5751")
+
     assert BrokerConfig(bind=bind, insecure=True).bind == bind
+    assert BrokerConfig(bind=bind, keys="keys").bind == bind
+    assert TargetConfig(bind=bind, keys="keys", advertise="tcp://gpu:5751").bind == bind
 
 
 @pytest.mark.parametrize(
@@ -159,6 +167,36 @@ def test_environment(write, monkeypatch, tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_shipped_files_load(path):
     assert load(path) != Config() or path.name == "laptop.toml"
+
+
+def test_options_of_an_engine_come_from_all_sides(write):
+    """As keys of their own, as a table of a file, as name=value; they keep their types on the way through a command line."""
+    config = load(
+        write("[target]\nmax_model_len = 512\n[target.engine_options]\nseed = 3\nhf_overrides = {a = [1, true]}\n")
+    )
+
+    wanted = {"max_model_len": 512, "seed": 3, "hf_overrides": {"a": [1, True]}}
+    assert options_of(config.target) == wanted
+    assert options_of(TargetConfig(engine_options=("a=1", "b=x=y", 'c="1"'))) == {"a": 1, "b": "x=y", "c": "1"}
+    arguments = ["--role", "target", *to_arguments(config.target)]
+    given = worker.make_context("worker", arguments, resilient_parsing=True).params
+    assert given["engine_options"] == config.target.engine_options
+    assert given["max_model_len"] == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("seed",), "engine option 'seed' is not of the form name=value"),
+        (("=3",), "engine option '=3' is not of the form"),
+        (("a=1", "a=2"), "engine option a is given twice"),
+        (("max_model_len=3",), "target.max_model_len is given, and by engine_options too"),
+        ((3,), r"target.engine_options is \[3\]; it must be a table of options"),
+    ],
+)
+def test_wrong_options_of_an_engine_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        options_of(TargetConfig(engine_options=options, max_model_len=5))
 
 
 def test_resolve_model_takes_directories_and_hub_names(tmp_path):

@@ -1,15 +1,25 @@
 """A malformed draft is named and dropped whole; a lane that is not trusted is stripped to point masses."""
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from specq.curve import StepCurve
 from specq.draft_checks import reason_against, stripped
-from specq.messages import Draft
+from specq.errors import ProtocolError
+from specq.lanes import MAX_NAMES
+from specq.messages import Draft, Open
+from specq.params import SamplingParams
+from specq.session import Session
 from specq.types import Tree
+from specq.verifier import Verifier
+from specq.wire import decode, encode
+from tests.toy import ToyEngine, toy_text
 from tests.verification.strategies import VOCAB, sampled_trees
 
 GOOD = Draft(
@@ -54,6 +64,12 @@ def changed(**arrays: Any) -> Draft:
 @pytest.mark.parametrize(
     ("draft", "reason"),
     [
+        (replace(GOOD, lane=-1), "its lane, its position"),
+        (replace(GOOD, lane=255), "its lane, its position"),
+        (replace(GOOD, base_len=-1), "its position"),
+        (replace(GOOD, base_len=2**31), "its position"),
+        (replace(GOOD, first_id=-1), "its ids"),
+        (replace(GOOD, first_id=2**31 - 3), "its ids"),
         (changed(scores=[0, 0, 0]), "arrays differ in length"),
         (changed(scores=[0, 0, 0, np.nan]), "no log-probability"),
         (changed(scores=[0, 0, 0, 0.5]), "no log-probability"),
@@ -84,3 +100,70 @@ def test_malformed_drafts_are_named(draft: Draft, reason: str) -> None:
     """Each fault has its message."""
     assert reason_against(GOOD, 4) == ""
     assert reason in reason_against(draft, 4)
+
+
+# --- anything at all ----------------------------------------------------------------------------------------------------
+
+INTEGERS = st.one_of(st.integers(-2, 12), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**31 - 1, 2**31, 2**32]))
+IDS = st.lists(st.one_of(st.integers(-2, 12), st.integers(-(2**31), 2**31 - 1)), max_size=4)
+
+
+@st.composite
+def any_drafts(draw: st.DrawFn) -> Draft:
+    """Return what a hostile drafter may send: every field may be anything that the wire carries."""
+    num_nodes = draw(st.integers(0, 3))
+    same = st.lists(st.integers(-1, 12), min_size=num_nodes, max_size=num_nodes)
+    score = st.one_of(st.just(-0.5), st.floats(width=16))
+    scores = st.lists(score, min_size=num_nodes, max_size=num_nodes)
+    ids, rows = st.one_of(same, st.just(list(range(num_nodes))), IDS), st.one_of(st.just([]), same, IDS)
+    values = {name: draw(INTEGERS) for name in ("base_len", "first_id", "q_size")}
+    arrays = {name: np.array(draw(ids), np.int32) for name in ("token_ids", "parent_ids")}
+    laws = {name: np.array(draw(rows), np.int32) for name in ("q_ids", "q_rows")}
+    weights = np.array(draw(st.lists(st.integers(0, 9), max_size=4)), np.uint16)
+    return Draft(
+        session_id=1,
+        epoch=1,
+        lane=0,
+        scores=np.array(draw(scores), np.float16),
+        q_weights=weights,
+        **values,
+        **arrays,
+        **laws,
+    )
+
+
+@settings(deadline=None)
+@given(any_drafts(), st.sampled_from(["deterministic", "probabilistic"]))
+def test_no_draft_stops_a_verifier(draft: Draft, strategy: str) -> None:
+    """It is dropped, or grafted and verified: nothing is raised, and the verdict can be sent."""
+    verifier = Verifier(ToyEngine(), StepCurve([1, 8], [0.005, 0.006]), incarnation=1)
+    params = SamplingParams(max_tokens=9, strategy=strategy, temperature=1.0)
+    context = np.array([5, 6, 7], np.int32)
+    verifier.handle(Open(session_id=1, epoch=1, prompt_len=3, tokens_left=9, params=params, token_ids=context), 0.0)
+    with suppress(ProtocolError):
+        verifier.handle(draft, 0.0)
+    for _ in range(3):
+        for verdict in verifier.step(lambda: 0.0):
+            assert decode(encode(verdict)) == verdict
+    assert verifier.sessions[1].token_ids == [5, 6, 7, *toy_text([5, 6, 7], len(verifier.sessions[1].token_ids) - 3)]
+
+
+def test_a_lane_has_so_many_names() -> None:
+    """Who says the same again under new ids, or what is committed already, fills its own lane and nobody's memory."""
+    params = SamplingParams(max_tokens=9)
+    session = Session(
+        Open(session_id=1, epoch=1, prompt_len=2, tokens_left=9, params=params, token_ids=np.array([5, 6, 7]))
+    )
+    same = {"token_ids": np.full(100, 9), "parent_ids": np.full(100, -1), "scores": np.zeros(100)}
+    for number in range(100):
+        for base_len, token in ((3, 9), (2, 7)):
+            ids = {
+                "base_len": base_len,
+                "first_id": 200 * number + 100 * (token == 7),
+                "token_ids": np.full(100, token),
+            }
+            session.graft(Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
+    assert session.num_live == 1
+    assert len(session.lanes[0].names) <= MAX_NAMES
+    one = {name: array[:1] for name, array in same.items()} | {"token_ids": np.array([8])}
+    assert session.graft(Draft(session_id=1, epoch=1, lane=1, base_len=3, first_id=0, **one), 0.0) == 1

@@ -223,3 +223,31 @@ def test_a_verdict_counts_what_it_verified() -> None:
     assert isinstance(verdict, Verdict)
     assert verdict.finish == "length"
     assert verdict.stats["positions"] == [[1, 1], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [*PROMPT, *range(8, 25)]], ids=["that grows", "that does not fit"])
+def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> None:
+    """It is evicted, and goes on with the same text once it may."""
+    verifier = make_verifier(ToyEngine(toy_info(kv_slots=40)), max_uncommitted=25)
+    open_session(verifier, tokens_left=30)
+    while verifier.has_work:
+        step(verifier)
+    message = Open(
+        session_id=8,
+        epoch=1,
+        prompt_len=3,
+        tokens_left=18,
+        params=SamplingParams(),
+        token_ids=np.array(prompt, np.int32),
+    )
+    verifier.handle(message, 0.0)
+    while verifier.has_work:
+        step(verifier)
+    parked, other = verifier.sessions[7], verifier.sessions[8]
+    assert (other.finish, other.token_ids) == ("length", prompt + toy_text(prompt, 18))
+    assert (parked.is_open, parked.length) == (False, 29)
+    verifier.handle(Committed(session_id=7, epoch=1, length=29), 0.0)
+    verifier.handle(Close(session_id=8, epoch=1), 0.0)
+    while verifier.has_work:
+        step(verifier)
+    assert parked.token_ids == PROMPT + toy_text(PROMPT, 30)

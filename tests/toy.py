@@ -53,8 +53,9 @@ def toy_text(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
 class ToyEngine:
     """An engine that computes `next_token`, and checks that it is used as the protocol says."""
 
-    def __init__(self, info: ModelInfo | None = None) -> None:
+    def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         self.info = info or toy_info()
+        self.max_chain = max_chain
         self.contexts: dict[int, list[int]] = {}  # session -> the tokens whose KV it holds
         self.num_rows: list[int] = []  # of each step
         self.busy_s = 0.0  # what all steps take, by the clock of a simulated world
@@ -83,6 +84,9 @@ class ToyEngine:
     def _run(self, step: SessionStep) -> Judgement | None:
         context = self.contexts[step.session_id]
         assert step.start == len(context), "start is not the KV length"
+        chain = np.arange(step.tree.num_nodes) - 1
+        is_short = len(chain) <= self.max_chain
+        assert not self.max_chain or (is_short and np.array_equal(step.tree.parents, chain)), "no chain, or too long"
         context.extend(step.token_ids.tolist())
         if not step.judged:
             assert step.tree.num_nodes == 0
@@ -110,6 +114,9 @@ class ToyEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         return [0.005 + 0.0002 * size for size in sizes]
+
+    def shutdown(self) -> None:
+        pass
 
 
 class ToyProposer:

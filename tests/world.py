@@ -40,10 +40,18 @@ class World:
     """A broker and its workers, a network between them, and a clock."""
 
     def __init__(
-        self, *, seed: int = 0, delay_s: float = 0.0002, loss: float = 0.0, double: float = 0.0, pass_s: float = 0.001
+        self,
+        *,
+        seed: int = 0,
+        delay_s: float = 0.0002,
+        loss: float = 0.0,
+        double: float = 0.0,
+        pass_s: float = 0.001,
+        host: HostSettings = NO_HOST,
+        max_jobs: int = 10_000,
     ) -> None:
         self.pass_s = pass_s
-        self.simulated = SimulatedWorld(seed=seed, host=NO_HOST)
+        self.simulated = SimulatedWorld(seed=seed, host=host, max_jobs=max_jobs)
         self.broker = self.simulated.broker
         self.verifiers: dict[bytes, Verifier] = {}
         self.drafters: dict[bytes, Drafter] = {}

@@ -16,7 +16,8 @@ from specq.broker.core import Broker
 from specq.broker.state import Connect, Disconnect, Effect, Send
 from specq.config import BrokerConfig, journal_path
 from specq.errors import ConfigError, JournalLostError
-from specq.sockets import bind_router, connect_dealer, drain, try_send
+from specq.sockets import connect_dealer, drain, try_send
+from workers.front import Front
 from workers.journal import JournalLink
 from workers.loop import Beat, Stop, calm_collector
 
@@ -27,18 +28,19 @@ class BrokerLoop:
     """Sockets around a `Broker`."""
 
     def __init__(self, config: BrokerConfig) -> None:
+        self.front = Front(config)
         path = journal_path(config)
         self.journal = JournalLink(path, config) if path else None
-        self.broker = _make_broker(config, self.journal)
+        self.broker = _make_broker(config, self.journal, self.front)
         self.backs: dict[bytes, zmq.Socket[bytes]] = {}
         self.context = zmq.Context()
+        self.poller = zmq.Poller()
         try:
-            self.router, self.address = bind_router(self.context, config.bind)
+            self.front.bind(self.context, self.poller)
         except BaseException:
             self.close()
             raise
-        self.poller = zmq.Poller()
-        self.poller.register(self.router, zmq.POLLIN)
+        self.router, self.address = self.front.router, self.front.address
         if self.journal is not None:
             self.poller.register(self.journal, zmq.POLLIN)
         self.tick = Beat(max(config.heartbeat_ms // 2, 10))
@@ -46,14 +48,14 @@ class BrokerLoop:
     def turn(self) -> None:
         """Wait for messages or the next tick, and handle what there is."""
         ready = dict(self.poller.poll(self.tick.remaining_ms()))
-        if self.router in ready:
-            for identity, *frames in drain(self.router):
-                self.apply(self.broker.from_front(identity, frames, time.monotonic()))
+        for identity, frames, who in self.front.messages(ready):
+            self.apply(self.broker.from_front(identity, frames, time.monotonic(), who))
         for identity, socket in list(self.backs.items()):
             if socket in ready:
                 for frames in drain(socket):
                     self.apply(self.broker.from_back(identity, frames, time.monotonic()))
         if self.tick.due():
+            self.front.tick()
             self.apply(self.broker.tick(time.monotonic()))
         if self.journal is not None:
             if self.journal.fileno() in ready:
@@ -83,7 +85,8 @@ class BrokerLoop:
 
     def _connect(self, effect: Connect) -> None:
         try:
-            socket = connect_dealer(self.context, effect.endpoint, queue=True)
+            curve = self.front.curve_to(self.broker.state.roles.public_key(effect.to))
+            socket = connect_dealer(self.context, effect.endpoint, queue=True, curve=curve)
         except ConfigError as error:
             log.warning("verifier_unreachable", reason=str(error))
             return
@@ -96,6 +99,22 @@ class BrokerLoop:
             self.poller.unregister(socket)
             socket.close()
 
+    def serve(self, stop: Stop, drain_s: float) -> None:
+        """Serve until asked to stop. What runs is in the journal's hands then; without one it has so long to end."""
+        try:
+            while not stop:
+                self.turn()
+            self.broker.drain(time.monotonic())
+            if self.journal is None:
+                self._drain(stop, time.monotonic() + drain_s)
+        finally:
+            self.close()
+
+    def _drain(self, stop: Stop, end: float) -> None:
+        while not self.broker.is_idle and time.monotonic() < end and not stop.asked_again:
+            self.turn()
+        self.apply(self.broker.give_up(time.monotonic()))
+
     def close(self) -> None:
         """Journal what is known, tell clients of it, and close all sockets; what is queued gets a moment to leave."""
         if self.journal is not None:
@@ -105,7 +124,7 @@ class BrokerLoop:
         self.context.destroy()
 
 
-def _make_broker(config: BrokerConfig, journal: JournalLink | None) -> Broker:
+def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front) -> Broker:
     """Return the broker with the jobs that its journal holds."""
     broker = Broker(
         incarnation=int(time.time()),
@@ -116,6 +135,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None) -> Broker:
         epoch=journal.journal.epoch if journal else 0,
         wall_offset=time.time() - time.monotonic(),
         drafters_per_job=config.drafters_per_job,
+        grants=front.grants,
     )
     if journal is not None and journal.journal.is_old:
         broker.restore(journal.journal.unfinished(), time.monotonic())
@@ -129,10 +149,6 @@ def run(config: BrokerConfig) -> int:
     journal = str(loop.journal.journal.path) if loop.journal else "none"
     log.info("broker_started", address=loop.address, journal=journal, jobs=len(loop.broker.state.jobs.active))
     calm_collector()
-    try:
-        while not stop:
-            loop.turn()
-    finally:
-        loop.close()
+    loop.serve(stop, config.drain_seconds)
     log.info("broker_stopped", **loop.broker.state.counts)
     return 0

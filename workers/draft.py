@@ -7,10 +7,11 @@ import os
 import structlog
 import zmq
 
-from specq.config import DraftConfig
+from specq.config import DraftConfig, options_of
 from specq.cpu import apply_cpu
 from specq.drafter import Drafter
 from specq.errors import ProtocolError
+from specq.keys import curve_to_broker
 from specq.messages import Hello
 from specq.models import resolve_model
 from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
@@ -28,7 +29,7 @@ class DrafterLoop:
         self.drafter = drafter
         self.context = zmq.Context()
         hello = Hello(role="draft", name=name, incarnation=drafter.incarnation, model=drafter.proposer.info)
-        self.link = BrokerLink(self.context, config.broker, hello)
+        self.link = BrokerLink(self.context, config.broker, hello, curve_to_broker(config.keys, "draft"))
         self.num_dropped = 0
 
     def turn(self) -> None:
@@ -58,7 +59,7 @@ class DrafterLoop:
 
 def run(config: DraftConfig) -> int:
     """Draft until SIGTERM or SIGINT; return the exit status."""
-    stop = Stop()
+    stop = Stop(at_once=True)
     apply_cpu(config.cores, config.threads, config.nice)
     name = config.name or f"draft-{os.getpid()}"
     model = config.model if config.proposer in MODEL_FREE else resolve_model(config.model, "draft")
@@ -69,6 +70,7 @@ def run(config: DraftConfig) -> int:
         kv_slots=config.kv_slots,
         name=config.model,
         law_size=config.law_size,
+        options=options_of(config),
     )
     drafter = Drafter(
         proposer,
@@ -81,6 +83,7 @@ def run(config: DraftConfig) -> int:
     loop = DrafterLoop(config, drafter, name)
     log.info("drafter_ready", name=name, model=proposer.info.name)
     calm_collector()
+    stop.at_once = False
     try:
         while not stop:
             loop.turn()

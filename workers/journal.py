@@ -105,4 +105,4 @@ class JournalLink:
 def _question(effect: Find | FindFinished) -> Question:
     if isinstance(effect, Find):
         return lambda reader: reader.find(effect.job_id)
-    return lambda reader: reader.finished(effect.limit, effect.skip)
+    return lambda reader: reader.finished(effect.limit, effect.skip, effect.owner)

@@ -10,6 +10,7 @@ import structlog
 import zmq
 
 from specq.errors import ConfigError, ProtocolError
+from specq.keys import Curve
 from specq.messages import Heartbeat, Hello, Message, Refused, Welcome
 from specq.sockets import connect_dealer, drain, try_send
 from specq.wire import decode, encode
@@ -28,9 +29,11 @@ def new_incarnation() -> int:
 class BrokerLink:
     """Registers with the broker, again after each of its restarts, and carries messages to and from it."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, hello: Hello) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, hello: Hello, curve: Curve | None = None
+    ) -> None:
         self.endpoint, self.hello = endpoint, hello
-        self.socket = connect_dealer(context, endpoint)
+        self.socket = connect_dealer(context, endpoint, curve=curve)
         self.registered = False
         self.heartbeat = Beat(HELLO_MS)
         self.num_dropped = 0
@@ -79,4 +82,5 @@ class BrokerLink:
     def _warn(self) -> None:
         if time.monotonic() - self._warned_at > 5:
             self._warned_at = time.monotonic()
-            log.warning("broker_unreachable", broker=self.endpoint, hint="start one: make broker")
+            hint = "start one: make broker; with --keys it must know this key"
+            log.warning("broker_unreachable", broker=self.endpoint, hint=hint)

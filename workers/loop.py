@@ -19,15 +19,21 @@ def calm_collector() -> None:
 
 
 class Stop:
-    """True once the process was asked to stop (SIGTERM, SIGINT)."""
+    """True once the process was asked to stop (SIGTERM, SIGINT); `asked_again`: whoever asks will not wait for it to drain.
 
-    def __init__(self) -> None:
-        self.asked = False
+    While `at_once`, the process ends right there, with status 0: it has nothing yet that could be lost.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.at_once = at_once
+        self.asked = self.asked_again = False
         for name in (signal.SIGTERM, signal.SIGINT):
             signal.signal(name, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        if self.at_once:
+            raise SystemExit(0)
+        self.asked, self.asked_again = True, self.asked
 
     def __bool__(self) -> bool:
         return self.asked

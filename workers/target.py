@@ -9,12 +9,13 @@ import structlog
 import zmq
 
 from specq.broker.roster import fits, mismatch
-from specq.config import TargetConfig
+from specq.config import TargetConfig, options_of
 from specq.cpu import apply_cpu
 from specq.curve import StepCurve
 from specq.drafter import Drafter
 from specq.engines import ENGINES, Engine
 from specq.errors import ConfigError, ProtocolError
+from specq.keys import AllowList, curve_to_broker, directory_of
 from specq.messages import Hello, Message
 from specq.models import resolve_model
 from specq.own_drafter import OwnDrafter
@@ -24,6 +25,7 @@ from specq.table import resolve
 from specq.text import load_tokenizer_files
 from specq.verifier import Verifier
 from specq.wire import decode, encode
+from specq.zap import Zap
 from workers.link import BrokerLink, new_incarnation
 from workers.loop import Stop, calm_collector
 
@@ -39,8 +41,11 @@ class VerifierLoop:
         self, config: TargetConfig, verifier: Verifier, name: str, own_drafter: OwnDrafter | None = None
     ) -> None:
         self.verifier, self.own_drafter = verifier, own_drafter
+        self.drain_s = config.drain_seconds
         self.context = zmq.Context()
-        self.router, bound = bind_router(self.context, config.bind)
+        curve = curve_to_broker(config.keys, "target")
+        self.zap = Zap(self.context, AllowList(directory_of(config.keys), "broker")) if curve else None
+        self.router, bound = bind_router(self.context, config.bind, curve.own if curve else None)
         hello = Hello(
             role="target",
             name=name,
@@ -49,17 +54,21 @@ class VerifierLoop:
             endpoint=config.advertise or bound,
             max_sessions=config.max_sessions,
         )
-        self.link = BrokerLink(self.context, config.broker, hello)
+        self.link = BrokerLink(self.context, config.broker, hello, curve)
         self.broker = b""  # the identity of the broker's DEALER at our ROUTER
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)
         self.poller.register(self.link.socket, zmq.POLLIN)
+        if self.zap is not None:
+            self.poller.register(self.zap.socket, zmq.POLLIN)
         self.num_dropped = 0
 
     def turn(self) -> None:
         """Take what has arrived, run one step if there is work, beat if it is time."""
         wait_ms = 0 if self._has_work else self.link.heartbeat.remaining_ms()
         ready = dict(self.poller.poll(wait_ms))
+        if self.zap is not None and self.zap.socket in ready:
+            self.zap.answer()
         if self.router in ready:
             started, num_before = time.monotonic(), self.verifier.num_grafted
             for identity, *frames in drain(self.router):
@@ -110,26 +119,40 @@ class VerifierLoop:
         for message in messages:
             try_send(self.router, [self.broker, *encode(message)])
 
+    def serve(self, stop: Stop) -> None:
+        """Serve until asked to stop, then until nothing is under way here, or `drain_seconds` are over; take leave."""
+        try:
+            while not stop:
+                self.turn()
+            self._drain(stop)
+        finally:
+            self.close()
+
+    def _drain(self, stop: Stop) -> None:
+        """Let sessions go to other verifiers, or end; without a broker, nobody would hear of them."""
+        self.verifier.state, end = "draining", time.monotonic() + self.drain_s
+        self.link.beat(self.verifier.heartbeat())
+        while self.verifier.sessions and self.link.registered and time.monotonic() < end and not stop.asked_again:
+            self.turn()
+
     def close(self) -> None:
         """Say good-bye, and close all sockets."""
         self.verifier.state = "leaving"
         self.link.beat(self.verifier.heartbeat())
         self.context.destroy()
+        self.verifier.engine.shutdown()
 
 
 def run(config: TargetConfig) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit status."""
-    stop = Stop()
+    """Serve until SIGTERM or SIGINT, drain, and return the exit status."""
+    stop = Stop(at_once=True)
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     verifier = build_verifier(config, name)
     loop = VerifierLoop(config, verifier, name, build_own_drafter(config, verifier))
     calm_collector()
-    try:
-        while not stop:
-            loop.turn()
-    finally:
-        loop.close()
+    stop.at_once = False
+    loop.serve(stop)
     log.info("verifier_stopped", name=name, steps=verifier.num_steps, dropped=loop.num_dropped)
     return 0
 
@@ -161,6 +184,9 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         threads=config.threads,
         helper_cores=config.helper_cores,
         verbose=config.verbose,
+        max_sessions=config.max_sessions,
+        max_step_rows=config.max_step_rows,
+        options=options_of(config),
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
     curve = StepCurve(sizes, engine.step_times(sizes))

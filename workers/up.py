@@ -26,9 +26,10 @@ from specq import Client
 from specq.addresses import connect_address
 from specq.cli.columns import columns
 from specq.cli.options import to_arguments
-from specq.config import Config, Section, environment_of_children
+from specq.config import BrokerConfig, Config, Section, environment_of_children
 from specq.cpu import available_cores
 from specq.errors import ConfigError, EngineError, JobError
+from specq.keys import directory_of, own_keys
 from workers.loop import Stop
 
 POLL_S = 0.2
@@ -111,10 +112,11 @@ def _broker_address(config: Config) -> str:
 
 
 class Group:
-    """Processes that live and die together. Start it in the main thread: its end is the processes' end."""
+    """Processes that live and die together. Start it in the main thread: its end is the processes' end. `keys` as of the
+    broker."""
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self.members = list(members)
+    def __init__(self, members: Sequence[Member], keys: str = "") -> None:
+        self.members, self.keys = list(members), keys
         self.address = members[0].about
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -132,7 +134,7 @@ class Group:
         Raises EngineError if a process ends, or the time is over.
         """
         deadline = time.monotonic() + timeout_s
-        with Client(self.address, timeout_s=POLL_S) as client:
+        with Client(self.address, timeout_s=POLL_S, keys=self.keys) as client:
             while not asked():
                 self.check()
                 if self._all_ready(client):
@@ -167,6 +169,11 @@ class Group:
                 process.terminate()
             for process in ending:
                 _reap(process, max(1.0, deadline - time.monotonic()))
+
+
+def keys_of_broker(config: BrokerConfig) -> str:
+    """Return the option `keys` for whoever asks a broker for its state with the broker's own key; "" without keys."""
+    return str(directory_of(config.keys) / own_keys(config.keys, "broker").name) if config.keys else ""
 
 
 def _reap(process: subprocess.Popen[bytes], patience_s: float) -> None:
@@ -208,7 +215,7 @@ def _die_with(parent: int) -> Callable[[], None]:
 def run(config: Config, extra: Sequence[str] = ()) -> int:
     """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself."""
     stop = Stop()
-    with Group(members(config, extra)) as group:
+    with Group(members(config, extra), keys_of_broker(config.broker)) as group:
         click.echo(_table(group))
         started = time.monotonic()
         try:

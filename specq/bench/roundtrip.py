@@ -158,7 +158,7 @@ def _subscribe(broker: str, stop: threading.Event) -> None:
 def _submit(socket: zmq.Socket[bytes]) -> bool:
     """Submit the sessions; False if the broker does not know its verifier yet."""
     for job_id in range(1000, 1000 + NUM_SESSIONS):
-        params = SamplingParams(max_tokens=2**30)
+        params = SamplingParams(max_tokens=2**18)
         socket.send_multipart(encode(Submit(job_id=job_id, params=params, prompt_ids=np.ones(1, np.int32))))
         if not socket.poll(int(_PATIENCE_S * 1e3)) or b'"failed"' in socket.recv_multipart()[1]:
             return False

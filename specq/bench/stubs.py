@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from statistics import median
 
 import numpy as np
@@ -127,9 +128,9 @@ class Path:
         self.socket, self.drafts = socket, drafts
 
     def one_by_one(self, count: int) -> list[float]:
-        """Send drafts with one outstanding; return each round trip in microseconds."""
-        draft, times = next(iter(self.drafts.values())), []
-        for _ in range(count):
+        """Send drafts with one outstanding, of each session in turn; return each round trip in microseconds."""
+        times = []
+        for draft in islice(cycle(self.drafts.values()), count):
             started = time.perf_counter()
             self.socket.send_multipart(draft)
             self.socket.recv_multipart()

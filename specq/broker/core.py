@@ -1,32 +1,36 @@
 """The broker without its sockets: frames in, effects out, time as an argument.
 
-    from_front(identity, frames)   clients and draft workers, and the control socket of verifiers
+    from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of the key
+                                   that the socket saw (`specq.broker.gate`)
     from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it
     tick()                         liveness, deadlines, refilling of slow readers
     journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
 
-Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts are passed on unread
-but for who sent them. A verdict goes to the drafters at once, then into the job and towards the journal; once that has it,
-to the client. Without a journal (`has_journal`) the job itself counts as one.
+Rules: a message that breaks the protocol is counted and dropped, and never stops the loop. Drafts pass the gate and go on. A
+verdict goes to the drafters at once, then into the job and towards the journal; once that has it, to the client. Without a
+journal (`has_journal`) the job itself counts as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import structlog
 
 from specq.broker.commits import Commit, read_commit
+from specq.broker.gate import Gate
 from specq.broker.intake import Intake
 from specq.broker.jobs import Job
 from specq.broker.listing import Listing
 from specq.broker.placement import Placement
 from specq.broker.relay import relay
 from specq.broker.state import Effect, FindFinished, Send, State
+from specq.broker.suspects import is_acquitted
 from specq.broker.tokenizers import Tokenizers
 from specq.errors import JournalBusyError, ProtocolError
 from specq.journal.records import JobSummary, StoredJob
+from specq.keys import Grant
 from specq.messages import (
     Cancel,
     Draft,
@@ -43,7 +47,7 @@ from specq.messages import (
     Tokens,
     Verdict,
 )
-from specq.wire import decode, decode_header, type_of
+from specq.wire import decode, type_of
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +57,7 @@ Handler = Callable[..., None]
 
 
 class Broker:
-    """Dispatches messages to the rooms; drafts and verdicts, the hot ones, it handles itself. Arguments as of `State`."""
+    """Dispatches messages to the rooms; verdicts, the hottest, it handles itself. Arguments as of `State`."""
 
     def __init__(
         self,
@@ -66,6 +70,7 @@ class Broker:
         epoch: int = 0,
         wall_offset: float = 0.0,
         drafters_per_job: int = 2,
+        grants: Mapping[str, Grant] | None = None,
     ) -> None:
         self.state = State(
             incarnation=incarnation,
@@ -76,9 +81,10 @@ class Broker:
             epoch=epoch,
             wall_offset=wall_offset,
             drafters_per_job=drafters_per_job,
+            grants=grants,
         )
         self.placement = Placement(self.state)
-        self.intake = Intake(self.state, self.placement)
+        self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
@@ -95,17 +101,17 @@ class Broker:
             TokenizerChunk: self.tokenizers.chunk,
         }
 
-    def from_front(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
+    def from_front(self, identity: bytes, frames: Sequence[bytes], now: float, who: str = "") -> list[Effect]:
         """Take a message from a client or worker."""
         self.state.now = now
         try:
             if type_of(frames) is Draft:
-                self._draft(identity, frames, now)
-            else:
-                self._dispatch(self._front, identity, decode(frames), now)
+                self.gate.pass_draft(identity, frames, now, who)
+            elif (message := self.gate.admit(identity, frames, now, who)) is not None:
+                self._dispatch(self._front, identity, message, now)
         except ProtocolError as error:
             self._drop("front", error)
-        return self._effects()
+        return self.gate.charge(identity, self._effects())
 
     def from_back(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         """Take a message from a verifier."""
@@ -125,7 +131,8 @@ class Broker:
     def tick(self, now: float) -> list[Effect]:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.now = now
-        self.placement.lose_silent(now)
+        self.placement.lose_dead(now)
+        self.placement.rebalance(now)
         self.intake.end_overdue()
         for job in self.state.jobs.active.values():
             self.intake.tell_again(job)
@@ -140,6 +147,24 @@ class Broker:
         job = self.state.jobs.get(int.from_bytes(effect.frames[0], "little"))
         if job is not None and isinstance(message, Tokens):
             self.intake.untold(job, effect.to, message.base_len)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def drain(self, now: float) -> None:
+        """Take no new jobs any more."""
+        self.state.now, self.state.closing = now, "this broker is about to stop"
+
+    @property
+    def is_idle(self) -> bool:
+        """Are there no jobs that wait or run?"""
+        return not self.state.jobs.active
+
+    def give_up(self, now: float) -> list[Effect]:
+        """End the jobs that nobody will go on with, since there is no journal and this broker stops."""
+        self.state.now = now
+        for job in list(self.state.jobs.active.values()):
+            self.intake.fail(job, "lost", "the broker was stopped before the job ended, and it keeps no journal")
+        return self._effects()
 
     # --- the journal ------------------------------------------------------------------------------------------------
 
@@ -180,7 +205,7 @@ class Broker:
         """Learn which jobs have ended: the answer to `FindFinished`."""
         self.state.now = now
         self.listing.answer(asked.client, asked.skip, found)
-        return self._effects()
+        return self.gate.charge(asked.client, self._effects())
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -200,21 +225,6 @@ class Broker:
     def _drop(self, where: str, error: ProtocolError) -> None:
         self.state.counts["dropped_" + where] += 1
         log.debug("message_dropped", where=where, reason=str(error))
-
-    def _draft(self, identity: bytes, frames: Sequence[bytes], now: float) -> None:
-        """Pass a draft on, if it comes from the drafter that has this lane of the session."""
-        header = decode_header(frames)
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.epoch != header.get("epoch"):
-            self.state.counts["late_drafts"] += 1
-            return
-        if job.drafters.get(header.get("lane", -1)) != identity:
-            raise ProtocolError("a draft for a lane that is not the sender's")
-        worker = self.state.roster.get(identity)
-        if worker is not None:
-            worker.heard = now
-        job.stats.draft_bytes += sum(map(len, frames))
-        self.state.emit(Send("back", job.verifier, list(frames)))
 
     def _verdict(self, identity: bytes, frames: Sequence[bytes]) -> None:
         """Pass a verdict to the session's drafters, commit it, and tell the client."""
@@ -239,6 +249,8 @@ class Broker:
 
     def _added(self, job: Job, commit: Commit, known: int) -> None:
         """Journal what a verdict added to a job; without a journal, tell the client at once."""
+        if is_acquitted(job):
+            self.placement.acquit(job)
         if self.state.ledger.has_journal:
             self.state.record(job.added(commit, known), job)
         else:

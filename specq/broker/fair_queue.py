@@ -9,7 +9,7 @@ Rule: a job whose model has no room holds up no other.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
@@ -38,10 +38,16 @@ class FairQueue:
     def __init__(self) -> None:
         self._lines: dict[int, OrderedDict[str, _Line]] = {}
         self._wants: dict[int, Wants] = {}  # by job, as of when it was added
+        self._suspects: Counter[Wants] = Counter()  # what jobs want that must be alone
         self._turns = count()
 
     def __len__(self) -> int:
         return len(self._wants)
+
+    def suspects(self) -> list[Wants]:
+        """Return what the waiting jobs want that must be alone."""
+        self._suspects = +self._suspects
+        return list(self._suspects)
 
     def add(self, job: Job) -> None:
         """Let a job wait; one that waits already keeps its place."""
@@ -49,6 +55,7 @@ class FairQueue:
             return
         line = self._lines.setdefault(job.priority, OrderedDict()).setdefault(job.owner, _Line())
         self._wants[job.job_id] = job.wants
+        self._suspects[job.wants] += job.wants.alone
         waiting = line.jobs.setdefault(job.wants, OrderedDict())
         waiting[job.job_id] = ((not job.resumed, next(self._turns)), job)
         if job.resumed:
@@ -59,6 +66,7 @@ class FairQueue:
         wants = self._wants.pop(job.job_id, None)
         if wants is None:
             return
+        self._suspects[wants] -= wants.alone
         lines = self._lines[job.priority]
         line = lines[job.owner]
         del line.jobs[wants][job.job_id]

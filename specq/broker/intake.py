@@ -13,6 +13,7 @@ import numpy as np
 import structlog
 
 from specq.broker.jobs import Job, Reader
+from specq.broker.limits import overload
 from specq.broker.placement import Placement
 from specq.broker.state import Find, State
 from specq.broker.status import status_report
@@ -27,6 +28,7 @@ log = structlog.get_logger(__name__)
 
 MAX_LABEL = 1000
 MAX_PRIORITY = 1000
+MAX_ASKING = 64  # messages about one job that wait for the journal's word of it
 MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
 
 Ask = Callable[..., None]
@@ -46,7 +48,7 @@ class Intake:
         self._with_job(self._submit, client, message)
 
     def _submit(self, client: bytes, message: Submit, known: Job | None) -> None:
-        code, reason = self._refusal(message, known)
+        code, reason = self._refusal(client, message, known)
         if code == "no_verifier" and self.state.in_grace:
             return
         if reason:
@@ -62,23 +64,25 @@ class Intake:
         """Make a job of a message."""
         self.state.counts["jobs"] += 1
         deadline = self.state.wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
-        job = Job(message, client.hex(), self.state.wall, deadline)
+        job = Job(message, self.state.roles.peer(client), self.state.wall, deadline)
         job.model = message.model or self.state.roster.verifiers()[0].model.name
         self.state.jobs.add(job)
         self.state.record(job.taken(), job)
         return job
 
-    def _refusal(self, message: Submit, known: Job | None) -> tuple[str, str]:
+    def _refusal(self, client: bytes, message: Submit, known: Job | None) -> tuple[str, str]:
         """Return (code, reason) against a job; the reason is "" if there is none."""
+        if known is not None and not self._owns(client, known):
+            return "forbidden", f"job {message.job_id} is another client's; take another id"
         if known is not None:
             return "invalid", "" if known.same_content(message) else f"job {message.job_id} exists with other content"
         verifiers = self.state.roster.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
-        if self.state.trouble:
-            return "busy", f"no new jobs now: {self.state.trouble}"
-        if len(self.state.jobs.active) >= self.state.max_jobs:
-            return "busy", f"the queue is full ({self.state.max_jobs} jobs); try again when some have ended"
+        if self.state.closing or self.state.trouble:
+            return "busy", f"no new jobs now: {self.state.closing or self.state.trouble}"
+        if reason := overload(self.state, self.state.roles.owner(client)):
+            return "busy", reason
         return "invalid", misfit(message, verifiers[0].model)
 
     def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
@@ -89,7 +93,7 @@ class Intake:
         self._with_job(self._follow, client, message)
 
     def _follow(self, client: bytes, message: Follow, job: Job | None) -> None:
-        if job is None:
+        if job is None or not self._owns(client, job):
             reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
             self._refuse(client, message.job_id, "unknown", reason)
             return
@@ -99,14 +103,18 @@ class Intake:
     def cancel(self, client: bytes, message: Cancel, now: float) -> None:
         """Stop a job; what is committed stays."""
         if message.job_id in self._asked:
-            self._asked[message.job_id].append((self._cancel, client, message))
+            if len(self._asked[message.job_id]) < MAX_ASKING:
+                self._asked[message.job_id].append((self._cancel, client, message))
         else:
             self._cancel(client, message, self.state.jobs.get(message.job_id))
 
     def _cancel(self, client: bytes, message: Cancel, job: Job | None) -> None:
-        if job is not None and not job.finish:
+        if job is not None and self._owns(client, job) and not job.finish:
             job.finish = "cancelled"
             self.finish(job)
+
+    def _owns(self, client: bytes, job: Job) -> bool:
+        return self.state.roles.owns(client, job.owner)
 
     # --- what only the journal knows ----------------------------------------------------------------------------------
 
@@ -121,7 +129,9 @@ class Intake:
         else:
             if job_id not in self._asked:
                 self.state.emit(Find(job_id))
-            self._asked.setdefault(job_id, []).append((act, client, message))
+            waiting = self._asked.setdefault(job_id, [])
+            if len(waiting) < MAX_ASKING:  # else it asks again
+                waiting.append((act, client, message))
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None) -> None:
         """Learn what the journal knows of a job, and act on what waited for that."""

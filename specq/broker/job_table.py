@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from specq.broker.fair_queue import FairQueue
 from specq.broker.jobs import Job
@@ -18,7 +18,10 @@ class Jobs:
         self.active: OrderedDict[int, Job] = OrderedDict()
         self.finished: OrderedDict[int, Job] = OrderedDict()
         self.queue = FairQueue()
+        self.held: Counter[str] = Counter()  # active jobs by owner
+        self.num_tokens = 0  # that the active have or may have, prompts included
         self._num_kept = 0  # tokens of the finished
+        self._suspects: dict[int, Job] = {}  # of the active
 
     def get(self, job_id: int) -> Job | None:
         return self.active.get(job_id) or self.finished.get(job_id)
@@ -26,7 +29,21 @@ class Jobs:
     def add(self, job: Job) -> None:
         """Take a job that waits to be placed."""
         self.active[job.job_id] = job
+        self.held[job.owner] += 1
+        self.num_tokens += job.prompt_len + job.params.max_tokens
         self.queue.add(job)
+        self.note_suspect(job)
+
+    def note_suspect(self, job: Job) -> None:
+        """Note whether an active job is a suspect now."""
+        if job.is_suspect:
+            self._suspects[job.job_id] = job
+        else:
+            self._suspects.pop(job.job_id, None)
+
+    def isolated(self) -> set[bytes]:
+        """Return the verifiers that run a suspect."""
+        return {job.verifier for job in self._suspects.values() if job.verifier}
 
     def retire(self, job: Job) -> None:
         """Move a job to the finished; the oldest of these is forgotten when there are too many."""
@@ -36,7 +53,13 @@ class Jobs:
     def drop(self, job: Job) -> None:
         """Forget a job that waits or runs."""
         self.queue.discard(job)
-        self.active.pop(job.job_id, None)
+        if self.active.pop(job.job_id, None) is None:
+            return
+        self.num_tokens -= job.prompt_len + job.params.max_tokens
+        self.held[job.owner] -= 1
+        if not self.held[job.owner]:
+            del self.held[job.owner]
+        self._suspects.pop(job.job_id, None)
 
     def keep(self, job: Job) -> None:
         """Keep a job that ended at hand."""

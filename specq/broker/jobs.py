@@ -8,18 +8,22 @@ was away can fetch them; the journal has those that are forgotten here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specq.broker.bucket import Bucket
 from specq.broker.commits import Commit
 from specq.journal.logprob_rows import pack, unpack
-from specq.journal.records import JobEnded, JobTaken, StoredJob, TokensAdded
+from specq.journal.records import NO_DEATHS, JobEnded, JobSuspected, JobTaken, StoredJob, TokensAdded
 from specq.logprob_record import LogprobRecord
 from specq.messages import Failed, JobInfo, Submit, Tokens
 from specq.types import Int32Array
 
 MAX_READERS = 8  # clients that follow one job
+PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
+SUSPECT_DEATHS = 2  # verifiers that died while they held a job, from which on it runs alone
 
 
 @dataclass(slots=True)
@@ -70,10 +74,12 @@ class Reader:
 
 
 class Wants(NamedTuple):
-    """What a job needs of a verifier: a model by name, and, once it has tokens, the weights that they came from."""
+    """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether it
+    must be `alone` there."""
 
     model: str
     weights: str
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -115,12 +121,15 @@ class Job:
         self.epoch = 0
         self.drafters: dict[int, bytes] = {}  # lane -> drafter
         self.next_lane = 0
+        self.budgets: dict[int, Bucket] = {}  # lane -> what it may still send, see `specq.broker.limits`
         self.held = Held()
         self.missed_by: set[bytes] = set()  # drafters in whose last heartbeat it was missing
         self.confirmed: dict[bytes, int] = {}  # drafter -> committed length at its last heartbeat
         self.unheld = False  # missing from the verifier's last heartbeat
         self.lagging = -1  # committed length at the verifier's last heartbeat
-        self.failures = 0  # verifiers that gave the session back or died with it
+        self.failures = 0  # verifiers that gave the session back
+        self.deaths = NO_DEATHS  # of verifiers that held it
+        self.moved_at = float("-inf")  # from one verifier to another
 
     @classmethod
     def restored(cls, stored: StoredJob) -> Job:
@@ -129,7 +138,7 @@ class Job:
         job.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
         job.accepted = bytearray(stored.accepted)
         job.logprobs = unpack(stored.logprobs, job.params.logprobs)
-        job.weights, job.finish, job.ended = stored.weights, stored.finish, stored.ended
+        job.weights, job.finish, job.ended, job.deaths = stored.weights, stored.finish, stored.ended, stored.deaths
         job.final_stats, job.resumed = stored.stats, bool(stored.weights)
         job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens
         job.stats.accepted_tokens = job.accepted.count(1)
@@ -137,6 +146,12 @@ class Job:
             job.failure = Failed(job_id=job.job_id, code=stored.code, reason=stored.reason)
         job.journal(len(job.token_ids), ended=bool(job.finish))
         return job
+
+    @cached_property
+    def prefix_keys(self) -> tuple[int, ...]:
+        """Return what tells prompts that begin alike: see `specq.broker.policy`."""
+        lengths = [length for length in PREFIX_LENGTHS if length < self.prompt_len]
+        return tuple(hash(self.prompt_ids[:length].tobytes()) for length in [*lengths, self.prompt_len])
 
     @property
     def length(self) -> int:
@@ -149,7 +164,12 @@ class Job:
 
     @property
     def wants(self) -> Wants:
-        return Wants(self.model, self.weights if self.token_ids else "")
+        return Wants(self.model, self.weights if self.token_ids else "", self.is_suspect)
+
+    @property
+    def is_suspect(self) -> bool:
+        """May it be what brings verifiers down? See `specq.broker.suspects`."""
+        return self.deaths.total >= SUSPECT_DEATHS
 
     def context(self) -> Int32Array:
         """Return i32[length]: the prompt and what is committed."""
@@ -190,6 +210,10 @@ class Job:
         logprobs = pack(self.logprobs, base_len) if self.params.logprobs >= 0 else b""
         raw, flags = commit.raw[4 * known :], commit.flags[known:]
         return TokensAdded(self.job_id, base_len, raw, flags, logprobs, commit.num_nodes)
+
+    def suspected(self) -> JobSuspected:
+        """Return the record of what is held against the job."""
+        return JobSuspected(self.job_id, self.deaths)
 
     def end_record(self) -> JobEnded:
         """Return the record of the job's end."""

@@ -36,22 +36,29 @@ class Listing:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        self._asked: set[bytes] = set()  # clients for which the journal is asked
+
+    def _may_see(self, client: bytes, job: Job) -> bool:
+        return self.state.roles.owns(client, job.owner)
 
     def ask(self, client: bytes, message: ListJobs, now: float) -> None:
         """Answer with a list; if there is a journal, when it has told what it has."""
         limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
         if self.state.ledger.has_journal:
-            self.state.emit(FindFinished(client, limit, skip))
+            if client not in self._asked:  # else it is being answered
+                self._asked.add(client)
+                self.state.emit(FindFinished(client, limit, skip, self.state.roles.owner(client)))
             return
-        finished = list(self.state.jobs.finished.values())[::-1][skip : skip + limit]
-        self._answer(client, skip, [summary_of(job) for job in finished])
+        finished = [job for job in reversed(self.state.jobs.finished.values()) if self._may_see(client, job)]
+        self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
 
     def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
         """Answer with what the journal told; of one that cannot be read, what is in memory."""
+        self._asked.discard(client)
         self._answer(client, skip, [] if isinstance(found, JournalBusyError) else found)
 
     def _answer(self, client: bytes, skip: int, finished: Iterable[JobSummary]) -> None:
-        active = [] if skip else list(self.state.jobs.active.values())
+        active = [] if skip else [job for job in self.state.jobs.active.values() if self._may_see(client, job)]
         lines = [self._line(summary_of(job), "running" if job.verifier else "waiting") for job in active]
         lines += [self._line(one, _ENDED.get(one.finish, one.finish)) for one in finished]
         data = orjson.dumps([line._asdict() for line in lines])

@@ -1,58 +1,61 @@
-"""Which worker does what: registration, liveness, sessions to verifiers, drafters to sessions.
+"""Which worker does what: registration, liveness, sessions to verifiers.
 
 Rules: a session is opened under a new epoch each time, so that whatever its former verifier still says of it is ignored.
-A verifier or drafter that falls silent loses its sessions to others, from the transcript. What heartbeats say of each
-session is compared with the transcript, and what was lost on the way is sent again.
+A verifier or drafter that falls silent, or hangs, loses its sessions to others, from the transcript; one that drains hands
+them over while there are others. What heartbeats say of each session is compared with the transcript, and what was lost on
+the way is sent again.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import structlog
 
 from specq.broker.jobs import Job, Wants
+from specq.broker.policy import choose, moves
 from specq.broker.roster import Worker, fits, mismatch
+from specq.broker.staffing import Staffing
 from specq.broker.state import Connect, Disconnect, State
-from specq.journal.records import JobBound
+from specq.broker.suspects import after_death, is_given_up, open_to, to_clear
+from specq.journal.records import NO_DEATHS, Deaths, JobBound
 from specq.messages import (
-    OWN_LANE,
-    Assign,
     Close,
     Committed,
     Heartbeat,
     Hello,
     Open,
     Refused,
-    Release,
     SessionFailed,
-    Verdict,
     Welcome,
 )
-from specq.params import SamplingParams
 
 log = structlog.get_logger(__name__)
 
-MAX_FAILURES = 3  # verifiers that may die with a job, or give it back, before it is given up
+MAX_FAILURES = 3  # times that verifiers may give a job back before it is given up
 
 
 class Placement:
     """Handlers of worker messages, and the placing of jobs on workers."""
 
     def __init__(self, state: State) -> None:
-        self.state = state
+        self.state, self.staffing = state, Staffing(state)
         self.given_up: list[tuple[Job, str]] = []  # jobs that no verifier can go on with, and why
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
     def hello(self, identity: bytes, message: Hello, now: float) -> None:
         """Register a worker, or refuse it with the reason."""
-        if self.state.roster.get(identity) is not None:
+        known = self.state.roster.get(identity)
+        if known is not None:
+            known.heard = now
+            self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
+            return
+        if message.incarnation in self.state.hung:
+            self.state.send_front(identity, Refused(reason="it stood still with work to do; start it anew"))
             return
         if message.role not in ("target", "draft"):
             self.state.send_front(identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft"))
             return
-        worker = Worker(identity, message, now)
+        worker = Worker(identity, message, now, now, now, free_slots=message.model.kv_slots)
         targets = [w.model for w in self.state.roster.verifiers()]
         if message.role == "draft" and targets and not any(fits(message.model, target) for target in targets):
             self.state.send_front(identity, Refused(reason=mismatch(message.model, targets)))
@@ -64,7 +67,7 @@ class Placement:
             self.state.emit(Connect(identity, message.endpoint))
             self._refuse_misfits()
             self.place_waiting()
-        self._staff_all()
+        self.staffing.staff_all()
 
     def _refuse_misfits(self) -> None:
         """Refuse drafters that came before any verifier and turn out to fit none."""
@@ -80,20 +83,21 @@ class Placement:
         if worker is None:
             self.state.send_front(identity, Refused(reason="not registered", fatal=False))
             return
-        worker.heard = now
-        worker.beat(message)
+        worker.beat(message, now)
         if message.state == "leaving":
             log.info("worker_left", name=worker.name, role=worker.hello.role)
             self.lose(worker)
             self.settle()
             return
+        if message.state == "draining":
+            self._hand_over(worker)
         held = {
             session: (epoch, length)
             for session, epoch, length in zip(
                 message.session_ids.tolist(), message.epochs.tolist(), message.lengths.tolist(), strict=False
             )
         }
-        mend = self._mend_verifier if worker.hello.role == "target" else self._mend_drafter
+        mend = self._mend_verifier if worker.hello.role == "target" else self.staffing.mend
         mend(worker, held)
 
     def _mend_verifier(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
@@ -114,70 +118,128 @@ class Placement:
             elif job is not None:
                 job.unheld = True
 
-    def _mend_drafter(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
-        for session_id, (epoch, length) in held.items():
-            job = self.state.jobs.active.get(session_id)
-            if job is None or job.epoch != epoch or worker.identity not in job.drafters.values():
-                self.state.send_front(worker.identity, Release(session_id=session_id, epoch=epoch))
-            elif job.prompt_len <= length < job.confirmed.get(worker.identity, 0):
-                missing = job.context()[length:]
-                verdict = Verdict(session_id=session_id, epoch=epoch, base_len=length, token_ids=missing)
-                self.state.send_front(worker.identity, verdict)
-            if job is not None:
-                job.missed_by.discard(worker.identity)
-                job.confirmed[worker.identity] = job.length
-        for job_id in worker.job_ids - set(held):
-            job = self.state.jobs.active.get(job_id)
-            if job is not None and worker.identity in job.missed_by:
-                self._assign(job, worker)
-            elif job is not None:  # the first time, `Assign` may merely be on its way
-                job.missed_by.add(worker.identity)
-
-    def lose_silent(self, now: float) -> None:
-        """Take their sessions from the workers that were not heard for too long."""
-        for worker in self.state.roster.silent(now - self.state.liveness_s):
-            log.warning("worker_lost", name=worker.name, role=worker.hello.role)
+    def lose_dead(self, now: float) -> None:
+        """Take their sessions from the workers that were not heard for too long, or have not worked though they could."""
+        for worker in self.state.roster.dead(now, self.state.liveness_s):
+            hangs = worker.hangs(self.state.liveness_s)
+            log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
-            self.lose(worker)
+            if hangs:
+                self.state.hung.add(worker.hello.incarnation)
+            self.lose(worker, died=True)
         self.settle()
 
     def settle(self) -> None:
         """Place what waits for a verifier, and staff what lacks a drafter."""
         self.place_waiting()
-        self._staff_all()
+        self.staffing.staff_all()
 
-    def lose(self, worker: Worker) -> None:
-        """Forget a worker; its jobs go to others."""
+    def lose(self, worker: Worker, *, died: bool = False) -> None:
+        """Forget a worker; its jobs go to others. Each of a verifier's may be what it `died` of."""
         self.state.roster.remove(worker.identity)
         if worker.hello.role == "target":
             self.state.emit(Disconnect(worker.identity))
-        for job_id in list(worker.job_ids):
-            job = self.state.jobs.active.get(job_id)
-            if job is None:
-                continue
+        jobs = self._jobs_of(worker)
+        for job in jobs:
             if worker.hello.role == "target":
-                self._give_back(job, f"verifier {worker.name} was lost")
+                job.verifier = b""
+                if died:
+                    self._hold_against(job, after_death(job, len(jobs)))
+                if not is_given_up(job.deaths):
+                    self.state.jobs.queue.add(job)
             else:
                 job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
+
+    def _hold_against(self, job: Job, deaths: Deaths) -> None:
+        """Note in job and journal what is held against a job; give it up if that is enough."""
+        job.deaths = deaths
+        self.state.jobs.note_suspect(job)
+        self.state.record(job.suspected(), job)
+        if is_given_up(deaths):
+            self.given_up.append(
+                (job, f"{deaths.total} verifiers died of it, {deaths.lone} of them with nothing else to do")
+            )
+
+    def acquit(self, job: Job) -> None:
+        """Let a suspect that went on well be a job like others, and others run beside it."""
+        self._hold_against(job, NO_DEATHS)
+        self.place_waiting()
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
     def place_waiting(self) -> None:
         """Open jobs that wait, in the queue's order, while there is room."""
-        while (found := self.state.jobs.queue.take(self._place_for)) is not None:
-            job, worker = found
-            self._open(job, worker)
-            self._staff(job)
+        while (found := self.state.jobs.queue.take(self._places_for)) is not None or self._clear_for_suspects():
+            if found is not None:
+                job, able = found
+                self._open(job, self._best_of(job, able))
+                self.staffing.staff(job)
 
-    def _place_for(self, wants: Wants) -> Worker | None:
-        """Return the verifier with room that has what a job wants."""
-        able = self.state.roster.verifiers(wants.model)
-        return self.state.roster.least_loaded(w for w in able if wants.weights in ("", w.weights))
+    def _places_for(self, wants: Wants) -> list[Worker] | None:
+        """Return the verifiers with room that have what a job wants; None if there are none."""
+        suspects_wait = any(suspect.model == wants.model for suspect in self.state.jobs.queue.suspects())
+        isolated = self.state.jobs.isolated()
+        return open_to(self._able(wants), isolated, alone=wants.alone, suspects_wait=suspects_wait) or None
+
+    def _able(self, wants: Wants) -> list[Worker]:
+        """Return the verifiers that have what a job wants, with room or without."""
+        return [w for w in self.state.roster.verifiers(wants.model) if wants.weights in ("", w.weights)]
+
+    def _clear_for_suspects(self) -> bool:
+        """Let the jobs of a verifier wait, if suspects do and it is the best to run them on; False if that is not needed."""
+        for wants in self.state.jobs.queue.suspects():
+            worker = to_clear(self._able(wants), self.state.jobs.isolated())
+            if worker is not None:
+                for job in self._jobs_of(worker):
+                    self._take_from(job, worker)
+                    self.state.jobs.queue.add(job)
+                return True
+        return False
+
+    def _jobs_of(self, worker: Worker) -> list[Job]:
+        return [job for i in worker.job_ids if (job := self.state.jobs.active.get(i)) is not None]
+
+    def _best_of(self, job: Job, able: list[Worker]) -> Worker:
+        return choose(able, job.length + job.tokens_left, job.prefix_keys)
+
+    def _hand_over(self, worker: Worker) -> None:
+        """Let others go on with what a verifier has that is about to leave; what finds no place ends there."""
+        for job in self._jobs_of(worker):
+            able = self._places_for(job.wants)
+            if able is not None:
+                self._move(job, self._best_of(job, able))
+
+    def rebalance(self, now: float) -> None:
+        """Let verifiers that have joined share in the work."""
+        if len(self.state.jobs.queue):
+            return
+        for alike in self.state.roster.alike():
+            isolated = self.state.jobs.isolated()
+            able = [
+                w for w in alike if w.identity not in isolated and w.heard >= now - 2 * self.state.heartbeat_ms / 1000
+            ]
+            for job, to in moves(able, [job for w in able for job in self._jobs_of(w)], now):
+                self._move(job, to)
+
+    def _move(self, job: Job, to: Worker) -> None:
+        """Let another verifier go on with a job."""
+        former = self.state.roster.get(job.verifier)
+        if former is not None:
+            self._take_from(job, former)
+        self.state.counts["moved"] += 1
+        job.moved_at = self.state.now
+        self._open(job, to)
+
+    def _take_from(self, job: Job, worker: Worker) -> None:
+        worker.job_ids.discard(job.job_id)
+        job.verifier = b""
+        self.state.send_back(worker.identity, Close(session_id=job.job_id, epoch=job.epoch))
 
     def _open(self, job: Job, worker: Worker) -> None:
         job.verifier, job.epoch, job.unheld, job.lagging = worker.identity, self.state.next_epoch(), False, -1
         job.resumed = True
         worker.job_ids.add(job.job_id)
+        worker.take(job.length + job.tokens_left, job.prefix_keys)
         if job.weights != worker.weights:
             job.weights = worker.weights
             self.state.record(JobBound(job.job_id, job.weights), job)
@@ -193,63 +255,15 @@ class Placement:
                 token_ids=job.context(),
             ),
         )
-        for drafter in list(job.drafters.values()):
-            found = self.state.roster.get(drafter)
-            if found is not None:
-                self._assign(job, found)
-
-    def _staff_all(self) -> None:
-        for job in self.state.jobs.active.values():
-            if job.verifier:
-                self._staff(job)
-
-    def _staff(self, job: Job) -> None:
-        """Give a placed job the drafters that it lacks: no two that would draft the same."""
-        verifier = self.state.roster.get(job.verifier)
-        if verifier is None or not is_drafted(job):
-            return
-        found = [worker for d in job.drafters.values() if (worker := self.state.roster.get(d)) is not None]
-        drafting = {worker.model.fingerprint for worker in found}
-        while len(job.drafters) < self.state.drafters_per_job:
-            fitting = self.state.roster.drafters_for(verifier.model)
-            drafter = self.state.roster.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
-            if drafter is None:
-                return
-            drafting.add(drafter.model.fingerprint)
-            self._assign(job, drafter)
-
-    def _assign(self, job: Job, worker: Worker) -> None:
-        job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
-        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % OWN_LANE
-        job.drafters[lane] = worker.identity
-        job.confirmed[worker.identity] = job.length
-        job.missed_by.discard(worker.identity)
-        worker.job_ids.add(job.job_id)
-        self.state.send_front(
-            worker.identity,
-            Assign(
-                session_id=job.job_id,
-                epoch=job.epoch,
-                lane=lane,
-                prompt_len=job.prompt_len,
-                params=drafting_params(job.params),
-                speculation=job.speculation,
-                token_ids=job.context(),
-            ),
-        )
+        self.staffing.resume(job)
 
     def release(self, job: Job) -> None:
         """Free the workers of a job that ended."""
         verifier = self.state.roster.get(job.verifier)
         if verifier is not None:
-            verifier.job_ids.discard(job.job_id)
-            self.state.send_back(job.verifier, Close(session_id=job.job_id, epoch=job.epoch))
-        for identity in job.drafters.values():
-            drafter = self.state.roster.get(identity)
-            if drafter is not None:
-                drafter.job_ids.discard(job.job_id)
-                self.state.send_front(identity, Release(session_id=job.job_id, epoch=job.epoch))
-        job.verifier, job.drafters = b"", {}
+            self._take_from(job, verifier)
+        job.verifier = b""
+        self.staffing.release(job)
 
     def session_failed(self, verifier: bytes, message: SessionFailed, now: float) -> None:
         """A verifier cannot go on with a session: try another, or fail the job."""
@@ -272,13 +286,3 @@ class Placement:
             self.given_up.append((job, f"given up after {job.failures} failures; the last: {reason}"))
         else:
             self.state.jobs.queue.add(job)
-
-
-def drafting_params(params: SamplingParams) -> SamplingParams:
-    """Return what drafters are told: under `probabilistic` not the seed, since it keys the draws that judge them."""
-    return replace(params, seed=0) if params.strategy == "probabilistic" else params
-
-
-def is_drafted(job: Job) -> bool:
-    """Can drafts be of use to a job?"""
-    return job.speculation.mode != "plain" and job.params.strategy != "greedy"

@@ -7,11 +7,15 @@ without a tokenizer of its own, which drafts from the text alone, fits all.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specq.messages import Heartbeat, Hello
 from specq.types import ModelInfo
+
+HANGING_BEATS = 3
+MOST_PREFIXES = 1024  # that are remembered of a verifier
 
 
 @dataclass(slots=True)
@@ -21,10 +25,15 @@ class Worker:
     identity: bytes
     hello: Hello
     heard: float
+    joined_at: float = 0.0
+    progressed: float = 0.0  # when it last had worked since the heartbeat before, or had nothing to do
+    idle_beats: int = 0  # heartbeats since then
     state: str = "ready"
     steps: int = 0
-    free_slots: int = 0
+    step_s: float = 0.0  # that it may be silent in a step
+    free_slots: int = 0  # what was placed there since its last heartbeat taken off
     job_ids: set[int] = field(default_factory=set)
+    prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
 
     @property
     def name(self) -> str:
@@ -44,9 +53,35 @@ class Worker:
         full = 0 < self.hello.max_sessions <= len(self.job_ids)
         return self.state == "ready" and not full
 
-    def beat(self, heartbeat: Heartbeat) -> None:
+    def beat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in what a heartbeat says of the worker as a whole."""
+        self.heard = now
+        self.idle_beats += 1
+        if heartbeat.steps != self.steps or not heartbeat.pending:
+            self.progressed, self.idle_beats = now, 0
         self.state, self.steps, self.free_slots = heartbeat.state, heartbeat.steps, heartbeat.free_slots
+        self.step_s = heartbeat.step_ms / 1000
+
+    def is_silent(self, now: float, seconds: float) -> bool:
+        """Has nothing been heard of it for longer than this and a step?"""
+        return now - self.heard > seconds + self.step_s
+
+    def hangs(self, seconds: float) -> bool:
+        """Has it been beating for longer than this, with work to do, and done none of it? (One that was frozen beats once.)"""
+        return self.idle_beats >= HANGING_BEATS and self.heard - self.progressed > seconds + self.step_s
+
+    def take(self, num_tokens: int, keys: Iterable[int]) -> None:
+        """Note that a job was placed there, with so many tokens and these keys of its prompt."""
+        self.free_slots -= num_tokens
+        for key in keys:
+            self.prefixes[key] = None
+            self.prefixes.move_to_end(key)
+        while len(self.prefixes) > MOST_PREFIXES:
+            self.prefixes.popitem(last=False)
+
+    def num_known(self, keys: Iterable[int]) -> int:
+        """Return how many of a prompt's keys it has computed before."""
+        return sum(key in self.prefixes for key in keys)
 
 
 class Roster:
@@ -72,6 +107,13 @@ class Roster:
         targets = [w for w in self._workers.values() if w.hello.role == "target"]
         return [w for w in targets if model in ("", w.model.name)]
 
+    def alike(self) -> list[list[Worker]]:
+        """Return the verifiers that say the same, together."""
+        groups: dict[tuple[str, str], list[Worker]] = {}
+        for worker in self.verifiers():
+            groups.setdefault((worker.model.name, worker.weights), []).append(worker)
+        return list(groups.values())
+
     def drafters(self) -> list[Worker]:
         return [w for w in self._workers.values() if w.hello.role == "draft"]
 
@@ -83,9 +125,9 @@ class Roster:
     def drafters_for(self, model: ModelInfo) -> list[Worker]:
         return [w for w in self.drafters() if fits(w.model, model)]
 
-    def silent(self, before: float) -> list[Worker]:
-        """Return the workers that were not heard since then."""
-        return [w for w in self._workers.values() if w.heard < before]
+    def dead(self, now: float, seconds: float) -> list[Worker]:
+        """Return the workers that were silent, or have stood still, for longer than this."""
+        return [w for w in self._workers.values() if w.is_silent(now, seconds) or w.hangs(seconds)]
 
 
 def fits(draft: ModelInfo, target: ModelInfo) -> bool:

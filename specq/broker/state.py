@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from specq.broker.job_table import Jobs
 from specq.broker.jobs import Job
 from specq.broker.ledger import Ledger
+from specq.broker.limits import Limits
+from specq.broker.roles import Roles
 from specq.broker.roster import Roster
 from specq.journal.records import Record
+from specq.keys import Grant
 from specq.messages import Message
 from specq.wire import Frames, encode
 
@@ -49,11 +53,13 @@ class Find(NamedTuple):
 
 
 class FindFinished(NamedTuple):
-    """Look for so many of the jobs that ended, the last `skip` left out; `Broker.listed` wants the answer."""
+    """Look for so many of the jobs of an owner (None: of all) that ended, the last `skip` left out; `Broker.listed` wants
+    the answer."""
 
     client: bytes
     limit: int
     skip: int
+    owner: str | None = None
 
 
 Effect = Send | Connect | Disconnect | Write | Find | FindFinished
@@ -66,6 +72,7 @@ class State:
                  earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
     epoch        epochs lie above this too: a journal's word, which needs no clock
     wall_offset  seconds since 1970 = the caller's time + this
+    grants       the keys that are allowed, by name; None: there are no keys
     """
 
     def __init__(
@@ -79,13 +86,17 @@ class State:
         epoch: int = 0,
         wall_offset: float = 0.0,
         drafters_per_job: int = 2,
+        grants: Mapping[str, Grant] | None = None,
     ) -> None:
         self.drafters_per_job = drafters_per_job
         self.heartbeat_ms, self.liveness_s, self.max_jobs = heartbeat_ms, liveness_ms / 1000, max_jobs
         self.roster, self.jobs, self.ledger = Roster(), Jobs(), Ledger(has_journal=has_journal)
+        self.roles, self.limits = Roles(grants), Limits()
         self.counts: Counter[str] = Counter()
         self.now, self.wall_offset = 0.0, wall_offset
         self.trouble = ""  # why the journal cannot be written now
+        self.closing = ""  # why no new jobs are taken any more
+        self.hung: set[int] = set()  # incarnations of workers that stood still with work to do
         self.grace_until = 0.0  # until then verifiers may come back from before a restart
         self._epoch = max(incarnation << 10, epoch)
         self._outbox: list[Effect] = []

@@ -6,6 +6,8 @@ from specq.broker.state import Send, State
 from specq.messages import Failed, FetchTokenizer, TokenizerChunk
 from specq.wire import Frames, encode
 
+MAX_WAITING = 4096  # clients for one tokenizer
+
 
 class Tokenizers:
     """Handlers of what clients and verifiers say of tokenizers."""
@@ -28,7 +30,10 @@ class Tokenizers:
         if wanted in self._known:
             self._serve(client, wanted)
             return
-        self._waiting.setdefault(wanted, set()).add(client)
+        waiting = self._waiting.setdefault(wanted, set())
+        if len(waiting) >= MAX_WAITING:  # who is left out asks again
+            return
+        waiting.add(client)
         self.state.send_back(verifiers[0].identity, message)
 
     def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:

@@ -20,7 +20,7 @@ def cancel(ctx: click.Context, /, config_file: str | None, job_ids: tuple[int, .
     """Stop jobs; what they have generated stays, as their results. The exit status is 0 only if all are known."""
     config = override(load(config_file).client, **values)
     unknown = 0
-    with JobDesk(config.broker, config.timeout_s) as desk:
+    with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
         for found in desk.cancel(dict.fromkeys(job_ids)):
             is_unknown = found.error is not None and found.error.code == "unknown"
             click.echo(f"specq: {found.error}" if is_unknown else _told(found), err=is_unknown)

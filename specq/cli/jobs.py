@@ -26,7 +26,7 @@ _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 def jobs(config_file: str | None, limit: int, *, as_json: bool, **values: Any) -> None:
     """List the jobs of a broker: those that wait and run, then those that ended, the last one first."""
     config = override(load(config_file).client, **values)
-    with JobDesk(config.broker, config.timeout_s) as desk:
+    with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
         lines = list(desk.list_jobs(limit))
     if as_json:
         for line in lines:

@@ -10,6 +10,7 @@ import click
 
 from specq import log
 from specq.config import Cores, Section, kinds, section_name
+from specq.engine_options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +70,21 @@ def _option(f: Field[Any], kind: Any, only: str) -> Callable[[F], F]:
         return click.option(f"{flag}/--no-{flag[2:]}", f.name, default=None, help=text)
     if kind == Cores:
         return click.option(flag, f.name, type=core_list, metavar="LIST", help=text)
+    if kind == Options:
+        return click.option(
+            _of_one(flag),
+            f.name,
+            multiple=True,
+            callback=lambda _context, _parameter, values: values or None,
+            metavar="NAME=VALUE",
+            help=text,
+        )
     return click.option(flag, f.name, type=kind, help=text)
+
+
+def _of_one(flag: str) -> str:
+    """Return the flag of a key that holds several values, of which each is given by itself."""
+    return flag.removesuffix("s")
 
 
 def to_arguments(section: Section) -> list[str]:
@@ -81,6 +96,8 @@ def to_arguments(section: Section) -> list[str]:
             continue
         if isinstance(value, bool):
             arguments.append(f"--{'' if value else 'no-'}{flag}")
+        elif kinds(type(section))[f.name] == Options:
+            arguments += [part for option in value for part in (_of_one(f"--{flag}"), option)]
         else:
             arguments += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
     return arguments

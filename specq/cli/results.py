@@ -52,7 +52,7 @@ def results(
         raise click.UsageError("give the ids of jobs, or --all")
     config = override(load(config_file).client, **values)
     written = _Written(_Codecs(config) if text else None)
-    with JobDesk(config.broker, config.timeout_s) as desk, click.open_file(out, "wb") as file:
+    with JobDesk(config.broker, config.timeout_s, config.keys) as desk, click.open_file(out, "wb") as file:
         wanted = _ended(desk) if fetch_all else list(dict.fromkeys(job_ids))
         for found in desk.fetch(wanted, wait=wait):
             file.write(written.line(found))
@@ -75,7 +75,8 @@ class _Codecs:
 
     def __getitem__(self, model: str) -> TextCodec:
         if model not in self._known:
-            with Client(self._config.broker, model=model, timeout_s=self._config.timeout_s) as client:
+            config = self._config
+            with Client(config.broker, model=model, timeout_s=config.timeout_s, keys=config.keys) as client:
                 self._known[model] = _codec(client)
         return self._known[model]
 

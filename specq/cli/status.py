@@ -21,7 +21,7 @@ _SHOWN = ("name", "role", "model", "engine", "state", "jobs", "steps", "free_slo
 def status(config_file: str | None, *, as_json: bool, **values: Any) -> None:
     """Show what a broker sees: workers, jobs, counters."""
     config = override(load(config_file).client, **values)
-    with Client(config.broker, timeout_s=config.timeout_s) as client:
+    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
         report = client.status()
     click.echo(json.dumps(report, indent=2) if as_json else _table(report))
 

@@ -46,6 +46,7 @@ def submit(
     out: str,
     config_file: str | None,
     broker: str | None,
+    keys: str | None,
     timeout_s: float | None,
     concurrency: int,
     *,
@@ -57,15 +58,15 @@ def submit(
     """Send the prompts of a JSONL file (- is standard input); write a line of results for each completion, in order.
 
     A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the parameters
-    below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that was killed
-    goes on where it stopped when it is run again with the same prompts, options and --out.
+    below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that was killed,
+    or lost its broker, goes on where it stopped when it is run again with the same prompts, options and --out.
     """
-    config = override(load(config_file).client, broker=broker, timeout_s=timeout_s)
+    config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
     read_parameters(split_wishes(defaults)[1])
     if detach and (out != "-" or stream):
         raise click.UsageError("--detach prints ids; `specq results` fetches what comes of them (--out, --wait)")
-    with Client(config.broker, timeout_s=config.timeout_s) as client:
+    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
         _ = client.served  # no broker and no verifier are one message here, not one for each line
         lines = _noting_unknown(read_lines(prompts))
         if detach:
@@ -89,7 +90,7 @@ def _detach(
 ) -> int:
     """Submit the lines, print the ids of their jobs, and return the exit status."""
     errors = []
-    with JobDesk(config.broker, config.timeout_s) as desk:
+    with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
         for detached in detach_lines(client, desk, lines, defaults, as_chat=as_chat):
             for job_id in detached.job_ids:
                 click.echo(job_id)

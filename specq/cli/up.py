@@ -18,6 +18,7 @@ PROCESS = {"up": "workers.up:run"}
 @click.option("--model", help="Target model: bundled, a directory, or a hub name.  [default: tiny]")
 @click.option("--draft-model", help="Draft model, likewise.  [default: tiny]")
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
+@click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
 @click.option("--journal", help="File that outlives the broker; none: memory only.  [default: one for each address]")
 @log_options("warning")
 @click.pass_context
@@ -28,6 +29,7 @@ def up(
     model: str | None,
     draft_model: str | None,
     address: str | None,
+    keys: str | None,
     journal: str | None,
     log_level: str,
     *,
@@ -39,9 +41,9 @@ def up(
     config = replace(
         config,
         up=override(config.up, **values),
-        broker=override(config.broker, bind=address, journal=journal),
-        target=override(config.target, model=model),
-        draft=override(config.draft, model=draft_model),
+        broker=override(config.broker, bind=address, journal=journal, keys=keys),
+        target=override(config.target, model=model, keys=keys),
+        draft=override(config.draft, model=draft_model, keys=keys),
     )
     log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
     ctx.exit(resolve("process", PROCESS, "up")(config, log_arguments))

@@ -26,6 +26,7 @@ from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
+from specq.keys import CLIENT_ROLES, curve_to_broker
 
 
 def _in_this_loop(callback: Sink) -> Sink:
@@ -92,8 +93,10 @@ class AsyncClient:
         model: str = "",
         timeout_s: float = 10.0,
         cache_dir: Path | None = None,
+        keys: str | Path = "",
     ) -> None:
-        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir())
+        curve = curve_to_broker(str(keys), *CLIENT_ROLES)
+        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve)
         self._close = weakref.finalize(self, self._connection.link.close)
 
     # --- completions ------------------------------------------------------------------------------------------------

@@ -248,5 +248,5 @@ def no_broker(address: str, timeout_s: float) -> str:
     """Return the message for a user whose broker does not answer."""
     return (
         f"no broker answered at {address} within {timeout_s:g} s; start one with `make broker` or `specq up`, "
-        "or name another with --broker"
+        "or name another with --broker; one with keys answers only to keys that it knows (--keys)"
     )

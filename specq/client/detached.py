@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -24,6 +25,7 @@ import zmq
 from specq.client.core import no_broker
 from specq.client.events import Transcript
 from specq.errors import JobError, ProtocolError
+from specq.keys import CLIENT_ROLES, curve_to_broker
 from specq.logprob_record import LogprobRecord
 from specq.messages import Accepted, Cancel, Failed, Follow, JobInfo, JobList, ListJobs, Message, Submit, Tokens
 from specq.sockets import connect_dealer, drain, try_send
@@ -73,11 +75,12 @@ class FoundJob:
 class JobDesk:
     """A connection to a broker for requests by job id. Raises JobError if the broker is silent for `timeout_s`."""
 
-    def __init__(self, broker: str, timeout_s: float = 10.0) -> None:
+    def __init__(self, broker: str, timeout_s: float = 10.0, keys: str | Path = "") -> None:
         self._broker, self._timeout_s = broker, timeout_s
+        curve = curve_to_broker(str(keys), *CLIENT_ROLES)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_dealer(self._context, broker, queue=True)
+            self._socket = connect_dealer(self._context, broker, queue=True, curve=curve)
         except BaseException:
             self._context.term()
             raise
@@ -115,6 +118,8 @@ class JobDesk:
         pages: list[list[dict[str, Any]]] = []
 
         def hear(message: Message) -> int | None:
+            if isinstance(message, Failed) and not message.job_id:
+                raise JobError(message.reason, message.code)
             if isinstance(message, JobList) and message.skip == skip:
                 pages.append(orjson.loads(message.data.tobytes()))
                 return 0

@@ -13,7 +13,8 @@ from specq.client.events import Event, JobDone, NewTokens, RequestFailed, Tokeni
 from specq.client.link import Action, Link, Sink
 from specq.client.request import SOURCES, Request, Served, build_request
 from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
-from specq.errors import JobError
+from specq.errors import BROKER_GONE, JobError
+from specq.keys import Curve
 from specq.messages import Submit
 from specq.text import TextCodec
 
@@ -23,9 +24,11 @@ _SOURCE_KEYS = (*SOURCES, "id")
 class Connection:
     """A broker, a model that it serves, and the cache for its tokenizer."""
 
-    def __init__(self, broker: str, model: str, timeout_s: float, cache_dir: Path | None) -> None:
+    def __init__(
+        self, broker: str, model: str, timeout_s: float, cache_dir: Path | None, curve: Curve | None = None
+    ) -> None:
         self.cache, self.model = TokenizerCache(cache_dir), model
-        self.link = Link(ClientCore(broker, timeout_s, self.cache.recall))
+        self.link = Link(ClientCore(broker, timeout_s, self.cache.recall), curve)
         self.served: Served | None = None
 
     def fetch_tokenizer(self, sink: Sink) -> None:
@@ -78,7 +81,8 @@ def _submission(job: Submit) -> Action:
 class Completions:
     """Turns the events of a request's jobs into pieces, and into results in order.
 
-    Rule: a completion that fails harms no other. In a list its result has `error`; a single one raises JobError.
+    Rule: a completion that fails harms no other. In a list its result has `error`; a single one raises JobError, and so do
+    all if the broker is gone.
     """
 
     def __init__(self, request: Request, served: Served) -> None:
@@ -112,6 +116,6 @@ class Completions:
         end = self._ends[position]
         if isinstance(end, JobDone):
             return make_result(self._request, position, end.transcript, self._codec)
-        if self._request.listed:
+        if self._request.listed and end.error.code not in BROKER_GONE:
             return failed_result(self._request, position, str(end.error))
         raise end.error

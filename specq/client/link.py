@@ -18,6 +18,7 @@ import zmq
 from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed, StatusReport, TokenizerReady
 from specq.errors import JobError, ProtocolError
+from specq.keys import Curve
 from specq.sockets import connect_dealer, drain, try_send
 from specq.wire import decode, encode
 
@@ -32,11 +33,11 @@ TICK_MS = 50
 class Link:
     """A connection to a broker. Raises ConfigError if `core.address` is no address."""
 
-    def __init__(self, core: ClientCore) -> None:
+    def __init__(self, core: ClientCore, curve: Curve | None = None) -> None:
         self._core = core
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         try:
-            self._socket = connect_dealer(self._context, core.address, queue=True)
+            self._socket = connect_dealer(self._context, core.address, queue=True, curve=curve)
         except BaseException:
             self._context.term()
             raise
@@ -44,7 +45,7 @@ class Link:
         self._woken.setblocking(False)
         self._actions: deque[Action] = deque()
         self._sinks: dict[int | str, list[Sink]] = {}
-        self._closed = False
+        self._closed = self._leaving = False
         self._thread = threading.Thread(target=self._run, name="specq-client", daemon=True)
         self._thread.start()
 
@@ -66,6 +67,11 @@ class Link:
         self._actions.append(action)
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
+
+    def leave(self) -> None:
+        """As `close`, but the jobs run on: they can be asked for again by their ids."""
+        self._leaving = True
+        self.close()
 
     def close(self) -> None:
         """Stop all jobs and the thread; what still waits fails. What was sent is given a moment to leave."""
@@ -109,7 +115,8 @@ class Link:
                 self._tell(self._core.tick(now))
             self._flush()
         self._act()
-        self._core.abandon_all()
+        if not self._leaving:
+            self._core.abandon_all()
         self._flush()
 
     def _act(self) -> None:

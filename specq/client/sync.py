@@ -27,6 +27,7 @@ from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
 from specq.errors import JobError
+from specq.keys import CLIENT_ROLES, curve_to_broker
 from specq.types import ModelInfo
 
 _POLL_S = 0.1
@@ -78,6 +79,7 @@ class Client:
     timeout_s  silence of the broker after which a call fails with JobError (code `no_broker`, or `lost` if it had
                answered before)
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
+    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.keys`); "": none, as the broker must have none then
 
     Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops all
     of its jobs that still run.
@@ -90,8 +92,10 @@ class Client:
         model: str = "",
         timeout_s: float = 10.0,
         cache_dir: Path | None = None,
+        keys: str | Path = "",
     ) -> None:
-        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir())
+        curve = curve_to_broker(str(keys), *CLIENT_ROLES)
+        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve)
         self._lock = threading.Lock()
         self._close = weakref.finalize(self, self._connection.link.close)
 
@@ -113,7 +117,7 @@ class Client:
     ) -> Result | list[Result]:
         """Complete a prompt, a chat or token ids.
 
-        n       so many completions, in a list; one that fails has `error` instead of raising it. None: one, as it is
+        n       so many completions, in a list; one that fails has `error` instead of raising it, unless the broker is gone. None: one, as it is
         params  `id`, `bad_words`, and fields of `SamplingParams` and `Speculation`
         """
         request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, n=n, **params)
@@ -203,6 +207,10 @@ class Client:
                 found = f"{targets} of {num_targets} targets and {drafters} of {num_drafters} drafters"
                 raise JobError(f"after {timeout_s:g} s only {found} are ready", "no_verifier")
             time.sleep(_POLL_S)
+
+    def leave(self) -> None:
+        """Close the connection, but let jobs run on: submitted again under its id, each is the job that there is."""
+        self._connection.link.leave()
 
     def close(self) -> None:
         """Close the connection; jobs that run are stopped, waiting calls fail."""

@@ -12,6 +12,7 @@ from specq.types import Int32Array, Judgement, ModelInfo, SessionStep
 
 ENGINES = {
     "torch": "specq.engines.torch_engine:TorchEngine",
+    "vllm": "specq.engines.vllm_engine:VllmEngine",
 }
 
 
@@ -23,6 +24,7 @@ class Engine(Protocol):
     """
 
     info: ModelInfo
+    max_chain: int  # a session's tree in one step must be a chain of so many nodes at most; 0: any tree
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
@@ -48,4 +50,8 @@ class Engine(Protocol):
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up."""
+        ...
+
+    def shutdown(self) -> None:
+        """Let go of the device, and of processes that were started; nothing else may be asked afterwards."""
         ...

@@ -39,13 +39,14 @@ class JournalReader:
         row: tuple[Any, ...] | None = self._connection.execute(query, (job_id,)).fetchone()
         return row
 
-    def finished(self, limit: int, skip: int = 0) -> list[JobSummary]:
-        """Return summaries of the jobs that ended, the last one first."""
+    def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
+        """Return summaries of the jobs that ended, the last one first; of those of an owner, None: of all."""
+        query = (
+            f"SELECT {rows.SUMMARY} FROM results JOIN jobs USING (job_id) WHERE ? IS NULL OR owner = ? "  # noqa: S608
+            "ORDER BY ended DESC LIMIT ? OFFSET ?"
+        )
         try:
-            found = self._connection.execute(
-                f"SELECT {rows.SUMMARY} FROM results JOIN jobs USING (job_id) ORDER BY ended DESC LIMIT ? OFFSET ?",  # noqa: S608
-                (limit, skip),
-            ).fetchall()
+            found = self._connection.execute(query, (owner, owner, limit, skip)).fetchall()
         except sqlite3.Error as error:
             raise self._busy(error) from None
         return [JobSummary(*row) for row in found]

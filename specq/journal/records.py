@@ -31,6 +31,28 @@ class JobBound(NamedTuple):
     weights: str
 
 
+class Deaths(NamedTuple):
+    """What is held against a job: see `specq.broker.suspects`.
+
+    total   verifiers that died while they held it; lone: of these, so many since it runs alone
+    length  generated tokens that it had at the last of them
+    """
+
+    total: int = 0
+    lone: int = 0
+    length: int = 0
+
+
+NO_DEATHS = Deaths()
+
+
+class JobSuspected(NamedTuple):
+    """What is held against a job from now on."""
+
+    job_id: int
+    deaths: Deaths
+
+
 class TokensAdded(NamedTuple):
     """One round's tokens, `base_len` generated ones before them.
 
@@ -66,7 +88,7 @@ class JobDropped(NamedTuple):
     job_id: int
 
 
-Record = JobTaken | JobBound | TokensAdded | JobEnded | JobDropped
+Record = JobTaken | JobBound | JobSuspected | TokensAdded | JobEnded | JobDropped
 
 
 @dataclass(slots=True)
@@ -78,6 +100,7 @@ class StoredJob:
     submitted: float = 0.0
     deadline: float = 0.0
     weights: str = ""
+    deaths: Deaths = NO_DEATHS
     token_ids: bytes = b""
     accepted: bytes = b""
     logprobs: bytes = b""

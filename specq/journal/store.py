@@ -20,7 +20,17 @@ from pathlib import Path
 from specq.errors import ConfigError, JournalBusyError, JournalLostError
 from specq.journal import rows
 from specq.journal.fence import acquire, is_newest
-from specq.journal.records import JobBound, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
+from specq.journal.records import (
+    Deaths,
+    JobBound,
+    JobDropped,
+    JobEnded,
+    JobSuspected,
+    JobTaken,
+    Record,
+    StoredJob,
+    TokensAdded,
+)
 from specq.journal.schema import prepare
 
 DURABILITIES = {"full": "FULL", "process": "NORMAL"}
@@ -32,6 +42,7 @@ _CHUNKS = (64, 16, 4, 1)  # rows that one statement inserts: fewer calls, and fe
 _COMMITS = f"INSERT INTO commits ({rows.COMMIT}) VALUES "  # noqa: S608 - the names are ours
 _COMMIT_ROW = "(?,?,?,?,?,?,?)"
 _JOBS = f"INSERT OR REPLACE INTO jobs ({rows.JOB}) VALUES (?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
+_SUSPECTS = "UPDATE active SET deaths = ?, lone_deaths = ?, death_length = ? WHERE job_id = ?"
 _RESULTS = (
     "INSERT OR REPLACE INTO results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, accepted, "
     "logprobs, job_id) SELECT weights, ?, ?, ?, ?, ?, ?, ?, ?, ?, job_id FROM active WHERE job_id = ?"
@@ -84,15 +95,17 @@ class Journal:
         if not newest:
             raise JournalLostError(f"the journal {self.path} belongs to another broker now")
 
-    def _apply(self, record: JobTaken | JobBound | JobEnded | JobDropped) -> int:
+    def _apply(self, record: JobTaken | JobBound | JobSuspected | JobEnded | JobDropped) -> int:
         """Carry out a record; return the bytes of the result that it adds."""
         execute = self._connection.execute
         if isinstance(record, JobTaken):
             self._clear_old(record.job_id)
             execute(_JOBS, rows.job_row(record))
-            execute("INSERT OR REPLACE INTO active VALUES (?, '')", (record.job_id,))
+            execute("INSERT OR REPLACE INTO active (job_id, weights) VALUES (?, '')", (record.job_id,))
         elif isinstance(record, JobBound):
             execute("UPDATE active SET weights = ? WHERE job_id = ?", (record.weights, record.job_id))
+        elif isinstance(record, JobSuspected):
+            execute(_SUSPECTS, (*record.deaths, record.job_id))
         elif isinstance(record, JobEnded):
             row = rows.result_row(record)
             execute(_RESULTS, row)
@@ -179,9 +192,12 @@ class Journal:
         with _usable(self.path):
             self._clear_commits()
             found = self._connection.execute(
-                f"SELECT {rows.JOB}, weights FROM jobs JOIN active USING (job_id) ORDER BY submitted, job_id"  # noqa: S608
+                f"SELECT {rows.JOB}, weights, deaths, lone_deaths, death_length "  # noqa: S608
+                "FROM jobs JOIN active USING (job_id) ORDER BY submitted, job_id"
             )
-            jobs = {row[0]: replace(rows.stored_job(row[:-1]), weights=row[-1]) for row in found}
+            jobs = {
+                row[0]: replace(rows.stored_job(row[:-4]), weights=row[-4], deaths=Deaths(*row[-3:])) for row in found
+            }
             for row in self._connection.execute(f"SELECT {rows.COMMIT} FROM commits ORDER BY number"):  # noqa: S608
                 rows.add_commit(jobs[row[0]], row)
                 self._num_rows[row[0]] += 1

@@ -16,6 +16,7 @@ from specq.types import Float32Array, Int32Array, Law, ModelInfo
 PROPOSERS = {
     "draft-model": "specq.proposers.draft_model:DraftModel",
     "ngram": "specq.proposers.ngram:NgramProposer",
+    "vllm": "specq.proposers.vllm_model:VllmModel",
 }
 MODEL_FREE = frozenset({"ngram"})  # those that draft from the text alone
 

@@ -12,7 +12,7 @@ replacement, from laws that travel with them (`specq.verification.drafting`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,13 +22,12 @@ import torch
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load
 from specq.engines.torch.rows import ChainStart, RowPacker
-from specq.engines.torch.top import rank_tokens
-from specq.errors import EngineError
+from specq.errors import ConfigError, EngineError
 from specq.params import SamplingParams
-from specq.proposers import Children, Expansion, draws_children
+from specq.proposers import Children, Expansion
 from specq.proposers.chains import chain_by_passes, level_ids
-from specq.types import NO_TOKENS, Float32Array, Int32Array, Law
-from specq.verification.drafting import draw_children, truncated_laws
+from specq.proposers.making import ChildMaker, Wanted
+from specq.types import NO_TOKENS, Float32Array, Int32Array
 
 MAX_PREFILL_ROWS = 512  # of a pass
 CONTEXT = -1  # the node id that stands for the committed context
@@ -93,8 +92,7 @@ class DraftModel:
     """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`.
 
     `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
-    `law_size`: most tokens of a law that travels under `probabilistic`; `rng` draws from the laws. It shall be the
-    drafter's own, since whoever knows the job's seed knows what the verifier will draw.
+    `law_size` and `rng` are those of `specq.proposers.making.ChildMaker`; `options` there are none.
     """
 
     def __init__(
@@ -106,14 +104,17 @@ class DraftModel:
         kv_slots: int = 0,
         name: str = "",
         law_size: int = 32,
+        options: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
+        if options:
+            raise ConfigError(f"the proposer draft-model has no option {next(iter(options))}; vllm has such")
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info = loaded.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self.law_size, self._rng = law_size, rng or np.random.default_rng()
+        self._maker = ChildMaker(law_size, rng or np.random.default_rng())
         self._forward = loaded.forward
         self._pool = KvPool(self.info.kv_slots)
         self._sessions: dict[int, _Session] = {}
@@ -314,35 +315,14 @@ class DraftModel:
     def _children(self, requests: Sequence[Expansion], asked: _Asked, logits: torch.Tensor) -> list[Children]:
         """Make the requested children of each row of logits [nodes asked about, vocab]."""
         rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
-        wanted = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
-        drawn = [i for i, (session_id, _) in enumerate(rows) if draws_children(self._sessions[session_id].params)]
-        ranked = [i for i in range(len(rows)) if i not in set(drawn)]
-        logits = logits[:, : self.limit_vocab]
-        found: dict[tuple[int, int], Children] = {}
-        for make, chosen in ((self._rank, ranked), (self._draw, drawn)):
-            if chosen:
-                keys = [rows[i] for i in chosen]
-                most = min(max(wanted[key] for key in keys), self.limit_vocab)
-                found.update(zip(keys, make(keys, _take(logits, chosen), most), strict=True))
-        return [self._answer(request, found.get((request.session_id, request.node_id))) for request in requests]
-
-    def _rank(self, keys: Sequence[tuple[int, int]], logits: torch.Tensor, most: int) -> list[Children]:
-        """Return the tokens of the highest perturbed scores after each node."""
-        sessions = [self._sessions[session_id] for session_id, _ in keys]
-        positions = [s.child_position(node_id) for s, (_, node_id) in zip(sessions, keys, strict=True)]
-        tokens, log_probs = rank_tokens(logits, [s.params for s in sessions], positions, most)
-        counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
-        return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]
-
-    def _draw(self, keys: Sequence[tuple[int, int]], logits: torch.Tensor, most: int) -> list[Children]:
-        """Return tokens drawn without replacement after each node, with what they were drawn from."""
-        params = [self._sessions[session_id].params for session_id, _ in keys]
-        drawn = draw_children(*truncated_laws(logits, params, self.law_size), most, self._rng)
-        counts = (drawn.token_ids >= 0).sum(1).tolist()
-        return [
-            Children(drawn.token_ids[row, :count], drawn.scores[row, :count], Law(drawn.ids[row], drawn.weights[row]))
-            for row, count in enumerate(counts)
+        counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
+        sessions = [self._sessions[session_id] for session_id, _ in rows]
+        wanted = [
+            Wanted(session.params, session.child_position(key[1]), counts[key])
+            for session, key in zip(sessions, rows, strict=True)
         ]
+        made = dict(zip(rows, self._maker.make(wanted, logits[:, : self.limit_vocab]), strict=True))
+        return [self._answer(request, made.get((request.session_id, request.node_id))) for request in requests]
 
     def _answer(self, request: Expansion, found: Children | None) -> Children:
         """Cut children to those requested, and keep them as nodes."""
@@ -376,10 +356,6 @@ class DraftModel:
     def _embeddable(self, token_ids: Int32Array) -> Int32Array:
         """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
         return np.clip(token_ids, 0, self.info.vocab_size - 1)
-
-
-def _take(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    return logits if len(rows) == len(logits) else logits[list(rows)]
 
 
 def _without_slot(session: _Session, node_ids: list[int]) -> list[_Node]:

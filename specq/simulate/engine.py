@@ -22,6 +22,8 @@ class TimedEngine:
     KV that its sessions have, and `plan_us` for each session, which is the verifier's own and no part of the profile.
     """
 
+    max_chain = 0
+
     def __init__(self, settings: EngineSettings, text: StubText, info: ModelInfo, plan_us: float = 0.0) -> None:
         self.settings, self.text, self.info = settings, text, info
         self._per_session_s = (settings.session_us + plan_us) / 1e6
@@ -98,3 +100,6 @@ class TimedEngine:
         """Return the seconds of steps with so many rows each, as a verifier profiles them at start-up."""
         sessions = self.settings.session_us / 1e6
         return [self._curve(size) + min(size, PROFILED_SESSIONS) * sessions for size in sizes]
+
+    def shutdown(self) -> None:
+        """Nothing to do."""

@@ -6,6 +6,7 @@ Everything travels as frames through `specq.wire`, as over sockets.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 from specq.broker.core import Broker
@@ -45,6 +46,7 @@ class World:
         self.lines: dict[bytes, tuple[Line, Line]] = {}  # up to the broker, down from it
         self._beat_s = heartbeat_ms / 1000
         self._clients: dict[bytes, Hear] = {}
+        self._incarnations = count(1)
         self._broker_ready_at = 0.0
         self.queue.at(self._beat_s / 2, self._tick)
 
@@ -54,11 +56,11 @@ class World:
         self, identity: bytes, engine: Any, curve: StepCurve, line: LineSettings = NEAR, **options: Any
     ) -> Verifier:
         """Start a verifier around a stub engine; `options` are those of `Verifier`."""
-        verifier = Verifier(engine, curve, incarnation=1, **options)
+        verifier = Verifier(engine, curve, incarnation=next(self._incarnations), **options)
         hello = Hello(
             role="target",
             name=identity.decode(),
-            incarnation=1,
+            incarnation=verifier.incarnation,
             model=engine.info,
             endpoint=ENDPOINT,
             max_sessions=verifier.max_sessions,
@@ -68,8 +70,8 @@ class World:
 
     def add_drafter(self, identity: bytes, proposer: Any, line: LineSettings = NEAR, **options: Any) -> Drafter:
         """Start a drafter around a stub proposer; `options` are those of `Drafter`."""
-        drafter = Drafter(proposer, incarnation=1, **options)
-        hello = Hello(role="draft", name=identity.decode(), incarnation=1, model=proposer.info)
+        drafter = Drafter(proposer, incarnation=next(self._incarnations), **options)
+        hello = Hello(role="draft", name=identity.decode(), incarnation=drafter.incarnation, model=proposer.info)
         self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, self.host), line)
         return drafter
 

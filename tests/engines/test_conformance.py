@@ -17,12 +17,17 @@ from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
 
-@pytest.fixture(params=sorted(ENGINES))
+VARIANTS = {"vllm-prompts": ("vllm", {"way": "prompts"})}
+
+
+@pytest.fixture(params=sorted([*ENGINES, *VARIANTS]))
 def engine(request, tmp_path):
-    module = request.param
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
-    return resolve("engine", ENGINES, module)(str(make_checkpoint("llama", tmp_path)), kv_slots=512)
+    name, options = VARIANTS.get(request.param, (request.param, {}))
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    made = resolve("engine", ENGINES, name)(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512, **options)
+    yield made
+    made.shutdown()
 
 
 def generate(engine, session_id: int, prompt: list[int], count: int, params: SamplingParams, draft) -> list[int]:

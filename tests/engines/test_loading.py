@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specq.engines.checkpoint import fingerprint
 from specq.engines.torch import loading
 from specq.engines.torch.rows import RowPacker
 from specq.engines.torch_engine import TorchEngine
@@ -29,7 +30,7 @@ def test_info_describes_the_checkpoint(llama, tmp_path):
     assert info.tokenizer_hash == ""
     same = make_checkpoint("llama", tmp_path / "same")
     other = make_checkpoint("llama", tmp_path / "other", seed=1)
-    assert loading.fingerprint(same) == info.fingerprint != loading.fingerprint(other)
+    assert fingerprint(same) == info.fingerprint != fingerprint(other)
 
 
 def test_several_eos_ids_are_read(tmp_path):

@@ -17,7 +17,17 @@ from specq.errors import ConfigError, JournalBusyError, JournalLostError
 from specq.journal import fence
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.reader import JournalReader
-from specq.journal.records import JobBound, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
+from specq.journal.records import (
+    Deaths,
+    JobBound,
+    JobDropped,
+    JobEnded,
+    JobSuspected,
+    JobTaken,
+    Record,
+    StoredJob,
+    TokensAdded,
+)
 from specq.journal.schema import STEPS, prepare
 from specq.journal.store import Journal, connect
 from specq.logprob_record import LogprobRecord
@@ -137,7 +147,8 @@ def test_the_file_holds_what_it_was_told(open_journal: Open, path: Path, seed: i
         job.submit.job_id for job in sorted(fake.jobs.values(), key=lambda job: -job.ended) if job.finish
     ]
     assert [one.num_tokens for one in summaries] == [fake.jobs[one.job_id].num_tokens for one in summaries]
-    assert reader.finished(2, 1) == summaries[1:3]
+    assert reader.finished(2, 1) == summaries[1:3] == reader.finished(2, 1, "owner")
+    assert reader.finished(2, 1, "another") == []
     reader.close()
 
 
@@ -279,7 +290,7 @@ def make_unreadable_job(path: Path) -> None:
     ("make", "reason"),
     [
         (make_alien, "another program"),
-        (make_newer, "version is 99; this specq knows versions up to 1"),
+        (make_newer, "version is 99; this specq knows versions up to 2"),
         (lambda path: path.write_bytes(b"x" * 5000), "not a database"),
         (lambda path: path.mkdir(), "cannot use the journal"),
         (make_unreadable_job, "job 1 cannot be read"),
@@ -302,11 +313,11 @@ def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> 
     for _ in range(2):
         prepare(journal._connection, newer)
     assert journal._connection.execute("SELECT job_id, mood FROM jobs").fetchall() == [(1, "good")]
-    with pytest.raises(ConfigError, match="version is 2"):
+    with pytest.raises(ConfigError, match=f"version is {len(newer)}"):
         prepare(journal._connection)
     with pytest.raises(sqlite3.OperationalError):
         prepare(journal._connection, (*newer, "CREATE TABLE half (x); CREATE TABLE extra (x)"))
-    assert journal._connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert journal._connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
     assert not journal._connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'half'").fetchall()
 
 
@@ -409,3 +420,24 @@ def test_log_probabilities_survive_as_bytes() -> None:
     bare.tokens = record.tokens
     assert unpack(pack(bare, 1), 0).tokens == record.tokens[1:]
     assert (pack(LogprobRecord(-1), 0), unpack(b"", -1).tokens) == (b"", [])
+
+
+def test_what_is_held_against_a_job_is_kept(open_journal: Open, path: Path) -> None:
+    """Deaths of verifiers, up to the last record of them; a journal from before they were noted has none."""
+    journal = open_journal()
+    journal.write([taken(1), taken(2), JobSuspected(1, Deaths(1, 0, 5)), JobSuspected(1, Deaths(2, 1, 9))])
+    journal.close()
+    assert {job.submit.job_id: job.deaths for job in open_journal().unfinished()} == {1: Deaths(2, 1, 9), 2: Deaths()}
+
+
+def test_a_journal_of_the_first_version_is_read(path: Path) -> None:
+    """Its unfinished jobs are there, with nothing held against them."""
+    path.parent.mkdir()
+    old = connect(path)
+    prepare(old, STEPS[:1])
+    old.execute("INSERT INTO active VALUES (1, 'w')")
+    old.close()
+    journal = Journal(path)
+    row = journal._connection.execute("SELECT weights, deaths, lone_deaths, death_length FROM active").fetchone()
+    journal.close()
+    assert row == ("w", 0, 0, 0)

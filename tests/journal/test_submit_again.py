@@ -35,7 +35,8 @@ def prompts(tmp_path: Path) -> Path:
 
 def command(deployment: Deployment, prompts: Path, out: Path, *options: str) -> list[str]:  # noqa: F811
     arguments = ["submit", prompts, "--out", out, "--broker", deployment.address, "--concurrency", "3", *options]
-    arguments += ["--max-tokens", LENGTH, "--temperature", "0.8", "--ignore-eos", "--timeout-s", PATIENCE_S]
+    arguments += ["--max-tokens", LENGTH, "--temperature", "0.8", "--ignore-eos"]
+    arguments += [] if "--timeout-s" in options else ["--timeout-s", PATIENCE_S]
     return [sys.executable, "-m", "specq", *map(str, arguments)]
 
 
@@ -76,13 +77,38 @@ def test_a_killed_submit_is_gone_on_with(
 
     again = subprocess.run(command(deployment, prompts, out), capture_output=True, text=True, check=False)
     assert (again.returncode, again.stderr.count("\n")) == (1, 1)  # the empty prompt
-    assert out.read_bytes().startswith(before)
+    done = [line for line in before.splitlines(keepends=True) if json.loads(line)["error"] is None]
+    assert out.read_bytes().startswith(b"".join(done))
     check([json.loads(line) for line in out.read_bytes().splitlines()])
     assert not Path(f"{out}{SUFFIX}").exists()
 
     num_jobs = len(deployment.states())
     num_needed = NUM_LINES - 1 + 2
     assert num_jobs == num_needed if how is signal.SIGKILL else num_jobs > num_needed
+
+
+def test_a_submit_that_lost_its_broker_is_gone_on_with(
+    deployment: Deployment,  # noqa: F811
+    prompts: Path,
+    tmp_path: Path,
+) -> None:
+    """It says so and ends; run again, when there is a broker again, it does what is left, and no job twice."""
+    out = tmp_path / "results.jsonl"
+    impatient = command(deployment, prompts, out, "--timeout-s", "2")
+    first = subprocess.Popen(impatient, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 2)
+    deployment.broker.kill()
+    said = first.communicate(timeout=PATIENCE_S)[1]
+    assert first.returncode == 1
+    assert "has been silent for 2 s; run the same command again" in said
+    before = out.read_bytes()
+    assert b'"error": "' not in before
+    deployment.restart()
+    again = subprocess.run(command(deployment, prompts, out), capture_output=True, text=True, check=False)
+    assert again.returncode == 1, again.stderr  # the empty prompt
+    assert out.read_bytes().startswith(before)
+    check([json.loads(line) for line in out.read_bytes().splitlines()])
+    assert len(deployment.states()) == NUM_LINES - 1 + 2
 
 
 def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) -> None:  # noqa: F811

@@ -1,6 +1,6 @@
 """A verifier's process with the toy model: starts at once, takes the time for a step that it is told.
 
-python -m tests.journal.toy_target BROKER [MILLISECONDS]
+python -m tests.journal.toy_target BROKER [MILLISECONDS [BIND ADVERTISE MAX_SESSIONS [KEYS]]]
 """
 
 from __future__ import annotations
@@ -36,7 +36,14 @@ class SlowEngine(ToyEngine):
         return super().step(steps)
 
 
-def main(broker: str, milliseconds: float = 2.0) -> None:
+def main(
+    broker: str,
+    milliseconds: str = "2",
+    bind: str = "tcp://127.0.0.1:*",
+    advertise: str = "",
+    max_sessions: str = "64",
+    keys: str = "",
+) -> None:
     """Serve until SIGTERM."""
     log.configure("info")
     stop, size = Stop(), num_tokens(tokenizer_json())
@@ -44,16 +51,16 @@ def main(broker: str, milliseconds: float = 2.0) -> None:
         toy_info(kv_slots=100_000), vocab_size=size, num_tokens=size, tokenizer_hash=tokenizer_hash(tokenizer_json())
     )
     verifier = Verifier(
-        SlowEngine(info, milliseconds / 1000),
+        SlowEngine(info, float(milliseconds) / 1000),
         StepCurve([1, 64], [0.001, 0.002]),
         incarnation=new_incarnation(),
+        max_sessions=int(max_sessions),
         tokenizer_files=tokenizer_files(),
     )
-    loop = VerifierLoop(TargetConfig(broker=broker), verifier, "toy")
-    while not stop:
-        loop.turn()
-    loop.close()
+    config = TargetConfig(broker=broker, bind=bind, advertise=advertise, max_sessions=int(max_sessions), keys=keys)
+    loop = VerifierLoop(config, verifier, "toy")
+    loop.serve(stop)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(float, sys.argv[2:]))
+    main(*sys.argv[1:])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
 from specq.params import SamplingParams
-from specq.proposers import PROPOSERS, Expansion
+from specq.proposers import MODEL_FREE, PROPOSERS, Expansion
 from specq.table import resolve
 from tests.checkpoints import VOCAB, make_checkpoint
 
@@ -15,8 +17,10 @@ CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)
 
 @pytest.fixture(params=sorted(PROPOSERS))
 def proposer(request, tmp_path):
+    if request.param == "vllm" and find_spec("vllm") is None:
+        pytest.skip("vllm is not installed")
     make = resolve("proposer", PROPOSERS, request.param)
-    return make(str(make_checkpoint("llama", tmp_path))) if request.param == "draft-model" else make()
+    return make() if request.param in MODEL_FREE else make(str(make_checkpoint("llama-bf16", tmp_path)))
 
 
 def test_answers_come_in_order_and_within_bounds(proposer):

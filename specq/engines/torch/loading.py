@@ -7,8 +7,6 @@ logits differ.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,6 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
+from specq.engines.checkpoint import describe, resolve_directory
 from specq.engines.torch import fused_weights
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.forward import Forward, KvStore
@@ -27,7 +26,6 @@ from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import ALONE, NativeForward, Threads, supports
 from specq.engines.torch.rows import RowPacker
 from specq.errors import ConfigError
-from specq.text import num_tokens, tokenizer_hash
 from specq.types import ModelInfo
 
 TESTED = ("llama", "opt", "qwen2", "qwen3")
@@ -87,7 +85,7 @@ def assemble(
     forward = _make_forward(network, _make_kv(network, slots), eager, threads)
     if network.config.model_type not in TESTED:
         _probe(network, forward)
-    return LoadedModel(_describe(directory, network, name or directory.name, slots), forward)
+    return LoadedModel(_describe(directory, network, name, slots), forward)
 
 
 def _make_forward(network: Any, kv: KvStore, eager: bool, threads: Threads) -> Forward:
@@ -116,31 +114,6 @@ def chain_drafter(forward: Forward) -> Any:
     from specq.engines.torch.fused import FusedForward
 
     return ChainDrafter(forward) if isinstance(forward, FusedForward) else None
-
-
-def resolve_directory(model: str) -> Path:
-    """Return the checkpoint's directory, fetched from the hub unless `model` is one."""
-    if Path(model).is_dir():
-        return Path(model)
-    from huggingface_hub import snapshot_download
-
-    try:
-        directory = Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-        if not any(directory.glob("*.safetensors")):
-            snapshot_download(model, allow_patterns=["*.json", "pytorch_model*.bin"])
-    except Exception as error:  # the hub client raises many kinds
-        raise ConfigError(f"model {model!r} is neither a directory nor to be had from the hub: {error}") from error
-    return directory
-
-
-def fingerprint(directory: Path) -> str:
-    """Hash the contents of the weight files, in the order of their names."""
-    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
 
 
 def _pick_device(device: str) -> torch.device:
@@ -200,31 +173,15 @@ def _make_kv(network: Any, num_slots: int) -> KvStore:
 
 
 def _describe(directory: Path, network: Any, name: str, num_slots: int) -> ModelInfo:
-    tokenizer = directory / "tokenizer.json"
-    text = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else ""
-    vocab_size = network.get_output_embeddings().weight.shape[0]
-    return ModelInfo(
-        name=name,
-        fingerprint=fingerprint(directory),
-        dtype=str(network.dtype).removeprefix("torch."),
+    return describe(
+        directory,
         engine="torch",
-        vocab_size=vocab_size,
-        num_tokens=num_tokens(text) if text else vocab_size,
-        eos_ids=_eos_ids(directory),
+        name=name,
+        dtype=str(network.dtype).removeprefix("torch."),
+        vocab_size=network.get_output_embeddings().weight.shape[0],
         max_length=network.config.max_position_embeddings,
-        tokenizer_hash=tokenizer_hash(text) if text else "",
         kv_slots=num_slots,
     )
-
-
-def _eos_ids(directory: Path) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of generation_config.json, else of config.json."""
-    for file in ("generation_config.json", "config.json"):
-        path = directory / file
-        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (eos,)
-    return ()
 
 
 def _probe(network: Any, forward: Forward) -> None:

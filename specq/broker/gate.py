@@ -1,0 +1,94 @@
+"""What the broker lets in from its front: drafts and requests, by role, by share, by form.
+
+Rules: what is not let in is counted and dropped, and whoever may know why is told. A draft is passed on unread but for who
+sent it and how much; the laws of drafters that nobody trusts are taken off, so that their nodes are judged as point masses,
+which is exact whatever they are. Drafts are not sent to a verifier that is silent, so that what waits for it is what it must
+hear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from specq.broker.limits import admit_draft, check_heartbeat
+from specq.broker.roles import forbidden
+from specq.broker.roster import Worker
+from specq.broker.state import Effect, Send, State
+from specq.draft_checks import stripped
+from specq.errors import ProtocolError
+from specq.messages import Draft, Heartbeat, Hello, Message
+from specq.wire import decode, decode_header, encode
+
+MAX_WORKERS = 4096
+MAX_NAME = 1000  # characters; they are shown on terminals
+QUIET_BEATS = 3  # heartbeats without a word, after which a verifier is sent no drafts
+
+
+class Gate:
+    """Looks at each message of the front before it is handled; `who` is the name of the key that it came with."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def admit(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> Message | None:
+        """Return a request or a worker's message that may be handled; raises ProtocolError for a malformed one."""
+        if not self.state.limits.admit_request(who or identity.hex(), sum(map(len, frames)), now):
+            self.state.counts["limited_requests"] += 1
+            return None
+        message = decode(frames)
+        if isinstance(message, Heartbeat):
+            check_heartbeat(self.state.roster.get(identity), message)
+        reason = self._reason_against(identity, message, who)
+        if not reason:
+            return message
+        self.state.counts["forbidden"] += 1
+        answer = forbidden(message, reason)
+        if answer is not None:
+            self.state.send_front(identity, answer)
+        return None
+
+    def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
+        if not isinstance(message, Hello):
+            return self.state.roles.refusal(identity, who, type(message))
+        names = (message.name, message.model.name, message.model.engine)
+        if not all(name.isprintable() and len(name) <= MAX_NAME for name in names):
+            return f"names of workers and models have at most {MAX_NAME} printable characters"
+        if len(self.state.roster.all()) >= MAX_WORKERS and self.state.roster.get(identity) is None:
+            return f"this broker has {MAX_WORKERS} workers, and takes no more"
+        return self.state.roles.refusal(identity, who, Hello, message.role)
+
+    def charge(self, client: bytes, effects: list[Effect]) -> list[Effect]:
+        """Count what a client is answered as what it asked for; return the effects."""
+        if self.state.roster.get(client) is None:
+            sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == client]
+            self.state.limits.charge_answer(self.state.roles.peer(client), sum(sum(map(len, f)) for f in sends))
+        return effects
+
+    def pass_draft(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> None:
+        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share."""
+        if self.state.roles.refusal(identity, who, Draft):
+            self.state.counts["forbidden"] += 1
+            return
+        header = decode_header(frames)
+        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
+        if job is None or job.epoch != header.get("epoch"):
+            self.state.counts["late_drafts"] += 1
+            return
+        lane = header.get("lane", -1)
+        if type(lane) is not int or job.drafters.get(lane) != identity:
+            raise ProtocolError("a draft for a lane that is not the sender's")
+        worker, verifier = self.state.roster.get(identity), self.state.roster.get(job.verifier)
+        if worker is not None:
+            worker.heard = now
+        num_bytes = sum(map(len, frames))
+        if verifier is None or self._is_quiet(verifier) or not admit_draft(job, lane, verifier, frames, num_bytes, now):
+            self.state.counts["limited_drafts"] += 1
+            return
+        if header.get("q_size") and not self.state.roles.trusts(identity):
+            frames = encode(stripped(cast("Draft", decode(frames))))
+        job.stats.draft_bytes += num_bytes
+        self.state.emit(Send("back", job.verifier, list(frames)))
+
+    def _is_quiet(self, verifier: Worker) -> bool:
+        return self.state.now - verifier.heard > QUIET_BEATS * self.state.heartbeat_ms / 1000

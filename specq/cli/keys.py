@@ -1,0 +1,24 @@
+"""`specq keys`: make CURVE keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from specq.keys import ROLES, make_keys
+
+
+@click.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("name")
+@click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="What the key may do.")
+@click.option("--trusted", is_flag=True, help="Of a drafter: believe what it says its tokens were drawn from.")
+def keys(directory: Path, name: str, roles: tuple[str, ...], *, trusted: bool) -> None:
+    """Make a CURVE key pair: DIRECTORY/NAME.secret, for its owner alone, and DIRECTORY/NAME.pub.
+
+    The broker's directory is the list of who may connect: every .pub file in it, with its roles. All others need their own
+    secret and the broker's .pub file. Give the directory as --keys; see docs/security.md.
+    """
+    secret, public = make_keys(directory, name, roles, trusted=trusted)
+    click.echo(f"{secret}  keep it secret\n{public}  for the broker" + (" and all who connect" * ("broker" in roles)))

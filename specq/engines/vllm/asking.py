@@ -1,0 +1,73 @@
+"""vLLM's public API: prompts in, logits of what follows out. For way A of the engine, and for the proposer.
+
+vLLM's prefix cache stands in for a session's KV.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm import LLM, SamplingParams
+
+OPTIONS = {"max_logprobs": -1, "logprobs_mode": "raw_logits"}
+ALL = -1
+
+Row = tuple[list[int], list[float]]  # token ids, and their logits
+
+
+class Asker:
+    """A model in vLLM; made with the arguments of `EngineArgs`."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._llm = LLM(**options, **OPTIONS)
+        config = self._llm.llm_engine.vllm_config
+        self.dtype = str(config.model_config.dtype).removeprefix("torch.")
+        self.vocab_size = int(config.model_config.get_vocab_size())
+        self.max_length = int(config.model_config.max_model_len) - 1  # a request says one token, wanted or not
+        self.kv_slots = int((config.cache_config.num_gpu_blocks - 1) * config.cache_config.block_size)
+
+    def ask(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams]) -> list[Any]:
+        """Return vLLM's outputs, one a prompt."""
+        named = [{"prompt_token_ids": prompt} for prompt in prompts]
+        return list(self._llm.generate(named, list(params), use_tqdm=False))
+
+    def logits(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Return f32[rows, vocab], -inf for what the rows do not name."""
+        logits = torch.full((len(rows), self.vocab_size), -torch.inf)
+        for place, (token_ids, values) in enumerate(rows):
+            logits[place, torch.tensor(token_ids)] = torch.tensor(values)
+        return logits
+
+    def shutdown(self) -> None:
+        """Let go of the device and of worker processes."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def asking(*, top: int | None = None, of_prompt: bool = False, read_cache: bool = True) -> SamplingParams:
+    """Return what is asked of a prompt: its next token, and the `top` likeliest there and at each place of the prompt."""
+    return SamplingParams(
+        temperature=0,
+        max_tokens=1,
+        logprobs=top,
+        prompt_logprobs=top if of_prompt else None,
+        skip_reading_prefix_cache=not read_cache,
+        flat_logprobs=True,
+        detokenize=False,
+        ignore_eos=True,
+    )
+
+
+def last_rows(output: Any, num_rows: int) -> list[Row]:
+    """Return the last rows of an output: of places in the prompt, and, last, of the token after it."""
+    if not num_rows:
+        return []
+    prompt = output.prompt_logprobs
+    places = [(prompt, len(prompt) - num_rows + 1 + i) for i in range(num_rows - 1)]
+    return [_row(logprobs, place) for logprobs, place in [*places, (output.outputs[0].logprobs, 0)]]
+
+
+def _row(flat: Any, place: int) -> Row:
+    span = slice(flat.start_indices[place], flat.end_indices[place])
+    return flat.token_ids[span], flat.logprobs[span]

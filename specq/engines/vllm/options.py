@@ -1,0 +1,111 @@
+"""A verifier's options as vLLM's: what specq sets by itself, what a deployment may change, what it may not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from specq.errors import ConfigError
+
+CPU_KV_BYTES = 1 << 30
+BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32
+
+# Before vLLM is imported: the engine core runs in this process, which drives it, with the V1 model runner.
+_NEEDED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
+_WISHED = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",  # workers have nothing to save
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",  # is compiled at start-up, and never used: specq samples
+}
+
+# Set by specq: the way in which vLLM is driven would break, or there is a verifier's own option for it.
+RESERVED = {
+    "model": "--model",
+    "dtype": "--dtype",
+    "max_num_seqs": "--max-sessions",
+    "max_num_batched_tokens": "--max-step-rows",
+    "num_gpu_blocks_override": "--kv-slots",
+    "scheduler_cls": "",
+    "worker_extension_cls": "",
+    "speculative_config": "",
+    "async_scheduling": "",
+    "pipeline_parallel_size": "",
+}
+
+
+def prepare_environment(device: str, num_devices: int = 1) -> None:
+    """Set the variables that vLLM reads when it is imported. With `--device cuda:N` it shall see only devices from N on."""
+    os.environ.update(_NEEDED)
+    for name, value in _WISHED.items():
+        os.environ.setdefault(name, value)
+    if device.startswith("cuda:"):
+        first = int(device.removeprefix("cuda:"))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        there = visible.split(",") if visible else [str(i) for i in range(first + num_devices)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(there[first : first + num_devices])
+
+
+def make_options(
+    directory: Path,
+    *,
+    device: str,
+    dtype: str,
+    kv_slots: int,
+    max_sessions: int,
+    max_step_rows: int,
+    given: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of vLLM's `EngineArgs`; `given` are those of the deployment.
+
+    Raises ConfigError for options that vLLM does not have, and for those that are specq's own.
+    """
+    _check_names(given)
+    kind = _device_kind(device)
+    options: dict[str, Any] = {
+        "model": str(directory),
+        "skip_tokenizer_init": True,
+        "dtype": "float32" if (dtype, kind) == ("auto", "cpu") else dtype,
+        "max_model_len": -1,  # the model's, or what fits into the KV memory
+        "max_num_seqs": max_sessions,
+        "max_num_batched_tokens": max(max_step_rows, max_sessions),
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if kind == "cpu":
+        options |= {"enforce_eager": True, "block_size": BLOCK_SIZES[kind], "kv_cache_memory_bytes": CPU_KV_BYTES}
+    options |= given
+    if kv_slots:
+        options.setdefault("block_size", BLOCK_SIZES[kind])
+        num_blocks = -(-kv_slots // options["block_size"])
+        options["num_gpu_blocks_override"] = num_blocks + 1  # vLLM keeps one block for itself
+    return options
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    known = {field.name for field in fields(EngineArgs)}
+    for name in given:
+        if name in RESERVED:
+            own = RESERVED[name]
+            raise ConfigError(f"engine option {name} is {f'given by {own}' if own else 'set by specq'}")
+        if name not in known:
+            raise ConfigError(f"vLLM has no engine option {name}; it has {', '.join(sorted(known - set(RESERVED)))}")
+
+
+def _device_kind(device: str) -> str:
+    """Return the kind of device that the installed vLLM was built for; ConfigError if another is asked for."""
+    from vllm.platforms import current_platform
+
+    kind = str(current_platform.device_type)
+    if device != "auto" and device.partition(":")[0] != kind:
+        raise ConfigError(
+            f"--device {device}: the vLLM that is installed runs on {kind or 'no device of this machine'}"
+        )
+    return kind

@@ -1,0 +1,109 @@
+"""Way A: vLLM's public API only. A session is a list of tokens; vLLM's prefix cache stands in for its KV.
+
+A step is one batch of requests of one token each. Where only the likeliest tokens count (T = 0), a session's request is
+its context with the chain, and asks for the likeliest token at each place of the prompt. Else each row is a request of
+its own, which asks for all logits: vLLM makes a Python number of each, so a large vocabulary is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+
+from specq.engines.vllm.asking import ALL, Asker, asking, last_rows
+from specq.errors import EngineError
+from specq.params import SamplingParams as JobParams
+from specq.types import Int32Array, Judgement, SessionStep
+from specq.verification.judge import judge
+
+MAX_CHAIN = 16
+BY_ARGMAX = frozenset({"deterministic", "probabilistic", "greedy"})  # of strategies, at T = 0
+
+
+class Prompts:
+    """Sessions as prompts; made with the arguments of `EngineArgs`; see `specq.engines.vllm_engine.Way`."""
+
+    max_chain = MAX_CHAIN
+
+    def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
+        self._asker = Asker(options)
+        self.dtype, self.vocab_size = self._asker.dtype, self._asker.vocab_size
+        self.max_length, self.kv_slots = self._asker.max_length, self._asker.kv_slots
+        self._contexts: dict[int, list[int]] = {}  # of each session, the tokens that were in a step
+
+    @property
+    def free_slots(self) -> int:
+        """KV slots besides those of open sessions; vLLM itself makes requests wait where they are short."""
+        return self.kv_slots - sum(map(len, self._contexts.values()))
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        """Start a session; what is cached of it, vLLM finds by itself."""
+        if session_id in self._contexts:
+            raise EngineError(f"session {session_id} is open already")
+        self._contexts[session_id] = []
+        return 0
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; unknown ones are ignored."""
+        self._contexts.pop(session_id, None)
+
+    def length(self, session_id: int) -> int:
+        """Return how many of a session's tokens were in steps; EngineError if it is not open."""
+        context = self._contexts.get(session_id)
+        if context is None:
+            raise EngineError(f"session {session_id} is not open")
+        return len(context)
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Run steps that were checked; return the judgements in order."""
+        for step in steps:
+            self._contexts[step.session_id] += step.token_ids.tolist()
+        logits = self._logits(steps)
+        judgements = judge(steps, logits) if len(logits) else []
+        for judgement in judgements:
+            self._contexts[judgement.session_id] += judgement.token_ids[:-1].tolist()
+        return judgements
+
+    def _logits(self, steps: Sequence[SessionStep]) -> torch.Tensor:
+        """Return f32[rows, vocab]: the logits of all judged rows; -inf for those that are not known and do not count."""
+        asked = [request for step in steps for request in self._requests(step)]
+        outputs = self._asker.ask([prompt for prompt, _, _ in asked], [params for _, params, _ in asked])
+        outputs = self._ask_again(asked, outputs)
+        pairs = zip(asked, outputs, strict=True)
+        return self._asker.logits([row for (_, _, num_rows), output in pairs for row in last_rows(output, num_rows)])
+
+    def _requests(self, step: SessionStep) -> list[tuple[list[int], SamplingParams, int]]:
+        """Return the prompts that a step takes, what is asked of each, and how many rows it answers."""
+        context, chain = self._contexts[step.session_id], step.tree.token_ids.tolist()
+        if not step.judged:
+            return [(context, asking(), 0)]
+        if _needs_argmax_only(step.params):
+            return [(context + chain, asking(top=1, of_prompt=bool(chain)), 1 + len(chain))]
+        return [(context + chain[:count], asking(top=ALL), 1) for count in range(len(chain) + 1)]
+
+    def _ask_again(self, asked: list[tuple[list[int], SamplingParams, int]], outputs: list[Any]) -> list[Any]:
+        """Return the outputs, those again whose drafted tokens were in the prefix cache: their rows are garbage."""
+        spoilt = [
+            place
+            for place, ((prompt, _, num_rows), output) in enumerate(zip(asked, outputs, strict=True))
+            if num_rows > 1 and (output.num_cached_tokens or 0) > len(prompt) - num_rows
+        ]
+        if spoilt:
+            params = [asking(top=1, of_prompt=True, read_cache=False)] * len(spoilt)
+            fresh = self._asker.ask([asked[place][0] for place in spoilt], params)
+            outputs = [*outputs]
+            for place, output in zip(spoilt, fresh, strict=True):
+                outputs[place] = output
+        return outputs
+
+    def shutdown(self) -> None:
+        """Let go of the device and of worker processes."""
+        self._asker.shutdown()
+
+
+def _needs_argmax_only(params: JobParams) -> bool:
+    shapes = params.logit_bias or params.needs_history or params.logprobs >= 0
+    return params.temperature == 0 and params.strategy in BY_ARGMAX and not shapes

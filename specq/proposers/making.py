@@ -1,0 +1,64 @@
+"""From draft logits to children: the likeliest, by the target's own perturbed scores, or drawn, with the law that travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specq.engines.torch.top import rank_tokens
+from specq.params import SamplingParams
+from specq.proposers import Children, draws_children
+from specq.types import Law
+from specq.verification.drafting import draw_children, truncated_laws
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of one row of logits: so many children for a position."""
+
+    params: SamplingParams
+    position: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChildMaker:
+    """Makes children. `law_size`: most tokens of a law that travels; `rng` draws from the laws, and shall be the drafter's
+    own: whoever knows the job's seed knows what the verifier will draw."""
+
+    law_size: int
+    rng: np.random.Generator
+
+    def make(self, wanted: Sequence[Wanted], logits: torch.Tensor) -> list[Children]:
+        """Return the children of each row of logits [rows, vocab]; some rows may have more than were asked for."""
+        drawn = [i for i, of_row in enumerate(wanted) if draws_children(of_row.params)]
+        ranked = [i for i in range(len(wanted)) if i not in set(drawn)]
+        found: dict[int, Children] = {}
+        for make, chosen in ((_rank, ranked), (self._draw, drawn)):
+            if chosen:
+                rows = logits if len(chosen) == len(logits) else logits[chosen]
+                own = [wanted[i] for i in chosen]
+                most = min(max(of_row.count for of_row in own), logits.shape[1])
+                found.update(zip(chosen, make(own, rows, most), strict=True))
+        return [found[i] for i in range(len(wanted))]
+
+    def _draw(self, wanted: Sequence[Wanted], logits: torch.Tensor, most: int) -> list[Children]:
+        """Return tokens drawn without replacement, with what they were drawn from."""
+        laws = truncated_laws(logits, [of_row.params for of_row in wanted], self.law_size)
+        drawn = draw_children(*laws, most, self.rng)
+        counts = (drawn.token_ids >= 0).sum(1).tolist()
+        return [
+            Children(drawn.token_ids[row, :count], drawn.scores[row, :count], Law(drawn.ids[row], drawn.weights[row]))
+            for row, count in enumerate(counts)
+        ]
+
+
+def _rank(wanted: Sequence[Wanted], logits: torch.Tensor, most: int) -> list[Children]:
+    """Return the tokens of the highest perturbed scores."""
+    params, positions = [of_row.params for of_row in wanted], [of_row.position for of_row in wanted]
+    tokens, log_probs = rank_tokens(logits, params, positions, most)
+    counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
+    return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]

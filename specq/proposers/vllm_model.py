@@ -1,0 +1,135 @@
+"""`vllm`: a draft model that vLLM runs, over its public API: a pass is one batch of requests of one token each.
+
+For draft models that the `draft-model` proposer does not load. Children come from the likeliest tokens that vLLM names,
+`CANDIDATES` of them; laws that travel are complete in themselves: truncated to those, and drawn from as they are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from specq.engines.checkpoint import describe, resolve_directory
+from specq.engines.vllm.options import make_options, prepare_environment
+from specq.errors import EngineError
+from specq.params import SamplingParams
+from specq.proposers import Children, Expansion
+from specq.proposers.making import ChildMaker, Wanted
+from specq.types import NO_TOKENS, Int32Array
+
+CONTEXT = -1
+CANDIDATES = 64
+MAX_REQUESTS = 256  # of a pass that vLLM takes at once
+MAX_ROWS = 2048
+NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
+
+
+@dataclass(slots=True)
+class _Session:
+    """`paths`: node -> the tokens from the context down to it."""
+
+    params: SamplingParams
+    token_ids: list[int]
+    paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {CONTEXT: ()})
+
+
+class VllmModel:
+    """Fulfils `specq.proposers.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `law_size` and `rng` those of
+    `specq.proposers.making.ChildMaker`, the others as of `specq.engines.vllm_engine.VllmEngine`."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        law_size: int = 32,
+        options: Mapping[str, Any] | None = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        prepare_environment(device)
+        directory = resolve_directory(model)
+        arguments = make_options(
+            directory,
+            device=device,
+            dtype=dtype,
+            kv_slots=kv_slots,
+            max_sessions=MAX_REQUESTS,
+            max_step_rows=MAX_ROWS,
+            given=options or {},
+        )
+        from specq.engines.vllm.asking import Asker, asking, last_rows
+
+        self._asker, self._last_rows = Asker(arguments), last_rows
+        self._candidates = min(CANDIDATES, self._asker.vocab_size)
+        self._asked = asking(top=self._candidates)
+        self._maker = ChildMaker(min(law_size, self._candidates), rng or np.random.default_rng())
+        self._sessions: dict[int, _Session] = {}
+        self.info = describe(
+            directory,
+            engine="vllm",
+            name=name,
+            dtype=self._asker.dtype,
+            vocab_size=self._asker.vocab_size,
+            max_length=self._asker.max_length,
+            kv_slots=self._asker.kv_slots,
+        )
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """See `Proposer.open`."""
+        self._sessions[session_id] = _Session(params, self._embeddable(token_ids))
+
+    def close(self, session_id: int) -> None:
+        """See `Proposer.close`."""
+        self._sessions.pop(session_id, None)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        """See `Proposer.commit`."""
+        session, tokens = self._sessions[session_id], tuple(self._embeddable(token_ids))
+        session.token_ids.extend(tokens)
+        depth = len(tokens)
+        kept = session.paths.items() if len(path) == depth else ()
+        session.paths = {i: p[depth:] for i, p in kept if len(p) > depth and p[:depth] == tokens} | {CONTEXT: ()}
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Ask for what follows each node; none at the model's maximum length. See `Proposer.expand`."""
+        prompts = [self._prompt(request) for request in requests]
+        fit = [i for i, prompt in enumerate(prompts) if len(prompt) <= self.info.max_length and requests[i].child_ids]
+        answers = [NO_CHILDREN] * len(requests)
+        if fit:
+            outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit))
+            logits = self._asker.logits([row for output in outputs for row in self._last_rows(output, 1)])
+            wanted = [self._wanted(requests[i], len(prompts[i])) for i in fit]
+            made = self._maker.make(wanted, logits[:, : self.info.num_tokens])
+            for i, children in zip(fit, made, strict=True):
+                answers[i] = self._answer(requests[i], children)
+        return answers
+
+    def _prompt(self, request: Expansion) -> list[int]:
+        session = self._sessions[request.session_id]
+        if request.node_id not in session.paths:
+            raise EngineError(f"draft node {request.node_id} is unknown or was cut")
+        return [*session.token_ids, *session.paths[request.node_id]]
+
+    def _wanted(self, request: Expansion, position: int) -> Wanted:
+        params, count = self._sessions[request.session_id].params, min(len(request.child_ids), self._candidates)
+        return Wanted(params, position, count)
+
+    def _answer(self, request: Expansion, made: Children) -> Children:
+        """Cut children to those requested, and keep them as nodes."""
+        session, count = self._sessions[request.session_id], len(request.child_ids)
+        children = replace(made, token_ids=made.token_ids[:count], scores=made.scores[:count])
+        path = session.paths[request.node_id]
+        for child_id, token in zip(request.child_ids, children.token_ids.tolist(), strict=False):
+            session.paths[child_id] = (*path, token)
+        return children
+
+    def _embeddable(self, token_ids: Int32Array) -> list[int]:
+        """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
+        embeddable: list[int] = np.clip(token_ids, 0, self.info.vocab_size - 1).tolist()
+        return embeddable

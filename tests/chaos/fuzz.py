@@ -1,0 +1,197 @@
+"""Malformed and half-right frames for every party: whatever comes, it is dropped, and nobody stops.
+
+Each frame list begins as a real message; then bits are turned, frames cut, doubled, swapped, and header values replaced by
+what they must not be. A ProtocolError is the only error that a party may raise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+
+from specq.broker.core import Broker
+from specq.client.core import ClientCore
+from specq.curve import StepCurve
+from specq.drafter import Drafter
+from specq.errors import ProtocolError
+from specq.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    Assign,
+    Cancel,
+    Close,
+    Committed,
+    Draft,
+    Heartbeat,
+    Hello,
+    Message,
+    Open,
+    SessionFailed,
+    Submit,
+    Tokens,
+    Verdict,
+)
+from specq.params import SamplingParams
+from specq.verifier import Verifier
+from specq.wire import Frames, decode, encode
+from tests.toy import ToyEngine, ToyProposer, toy_info
+
+JOB, EPOCH = 1, 1
+PROMPT = np.array([5, 6, 7], np.int32)
+WRONG = (None, True, -1, 2**70, 1e300, "", "x" * 5000, [], [1, "a"], {}, {"a": {}}, "deterministic", 0, 3)
+SUITED: dict[
+    str, tuple[type[Message], ...]
+] = {  # what each party is meant to hear; now and then it hears something else
+    "broker front": (Hello, Heartbeat, Submit, Cancel, Draft),
+    "broker back": (Verdict, SessionFailed),
+    "verifier": (Open, Close, Committed, Draft),
+    "drafter": (Assign, Verdict),
+    "client": (Tokens,),
+}
+PARTIES = tuple(SUITED)
+
+
+def real_messages() -> list[Message]:
+    """Return messages of a session that there is."""
+    hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="toy", max_sessions=8)
+    tree = {"token_ids": np.array([3, 4], np.int32), "parent_ids": np.array([-1, 0], np.int32)}
+    params = SamplingParams(max_tokens=50)
+    key = {"session_id": JOB, "epoch": EPOCH}
+    return [
+        hello,
+        Heartbeat(
+            incarnation=1, state="ready", session_ids=np.array([JOB]), epochs=np.array([EPOCH]), lengths=np.array([3])
+        ),
+        Submit(job_id=JOB, params=params, prompt_ids=PROMPT),
+        Cancel(job_id=2),
+        Open(**key, prompt_len=3, tokens_left=50, params=params, token_ids=PROMPT),
+        Close(**key),
+        Committed(**key, length=3, resend=True),
+        Assign(**key, lane=0, prompt_len=3, params=params, token_ids=PROMPT),
+        Draft(**key, lane=0, base_len=3, first_id=0, scores=np.zeros(2, np.float16), **tree),
+        Verdict(**key, base_len=3, token_ids=np.array([9], np.int32), us=(1, 2), seen=(0, 1)),
+        SessionFailed(**key, reason="x", retry=True),
+        Tokens(job_id=JOB, base_len=0, token_ids=np.array([9], np.int32), accepted=np.zeros(1, np.uint8)),
+    ]
+
+
+def mutated(frames: Frames, rng: random.Random) -> Frames:
+    """Return frames with something wrong, most of the time."""
+    frames = list(frames)
+    change = rng.choice([_flip, _cut, _replace_value, _rename, _swap, _double, _noise, _skew, _resize])
+    change(frames, rng)
+    return frames
+
+
+def _flip(frames: Frames, rng: random.Random) -> None:
+    i = rng.randrange(len(frames))
+    if frames[i]:
+        at = rng.randrange(len(frames[i]))
+        frames[i] = frames[i][:at] + bytes([frames[i][at] ^ (1 << rng.randrange(8))]) + frames[i][at + 1 :]
+
+
+def _cut(frames: Frames, rng: random.Random) -> None:
+    i = rng.randrange(len(frames))
+    frames[i] = frames[i][: rng.randrange(len(frames[i]) + 1)]
+
+
+def _replace_value(frames: Frames, rng: random.Random) -> None:
+    header = orjson.loads(frames[1])
+    header[rng.choice(list(header))] = rng.choice([value for value in WRONG if value != 2**70])
+    frames[1] = orjson.dumps(header)
+
+
+def _rename(frames: Frames, rng: random.Random) -> None:
+    header = orjson.loads(frames[1])
+    header["type"] = rng.choice([*MESSAGES, "nothing"])
+    frames[1] = orjson.dumps(header)
+
+
+def _swap(frames: Frames, rng: random.Random) -> None:
+    i, j = rng.randrange(len(frames)), rng.randrange(len(frames))
+    frames[i], frames[j] = frames[j], frames[i]
+
+
+def _double(frames: Frames, rng: random.Random) -> None:
+    frames += frames[: rng.randrange(len(frames) + 1)]
+
+
+def _noise(frames: Frames, rng: random.Random) -> None:
+    frames[rng.randrange(len(frames))] = rng.randbytes(rng.choice([0, 1, 8, 100, 70_000]))
+
+
+def _skew(frames: Frames, rng: random.Random) -> None:
+    """Speak the protocol's next version, or the one before."""
+    now = b'"v":%d' % PROTOCOL_VERSION
+    frames[1] = frames[1].replace(now, b'"v":%d' % (PROTOCOL_VERSION + rng.choice([-1, 1])))
+
+
+def _resize(frames: Frames, rng: random.Random) -> None:
+    if len(frames) > 2:
+        i = rng.randrange(2, len(frames))
+        frames[i] = frames[i] * rng.choice([0, 2, 1000])
+
+
+@dataclass
+class Parties:
+    """One of each, with a session that goes on."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """Put everybody back to where a session has just begun."""
+        messages = {type(message): message for message in real_messages()}
+        self.broker = Broker(incarnation=0)
+        self.broker.from_front(b"v", encode(messages[Hello]), self.now)
+        self.broker.from_front(b"c", encode(messages[Submit]), self.now)
+        self.verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.001, 0.002]), incarnation=1)
+        self.drafter = Drafter(ToyProposer(), incarnation=1)
+        self.client = ClientCore("nowhere", 10.0)
+        self.verifier.handle(messages[Open], self.now)
+        self.drafter.handle(messages[Assign])
+        self.client.submit(messages[Submit], self.now)
+
+    def takers(self) -> dict[str, Callable[[Frames], object]]:
+        """Return how each takes frames."""
+        return {
+            "broker front": lambda frames: self.broker.from_front(b"c", frames, self.now),
+            "broker back": lambda frames: self.broker.from_back(b"v", frames, self.now),
+            "verifier": lambda frames: self.verifier.handle(decode(frames), self.now),
+            "drafter": lambda frames: self.drafter.handle(decode(frames)),
+            "client": lambda frames: self.client.receive(decode(frames), self.now),
+        }
+
+    def work(self) -> None:
+        """Let everybody go on with what they have taken in."""
+        self.verifier.step(lambda: self.now)
+        self.drafter.step()
+        self.broker.tick(self.now)
+        self.client.tick(self.now)
+
+
+def fuzz(num_frames: int, seed: int = 0) -> Counter[str]:
+    """Send so many mutated messages, to each party in turn; return how many each has dropped or taken."""
+    rng, parties = random.Random(seed), Parties()
+    real = {type(message): encode(message) for message in real_messages()}
+    for number in range(num_frames):
+        name = PARTIES[number % len(PARTIES)]
+        frames = real[rng.choice(SUITED[name] if rng.random() < 0.8 else tuple(real))]
+        try:
+            parties.takers()[name](mutated(frames, rng))
+            parties.counts[f"{name} took or dropped"] += 1
+        except ProtocolError:
+            parties.counts[f"{name} refused"] += 1
+        parties.now += 0.001
+        if number % 50 == 49:
+            parties.work()
+            parties.renew()
+    return parties.counts

@@ -1,0 +1,130 @@
+"""A steady load on a broker: so many toy jobs at a time, each checked when it ends, and what the user sees of each.
+
+What was lost (a job that failed), doubled (ended twice) or wrong (another text) is counted, never raised: the report tells.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Self
+
+from specq import Client
+from specq.client.events import Event, JobDone, NewTokens, RequestFailed
+
+Prompts = Iterable[tuple[list[int], list[int]]]  # (prompt, the text that must come of it)
+
+
+@dataclass
+class Running:
+    """A job that runs; `advanced` is when its last tokens came, `tokens` how many there are."""
+
+    expected: list[int]
+    advanced: float
+    tokens: int = 0
+
+
+@dataclass
+class Tally:
+    """What came of the jobs; `arrivals`: (time, tokens) of all that came."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def rate(self, start: float, end: float) -> float:
+        """Return the tokens a second that came between two times."""
+        return sum(num for at, num in self.arrivals if start <= at < end) / (end - start)
+
+
+class Load:
+    """Keeps `num_jobs` jobs under way until the block is left."""
+
+    def __init__(self, client: Client, prompts: Prompts, num_jobs: int) -> None:
+        self.client, self.tally, self.running = client, Tally(), dict[str, Running]()
+        self._prompts, self._num_jobs = iter(prompts), num_jobs
+        self._lock, self._ids, self._open = threading.Lock(), count(1), True
+
+    def __enter__(self) -> Self:
+        for _ in range(self._num_jobs):
+            self._submit()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open = False
+
+    def _submit(self) -> None:
+        prompt, expected = next(self._prompts)
+        name = f"load {next(self._ids)}"
+        connection = self.client._connection
+        request = connection.prepare(
+            self.client.served, {"token_ids": prompt, "id": name, "max_tokens": len(expected), "ignore_eos": True}
+        )
+        with self._lock:
+            self.running[name] = Running(expected, time.monotonic())
+        connection.submit(request, lambda event: self._hear(name, event))
+
+    def _hear(self, name: str, event: Event) -> None:
+        """Take an event, in the client's thread."""
+        now = time.monotonic()
+        with self._lock:
+            job = self.running.get(name)
+            if job is None:
+                self.tally.counts["doubled"] += 1
+                return
+            if isinstance(event, NewTokens):
+                job.advanced, job.tokens = now, job.tokens + len(event.token_ids)
+                self.tally.arrivals.append((now, len(event.token_ids)))
+                return
+            del self.running[name]
+        self._end(job, event)
+
+    def _end(self, job: Running, event: Event) -> None:
+        self.tally.counts["jobs"] += 1
+        if isinstance(event, RequestFailed):
+            self.tally.counts["lost"] += 1
+            self.tally.failures.append(str(event.error))
+        elif isinstance(event, JobDone):
+            self.tally.counts["wrong"] += event.transcript.token_ids != job.expected
+        if self._open:
+            self._submit()
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def since(self, start: float) -> set[str]:
+        """Return the jobs that run and have not advanced since then."""
+        with self._lock:
+            return {name for name, job in self.running.items() if job.advanced < start}
+
+    def recovered(self, start: float, limit_s: float) -> float | None:
+        """Wait until every job that runs has advanced since then; return the seconds it took, None if it takes longer."""
+        stuck = self.since(start)
+        while stuck:
+            if time.monotonic() > start + limit_s:
+                return None
+            time.sleep(0.005)
+            stuck &= self.since(start)
+        return time.monotonic() - start
+
+    def finish(self, limit_s: float) -> None:
+        """Let what runs end; what has not by then is lost."""
+        self._open = False
+        wait_for(lambda: not self.running, limit_s)
+        with self._lock:
+            self.tally.counts["jobs"] += len(self.running)
+            self.tally.counts["lost"] += len(self.running)
+            self.tally.failures += [f"{name} never ended" for name in self.running]
+
+
+def wait_for(condition: Callable[[], object], limit_s: float) -> bool:
+    """Look until it is so; False if it is not in time."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True

@@ -1,0 +1,189 @@
+"""Planted bugs: each leaves out one thing that failures need. A function plants its bug; the schedules must show it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from specq.broker import core, placement
+from specq.broker.commits import Commit, read_commit
+from specq.broker.core import Broker
+from specq.broker.job_table import Jobs
+from specq.broker.jobs import Job
+from specq.broker.staffing import Staffing
+from specq.broker.state import Effect
+from specq.client.core import ClientCore
+from specq.messages import Message, Open, Verdict
+from specq.types import Judgement, SessionStep
+from specq.verifier import Verifier
+from tests.chaos.stubs import SlowEngine
+
+Patch = pytest.MonkeyPatch
+
+
+def no_fencing_by_epoch(patch: Patch) -> None:
+    """Take a verdict of an earlier session of the same verifier for one of the present session."""
+    verdict = Broker._verdict
+
+    def unfenced(self: Broker, identity: bytes, frames: Sequence[bytes]) -> None:
+        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
+        if job is not None:
+            patched = lambda frames: replace(read_commit(frames), epoch=job.epoch)  # noqa: E731
+            patch.setattr(core, "read_commit", patched)
+        verdict(self, identity, frames)
+
+    patch.setattr(Broker, "_verdict", unfenced)
+
+
+def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
+    """Take the verdicts of a verifier that lost the session to another."""
+    verdict = Broker._verdict
+
+    def accepting(self: Broker, identity: bytes, frames: Sequence[bytes]) -> None:
+        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
+        if job is None or job.verifier == identity:
+            verdict(self, identity, frames)
+            return
+        holder, epoch, job.verifier, job.epoch = job.verifier, job.epoch, identity, read_commit(frames).epoch
+        verdict(self, identity, frames)
+        job.verifier, job.epoch = holder, epoch
+
+    def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
+        self.state.now = now
+        if self.state.roster.get(identity) is None and core.type_of(frames) is Verdict:
+            self._verdict(identity, frames)
+            return self._effects()
+        return heard(self, identity, frames, now)
+
+    heard = Broker.from_back
+    patch.setattr(Broker, "_verdict", accepting)
+    patch.setattr(Broker, "from_back", from_back)
+
+
+def no_resend(patch: Patch) -> None:
+    """Let a verifier never send a verdict again."""
+    committed = Verifier._committed
+    patch.setattr(
+        Verifier, "_committed", lambda self, message, now: committed(self, replace(message, resend=False), now)
+    )
+
+
+def no_reopening(patch: Patch) -> None:
+    """Let a session that its verifier does not know stay lost."""
+    mend = placement.Placement._mend_verifier
+
+    def holds_all(self: Any, worker: Any, held: dict[int, tuple[int, int]]) -> None:
+        jobs = [self.state.jobs.active[i] for i in worker.job_ids if i in self.state.jobs.active]
+        for job in jobs:
+            job.unheld = False
+        mend(self, worker, held)
+
+    patch.setattr(placement.Placement, "_mend_verifier", holds_all)
+
+
+def no_kv_rollback(patch: Patch) -> None:
+    """Keep the KV of the nodes that stand first, not of those that were accepted."""
+    run = SlowEngine._run
+
+    def keeping(self: SlowEngine, step: SessionStep) -> Judgement | None:
+        judgement = run(self, step)
+        if judgement is not None and judgement.path:
+            num_kept = len(judgement.path)
+            self.contexts[step.session_id][-num_kept:] = step.tree.token_ids[:num_kept].tolist()
+        return judgement
+
+    patch.setattr(SlowEngine, "_run", keeping)
+
+
+def no_client_dedupe(patch: Patch) -> None:
+    """Take tokens that come twice for new ones."""
+    extend = ClientCore._extend
+    patch.setattr(
+        ClientCore, "_extend", lambda self, request, message, known, now: extend(self, request, message, 0, now)
+    )
+
+
+def client_never_asks_again(patch: Patch) -> None:
+    """Let a client ask once."""
+    tick = ClientCore.tick
+
+    def once(self: ClientCore, now: float) -> Any:
+        for request in self._requests.values():
+            request.sent = now
+        return tick(self, now)
+
+    patch.setattr(ClientCore, "tick", once)
+
+
+def no_replay_of_a_lost_verdict(patch: Patch) -> None:
+    """Let a drafter that missed a verdict never hear it."""
+    mend = Staffing.mend
+
+    def silent(self: Staffing, worker: Any, held: dict[int, tuple[int, int]]) -> None:
+        send = self.state.send_front
+        self.state.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
+        mend(self, worker, held)
+        self.state.send_front = send  # type: ignore[method-assign]
+
+    patch.setattr(Staffing, "mend", silent)
+
+
+def no_dedupe_of_jobs(patch: Patch) -> None:
+    """Take a job that is submitted again for a new one."""
+    patch.setattr(Jobs, "get", lambda self, job_id: None)
+
+
+def told_before_it_is_journaled(patch: Patch) -> None:
+    """Tell clients at once."""
+    tell = core.Intake.tell
+
+    def eager(self: Any, job: Job) -> None:
+        job.journal(len(job.token_ids), ended=bool(job.finish))
+        tell(self, job)
+
+    added = Broker._added
+
+    def added_eagerly(self: Broker, job: Job, commit: Commit, known: int) -> None:
+        added(self, job, commit, known)
+        self.intake.tell(job)
+
+    patch.setattr(core.Intake, "tell", eager)
+    patch.setattr(Broker, "_added", added_eagerly)
+
+
+def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
+    """Never take anybody for dead."""
+    patch.setattr(placement.Placement, "lose_dead", lambda self, now: self.settle())
+
+
+def open_keeps_the_old_session(patch: Patch) -> None:
+    """Let a verifier go on with a session that it knows, whatever it is opened with."""
+    opened = Verifier._open
+
+    def keep(self: Verifier, message: Open, now: float) -> list[Message]:
+        known = self.sessions.get(message.session_id)
+        if known is None:
+            return opened(self, message, now)
+        known.epoch = max(known.epoch, message.epoch)
+        return []
+
+    patch.setattr(Verifier, "_open", keep)
+
+
+MUTANTS = (
+    no_fencing_by_epoch,
+    late_verdict_of_an_expired_verifier,
+    no_resend,
+    no_reopening,
+    no_kv_rollback,
+    no_client_dedupe,
+    client_never_asks_again,
+    no_replay_of_a_lost_verdict,
+    no_dedupe_of_jobs,
+    told_before_it_is_journaled,
+    dead_verifiers_keep_their_sessions,
+    open_keeps_the_old_session,
+)

@@ -1,0 +1,266 @@
+"""Real processes under load, killed and frozen at random moments; models that start at once, or the bundled pair.
+
+Deployment   a broker with a journal, verifiers and drafters, restarted when they are killed, as a supervisor would
+attack       so many faults, and what became of the jobs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from specq import Client
+from specq.addresses import free_address
+from tests.chaos.load import Load, Prompts, Tally, wait_for
+from tests.toy import toy_text
+
+BEATS = ("--heartbeat-ms", "100", "--liveness-ms", "1000")
+STEP_MS = 4
+JOBS = 8
+RECOVERY_S = 5.0
+START_S = 120.0  # for all processes to be ready
+LONGEST_STOP_S = 2.5  # longer than liveness: who stops so long is taken for dead
+SPECQ = (sys.executable, "-m", "specq")
+SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--loss", "0.005", "--double", "0.005", "--reorder")
+ROLES = ("broker", "target", "draft", "client")
+
+Process = subprocess.Popen[bytes]
+
+
+class Deployment:
+    """The processes, by name; `real`: with the bundled pair; `proxied`: behind links that spoil what they carry; `options`:
+    of the broker."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        targets: int = 2,
+        drafters: int = 2,
+        real: bool = False,
+        proxied: bool = False,
+        options: Sequence[str] = (),
+        max_sessions: int = 64,
+    ) -> None:
+        self.directory, self.real, self.proxied, self.max_sessions = directory, real, proxied, max_sessions
+        bind, self.journal = free_address(), directory / "broker.journal"
+        kept = () if "--journal" in options else ("--journal", str(self.journal))
+        self.commands = {"broker": (*SPECQ, "broker", "--bind", bind, *kept, *BEATS, *options)}
+        self.address = self._proxy("link-front", bind)
+        self.commands |= {f"target-{i}": self._target(f"target-{i}") for i in range(targets)}
+        self.commands |= {f"draft-{i}": self._drafter(f"draft-{i}") for i in range(drafters)}
+        self.processes: dict[str, Process] = {}
+        self._env = os.environ | {"SPECQ_STATE": str(directory)}
+
+    def _target(self, name: str) -> tuple[str, ...]:
+        if self.real:
+            return (*SPECQ, "worker", "--role", "target", "--threads", "1", "--broker", self.address, "--name", name)
+        bind = free_address()
+        toy = (sys.executable, "-m", "tests.journal.toy_target")
+        return (*toy, self.address, str(STEP_MS), bind, self._proxy(f"link-{name}", bind), str(self.max_sessions))
+
+    def _proxy(self, name: str, upstream: str) -> str:
+        """Return the address at which others find what listens there: a link that loses, doubles and reorders, or itself."""
+        if not self.proxied:
+            return upstream
+        listen = free_address()
+        self.commands[name] = (
+            sys.executable,
+            "scripts/delay_proxy.py",
+            "--listen",
+            listen,
+            "--upstream",
+            upstream,
+            *SPOILT,
+        )
+        return listen
+
+    def _drafter(self, name: str) -> tuple[str, ...]:
+        if self.real:
+            return (*SPECQ, "worker", "--role", "draft", "--threads", "1", "--broker", self.address, "--name", name)
+        return (sys.executable, "-m", "tests.chaos.toy_drafter", self.address, name)
+
+    def __enter__(self) -> Self:
+        for name in self.commands:
+            self.start(name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for process in self.processes.values():
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+    def start(self, name: str) -> None:
+        """Start a process; what it says goes to a file of its name."""
+        with (self.directory / f"{name}.log").open("ab") as out:
+            self.processes[name] = subprocess.Popen(
+                self.commands[name], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=self._env
+            )
+
+    def kill(self, name: str) -> None:
+        """Kill a process; nothing is started in its place."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def names(self, role: str) -> list[str]:
+        return [name for name in self.commands if name.startswith(role)]
+
+    def wait_ready(self, client: Client) -> None:
+        """Wait until all workers are there."""
+        client.wait_until_ready(
+            num_targets=len(self.names("target")), num_drafters=len(self.names("draft")), timeout_s=START_S
+        )
+
+
+def toy_prompts(num_tokens: int = 150) -> Prompts:
+    """Yield toy prompts and their texts, for ever."""
+    for i in count():
+        prompt = [5, 6 + i % 40, 7 + i // 40 % 40]
+        yield prompt, toy_text(prompt, num_tokens)
+
+
+@dataclass
+class Siege:
+    """What came of an attack."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    recoveries: list[float] = field(default_factory=list)
+    slowest: tuple[float, str] = (0.0, "")  # of them, and after what
+    stuck: list[str] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures as the chaos report has them; times in seconds."""
+        found = sorted(self.recoveries)
+        return {
+            "faults": dict(sorted(self.faults.items())),
+            "jobs": self.tally.counts["jobs"],
+            **{name: self.tally.counts[name] for name in ("lost", "doubled", "wrong")},
+            "recover_p50_s": round(found[len(found) // 2], 3) if found else None,
+            "recover_max_s": round(found[-1], 3) if found else None,
+            "slowest": self.slowest[1],
+            "stuck": self.stuck,
+            "failures": self.tally.failures[:10],
+        }
+
+
+def attack(
+    deployment: Deployment,
+    prompts: Prompts,
+    faults: Sequence[tuple[str, str]],
+    *,
+    seed: int = 0,
+    recovery_s: float = RECOVERY_S,
+    num_jobs: int = JOBS,
+) -> Siege:
+    """Inject the faults, (kind, role) each, one after the other has been overcome; return what came of it.
+
+    A job recovers when its next tokens come after the fault is over: the process runs again, or its next one was started.
+    """
+    rng, siege = random.Random(seed), Siege()
+    with _client(deployment) as client:
+        deployment.wait_ready(client)
+        with Load(client, prompts, num_jobs) as load:
+            for kind, role in faults:
+                time.sleep(rng.uniform(0.0, 0.3))
+                name = _inject(deployment, kind, role, rng)
+                siege.faults[f"{kind} {role}"] += 1
+                start = time.monotonic()
+                took = load.recovered(start, recovery_s)
+                if took is None:
+                    siege.stuck.append(f"{kind} {name}")
+                    load.recovered(start, 60.0)
+                else:
+                    siege.recoveries.append(took)
+                    siege.slowest = max(siege.slowest, (round(took, 3), f"{kind} {name}"))
+            load.finish(60.0)
+        siege.tally = load.tally
+    return siege
+
+
+def _client(deployment: Deployment) -> Client:
+    return Client(deployment.address, timeout_s=120.0, cache_dir=deployment.directory / "cache")
+
+
+def _inject(deployment: Deployment, kind: str, role: str, rng: random.Random) -> str:
+    """Do it, let it last, and undo it; return to whom."""
+    if role == "client":  # one that has a job under way dies or stands still; nobody else may notice
+        return _hit_client(deployment, kind, rng)
+    name = rng.choice(deployment.names(role))
+    if kind == "kill":
+        deployment.kill(name)
+        time.sleep(rng.choice([0.0, 0.1, 1.5]))
+        deployment.start(name)
+    else:
+        process = deployment.processes[name]
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(rng.uniform(0.05, LONGEST_STOP_S))
+        process.send_signal(signal.SIGCONT)
+    return name
+
+
+def _hit_client(deployment: Deployment, kind: str, rng: random.Random) -> str:
+    """Start a client of its own with a job, and kill or freeze it in the midst of that."""
+    command = (sys.executable, "-m", "tests.chaos.lone_client", deployment.address)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # its first tokens are there
+        process.send_signal(signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+        time.sleep(rng.uniform(0.0, 0.3))
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    return "client"
+
+
+def faults_of(
+    num: int, roles: Sequence[str] = ROLES, kinds: Sequence[str] = ("kill", "stop"), seed: int = 0
+) -> list[tuple[str, str]]:
+    """Return so many faults of each kind, spread over the roles, in random order."""
+    found = [(kind, roles[i % len(roles)]) for kind in kinds for i in range(num)]
+    random.Random(seed).shuffle(found)
+    return found
+
+
+@contextlib.contextmanager
+def away(deployment: Deployment, role: str, seconds: float) -> Iterator[None]:
+    """Let all processes of a role be away for so long, and the block run then."""
+    for name in deployment.names(role):
+        deployment.kill(name)
+    time.sleep(seconds)
+    for name in deployment.names(role):
+        deployment.start(name)
+    yield
+
+
+def all_away(deployment: Deployment, role: str, seconds: float, recovery_s: float = RECOVERY_S) -> Siege:
+    """Let all workers of a role be away for so long under load; return what came of it."""
+    siege = Siege()
+    with _client(deployment) as client:
+        deployment.wait_ready(client)
+        with Load(client, toy_prompts(400), JOBS) as load:
+            wait_for(lambda: load.tally.arrivals, RECOVERY_S)
+            with away(deployment, role, seconds):
+                siege.faults[f"all {role} away for {seconds:g} s"] += 1
+                took = load.recovered(time.monotonic(), recovery_s)
+                siege.recoveries += [] if took is None else [took]
+                siege.stuck += [f"all {role} away"] if took is None else []
+            load.finish(60.0)
+        siege.tally = load.tally
+    return siege

@@ -1,0 +1,55 @@
+"""A drafter's process with the toy proposer, which knows the toy target: starts at once.
+
+python -m tests.chaos.toy_drafter BROKER [NAME]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specq import log
+from specq.config import DraftConfig
+from specq.drafter import Drafter
+from specq.proposers import Children, Expansion
+from specq.text import num_tokens, tokenizer_hash
+from tests.tiny_text import tokenizer_json
+from tests.toy import ToyProposer, toy_info
+from workers.draft import DrafterLoop
+from workers.link import new_incarnation
+from workers.loop import Stop
+
+PASS_S = 0.001
+
+
+class SlowProposer(ToyProposer):
+    """A toy proposer whose passes take time."""
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Wait, and draft."""
+        time.sleep(PASS_S)
+        return super().expand(requests)
+
+
+def main(broker: str, name: str = "toy-drafter") -> None:
+    """Draft until SIGTERM."""
+    log.configure("info")
+    stop, size = Stop(), num_tokens(tokenizer_json())
+    info = replace(
+        toy_info(name),
+        vocab_size=size,
+        num_tokens=size,
+        tokenizer_hash=tokenizer_hash(tokenizer_json()),
+        fingerprint=name,
+    )
+    drafter = Drafter(SlowProposer(info, wrong_every=4), incarnation=new_incarnation(), width=4, max_ahead=8)
+    loop = DrafterLoop(DraftConfig(broker=broker), drafter, name)
+    while not stop:
+        loop.turn()
+    loop.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

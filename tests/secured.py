@@ -1,0 +1,77 @@
+"""A broker and a verifier with a toy model, their loops in threads, with keys: real sockets, but up in a blink."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from specq.addresses import free_address
+from specq.config import BrokerConfig, TargetConfig
+from specq.curve import StepCurve
+from specq.keys import make_keys
+from specq.text import num_tokens, tokenizer_hash
+from specq.types import ModelInfo
+from specq.verifier import Verifier
+from tests.tiny_text import tokenizer_files, tokenizer_json
+from tests.toy import ToyEngine, toy_info
+from workers.broker import BrokerLoop
+from workers.target import VerifierLoop
+
+ROLES = {"hub": "broker", "gpu": "target", "laptop": "draft", "alice": "client", "bob": "client"}
+CLOSE_S = 10.0
+
+
+def make_all(directory: Path) -> str:
+    """Make a key for each role; return the directory as an option."""
+    for name, role in ROLES.items():
+        make_keys(directory, name, (role,))
+    return str(directory)
+
+
+def model() -> ModelInfo:
+    """Return the toy model with a tokenizer."""
+    size = num_tokens(tokenizer_json())
+    changes: dict[str, Any] = {"vocab_size": size, "num_tokens": size, "kv_slots": 100_000}
+    return replace(toy_info(), tokenizer_hash=tokenizer_hash(tokenizer_json()), **changes)
+
+
+class Secured:
+    """The two loops; `verifier.engine.delay` is waited for in each step."""
+
+    def __init__(self, keys: str, journal: str = "none") -> None:
+        self.keys = keys
+        beats = {"heartbeat_ms": 50, "liveness_ms": 2000}
+        self.broker = BrokerLoop(BrokerConfig(bind=free_address(), keys=keys, journal=journal, **beats))
+        self.address = self.broker.address
+        curve = StepCurve([1, 64], [0.001, 0.002])
+        self.verifier = Verifier(ToyEngine(model()), curve, incarnation=1, tokenizer_files=tokenizer_files())
+        self.target = VerifierLoop(TargetConfig(broker=self.address, keys=keys), self.verifier, "toy")
+
+
+@contextmanager
+def served(keys: str, journal: str = "none") -> Iterator[Secured]:
+    """Serve until the block is left."""
+    one, stopped = Secured(keys, journal), threading.Event()
+    ends: list[Callable[[], None]] = [lambda: one.target.context.destroy(0), one.broker.close]
+    loops = zip((one.target, one.broker), ends, strict=True)
+    threads = [threading.Thread(target=_run, args=(loop, stopped, end), daemon=True) for loop, end in loops]
+    for thread in threads:
+        thread.start()
+    try:
+        yield one
+    finally:
+        stopped.set()
+        for thread in threads:
+            thread.join(CLOSE_S)
+
+
+def _run(loop: BrokerLoop | VerifierLoop, stopped: threading.Event, end: Callable[[], None]) -> None:
+    try:
+        while not stopped.is_set():
+            loop.turn()
+    finally:
+        end()
