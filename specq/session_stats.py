@@ -17,6 +17,7 @@ class SessionStats:
     hits, misses   rounds that began with live nodes, so that what came of the last one was drafted already; without
     drafted_rounds   rounds that verified nodes; leaves, depths: sums over them of their trees' leaves and depths, which
                    are N and K of N candidates of K tokens
+    worths   sum over rounds of `Verdict.worth`: what takes the place of a window of nodes
     positions [i] = [verified, accepted] nodes at depth i + 1
     """
 
@@ -28,6 +29,7 @@ class SessionStats:
     drafted_rounds: int = 0
     leaves: int = 0
     depths: int = 0
+    worths: int = 0
     positions: list[list[int]] = field(default_factory=list)
 
     def count_tree(self, nodes: Sequence[Node], length: int) -> None:

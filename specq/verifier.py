@@ -245,6 +245,7 @@ class Verifier:
         tokens, session.finish = self._cut(session, judgement.token_ids)
         accepted = set(judgement.path[: len(tokens)])
         session.count_round(share.nodes, accepted)
+        session.stats.worths += self._worth
         if judgement.logprobs is not None:
             session.logprobs.add(judgement.logprobs, len(tokens))
         session.commit(tokens.tolist(), len(share.nodes))

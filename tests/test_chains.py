@@ -74,6 +74,7 @@ def test_the_text_is_the_same_and_chains_pay(wrong_every):
     assert stats["draft_tokens"] + stats["stale"] <= stats["drafted"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("draft", "shape"), [("good", "best-first"), ("bad", "candidates")])
 def test_the_law_of_sampled_drafts_stays_the_targets(draft, shape):
     world = World()

@@ -107,6 +107,7 @@ def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
     return float(((singles - expected) ** 2 / expected).sum()), float(((pairs - wanted) ** 2 / wanted).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draft", "shape"), [("good", "best-first"), ("bad", "candidates"), ("sharp", "chain"), ("sharp", "budget")]
 )
@@ -119,6 +120,7 @@ def test_the_text_has_the_targets_law(draft: str, shape: str) -> None:
     assert pairs < PAIR_LIMIT
 
 
+@pytest.mark.slow
 def test_stripped_lanes_keep_the_law_whatever_they_claim() -> None:
     """A drafter that always says its own favourite, and claims to have drawn it, biases a verifier that believes it; one
     that does not trust its drafters is not misled."""

@@ -60,6 +60,7 @@ def test_any_drafter_gives_the_same_text(wrong_every: int, blind: bool) -> None:
     assert job.token_ids == toy_text(PROMPT, 50)
     assert int(job.stats["stale"]) > 0  # type: ignore[call-overload]
     assert bool(job.stats["accepted_tokens"]) == (not blind or wrong_every > 2)
+    assert bool(job.stats["hits"]) == (not blind or wrong_every > 2)
 
 
 def test_predrafted_outcomes_are_hits() -> None:
@@ -104,7 +105,10 @@ def test_loss_and_doubling_change_no_text(seed: int) -> None:
     for i, job in jobs.items():
         assert job.token_ids == toy_text([i, i + 1], 40, seed=i)
         assert job.finish == "length"
-    assert any(int(job.stats["accepted_tokens"]) for job in jobs.values())  # type: ignore[call-overload]
+    for kind in ("accepted_tokens", "hits", "stale"):
+        assert any(int(job.stats[kind]) for job in jobs.values())  # type: ignore[call-overload]
+    sums = [sum(int(job.stats[name]) for job in jobs.values()) for name in ("draft_tokens", "accepted_tokens")]  # type: ignore[call-overload]
+    assert sums[0] > sums[1], "nothing was rejected"
 
 
 def test_a_dead_verifier_costs_no_token() -> None:

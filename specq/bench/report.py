@@ -93,6 +93,7 @@ def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
 
     accepted_lengths   [i] = rounds in which i drafted tokens were accepted
     acceptance_by_depth  [d] = share accepted of the nodes verified at depth d + 1
+    wasted_rows  nodes verified in vain; hit_rate  rounds that began with live nodes; worth  mean of `Verdict.worth`
     nodes_per_round    verified; leaves, depth: of the trees of rounds that verified any
     """
     stats = [completion.stats for completion in completions]
@@ -108,6 +109,9 @@ def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
         "draft_tokens": drafted if known else None,
         "accepted_tokens": accepted if known else None,
         "stale": _sum(stats, "stale") if known else None,
+        "wasted_rows": drafted - accepted if known else None,
+        "hit_rate": round(_sum(stats, "hits") / rounds, 4) if known and rounds else None,
+        "worth": round(_sum(stats, "worths") / rounds / 1e3, 4) if known and rounds else None,
         "acceptance_rate": round(accepted / drafted, 4) if drafted else None,
         "acceptance_by_depth": _by_depth(stats),
         "nodes_per_round": round(drafted / rounds, 3) if known and rounds else None,

@@ -27,7 +27,9 @@ class Result:
     logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...]}
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
-                   depth (mean leaves and depth of the trees verified), and what else the broker counted
+                   depth (mean leaves and depth of the trees verified), hit_rate (rounds that began with live nodes),
+                   wasted_rows (nodes verified in vain), worth (how likely a further node had to be, on average: the
+                   window), and what else the broker counted
     """
 
     id: Any
@@ -145,6 +147,7 @@ def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_second": 0.0,
         "time_to_first_token_ms": 0.0,
         **_tree_shape(counts),
+        **_means(counts, rounds),
         **{name: value for name, value in counts.items() if name not in _COUNTED},
     }
 
@@ -156,6 +159,17 @@ def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:
         return {}
     rounds = int(counts["drafted_rounds"])
     return {name: round(counts[key] / rounds, 4) if rounds else 0.0 for name, key in sums.items()}
+
+
+def _means(counts: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Return means over the rounds, where the verifier has counted them."""
+    if not rounds or not {"hits", "worths"} <= set(counts):
+        return {}
+    return {
+        "hit_rate": round(counts["hits"] / rounds, 4),
+        "wasted_rows": int(counts.get("draft_tokens", 0)) - int(counts.get("accepted_tokens", 0)),
+        "worth": round(counts["worths"] / rounds / 1e3, 4),
+    }
 
 
 def _timing(transcript: Transcript) -> dict[str, float]:

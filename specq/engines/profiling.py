@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,15 +16,15 @@ CONTEXT = 8  # tokens
 REPEATS = 7
 
 
-def step_times(engine: Engine, sizes: Sequence[int]) -> list[float]:
+def step_times(engine: Engine, sizes: Sequence[int], settle: Callable[[], None] = lambda: None) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
-    only ever adds to it. See `Engine.step_times`."""
+    only ever adds to it. `settle` waits until the device has done what it was given. See `Engine.step_times`."""
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
-    rounds = [[_time_step(engine, size, random) for size in sizes] for _ in range(REPEATS)]
+    rounds = [[_time_step(engine, size, random, settle) for size in sizes] for _ in range(REPEATS)]
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _time_step(engine: Engine, num_rows: int, random: np.random.Generator) -> float:
+def _time_step(engine: Engine, num_rows: int, random: np.random.Generator, settle: Callable[[], None]) -> float:
     """Return the seconds of a step with so many rows, divided among a few short sessions."""
     num_sessions = min(num_rows, SESSIONS)
     shares = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
@@ -33,6 +33,7 @@ def _time_step(engine: Engine, num_rows: int, random: np.random.Generator) -> fl
         for step, context in steps:
             engine.open(step.session_id, np.concatenate([context, step.token_ids]))
         engine.step([SessionStep(s.session_id, 0, context, SamplingParams(), judged=False) for s, context in steps])
+        settle()
         started = time.perf_counter()
         engine.step([step for step, _ in steps])
         return time.perf_counter() - started

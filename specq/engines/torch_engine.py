@@ -108,7 +108,13 @@ class TorchEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
-        return step_times(self, sizes)
+        return step_times(self, sizes, self._settle)
+
+    def _settle(self) -> None:
+        """Wait until the device has done all that it was given."""
+        device = self._forward.kv.keys.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
     def shutdown(self) -> None:
         """Nothing to do: it all ends with the process."""

@@ -199,6 +199,7 @@ def test_round_trips_are_compared_within_a_repetition():
     assert [line.count("missed") for line in verdict_on(slow)[:2]] == [1, 1]
 
 
+@pytest.mark.slow
 def test_round_trips_through_a_real_broker():
     """Broker, stubs and a subscriber as they are measured, for a moment."""
     result = roundtrip(repeats=1, count=50, seconds=0.1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines.profiling import REPEATS
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
@@ -246,6 +247,19 @@ def test_steps_that_do_not_fit_are_refused(llama, step, message):
     prefill(engine, 1, random_tokens(np.random.default_rng(8), 10))
     with pytest.raises(EngineError, match=message):
         engine.step([step])
+
+
+def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
+    """Else it would be charged with the context before it: before each timed step the engine waits."""
+    engine = TorchEngine(str(llama), device="cpu", kv_slots=512)
+    seen: list[str] = []
+    step = engine.step
+    monkeypatch.setattr(engine, "_settle", lambda: seen.append("settled"))
+    monkeypatch.setattr(
+        engine, "step", lambda steps: seen.append("timed" if steps[0].judged else "context") or step(steps)
+    )
+    engine.step_times([2])
+    assert seen == ["context", "settled", "timed"] * REPEATS
 
 
 def test_step_times_are_positive_and_leave_nothing_behind(llama):

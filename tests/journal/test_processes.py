@@ -18,6 +18,8 @@ from specq.errors import JobError
 from specq.journal.store import connect
 from tests.toy import toy_text
 
+pytestmark = pytest.mark.slow
+
 TOY = (sys.executable, "-m", "tests.journal.toy_target")
 BEATS = ("--heartbeat-ms", "100", "--liveness-ms", "2000")
 PROMPT = [5, 6, 7]
