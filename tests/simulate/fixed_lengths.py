@@ -32,10 +32,10 @@ SCENARIO = {
 def fixed_length(count):
     """Let the scheduler take `count` nodes of each session, the likeliest, as far as there are any."""
 
-    def choose_nodes(sessions, num_rows, room, curve):
+    def choose_nodes(sessions, num_rows, room, curve, max_chain):
         chosen = []
         for session in sessions:
-            offers = scheduler._candidates(session) if session.num_live else []
+            offers = scheduler._candidates(session, max_chain) if session.num_live else []
             best = np.argsort([-node.reach for node in offers], kind="stable")[:count]
             chosen += [(session, offers[i]) for i in np.sort(best)]
         return chosen[:room]
