@@ -40,7 +40,7 @@ def _reason_against_laws(draft: Draft, vocab_size: int) -> str:
     if not size:
         return ""
     same_shape = len(draft.q_ids) == len(draft.q_weights) and len(draft.q_rows) == len(draft.token_ids)
-    if not same_shape or size < 0 or len(draft.q_ids) % size:
+    if not same_shape or not 0 < size <= vocab_size or len(draft.q_ids) % size:
         return "the arrays of its laws differ in shape"
     ids, weights, rows = draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), draft.q_rows
     if np.any(rows < -1) or np.any(rows >= len(ids)):

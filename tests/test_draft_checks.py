@@ -83,6 +83,7 @@ def changed(**arrays: Any) -> Draft:
         (changed(q_weights=[5, 9, 0]), "differ in shape"),
         (replace(GOOD, q_size=4), "differ in shape"),
         (replace(GOOD, q_size=-3), "differ in shape"),
+        (replace(GOOD, q_size=2**61, q_ids=np.zeros(0, np.int32), q_weights=np.zeros(0, np.uint16)), "differ in shape"),
         (changed(q_rows=[0, 0, 2, -1]), "a law that is not there"),
         (changed(q_rows=[0, 0, -2, -1]), "a law that is not there"),
         (changed(q_ids=[3, 1, -1, 2, 0, 4]), "outside the vocabulary"),
