@@ -50,6 +50,9 @@ def main() -> None:
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
 @click.option("--drafters", type=click.IntRange(1), default=1, show_default=True, help="Draft workers.")
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, help="Jobs at a time.")
+@click.option(
+    "--line", multiple=True, help="More of the line to the drafters, as scripts/delay_proxy.py takes it: --cut=0.01."
+)
 @click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: a data set of `specq bench`, or JSONL.")
 @click.option("--num-prompts", type=click.IntRange(1), default=16, show_default=True, help="Jobs of each run.")
 @click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Tokens of each.")

@@ -29,13 +29,14 @@ Prompt = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each."""
+    """What is served, and how: `in_flight` jobs at a time, of `output_len` tokens each; `line`: more options of the proxy."""
 
     model: str
     draft_model: str
     drafters: int
     in_flight: int
     output_len: int
+    line: tuple[str, ...] = ()
 
 
 def config_for(setting: Setting) -> Config:
@@ -55,7 +56,8 @@ def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
     """Start everything, the drafters `rtt_ms` away; stop it all at the end."""
     config = config_for(setting)
     with ExitStack() as stack:
-        far = stack.enter_context(proxy(config.broker.bind, rtt_ms)) if rtt_ms else config.broker.bind
+        is_far = rtt_ms or setting.line
+        far = stack.enter_context(proxy(config.broker.bind, rtt_ms, setting.line)) if is_far else config.broker.bind
         found = members(config, ["--log-level", "error"])
         moved = [
             replace(member, arguments=tuple(far if part == config.broker.bind else part for part in member.arguments))
@@ -69,9 +71,9 @@ def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
 
 
 @contextmanager
-def proxy(upstream: str, rtt_ms: float) -> Iterator[str]:
+def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[str]:
     """Run a delay proxy; yield the address to connect to."""
-    command = [sys.executable, str(PROXY), "--upstream", upstream, "--rtt-ms", str(rtt_ms)]
+    command = [sys.executable, str(PROXY), "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None, "it was asked for"

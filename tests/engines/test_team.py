@@ -139,6 +139,7 @@ def test_an_engine_has_as_many_threads_as_it_is_given(llama):
     assert num_helpers() < len(available_cores())
 
 
+@pytest.mark.slow
 def test_helpers_hold_up_no_exit(spawn, llama):
     process = spawn("-c", RUN_AND_LEAVE, llama, program=(sys.executable,))
 
