@@ -118,6 +118,11 @@ class DraftSession:
     def length(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def ahead(self) -> int:
+        """How many tokens beyond the context may be drafted."""
+        return min(self.shape.max_depth, self.limit - self.length - 1)
+
     def live_nodes(self) -> Iterator[DraftNode]:
         """Yield the live nodes, parents first."""
         level = list(self.roots.values())
@@ -127,7 +132,7 @@ class DraftSession:
 
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
         """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
-        ahead = min(self.shape.max_depth, self.limit - self.length - 1)
+        ahead = self.ahead
         if self.rest or self.awaits_verdict or ahead < 1 or self.num_live >= MAX_LIVE_NODES:
             return
         if not self.root_expanded:
@@ -152,7 +157,7 @@ class DraftSession:
     def chain_below(self, node: DraftNode | None) -> list[int]:
         """Return how many children each level gets of a chain below a node of `frontier`."""
         depth = 0 if node is None else node.position + 1 - self.length
-        room = min(self.chain, min(self.shape.max_depth, self.limit - self.length - 1) - depth)
+        room = min(self.chain, self.ahead - depth)
         if self.shape.fan_out:
             has_siblings = self.chain == 1 or self.worth <= SIBLING_WORTH
             return [self.shape.fan_out if has_siblings else 1] * room
@@ -185,7 +190,7 @@ class DraftSession:
         for rank, (node_id, token, claim) in enumerate(zip(ids, tokens, claims, strict=False)):
             node = siblings[token] = DraftNode(node_id, token, parent, position, rank, claim)
             chance = probability(claim)
-            node.score = log(chance) if chance > LEAST_CHANCE else log(LEAST_CHANCE)
+            node.score = log(max(chance, LEAST_CHANCE))
             if children.law is None:
                 node.reach = base + node.score
                 continue
