@@ -3,7 +3,7 @@
     python scripts/lossless.py --out docs/results/lossless.json
 
 Greedy text is compared with transformers' own `generate`; sampled text (T = 0.8, a seed a prompt) with specq's own
-without a drafter. Drafters vary: none, one, three, one of random weights; so do the jobs in flight: 1 and 16. A text
+without a drafter. Drafters vary: none, one, three, one of random weights, the verifier itself; so do the jobs in flight: 1 and 16. A text
 that differs is explained: the gap of the two best (perturbed) scores at the first differing token, by transformers.
 """
 
@@ -45,9 +45,13 @@ class Variant:
     drafters: int
     in_flight: int
     random_draft: bool = False
+    own: bool = False  # the verifier drafts for itself
 
 
-GREEDY = Variant("greedy, 2 drafters, 16 in flight", 2, 16)
+GREEDY = (
+    Variant("greedy, 2 drafters, 16 in flight", 2, 16),
+    Variant("greedy, the verifier's own drafter, 16 in flight", 0, 16, own=True),
+)
 SAMPLED = (
     Variant("no drafter, 1 in flight", 0, 1),
     Variant("no drafter, 16 in flight", 0, 16),
@@ -55,6 +59,9 @@ SAMPLED = (
     Variant("1 drafter, 16 in flight", 1, 16),
     Variant("3 drafters, 16 in flight", 3, 16),
     Variant("1 drafter of random weights, 16 in flight", 1, 16, random_draft=True),
+    Variant("the verifier's own drafter, 1 in flight", 0, 1, own=True),
+    Variant("the verifier's own drafter, 16 in flight", 0, 16, own=True),
+    Variant("the verifier's own drafter and 1 drafter, 16 in flight", 1, 16, own=True),
 )
 
 
@@ -84,6 +91,7 @@ def serve(variant: Variant, prompts: list[Prompt], params: dict[str, Any], draft
         config,
         up=replace(config.up, drafters=variant.drafters),
         broker=replace(config.broker, bind=free_address()),
+        target=replace(config.target, draft_model="tiny" if variant.own else ""),
         draft=replace(config.draft, model=draft if variant.random_draft else "tiny"),
     )
     with Group(members(config, ["--log-level", "error"])) as group:
@@ -139,7 +147,7 @@ def compare(
 def passed(variant: Variant, report: dict[str, Any]) -> bool:
     """Is every difference a near-tie, and did the drafters do what the check is about?"""
     same = all(case["near_tie"] for case in report["differing"])
-    if not variant.drafters or variant.random_draft:
+    if not (variant.drafters or variant.own) or variant.random_draft:
         return same and bool(report["drafted"]) == bool(variant.drafters)
     return same and 0 < report["accepted_tokens"] < report["draft_tokens"]
 
@@ -156,8 +164,9 @@ def main(limit: int, max_tokens: int, out: Path | None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         draft = random_draft(Path(scratch))
         wanted = reference(model, prompts, max_tokens)
-        results = serve(GREEDY, prompts, {"max_tokens": max_tokens}, draft)
-        reports[GREEDY.name] = compare(model, prompts, wanted, results, 0.0)
+        for variant in GREEDY:
+            results = serve(variant, prompts, {"max_tokens": max_tokens}, draft)
+            reports[variant.name] = compare(model, prompts, wanted, results, 0.0)
         sampled = {"max_tokens": max_tokens, "temperature": 0.8}
         for variant in SAMPLED:
             results = serve(variant, prompts, sampled, draft)
@@ -165,7 +174,7 @@ def main(limit: int, max_tokens: int, out: Path | None) -> None:
                 wanted = [result.token_ids for result in results]
             reports[variant.name] = compare(model, prompts, wanted, results, 0.8)
             click.echo(f"{variant.name}: {reports[variant.name]}")
-    variants = {variant.name: variant for variant in (GREEDY, *SAMPLED)}
+    variants = {variant.name: variant for variant in (*GREEDY, *SAMPLED)}
     for name, report in reports.items():
         report["passed"] = passed(variants[name], report)
         click.echo(f"{'ok  ' if report['passed'] else 'FAIL'} {name}: {report['equal']} of {report['texts']} equal")

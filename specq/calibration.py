@@ -11,6 +11,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+import numpy.typing as npt
+
+from specq.types import BoolArray, Float32Array, Float64Array
+
 NUM_BINS = 12
 PRIOR_WEIGHT = 2.0  # a claim counts as much as so many verdicts
 MEMORY = 200.0  # verdicts after which a count has faded to 1/e
@@ -39,3 +44,27 @@ class Calibration:
         i = int(claim * NUM_BINS) if claim < 1.0 else NUM_BINS - 1
         self._trials[i] = self._trials[i] * _FADE + 1.0
         self._accepted[i] = self._accepted[i] * _FADE + accepted
+
+    def probabilities(self, scores: Float32Array) -> Float64Array:
+        """Return `probability` of each of an array of scores."""
+        claims, bins = _claims(scores)
+        found: Float64Array = np.array(self._accepted)[bins] + PRIOR_WEIGHT * claims
+        found /= np.array(self._trials)[bins] + PRIOR_WEIGHT
+        return found
+
+    def observe_all(self, scores: Float32Array, accepted: BoolArray) -> None:
+        """Count many nodes at once, as `observe` counts one."""
+        _, bins = _claims(scores)
+        counts = np.bincount(bins, minlength=NUM_BINS)
+        right = np.bincount(bins, accepted, NUM_BINS)
+        for i in np.flatnonzero(counts).tolist():
+            fade = _FADE ** int(counts[i])
+            self._trials[i] = self._trials[i] * fade + float(counts[i])
+            self._accepted[i] = self._accepted[i] * fade + float(right[i])
+
+
+def _claims(scores: Float32Array) -> tuple[Float64Array, npt.NDArray[np.int64]]:
+    """Return claimed probabilities and their bins."""
+    claims: Float64Array = np.exp(np.minimum(scores, 0.0), dtype=np.float64)
+    bins: npt.NDArray[np.int64] = np.minimum((claims * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    return claims, bins

@@ -149,8 +149,8 @@ class TargetConfig(Section):
         choices=("ngram", "none"),
     )
     draft_model: str = _option("", "a draft model that drafts in this process, on the same device; empty: none")
-    fan_out: int = _option(3, "children of a node that this process drafts", low=1, high=64)
-    chain: int = _option(6, "levels that this process drafts in one call, on a GPU", low=1, high=32)
+    fan_out: int = _option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
+    chain: int = _option(8, "most levels that this process drafts for a step", low=1, high=32)
     drain_seconds: float = _drain()
     verbose: bool = _option(default=False, text="log each drafted node with what was decided, and all else (debug)")
     keys: str = _keys()

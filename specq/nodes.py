@@ -9,14 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from specq.messages import Draft
-from specq.types import NO_TREE, DraftLaws, Int32Array, Law, Tree, UInt16Array
+from specq.types import NO_TREE, DraftLaws, Float32Array, Float64Array, Int32Array, Law, Tree, UInt16Array
 
 LIVE, CUT = -1, -2
+_DOWN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes
+
+
+class Chain(NamedTuple):
+    """Point masses that follow one another below the committed context, and hang from no tree.
+
+    token_ids i32[n]; scores f32[n]: log-probabilities given the parent; reach f64[n]: probability that each is accepted
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+    reach: Float64Array
+
+    def tree(self, length: int) -> Tree:
+        """Return its first nodes."""
+        return Tree(self.token_ids[:length], _DOWN[:length], self.scores[:length])
 
 
 class Node:

@@ -1,82 +1,236 @@
 """A drafter in the verifier's own process: what it drafts needs no message, and is there for the very next step.
 
-It takes part like any other, in a lane of its own: whatever other drafters send hangs from the same trees. A round is one
-pass over all sessions, then the step; rounds that do better without the pass go without (`specq.round_choice`). What it says
-its nodes were drawn from is believed. No I/O; time is an argument.
+A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and hear
+until `finish`. Chains that stand alone go into the step as arrays (`Session.offer`); where other drafters have nodes on a
+session's tree, or a chain's levels have siblings or laws, they are grafted like anybody's draft, in a lane of their own.
+
+What the drafter says its nodes were drawn from is believed. Jobs that want a shape of their own are left to draft workers.
+No I/O; time is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
+import structlog
 
-from specq.drafter import Drafter
-from specq.messages import OWN_LANE, Assign, Message, Release, Verdict
+from specq.calibration import Calibration
+from specq.curve import StepCurve
+from specq.draft_session import LEAST_CHANCE, SIBLING_WORTH, drafting_params
+from specq.errors import EngineError
+from specq.messages import OWN_LANE, Draft, Message, Verdict
+from specq.nodes import Chain, pack_laws
+from specq.proposers.chain_model import Chains, ChainSource
 from specq.round_choice import RoundChoice
 from specq.session import Session
+from specq.types import Float32Array, Float64Array
 from specq.verifier import Verifier
+
+log = structlog.get_logger(__name__)
+
+MANY = 16  # sessions from which levels never have siblings
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """Chains that are being drafted."""
+
+    sessions: list[Session]
+    depth: int
+    width: int
+    began: float
+    is_usual: bool  # contexts were computed but for the last round's tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """What was drafted for a session in this round: claims f32[depth] of the chain's tokens; `is_drawn` from laws, as nodes
+    of these ids."""
+
+    claims: Float32Array
+    is_drawn: bool
+    node_ids: Sequence[int] = ()
 
 
 class OwnDrafter:
-    """A `Drafter` and the verifier whose sessions it drafts for."""
+    """A source of chains and the verifier whose sessions it drafts for; levels of at most `fan_out` children. `levels` are
+    the seconds that a level takes for so many sessions; `chain` is the most levels."""
 
-    def __init__(self, drafter: Drafter, verifier: Verifier) -> None:
-        self.drafter, self.verifier = drafter, verifier
-        self._choice = RoundChoice()
-        self._began = 0.0  # when the last round did
-        self._num_tokens = 0  # that it gave
+    def __init__(
+        self, source: ChainSource, verifier: Verifier, levels: StepCurve, *, fan_out: int = 3, chain: int = 8
+    ) -> None:
+        self.source, self.verifier, self.fan_out = source, verifier, fan_out
+        self.choice = RoundChoice(levels, chain)
+        self.calibration = Calibration()
+        self.num_passes = 0
+        self._epochs: dict[int, int] = {}  # of the sessions that the source knows
+        self._refused: dict[int, int] = {}  # epochs of those that found no room there
+        self._offered: dict[int, _Offered] = {}
+        self._begun: _Begun | None = None
+        self._is_usual = False
 
     @property
     def has_work(self) -> bool:
-        return self.drafter.has_work or any(self._is_new(session) for session in self.verifier.sessions.values())
+        return self._begun is not None or any(map(self._drafts_for, self.verifier.sessions.values()))
 
-    def draft(self, now: float) -> None:
-        """Begin a round: hang new nodes onto the trees of the sessions that decode, if that pays."""
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """Begin to draft for the sessions that decode, if that pays."""
+        self._offered.clear()
         self._follow()
-        self._choice.learn(self._num_tokens, now - self._began)
-        self._began, self._num_tokens = now, 0
-        sessions = self.drafter.sessions.values()
-        if not self._choice.choose(len(sessions)) and not any(session.is_sync for session in sessions):
+        sessions = [session for session in self.verifier.sessions.values() if self._drafts_for(session)]
+        sessions = sessions[: self.verifier.max_sessions]
+        depth = self.choice.choose(len(sessions), self.verifier.curve) if sessions else 0
+        if not depth:
+            sessions, depth = [session for session in sessions if session.is_sync], self.choice.most
+        most = max(map(_room, sessions), default=0)
+        sessions = [session for session in sessions if self._knows(session)]
+        is_usual, self._is_usual = self._is_usual, bool(sessions)
+        if sessions:
+            width = self.fan_out if len(sessions) < MANY and self.verifier.worth <= SIBLING_WORTH else 1
+            self._start(_Begun(sessions, min(depth, most), width, now, is_usual))
+
+    def _start(self, begun: _Begun) -> None:
+        try:
+            self.source.start([session.session_id for session in begun.sessions], begun.depth, begun.width)
+        except EngineError as error:
+            log.warning("draft_failed", reason=str(error), num_sessions=len(begun.sessions))
+            refused = begun.sessions[-1]
+            self._refused[refused.session_id] = refused.epoch
+            self._close(refused.session_id)
             return
-        for draft in self.drafter.step():
-            self.verifier.sessions[draft.session_id].graft(draft, now)
+        self._begun = begun
+
+    def finish(self, clock: Callable[[], float]) -> None:
+        """Wait for what was begun, and offer it to the sessions that still stand."""
+        if self._begun is None:
+            return
+        begun, self._begun = self._begun, None
+        chains = self.source.finish()
+        now = clock()
+        self.num_passes += 1
+        self.verifier.exclude(now - begun.began)
+        if begun.is_usual:
+            self.choice.learn_draft(len(begun.sessions), begun.depth, now - begun.began)
+        self._offer(begun, chains, now)
+
+    def _offer(self, begun: _Begun, chains: Chains, now: float) -> None:
+        chances = self.calibration.probabilities(chains.scores)  # [sessions, depth, width]
+        scores = np.log(np.maximum(chances, LEAST_CHANCE)).astype(np.float32)
+        reach: Float64Array = np.cumprod(chances[:, :, 0], 1, np.float64)
+        counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
+        for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
+            count = min(num_there, _room(session))
+            if self.verifier.sessions.get(session.session_id) is not session or not count:
+                continue
+            session.drafted_at, session.beats_waited = session.length, 0
+            if begun.width > 1 or session.num_live or chains.laws[i]:
+                ids = self._graft(session, chains, i, count, scores[i], now)
+                self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], bool(chains.laws[i]), ids)
+            else:
+                session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach[i, :count]))
+                self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], is_drawn=False)
+
+    def _graft(
+        self, session: Session, chains: Chains, index: int, count: int, scores: Float32Array, now: float
+    ) -> list[int]:
+        """Hang a chain with its siblings onto a session's tree; return the ids of the chain's own nodes."""
+        width = 1 if session.speculation.max_nodes else None  # all that are allowed are spent on depth
+        token_ids = chains.token_ids[index, :count, :width]
+        is_there = token_ids >= 0
+        sizes = is_there.sum(1).tolist()
+        lane = session.lanes.get(OWN_LANE)
+        first_id = lane.seen + 1 if lane is not None else 0
+        firsts = [first_id + before for before in accumulate(sizes[:-1], initial=0)]
+        laws = chains.laws[index][:count]
+        draft = Draft(
+            session_id=session.session_id,
+            epoch=session.epoch,
+            lane=OWN_LANE,
+            base_len=session.length,
+            first_id=first_id,
+            q_size=max((len(law.ids) for law in laws), default=0),
+            token_ids=token_ids[is_there],
+            parent_ids=np.repeat([-1, *firsts[:-1]], sizes).astype(np.int32),
+            scores=scores[:count, :width][is_there].astype(np.float16),
+            **pack_laws(laws, np.repeat(range(count), sizes).tolist()),
+        )
+        session.graft(draft, now)
+        return firsts
 
     def hear(self, messages: Iterable[Message]) -> None:
-        """Take the verdicts among what the verifier says."""
-        for message in messages:
-            if isinstance(message, Verdict):
-                self._num_tokens += len(message.token_ids)
-                self.drafter.handle(message)
+        """Take the verdicts of the step among what the verifier says; learn from what became of the chains."""
+        claims: list[Float32Array] = []
+        told, right = [], []
+        for verdict in messages:
+            if not isinstance(verdict, Verdict) or self._epochs.get(verdict.session_id) != verdict.epoch:
+                continue
+            followed = self.source.commit(verdict.session_id, verdict.token_ids)
+            offered = self._offered.pop(verdict.session_id, None)
+            if offered is not None:
+                num_told = _num_told(offered, verdict, followed)
+                claims.append(offered.claims[:num_told])
+                told.append(num_told)
+                right.append(min(followed, num_told))
+            if verdict.finish:
+                self._close(verdict.session_id)
+        if claims:
+            is_right = np.concatenate([np.arange(n) < m for n, m in zip(told, right, strict=True)])
+            self.calibration.observe_all(np.concatenate(claims), is_right)
+            self.choice.learn_chains(told, right)
 
-    def pause(self) -> None:
-        """Note that no round follows the last one at once."""
-        self._choice.pause()
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def _drafts_for(self, session: Session) -> bool:
+        """Does a session decode, with room for drafts, and want them of us?"""
+        speculation = session.speculation
+        wants = speculation.mode != "plain" and not speculation.has_fixed_shape and session.params.strategy != "greedy"
+        return wants and session.num_pending == 1 and self.verifier.may_run(session) and _room(session) > 0
+
+    def _knows(self, session: Session) -> bool:
+        """Open a session at the source if it is new; return whether it is known there."""
+        session_id, epoch = session.session_id, session.epoch
+        if self._epochs.get(session_id) == epoch:
+            return True
+        if self._refused.get(session_id) == epoch:
+            return False
+        params = drafting_params(session.params, session.speculation)
+        self.source.open(session_id, np.array(session.token_ids, np.int32), params)
+        self._epochs[session_id] = epoch
+        self._is_usual = False
+        return True
 
     def _follow(self) -> None:
-        """Take up sessions that have begun to decode, and drop those that are gone."""
+        """Drop sessions that are gone."""
         sessions = self.verifier.sessions
-        for known in list(self.drafter.sessions.values()):
-            session = sessions.get(known.session_id)
-            if session is None or session.epoch != known.epoch:
-                self.drafter.handle(Release(session_id=known.session_id, epoch=known.epoch))
-        for session in sessions.values():
-            if self._is_new(session):
-                self.drafter.handle(_assignment(session))
+        for known in (self._epochs, self._refused):
+            for session_id in [i for i, epoch in known.items() if i not in sessions or sessions[i].epoch != epoch]:
+                if known is self._epochs:
+                    self._close(session_id)
+                else:
+                    del known[session_id]
 
-    def _is_new(self, session: Session) -> bool:
-        is_drafted_for = session.speculation.mode != "plain" and session.params.strategy != "greedy"
-        decodes = session.num_pending == 1 and not session.finish
-        return is_drafted_for and decodes and session.session_id not in self.drafter.sessions
+    def _close(self, session_id: int) -> None:
+        del self._epochs[session_id]
+        self.source.close(session_id)
 
 
-def _assignment(session: Session) -> Assign:
-    return Assign(
-        session_id=session.session_id,
-        epoch=session.epoch,
-        lane=OWN_LANE,
-        prompt_len=session.prompt_len,
-        params=session.params,
-        speculation=session.speculation,
-        token_ids=np.array(session.token_ids, np.int32),
-    )
+def _room(session: Session) -> int:
+    """Return how many levels a session's chain may have; the correction takes one position itself."""
+    speculation = session.speculation
+    bounds = [bound for bound in (speculation.max_depth, speculation.max_nodes) if bound]
+    return min([session.limit - session.length - 1, *bounds])
+
+
+def _num_told(offered: _Offered, verdict: Verdict, followed: int) -> int:
+    """Return how many of a chain's tokens a verdict tells right or wrong: those up to the first that is not committed; of
+    drawn ones those that were judged."""
+    num_told = min(followed + 1, len(offered.claims), len(verdict.token_ids))
+    if offered.is_drawn:
+        judged = set(verdict.node_ids.tolist())
+        num_told = next((i for i, node_id in enumerate(offered.node_ids[:num_told]) if node_id not in judged), num_told)
+    return num_told

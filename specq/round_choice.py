@@ -1,71 +1,71 @@
-"""Whether a verifier's own rounds begin with a draft: the rule of the scheduler, applied to the round as a whole.
+"""How deep a verifier's own drafter drafts for the next round: the rule of the scheduler, applied to the round as a whole.
 
-Drafting in the verifier's process holds the next step up, host work included, so it must bring more tokens a second than
-rounds without. Both kinds are measured in service, for about as many sessions as there are; the better one runs, and the
-other is tried again now and then, more and more rarely while it goes on losing. No clock: times are given.
+Drafting in the verifier's process holds the next step up, so a level of the chains must bring more tokens a second than the
+round without it. Known are: how likely the target commits a chain's i-th token given those before it, from what became of
+earlier chains; what a level takes, measured at start-up and in service; and what the step takes (`StepCurve`), host work
+included. The depth with the most tokens a second wins; 0 is a legal answer. Where it is 0, chains are tried now and then,
+more and more rarely while they go on losing. No clock: times are given.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
-FADE = 0.1  # weight of the newest round in a rate
-TRIAL = 4  # rounds in a row of the kind that is tried; the first, which has the other's leftovers, is not counted
-LEAST_PATIENCE, MOST_PATIENCE = 16, 512  # rounds between trials
+import numpy as np
 
+from specq.curve import StepCurve
+from specq.types import Float64Array
 
-@dataclass(slots=True)
-class _Rates:
-    """Tokens a second of both kinds of rounds with about as many sessions, by whether they were drafted for."""
-
-    rates: dict[bool, float] = field(default_factory=dict)
-    patience: int = LEAST_PATIENCE
-    until_trial: int = LEAST_PATIENCE
-    trial_left: int = 0
-
-    @property
-    def best(self) -> bool:
-        return self.rates.get(True, 1.0) >= self.rates.get(False, 0.0)
+MEMORY = 400.0  # chains after which a count has faded to 1/e
+PRIOR_CHANCE, PRIOR_WEIGHT = 0.8, 4.0  # of a token that follows an accepted one; counts as so many chains
+LEAST_PATIENCE, MOST_PATIENCE = 16, 512  # rounds without drafts between trials
+TRIAL_DEPTH = 2
+OUTLIER = 3.0  # times the expected seconds; such a draft had something else in it
 
 
 class RoundChoice:
-    """Chooses the kind of each round, and learns from what came of it."""
+    """`levels`: seconds a level for so many sessions; `most`: levels at most."""
 
-    def __init__(self) -> None:
-        self._by_size: dict[int, _Rates] = {}  # by the power of two that the number of sessions is below
-        self._kinds: list[tuple[int, bool]] = []  # of the last two rounds: size and kind
+    def __init__(self, levels: StepCurve, most: int) -> None:
+        self.levels, self.most = levels, most
+        self._trials = np.zeros(most)
+        self._right = np.zeros(most)
+        self._patience = self._until_trial = LEAST_PATIENCE
 
-    def choose(self, num_sessions: int) -> bool:
-        """Return whether the next round, with so many sessions, shall be drafted for."""
-        size = num_sessions.bit_length()
-        own = self._by_size.setdefault(size, _Rates())
-        if not own.trial_left:
-            own.until_trial -= 1
-            if own.until_trial <= 0:
-                own.trial_left = TRIAL
-        drafts = own.best
-        if own.trial_left:
-            drafts = not drafts
-        self._kinds = [*self._kinds[-1:], (size, drafts)]
-        return drafts
+    def choose(self, num_sessions: int, curve: StepCurve) -> int:
+        """Return the depth for a round of so many sessions, each with one row in the step beside its chain."""
+        best = self._best(num_sessions, curve)
+        if best:
+            self._patience = self._until_trial = LEAST_PATIENCE
+            return best
+        self._until_trial -= 1
+        if self._until_trial > 0:
+            return 0
+        self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
+        return min(TRIAL_DEPTH, self.most)
 
-    def learn(self, num_tokens: int, seconds: float) -> None:
-        """Take what the last chosen round gave: tokens, and seconds until the next one could begin."""
-        if not self._kinds:
-            return
-        size, drafts = self._kinds[-1]
-        own = self._by_size[size]
-        was_best = own.best
-        if seconds > 0 and len(self._kinds) == 2 and self._kinds[0] == self._kinds[1]:
-            rate, before = num_tokens / seconds, own.rates.get(drafts)
-            own.rates[drafts] = rate if before is None else before + FADE * (rate - before)
-        if own.trial_left:
-            own.trial_left -= 1
-            if not own.trial_left:
-                lost = was_best == own.best
-                own.patience = min(2 * own.patience, MOST_PATIENCE) if lost else LEAST_PATIENCE
-                own.until_trial = own.patience
+    def _best(self, num_sessions: int, curve: StepCurve) -> int:
+        depths = np.arange(self.most + 1)
+        tokens = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.chances()))))
+        steps = np.array([curve(num_sessions * (1 + depth)) for depth in depths.tolist()])
+        return int(np.argmax(tokens / (steps + depths * self.levels(num_sessions))))
 
-    def pause(self) -> None:
-        """Forget the last round: what follows it did not follow at once."""
-        self._kinds = []
+    def chances(self) -> Float64Array:
+        """Return f64[most]: how likely each token of a chain is committed, given those before it."""
+        total = (self._right.sum() + PRIOR_WEIGHT * PRIOR_CHANCE) / (self._trials.sum() + PRIOR_WEIGHT)
+        found: Float64Array = (self._right + PRIOR_WEIGHT * total) / (self._trials + PRIOR_WEIGHT)
+        return found
+
+    def learn_draft(self, num_sessions: int, depth: int, seconds: float) -> None:
+        """Take in what drafting took that began with contexts computed but for a round's tokens."""
+        if seconds < OUTLIER * depth * self.levels(num_sessions):
+            self.levels.learn(num_sessions, seconds / depth)
+
+    def learn_chains(self, lengths: Sequence[int], followed: Sequence[int]) -> None:
+        """Take in what became of some chains: how many of their tokens can be told right or wrong, and how many were right."""
+        told, right = np.zeros(self.most + 1), np.zeros(self.most + 1)
+        np.add.at(told, np.minimum(lengths, self.most), 1)
+        np.add.at(right, np.minimum(followed, self.most), 1)
+        fade = np.exp(-len(lengths) / MEMORY)
+        self._trials = self._trials * fade + told[::-1].cumsum()[::-1][1:]
+        self._right = self._right * fade + right[::-1].cumsum()[::-1][1:]

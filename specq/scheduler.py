@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from specq.curve import StepCurve
 from specq.nodes import Node, best_chain, tree_of
 from specq.session import Session
-from specq.types import SessionStep
+from specq.types import Float64Array, SessionStep
 
 FLOOR = 0.02  # nodes less likely than this are not worth looking at
 
@@ -39,11 +40,20 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One session's part in a step."""
+    """One session's part in a step; `chain_len` counts the nodes of its offered chain, which are in no tree."""
 
     session: Session
     step: SessionStep
-    nodes: tuple[Node, ...]
+    nodes: Sequence[Node] = ()
+    chain_len: int = 0
+
+
+class Chosen(NamedTuple):
+    """Nodes to verify, by session id: nodes of trees, parents before children, and lengths of chains."""
+
+    nodes: dict[int, list[Node]]
+    chains: dict[int, int]
+    tokens: float  # that are expected of them
 
 
 def plan(
@@ -63,43 +73,54 @@ def plan(
             room -= size
     num_rows = sum(size for _, size in chunks)
     decoding = [session for session, size in chunks if size == session.num_pending]
-    nodes = choose_nodes(decoding, num_rows, room, curve, max_chain)
-    by_session: dict[int, list[Node]] = {}
-    for session, node in nodes:
-        by_session.setdefault(session.session_id, []).append(node)
-    shares = [_share(session, size, by_session.get(session.session_id, [])) for session, size in chunks]
-    tokens = len(decoding) + sum(node.reach for _, node in nodes)
-    return StepPlan(shares, tokens / curve(num_rows + len(nodes)))
+    chosen = choose_nodes(decoding, num_rows, room, curve, max_chain)
+    shares = [_share(session, size, chosen) for session, size in chunks]
+    num_rows = sum(share.step.num_rows for share in shares)
+    return StepPlan(shares, (len(decoding) + chosen.tokens) / curve(num_rows))
 
 
-def _share(session: Session, size: int, nodes: list[Node]) -> Share:
+def _share(session: Session, size: int, chosen: Chosen) -> Share:
+    nodes, chain_len = chosen.nodes.get(session.session_id, ()), chosen.chains.get(session.session_id, 0)
     step = SessionStep(
         session_id=session.session_id,
         start=session.kv_len,
         token_ids=np.array(session.token_ids[session.kv_len : session.kv_len + size], np.int32),
         params=session.params,
-        tree=tree_of(nodes),
+        tree=session.chain.tree(chain_len) if session.chain is not None else tree_of(nodes),
         judged=size == session.num_pending,
         history=session.history(),
     )
-    return Share(session, step, tuple(nodes))
+    return Share(session, step, nodes, chain_len)
 
 
-def choose_nodes(
-    sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0
-) -> list[tuple[Session, Node]]:
-    """Return the nodes to verify with their sessions, parents before children.
+def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
+    """Return the nodes to verify.
 
     `num_rows` rows are in the step already, one token is certain from each session, and at most `room` rows may be
     added. A node's chance never exceeds its parent's, so the likeliest n nodes always form whole trees.
     """
     offers = [(session, node) for session in sessions if session.num_live for node in _candidates(session, max_chain)]
-    if not offers or room <= 0:
-        return []
-    reach = np.array([node.reach for _, node in offers])
+    offered = [(session, _chain_reach(session, max_chain)) for session in sessions if session.chain is not None]
+    if not (offers or offered) or room <= 0:
+        return Chosen({}, {}, 0.0)
+    sizes = [len(reach) for _, reach in offered]
+    reach = np.concatenate([[node.reach for _, node in offers], *[own for _, own in offered]])
     order = np.argsort(-reach, kind="stable")[:room]
-    count = best_count(reach[order], len(sessions), num_rows, curve)
-    return [offers[i] for i in np.sort(order[:count])]
+    taken = order[: best_count(reach[order], len(sessions), num_rows, curve)]
+    nodes: dict[int, list[Node]] = {}
+    for i in np.sort(taken[taken < len(offers)]).tolist():
+        session, node = offers[i]
+        nodes.setdefault(session.session_id, []).append(node)
+    owners = np.repeat(np.arange(len(offered)), sizes)[taken[taken >= len(offers)] - len(offers)]
+    lengths = np.bincount(owners, minlength=len(offered)).tolist()
+    chains = {session.session_id: length for (session, _), length in zip(offered, lengths, strict=True)}
+    return Chosen(nodes, chains, float(reach[taken].sum()))
+
+
+def _chain_reach(session: Session, max_chain: int) -> Float64Array:
+    assert session.chain is not None
+    room = session.limit - session.length - 1
+    return session.chain.reach[: min(room, max_chain) if max_chain else room]
 
 
 def best_count(reach: np.ndarray, num_sessions: int, num_rows: int, curve: StepCurve) -> int:

@@ -19,7 +19,7 @@ from specq.lanes import MANY_NAMES, Lane
 from specq.logprob_record import LogprobRecord
 from specq.messages import BACKUP_LANE, Draft, Open
 from specq.ngram import NgramIndex
-from specq.nodes import Node, in_order, judged, laws_of
+from specq.nodes import Chain, Node, in_order, judged, laws_of
 from specq.params import SamplingParams, Speculation
 from specq.session_stats import SessionStats
 from specq.types import History, Law
@@ -48,7 +48,8 @@ class Session:
         self.is_open = False  # in the engine
         self.roots: dict[int, Node] = {}
         self.lanes: dict[int, Lane] = {}
-        self.num_live = 0
+        self.num_live = 0  # nodes on the tree
+        self.chain: Chain | None = None  # instead of a tree: what the verifier's own drafter offers for the next step
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
         self.most_backup = backup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
@@ -95,6 +96,7 @@ class Session:
         lane = self._lane(draft.lane)
         if lane is None:
             return 0
+        self.chain = None
         before, seen = self.num_live, lane.seen
         self.stats.drafted += len(draft.token_ids)
         self.drafted_at, self.beats_waited = max(self.drafted_at, draft.base_len), 0
@@ -120,6 +122,12 @@ class Session:
                 self._attach(Node(draft.lane, node_id, token, parent, self._below(parent), score, now), law, rank)
         return self.num_live - before
 
+    def offer(self, chain: Chain) -> None:
+        """Take a chain of the verifier's own drafter for the next step; there must be no tree."""
+        assert not self.num_live
+        self.chain = chain
+        self.stats.drafted += len(chain.token_ids)
+
     def _lane(self, lane_id: int) -> Lane | None:
         """Return a lane; a new one takes the place of the oldest without live nodes if there are too many."""
         if lane_id not in self.lanes and len(self.lanes) >= MAX_LANES:
@@ -133,7 +141,7 @@ class Session:
         """Draft a chain from what the text itself repeats, if drafters have sent nothing that is live; return how many
         nodes it has. It is as long as its nodes are worth verifying, by what came of earlier ones: see `Verdict.worth`."""
         room = min(self.most_backup, self.limit - self.length - 1)
-        if self.num_live or room < 1:
+        if self.num_live or self.chain is not None or room < 1:
             return 0
         tokens, score = self.ngrams.chain(room)
         lane = self._lane(BACKUP_LANE)
@@ -228,7 +236,7 @@ class Session:
 
         Lanes of sampled drafts learn here, from the nodes that were judged; others in `commit`.
         """
-        if self.num_live:
+        if self.num_live or self.chain is not None:
             self.stats.hits += 1
         else:
             self.stats.misses += 1
@@ -239,12 +247,21 @@ class Session:
         for i in judged(nodes, accepted) if self.takes_laws else ():
             self.lanes[nodes[i].lane].calibration.observe(nodes[i].score, i in accepted)
 
+    def count_chain_round(self, num_verified: int, num_accepted: int) -> None:
+        """Count a round that verified so many nodes of the offered chain, as `count_round` does."""
+        self.stats.hits += 1
+        self.stats.count_chain(num_verified, num_accepted)
+
     def commit(self, tokens: Sequence[int], num_verified: int) -> None:
         """Append tokens to the transcript; the branch that agrees with them lives on, everything else is cut.
 
         Lanes learn from every node whose parent is on the path, verified or not: it was right iff it is what was
         committed there. So a node need not be verified for its lane to be judged.
         """
+        self.chain = None
+        if not self.roots:
+            self.token_ids.extend(tokens)
+            return
         num_gone, siblings = 0, self.roots
         for token in tokens:
             follower = None

@@ -39,6 +39,20 @@ class SessionStats:
         self.leaves += sum(id(node) not in inner for node in nodes)
         self.depths += max(node.position for node in nodes) - length + 1
 
+    def count_chain(self, num_verified: int, num_accepted: int) -> None:
+        """Count a round's chain, of any length, of which the first were accepted."""
+        if not num_verified:
+            return
+        self.drafted_rounds += 1
+        self.leaves += 1
+        self.depths += num_verified
+        while len(self.positions) < num_verified:
+            self.positions.append([0, 0])
+        for depth in range(num_verified):
+            position = self.positions[depth]
+            position[0] += 1
+            position[1] += depth < num_accepted
+
     def count_node(self, depth: int, accepted: bool) -> None:
         """Count one verified node at a depth of 1 or more."""
         while len(self.positions) < depth:

@@ -16,6 +16,7 @@ from specq.params import SamplingParams
 Int32Array = npt.NDArray[np.int32]
 Float16Array = npt.NDArray[np.float16]
 Float32Array = npt.NDArray[np.float32]
+Float64Array = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 UInt16Array = npt.NDArray[np.uint16]
 

@@ -11,7 +11,6 @@ ahead of the journal rests.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from collections.abc import Set as AbstractSet
 
 import numpy as np
 import structlog
@@ -20,13 +19,23 @@ from specq.curve import StepCurve
 from specq.draft_checks import reason_against, stripped
 from specq.engines import Engine
 from specq.errors import EngineError, ProtocolError
-from specq.messages import Close, Committed, Draft, FetchTokenizer, Heartbeat, Message, Open, SessionFailed, Verdict
-from specq.nodes import Node
+from specq.messages import (
+    Close,
+    Committed,
+    Draft,
+    FetchTokenizer,
+    Heartbeat,
+    Message,
+    Open,
+    SessionFailed,
+    Verdict,
+)
 from specq.scheduler import Share, plan
 from specq.session import Session
 from specq.text import StopMatcher, TextCodec
 from specq.tokenizer_chunks import tokenizer_chunks
 from specq.types import Int32Array, Judgement
+from specq.verdicts import verdict
 
 log = structlog.get_logger(__name__)
 
@@ -127,7 +136,7 @@ class Verifier:
         if not message.resend or message.length == session.length:
             return []
         tokens = np.array(session.token_ids[message.length :], np.int32)
-        return [self._verdict(session, message.length, tokens)]
+        return [verdict(session, message.length, tokens, self._worth)]
 
     def _draft(self, message: Draft, now: float) -> list[Message]:
         session = self.sessions.get(message.session_id)
@@ -154,9 +163,22 @@ class Verifier:
     def has_work(self) -> bool:
         return any(self._runs(session) for session in self.sessions.values())
 
+    def may_run(self, session: Session) -> bool:
+        """Whether a session has more to say, and is not too far ahead of the journal."""
+        return not (session.finish or session.length - session.journaled > self.max_uncommitted)
+
     def _runs(self, session: Session) -> bool:
-        is_ahead = session.length - session.journaled > self.max_uncommitted
-        return not (session.finish or is_ahead or session.awaits_draft)
+        return self.may_run(session) and not session.awaits_draft
+
+    @property
+    def worth(self) -> float:
+        """How likely a node had to be to be worth verifying in the last step."""
+        return self._worth / 1000
+
+    def exclude(self, seconds: float) -> None:
+        """Leave out time since the last step that was no part of the next one."""
+        if self._last_end is not None:
+            self._last_end += seconds
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
@@ -191,7 +213,7 @@ class Verifier:
         opened = [session for session in running if session.is_open]
         for session in opened if self.backup else ():
             if session.num_pending == 1:
-                session.fill(self._worth / 1000, now)
+                session.fill(self.worth, now)
         room = self.engine.free_slots
         planned = plan(
             opened, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
@@ -244,13 +266,16 @@ class Verifier:
         session.kv_len += len(judgement.path)
         tokens, session.finish = self._cut(session, judgement.token_ids)
         accepted = set(judgement.path[: len(tokens)])
-        session.count_round(share.nodes, accepted)
+        if session.chain is not None:
+            session.count_chain_round(share.chain_len, len(accepted))
+        else:
+            session.count_round(share.nodes, accepted)
         session.stats.worths += self._worth
         if judgement.logprobs is not None:
             session.logprobs.add(judgement.logprobs, len(tokens))
         session.commit(tokens.tolist(), len(share.nodes))
         waited = started - min((node.arrived for node in share.nodes), default=started)
-        return self._verdict(session, base_len, tokens, share.nodes, accepted, (step_us, int(waited * 1e6)))
+        return verdict(session, base_len, tokens, self._worth, share, accepted, (step_us, int(waited * 1e6)))
 
     def _cut(self, session: Session, token_ids: Int32Array) -> tuple[Int32Array, str]:
         """Return the tokens up to the first that ends the text, and the finish reason or ""."""
@@ -263,32 +288,6 @@ class Verifier:
         if num_kept is not None:
             return tokens[:num_kept], "stop"
         return tokens, "length" if session.length + len(tokens) >= session.limit else ""
-
-    def _verdict(
-        self,
-        session: Session,
-        base_len: int,
-        tokens: Int32Array,
-        nodes: Sequence[Node] = (),
-        accepted: AbstractSet[int] = frozenset(),
-        us: tuple[int, ...] = (),
-    ) -> Verdict:
-        one_lane = len(session.lanes) <= 1
-        return Verdict(
-            session_id=session.session_id,
-            epoch=session.epoch,
-            base_len=base_len,
-            finish=session.finish,
-            worth=self._worth,
-            seen=session.seen(),
-            us=us,
-            stats=session.stats.to_dict() if session.finish else {},
-            token_ids=tokens,
-            node_ids=np.array([node.node_id for node in nodes], np.int32),
-            mask=np.array([i in accepted for i in range(len(nodes))], np.uint8),
-            node_lanes=np.array([] if one_lane else [node.lane for node in nodes], np.uint8),
-            **session.logprobs.arrays(base_len - session.opened_len),
-        )
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

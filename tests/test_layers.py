@@ -28,6 +28,7 @@ LAYERS = (
         "specq.shapes",
         "specq.session_stats",
         "specq.round_choice",
+        "specq.verdicts",
     ),
     ("specq.proposers", "specq.engines"),
     ("specq.verification", "specq.journal"),

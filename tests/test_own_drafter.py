@@ -6,34 +6,35 @@ import numpy as np
 import pytest
 
 from specq.curve import StepCurve
-from specq.drafter import Drafter
-from specq.messages import Close, Committed, Open, Verdict
+from specq.messages import OWN_LANE, Close, Committed, Draft, Open, Verdict
 from specq.own_drafter import OwnDrafter
 from specq.params import SamplingParams, Speculation
 from specq.verifier import Verifier
-from tests.toy import ToyEngine, ToyProposer, toy_text
+from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 
 PROMPT = [5, 6, 7]
 
 
-def make(proposer: ToyProposer | None = None) -> OwnDrafter:
-    """Return a drafter of toy text beside its verifier, without sessions."""
+def make(proposer: ToyProposer | None = None, *, chain: int = 6) -> OwnDrafter:
+    """Return a drafter of toy text beside its verifier, without sessions. A level takes half a millisecond."""
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, backup=False)
-    return OwnDrafter(Drafter(proposer or ToyProposer(), incarnation=2), verifier)
+    return OwnDrafter(ToyChains(proposer), verifier, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
 
 
-def open_session(own: OwnDrafter, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **params: Any) -> None:
-    """Open a session of fifty tokens."""
+def open_session(own: OwnDrafter, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any) -> None:
+    """Open a session of fifty tokens; options are of its sampling or of its speculation."""
+    shape = {name: options.pop(name) for name in list(options) if name in Speculation.__dataclass_fields__}
     message = Open(
-        session_id=session_id, epoch=epoch, prompt_len=3, tokens_left=50, speculation=Speculation(mode=mode),
-        params=SamplingParams(max_tokens=50, **params), token_ids=np.array(PROMPT, np.int32),
+        session_id=session_id, epoch=epoch, prompt_len=3, tokens_left=50, speculation=Speculation(mode=mode, **shape),
+        params=SamplingParams(max_tokens=50, **options), token_ids=np.array(PROMPT, np.int32),
     )  # fmt: skip
     own.verifier.handle(message, 0.0)
 
 
 def turn(own: OwnDrafter) -> list[Verdict]:
     """Draft, step, hear; the broker confirms all. Every round takes a millisecond."""
-    own.draft(own.verifier.num_steps / 1000)
+    own.begin(own.verifier.num_steps / 1000)
+    own.finish(lambda: own.verifier.num_steps / 1000)
     verdicts = own.verifier.step(lambda: 0.0)
     own.hear(verdicts)
     for verdict in verdicts:
@@ -65,7 +66,7 @@ def test_text_is_the_targets_in_fewer_rounds(mode: str, wrong_every: int) -> Non
     assert text(verdicts) == toy_text(PROMPT, 50)
     assert len(verdicts) < 30
     assert sum(int(verdict.mask.sum()) for verdict in verdicts) > 20
-    assert not own.drafter.sessions
+    assert not sources(own)
 
 
 @pytest.mark.parametrize(("mode", "strategy"), [("plain", "deterministic"), ("async", "greedy")])
@@ -82,20 +83,32 @@ def test_closed_and_reopened_sessions_are_followed() -> None:
     open_session(own)
     turn(own)
     turn(own)
-    assert own.drafter.sessions[7].epoch == 1
+    assert sources(own) == {7: own.verifier.sessions[7].token_ids}
     open_session(own, epoch=2)
     turn(own)
     turn(own)
-    assert own.drafter.sessions[7].epoch == 2
-    assert own.drafter.sessions[7].token_ids == own.verifier.sessions[7].token_ids
+    assert sources(own) == {7: own.verifier.sessions[7].token_ids}
     own.verifier.handle(Close(session_id=7, epoch=2), 0.0)
-    own.draft(0.0)
-    assert not own.drafter.sessions
+    own.begin(0.0)
+    assert not sources(own)
     assert not own.has_work
 
 
-def test_several_sessions_share_a_pass() -> None:
-    """All texts are right, and passes are no more than steps."""
+def test_a_session_may_end_while_it_is_drafted_for() -> None:
+    """What was drafted is of no use then, and harms nobody."""
+    own = make()
+    for session_id in (1, 2):
+        open_session(own, session_id, seed=session_id)
+    turn(own)
+    own.begin(0.0)
+    own.verifier.handle(Close(session_id=1, epoch=1), 0.0)
+    open_session(own, 2, epoch=2, seed=2)
+    own.finish(lambda: 0.0)
+    assert text(complete(own)) == toy_text(PROMPT, 50, 2)
+
+
+def test_several_sessions_share_a_round() -> None:
+    """All texts are right, and rounds are no more than steps."""
     own = make()
     for session_id in (1, 2, 3):
         open_session(own, session_id, seed=session_id)
@@ -105,4 +118,89 @@ def test_several_sessions_share_a_pass() -> None:
     for session_id in (1, 2, 3):
         mine = [verdict for verdict in verdicts if verdict.session_id == session_id]
         assert text(mine) == toy_text(PROMPT, 50, session_id)
-    assert own.drafter.num_passes <= own.verifier.num_steps
+    assert own.num_passes <= own.verifier.num_steps
+    assert own.source.num_started.count(3) >= 4
+
+
+def test_drafts_of_others_hang_beside_ours() -> None:
+    """A session with nodes of a draft worker takes ours onto the same tree; the text is right, and both are verified."""
+    own = make(ToyProposer(wrong_every=3, blind=True))
+    open_session(own)
+    turn(own)
+    verdicts: list[Verdict] = []
+    while not (verdicts and verdicts[-1].finish):
+        session = own.verifier.sessions[7]
+        lane = session.lanes.get(0)
+        tokens = toy_text(session.token_ids, 2)
+        own.verifier.handle(
+            Draft(
+                session_id=7, epoch=1, lane=0, base_len=session.length, first_id=lane.seen + 1 if lane else 0,
+                token_ids=np.array(tokens, np.int32), parent_ids=np.array([-1, lane.seen + 1 if lane else 0], np.int32),
+                scores=np.full(2, -0.1, np.float16),
+            ),
+            0.0,
+        )  # fmt: skip
+        verdicts += turn(own)
+    assert text(verdicts) == toy_text(PROMPT, 50)[-len(text(verdicts)) :]
+    assert {0, OWN_LANE} <= {lane for verdict in verdicts for lane in verdict.node_lanes.tolist()}
+
+
+@pytest.mark.parametrize("speculation", [{"max_depth": 2}, {"max_nodes": 2}])
+def test_a_jobs_bounds_are_kept(speculation: dict[str, int]) -> None:
+    """No round verifies more than the job allows; levels have three children where only their number is bounded."""
+    own = make()
+    open_session(own, **speculation)
+    verdicts = complete(own)
+    assert max(int(verdict.mask.sum()) for verdict in verdicts) == 2
+    assert max(len(verdict.node_ids) for verdict in verdicts) == (6 if "max_depth" in speculation else 2)
+
+
+def test_a_shape_of_its_own_is_left_to_draft_workers() -> None:
+    """Where there are none, such a job decodes plainly."""
+    own = make()
+    open_session(own, num_candidates=2)
+    assert len(complete(own)) == 50
+
+
+def test_without_room_at_the_drafter_the_others_are_drafted_for() -> None:
+    """The session that found none decodes plainly."""
+    own = make()
+    own.source.most_sessions = 1
+    for session_id in (1, 2):
+        open_session(own, session_id, seed=session_id)
+    verdicts: list[Verdict] = []
+    for _ in range(60):
+        verdicts += turn(own)
+    rounds = [sum(verdict.session_id == session_id for verdict in verdicts) for session_id in (1, 2)]
+    assert min(rounds) < 30
+    assert max(rounds) > 40
+    for session_id in (1, 2):
+        assert text([v for v in verdicts if v.session_id == session_id]) == toy_text(PROMPT, 50, session_id)
+
+
+def test_useless_chains_end() -> None:
+    """A drafter that is always wrong is asked for nothing but a trial now and then."""
+    own = make(ToyProposer(wrong_every=1, blind=True))
+    open_session(own)
+    complete(own)
+    early = own.num_passes
+    open_session(own, 8)
+    complete(own)
+    assert own.num_passes - early < 8
+
+
+def test_drawn_chains_are_judged_as_drawn() -> None:
+    """Under `probabilistic` the chain travels with its laws, and is accepted about as often as its laws say."""
+    own = make()
+    open_session(own, strategy="probabilistic", temperature=1.0)
+    turn(own)
+    own.begin(0.0)
+    own.finish(lambda: 0.0)
+    nodes = list(own.verifier.sessions[7].live_nodes())
+    assert nodes
+    assert all(node.law is not None for node in nodes)
+
+
+def sources(own: OwnDrafter) -> dict[int, list[int]]:
+    """Return the contexts that the source holds."""
+    return own.source.proposer.contexts

@@ -1,61 +1,75 @@
-"""Which kind of round runs: the better one, whatever changes."""
+"""How deep a round is drafted for: as deep as pays, whatever changes."""
 
+import numpy as np
+import pytest
+
+from specq.curve import StepCurve
 from specq.round_choice import MOST_PATIENCE, RoundChoice
 
-
-class Machine:
-    """Rounds that take so long and give so much, drafted for or not."""
-
-    def __init__(self, drafted: tuple[int, float], plain: tuple[int, float]) -> None:
-        self.by_kind = {True: drafted, False: plain}
-        self.choice = RoundChoice()
-
-    def run(self, count: int, num_sessions: int = 1) -> list[bool]:
-        """Return the kinds of so many rounds."""
-        kinds = []
-        for _ in range(count):
-            kinds.append(self.choice.choose(num_sessions))
-            self.choice.learn(*self.by_kind[kinds[-1]])
-        return kinds
+FLAT = StepCurve([1, 1024], [0.004, 0.004])
+DEAR = StepCurve([1, 1024], [0.004, 4.0])
+MOST = 8
 
 
-def test_drafted_rounds_that_pay_go_on():
-    """Plain ones are tried for a small part of the time."""
-    kinds = Machine((5, 0.009), (1, 0.004)).run(2000)
-    assert kinds[:10] == [True] * 10
-    assert 0 < kinds.count(False) < 100
+def choice(level_s: float) -> RoundChoice:
+    return RoundChoice(StepCurve([1, 64], [level_s, level_s]), MOST)
 
 
-def test_drafted_rounds_that_cost_more_than_they_bring_end():
-    """After the first trial; later trials become rare."""
-    kinds = Machine((100, 0.040), (64, 0.010)).run(4000)
-    assert kinds[:15] == [True] * 15
-    assert kinds[40:].count(True) < 100
-    assert kinds[-MOST_PATIENCE:].count(True) <= 8
+def run(own: RoundChoice, curve: StepCurve, chance: float, rounds: int, num_sessions: int = 4) -> list[int]:
+    """Return the depths of so many rounds with chains whose tokens are right with this chance."""
+    rng, depths = np.random.default_rng(0), []
+    for _ in range(rounds):
+        depths.append(own.choose(num_sessions, curve))
+        if depths[-1]:
+            right = (rng.random((num_sessions, depths[-1])) < chance).cumprod(1).sum(1)
+            own.learn_chains(np.minimum(right + 1, depths[-1]).tolist(), right.tolist())
+    return depths
 
 
-def test_a_change_is_noticed():
-    """Drafts that become good are taken up again, within the longest patience."""
-    machine = Machine((1, 0.009), (1, 0.004))
-    machine.run(3000)
-    machine.by_kind[True] = (5, 0.009)
-    kinds = machine.run(2 * MOST_PATIENCE)
-    assert kinds[-50:].count(True) > 40
+def rate(depth: float, curve: StepCurve, level_s: float, chance: float, num_sessions: int = 4) -> float:
+    """Return the expected tokens a second of a session at a depth, by the formula."""
+    tokens = sum(chance**i for i in range(int(depth) + 1))
+    return tokens / (curve(num_sessions * (1 + int(depth))) + depth * level_s)
 
 
-def test_each_number_of_sessions_is_judged_by_itself():
-    """What is right for many says nothing of one."""
-    machine = Machine((100, 0.040), (64, 0.010))
-    machine.run(500, num_sessions=64)
-    assert machine.run(10, num_sessions=1) == [True] * 10
+@pytest.mark.parametrize("level_s", [0.0002, 0.0005, 0.001, 0.002])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
+def test_the_depth_is_the_best_for_what_is_measured(level_s, chance):
+    """Or as good as the best, after some rounds."""
+    depth = float(np.median(run(choice(level_s), FLAT, chance, 200)[100:]))
+    best = max(rate(depth, FLAT, level_s, chance) for depth in range(MOST + 1))
+    assert rate(depth, FLAT, level_s, chance) > 0.95 * best
 
 
-def test_pauses_are_no_rounds():
-    """The time in which nothing ran is not held against the round before it."""
-    machine = Machine((5, 0.009), (1, 0.004))
-    for _ in range(200):
-        machine.run(3)
-        machine.choice.choose(1)
-        machine.choice.pause()
-        machine.choice.learn(5, 60.0)
-    assert machine.run(30).count(True) > 20
+def test_where_rows_are_dear_none_are_drafted():
+    """Trials become rare."""
+    depths = run(choice(0.001), DEAR, 0.9, 4000, num_sessions=64)
+    assert sum(depth > 0 for depth in depths[-MOST_PATIENCE:]) <= 1
+    assert sum(depth > 0 for depth in depths) > 3
+
+
+def test_useless_chains_end_and_good_ones_come_back():
+    """A change is noticed within the longest patience and a few trials."""
+    own = choice(0.001)
+    assert run(own, FLAT, 0.9, 50)[-1] > 3
+    assert run(own, FLAT, 0.0, 400)[-20:].count(0) >= 19
+    assert run(own, FLAT, 0.95, 20 * MOST_PATIENCE)[-1] > 2
+
+
+def test_slow_levels_make_chains_short():
+    """What drafting takes in service counts, but not one draft that had something else in it."""
+    own = choice(0.0005)
+    deep = run(own, FLAT, 0.8, 50)[-1]
+    own.learn_draft(4, 4, 60.0)
+    assert run(own, FLAT, 0.8, 20)[-1] == deep
+    for _ in range(100):
+        own.learn_draft(4, 4, 4 * 0.0012)
+    assert run(own, FLAT, 0.8, 20)[-1] < deep
+
+
+def test_counts_are_of_positions():
+    """A chain that was told up to its third token, of which two were right."""
+    own = choice(0.001)
+    for _ in range(1000):
+        own.learn_chains([3, 1], [2, 1])
+    assert own.chances()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)

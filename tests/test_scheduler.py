@@ -1,11 +1,16 @@
 """The one rule: nodes join while they raise the goodput."""
 
+from dataclasses import replace
+from unittest import mock
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.calibration import Calibration
 from specq.curve import StepCurve
+from specq.nodes import Chain
 from specq.scheduler import Share, best_count, plan
 from specq.session import Session
 from tests.test_session import make_draft, make_session
@@ -111,3 +116,59 @@ def test_a_curve_never_falls(seconds: list[float]) -> None:
     times = [curve(n) for n in range(1, 200)]
     assert times == sorted(times)
     assert curve.times(1, 50).tolist() == times[:50]
+
+
+def offer(session: Session, chances: list[float]) -> None:
+    """Let a session's own drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
+    count = len(chances)
+    tokens = np.arange(4, 4 + count, dtype=np.int32)
+    session.offer(Chain(tokens, np.log(chances).astype(np.float32), np.cumprod(chances)))
+
+
+def test_chains_are_cut_like_trees() -> None:
+    """The same nodes are verified of a chain offered in arrays and of the same one on a tree."""
+    rng = np.random.default_rng(0)
+    for cost in (0.0001, 0.001, 0.003, 0.01):
+        curve = StepCurve([1, 512], [0.005, 0.005 + 511 * cost])
+        chances = [np.sort(rng.uniform(0.1, 1.0, rng.integers(1, 8)))[::-1] for _ in range(6)]
+        grafted, offered = ([decoding() for _ in chances] for _ in range(2))
+        for i, own in enumerate(chances):
+            grafted[i].session_id = offered[i].session_id = i
+            offer(offered[i], own.tolist())
+            draft = make_draft(3, 0, list(range(4, 4 + len(own))), list(range(-1, len(own) - 1)))
+            grafted[i].graft(replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
+            for node, reach in zip(grafted[i].live_nodes(), offered[i].chain.reach, strict=True):
+                offered[i].chain.reach[node.position - 3] = min(reach, 1.0)
+        with mock.patch.object(Calibration, "probability", lambda _, score: float(np.exp(score))):
+            found = shares(grafted, curve, max_rows=40, free_slots=1000)
+        expected = [share.step.tree.token_ids.tolist() for share in found]
+        own_shares = shares(offered, curve, max_rows=40, free_slots=1000)
+        assert [share.step.tree.token_ids.tolist() for share in own_shares] == expected
+        assert [share.chain_len for share in own_shares] == list(map(len, expected))
+        assert all(share.step.tree.parents.tolist() == list(range(-1, share.chain_len - 1)) for share in own_shares)
+
+
+def test_chains_keep_to_the_engine_and_to_the_room_that_is_left() -> None:
+    """At most what an engine takes of chains, and one token less than may still be said."""
+    session = decoding()
+    offer(session, [0.99] * 5)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64, max_chain=3)
+    assert share.chain_len == 3
+    session.limit = session.length + 3
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.chain_len == 2
+    (share,) = shares([session], FLAT, max_rows=2, free_slots=64)
+    assert share.chain_len == 1
+
+
+def test_a_draft_of_others_takes_the_place_of_a_chain() -> None:
+    """They are never both; committing ends either."""
+    session = decoding()
+    offer(session, [0.9, 0.9])
+    session.graft(make_draft(3, 0, [7], [-1]), 0.0)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.step.tree.token_ids.tolist() == [7]
+    other = decoding()
+    offer(other, [0.9, 0.9])
+    other.commit([4, 9], 0)
+    assert other.chain is None

@@ -14,6 +14,8 @@ import numpy as np
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.proposers import Children, Expansion, draws_children
+from specq.proposers.chain_model import NO_TOKEN, Chains
+from specq.proposers.chains import chain_by_passes, level_ids
 from specq.types import Int32Array, Judgement, Law, ModelInfo, SessionStep
 
 VOCAB = 50
@@ -182,3 +184,57 @@ class ToyProposer:
 def _ranked(ranked: list[int]) -> Children:
     chances = [0.8, *[0.1] * (len(ranked) - 1)]
     return Children(np.array(ranked, np.int32), np.log(np.array(chances, np.float32)))
+
+
+class ToyChains:
+    """A source of chains for a verifier's own drafter: a `ToyProposer` asked level by level."""
+
+    def __init__(self, proposer: ToyProposer | None = None) -> None:
+        self.proposer = proposer or ToyProposer()
+        self.info = self.proposer.info
+        self.most_sessions = 1000  # that it has room for
+        self.num_started: list[int] = []  # sessions of each round
+        self._chains: dict[int, list[tuple[int, int]]] = {}  # (node id, token) of each level
+        self._begun: Chains | None = None
+        self._next_id = 0
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        assert self._begun is None
+        self.proposer.open(session_id, token_ids, params)
+
+    def close(self, session_id: int) -> None:
+        assert self._begun is None
+        self._chains.pop(session_id, None)
+        self.proposer.close(session_id)
+
+    def commit(self, session_id: int, token_ids: Int32Array) -> int:
+        chain = self._chains.pop(session_id, [])
+        same = [token == drafted for token, (_, drafted) in zip(token_ids.tolist(), chain, strict=False)]
+        followed = same.index(False) if False in same else len(same)
+        self.proposer.commit(session_id, token_ids, [node_id for node_id, _ in chain[:followed]])
+        return followed
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+        if len(self.proposer.contexts) > self.most_sessions:
+            raise EngineError("no room")
+        requests = []
+        for session_id in session_ids:
+            first, self._next_id = self._next_id, self._next_id + depth * width
+            requests.append(Expansion(session_id, -1, tuple(range(first, self._next_id))))
+        answers = chain_by_passes(self.proposer, requests, depth)
+        token_ids = np.full((len(requests), depth, width), NO_TOKEN, np.int32)
+        scores, laws = np.zeros(token_ids.shape, np.float32), list[list[Law]]()
+        for i, (request, levels) in enumerate(zip(requests, answers, strict=True)):
+            ids = level_ids(request, depth)
+            for level, children in enumerate(levels):
+                count = len(children.token_ids)
+                token_ids[i, level, :count], scores[i, level, :count] = children.token_ids, children.scores
+            laws.append([children.law for children in levels if children.law is not None])
+            self._chains[request.session_id] = [(ids[k][0], int(token_ids[i, k, 0])) for k in range(len(levels))]
+        self.num_started.append(len(requests))
+        self._begun = Chains(token_ids, scores, laws)
+
+    def finish(self) -> Chains:
+        assert self._begun is not None
+        begun, self._begun = self._begun, None
+        return begun

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import structlog
 import zmq
@@ -12,14 +14,14 @@ from specq.broker.roster import fits, mismatch
 from specq.config import TargetConfig, options_of
 from specq.cpu import apply_cpu
 from specq.curve import StepCurve
-from specq.drafter import Drafter
 from specq.engines import ENGINES, Engine
 from specq.errors import ConfigError, ProtocolError
 from specq.keys import AllowList, curve_to_broker, directory_of
 from specq.messages import Hello, Message
 from specq.models import resolve_model
 from specq.own_drafter import OwnDrafter
-from specq.proposers import PROPOSERS, Proposer
+from specq.proposers.chain_model import ChainModel
+from specq.proposers.profiling import level_times
 from specq.sockets import bind_router, drain, try_send
 from specq.table import resolve
 from specq.text import load_tokenizer_files
@@ -31,7 +33,8 @@ from workers.loop import Stop, calm_collector
 
 log = structlog.get_logger(__name__)
 
-PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
 
 
 class VerifierLoop:
@@ -62,11 +65,34 @@ class VerifierLoop:
         if self.zap is not None:
             self.poller.register(self.zap.socket, zmq.POLLIN)
         self.num_dropped = 0
+        self._unsent: list[Message] = []  # what the last step gave
 
     def turn(self) -> None:
-        """Take what has arrived, run one step if there is work, beat if it is time."""
+        """Say what the last step gave, take what has arrived, run one step if there is work, beat if it is time.
+
+        While the device drafts for the next step, the host says and hears.
+        """
+        if self.own_drafter is not None:
+            self.own_drafter.begin(time.monotonic())
+        unsent, self._unsent = self._unsent, []
+        self._send(unsent)
         wait_ms = 0 if self._has_work else self.link.heartbeat.remaining_ms()
-        ready = dict(self.poller.poll(wait_ms))
+        self._hear(dict(self.poller.poll(wait_ms)))
+        if self.own_drafter is not None:
+            self.own_drafter.finish(time.monotonic)
+        if self.verifier.has_work:
+            self._unsent = self.verifier.step(time.monotonic)
+            if self.own_drafter is not None:
+                self.own_drafter.hear(self._unsent)
+        if self.link.heartbeat.due():
+            self.link.beat(self.verifier.heartbeat())
+
+    @property
+    def _has_work(self) -> bool:
+        return self.verifier.has_work or (self.own_drafter is not None and self.own_drafter.has_work)
+
+    def _hear(self, ready: Mapping[Any, int]) -> None:
+        """Take what has arrived."""
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self.router in ready:
@@ -77,24 +103,6 @@ class VerifierLoop:
         if self.link.socket in ready:
             for message in self.link.receive():
                 self._handle(message)
-        if self._has_work:
-            self._step()
-        elif self.own_drafter is not None:
-            self.own_drafter.pause()
-        if self.link.heartbeat.due():
-            self.link.beat(self.verifier.heartbeat())
-
-    @property
-    def _has_work(self) -> bool:
-        return self.verifier.has_work or (self.own_drafter is not None and self.own_drafter.has_work)
-
-    def _step(self) -> None:
-        if self.own_drafter is not None:
-            self.own_drafter.draft(time.monotonic())
-        verdicts = self.verifier.step(time.monotonic)
-        self._send(verdicts)
-        if self.own_drafter is not None:
-            self.own_drafter.hear(verdicts)
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:
@@ -136,7 +144,8 @@ class VerifierLoop:
             self.turn()
 
     def close(self) -> None:
-        """Say good-bye, and close all sockets."""
+        """Say what is left and good-bye, and close all sockets."""
+        self._send(self._unsent)
         self.verifier.state = "leaving"
         self.link.beat(self.verifier.heartbeat())
         self.context.destroy()
@@ -162,13 +171,14 @@ def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | 
     if not config.draft_model:
         return None
     model = resolve_model(config.draft_model, "draft")
-    proposer: Proposer = resolve("proposer", PROPOSERS, "draft-model")(
-        model, device=config.device, dtype=config.dtype, name=config.draft_model
-    )
-    if not fits(proposer.info, verifier.engine.info):
-        raise ConfigError(mismatch(proposer.info, [verifier.engine.info]))
-    drafter = Drafter(proposer, incarnation=new_incarnation(), width=1, fan_out=config.fan_out, chain=config.chain)
-    return OwnDrafter(drafter, verifier)
+    source = ChainModel(model, device=config.device, dtype=config.dtype, name=config.draft_model)
+    if not fits(source.info, verifier.engine.info):
+        raise ConfigError(mismatch(source.info, [verifier.engine.info]))
+    source.limit_vocab = min(source.limit_vocab, verifier.engine.info.num_tokens)
+    sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
+    levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
+    log.info("drafter_ready", model=source.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
+    return OwnDrafter(source, verifier, levels, fan_out=config.fan_out, chain=config.chain)
 
 
 def build_verifier(config: TargetConfig, name: str) -> Verifier:

@@ -12,24 +12,23 @@ replacement, from laws that travel with them (`specq.verification.drafting`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from specq.engines.torch.kv_pool import KvPool
-from specq.engines.torch.loading import LoadedModel, chain_drafter, load
+from specq.engines.torch.loading import LoadedModel
 from specq.engines.torch.rows import ChainStart, RowPacker
 from specq.errors import ConfigError, EngineError
 from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
 from specq.proposers.chains import chain_by_passes, level_ids
+from specq.proposers.contexts import Context, Contexts
 from specq.proposers.making import ChildMaker, Wanted
 from specq.types import NO_TOKENS, Float32Array, Int32Array
 
-MAX_PREFILL_ROWS = 512  # of a pass
 CONTEXT = -1  # the node id that stands for the committed context
 NO_SLOT = -1
 NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
@@ -47,13 +46,18 @@ class _Node:
 
 @dataclass(slots=True)
 class _Session:
-    """`pending` are the last committed tokens, those without KV; `nodes` has parents before children."""
+    """A context and the `nodes` below it, parents before children."""
 
-    params: SamplingParams
-    length: int
-    last_token: int
-    pending: Int32Array
+    context: Context
     nodes: dict[int, _Node] = field(default_factory=dict)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.context.params
+
+    @property
+    def length(self) -> int:
+        return self.context.length
 
     def lineage(self, node_id: int) -> list[int]:
         """Return the slots of a node's ancestors and its own, root first."""
@@ -109,16 +113,11 @@ class DraftModel:
     ) -> None:
         if options:
             raise ConfigError(f"the proposer draft-model has no option {next(iter(options))}; vllm has such")
-        loaded = model
-        if isinstance(loaded, str):
-            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
-        self.info = loaded.info
+        self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        self.info, self._pool = self._contexts.info, self._contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
         self._maker = ChildMaker(law_size, rng or np.random.default_rng())
-        self._forward = loaded.forward
-        self._pool = KvPool(self.info.kv_slots)
         self._sessions: dict[int, _Session] = {}
-        self._chains: Any = None  # a `specq.engines.torch.chain.ChainDrafter`, made when first of use
 
     @property
     def free_slots(self) -> int:
@@ -127,37 +126,30 @@ class DraftModel:
     @property
     def has_chains(self) -> bool:
         """See `specq.proposers.chains.ChainProposer`."""
-        self._chains = self._chains or chain_drafter(self._forward)
-        return self._chains is not None
+        return self._contexts.chains is not None
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
-        token_ids = self._embeddable(token_ids)
-        num_cached = self._pool.open(session_id, token_ids)
-        self._sessions[session_id] = _Session(params, len(token_ids), int(token_ids[-1]), token_ids[num_cached:])
+        self._contexts.open(session_id, token_ids, params)
+        self._sessions[session_id] = _Session(self._contexts.sessions[session_id])
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `Proposer.close`."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._free(session.nodes.values())
-            self._pool.close(session_id)
+            self._contexts.close(session_id)
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
         """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
         if not len(token_ids):
             return
         session = self._sessions[session_id]
-        token_ids = self._embeddable(token_ids)
         computed = self._computed(session, path)
-        slots = np.array([node.slot for node in computed], np.int32)
-        self._pool.append(session_id, token_ids[: len(slots)], slots)
+        self._contexts.append(session_id, token_ids, np.array([node.slot for node in computed], np.int32))
         gone = session.cut(path[-1] if len(path) == len(token_ids) else None)
         kept = {id(node) for node in computed}
         self._free(node for node in gone if id(node) not in kept)
-        session.pending = np.concatenate([session.pending, token_ids[len(slots) :]])
-        session.length += len(token_ids)
-        session.last_token = int(token_ids[-1])
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
@@ -165,7 +157,7 @@ class DraftModel:
         asked = self._asked(requests)
         if not asked:
             return [NO_CHILDREN] * len(requests)
-        self._prefill(asked)
+        self._contexts.prefill(asked)
         return self._children(requests, asked, self._compute(asked))
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
@@ -174,14 +166,14 @@ class DraftModel:
         drafter = self._chain_drafter(requests, asked, depth)
         if drafter is None:
             return chain_by_passes(self, requests, depth)
-        self._prefill(asked)
+        self._contexts.prefill(asked)
         slots = self._pool.take(len(requests) * (depth - 1)).reshape(len(requests), depth - 1)
         try:
             logits = self._compute(asked)
             rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
             starts = [self._chain_start(*key, own) for key, own in zip(rows, slots.tolist(), strict=True)]
             width = len(requests[0].child_ids) // depth
-            tokens, scores = drafter.run(logits, starts, depth, width, self.limit_vocab)  # [depth, rows, width]
+            tokens, scores = drafter.start(logits, starts, depth, width, self.limit_vocab)()  # [depth, rows, width]
         except BaseException:
             self._pool.give(slots.reshape(-1))
             raise
@@ -197,8 +189,9 @@ class DraftModel:
         sessions = [self._sessions[request.session_id] for request in requests]
         ends = [s.child_position(r.node_id) + depth for s, r in zip(sessions, requests, strict=True)]
         params, lengths = [s.params for s in sessions], [s.length for s in sessions]
-        fits = max(ends) <= self.info.max_length and self._chains.takes(params, lengths, depth, widths.pop() // depth)
-        return self._chains if fits else None
+        drafter = self._contexts.chains
+        fits = max(ends) <= self.info.max_length and drafter.takes(params, lengths, depth, widths.pop() // depth)
+        return drafter if fits else None
 
     def _chain_start(self, session_id: int, node_id: int, slots: list[int]) -> ChainStart:
         session = self._sessions[session_id]
@@ -226,32 +219,6 @@ class DraftModel:
                 asked.setdefault(request.session_id, set()).add(request.node_id)
         return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
 
-    def _prefill(self, session_ids: Collection[int]) -> None:
-        """Compute contexts, many in a pass, until what is left of all fits the batched pass that follows."""
-        left = max(1, MAX_PREFILL_ROWS // max(len(session_ids), 1))
-        while chunks := self._chunks(session_ids, left):
-            slots = self._pool.take(sum(map(len, chunks.values())))
-            shares = dict(zip(chunks, np.split(slots, np.cumsum([*map(len, chunks.values())])[:-1]), strict=True))
-            packer = RowPacker()
-            for session_id, chunk in chunks.items():
-                self._pack_chain(packer, session_id, chunk, shares[session_id], judged=False)
-            self._run(packer, slots)
-            for session_id, chunk in chunks.items():
-                self._pool.append(session_id, chunk, shares[session_id])
-                session = self._sessions[session_id]
-                session.pending = session.pending[len(chunk) :]
-
-    def _chunks(self, session_ids: Collection[int], left: int) -> dict[int, Int32Array]:
-        """Return the pending tokens of the next pass of a prefill, after which so many a session may be left."""
-        room, chunks = MAX_PREFILL_ROWS, {}
-        for session_id in session_ids:
-            pending = self._sessions[session_id].pending
-            size = min(len(pending) - left, room)
-            if size > 0:
-                chunks[session_id] = pending[:size]
-                room -= size
-        return chunks
-
     def _compute(self, asked: _Asked) -> torch.Tensor:
         """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""
         slots = self._pool.take(sum(self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()))
@@ -262,28 +229,20 @@ class DraftModel:
             shares[session_id] = slots[taken : taken + num_new]
             taken += num_new
             self._pack(packer, session_id, node_ids, shares[session_id])
-        logits = self._run(packer, slots)
+        logits = self._contexts.run(packer, slots)
         for session_id, share in shares.items():
             self._settle(session_id, asked[session_id], share)
         return logits
 
-    def _run(self, packer: RowPacker, slots: Int32Array) -> torch.Tensor:
-        """Run the forward pass; if it fails, the slots taken for it are given back."""
-        try:
-            return self._forward(packer.pack()).logits
-        except BaseException:
-            self._pool.give(slots)
-            raise
-
     def _num_new(self, session_id: int, node_ids: list[int]) -> int:
         session = self._sessions[session_id]
-        return len(session.pending) + len(_without_slot(session, node_ids))
+        return len(session.context.pending) + len(_without_slot(session, node_ids))
 
     def _pack(self, packer: RowPacker, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
-        """Add a session's rows: pending tokens (or the last token again, if only its logits are wanted), then nodes."""
+        """Add a session's rows: its context's, then nodes."""
         session = self._sessions[session_id]
-        num_pending = len(session.pending)
-        self._pack_chain(packer, session_id, session.pending, slots[:num_pending], judged=node_ids[0] == CONTEXT)
+        num_pending = len(session.context.pending)
+        self._contexts.pack(packer, session_id, slots[:num_pending], judged=node_ids[0] == CONTEXT)
         fresh = iter(slots[num_pending:].tolist())
         for node_id in node_ids:
             if node_id != CONTEXT:
@@ -292,25 +251,13 @@ class DraftModel:
                 lineage = [*session.lineage(node.parent), slot]
                 packer.add_node(node.token_id, slot, node.position, session.length, lineage)
 
-    def _pack_chain(
-        self, packer: RowPacker, session_id: int, token_ids: Int32Array, slots: Int32Array, judged: bool
-    ) -> None:
-        self._pool.stage(session_id, slots)
-        table, length = self._pool.table(session_id), self._pool.length(session_id)
-        packer.add_session(table)
-        if len(token_ids):
-            packer.add_chain(token_ids.tolist(), slots.tolist(), length, judged)
-        elif judged:
-            packer.add_chain([self._sessions[session_id].last_token], [int(table[length - 1])], length - 1, judged)
-
     def _settle(self, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
         """After the forward pass: pending tokens are committed to the table, nodes own their slots."""
         session = self._sessions[session_id]
-        num_pending = len(session.pending)
+        num_pending = len(session.context.pending)
         for node, slot in zip(_without_slot(session, node_ids), slots[num_pending:].tolist(), strict=True):
             node.slot = slot
-        self._pool.append(session_id, session.pending, slots[:num_pending])
-        session.pending = NO_TOKENS
+        self._contexts.settle(session_id, slots[:num_pending])
 
     def _children(self, requests: Sequence[Expansion], asked: _Asked, logits: torch.Tensor) -> list[Children]:
         """Make the requested children of each row of logits [nodes asked about, vocab]."""
@@ -342,7 +289,7 @@ class DraftModel:
     def _computed(self, session: _Session, path: Sequence[int]) -> list[_Node]:
         """Return the nodes at the start of the path whose KV is there, with all KV before it."""
         computed: list[_Node] = []
-        for node_id in path if not len(session.pending) else ():
+        for node_id in path if not len(session.context.pending) else ():
             node = session.nodes.get(node_id)
             if node is None or node.slot == NO_SLOT:
                 break
@@ -352,10 +299,6 @@ class DraftModel:
     def _free(self, nodes: Iterable[_Node]) -> None:
         slots = [node.slot for node in nodes if node.slot != NO_SLOT]
         self._pool.give(np.array(slots, np.int32))
-
-    def _embeddable(self, token_ids: Int32Array) -> Int32Array:
-        """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""
-        return np.clip(token_ids, 0, self.info.vocab_size - 1)
 
 
 def _without_slot(session: _Session, node_ids: list[int]) -> list[_Node]:

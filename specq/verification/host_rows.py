@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from specq.compiler import library
-from specq.types import Float32Array, Int32Array
-from specq.verification.packing import Float64Array, Int64Array, Rows
+from specq.types import Float32Array, Float64Array, Int32Array
+from specq.verification.packing import Int64Array, Rows
 from specq.verification.target_rows import Edits, Laws, LookUp, check_numbers
 
 SOURCE = Path(__file__).parent / "kernels" / "rows.c"

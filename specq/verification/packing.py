@@ -16,7 +16,6 @@ from specq.types import Int32Array, Judgement, SessionStep
 from specq.verification import seeds
 
 Int64Array = npt.NDArray[np.int64]
-Float64Array = npt.NDArray[np.float64]
 
 # Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C and
 # Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.

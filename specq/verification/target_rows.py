@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from specq.errors import EngineError
-from specq.types import Float32Array, Int32Array
-from specq.verification.packing import Float64Array, Int64Array, Rows
+from specq.types import Float32Array, Float64Array, Int32Array
+from specq.verification.packing import Int64Array, Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.types import NO_TREE, Judgement
+from specq.types import NO_TREE, Float64Array, Judgement
 from specq.verification.deterministic import Deterministic
 from specq.verification.draws import Draws
 from specq.verification.longest import judge_longest
-from specq.verification.packing import Float64Array, Int64Array, JudgedStep, by_temperature, pack
+from specq.verification.packing import Int64Array, JudgedStep, by_temperature, pack
 from specq.verification.target_rows import TargetRows
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.types import BoolArray, DraftLaws, Int32Array, Tree, UInt16Array
+from specq.types import BoolArray, DraftLaws, Float64Array, Int32Array, Tree, UInt16Array
 from specq.verification import host_rows
-from specq.verification.packing import Float64Array, Int64Array, JudgedStep, Packed, node_tokens
+from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import Edits
 
 CONTEXT = -1  # the end of a path without nodes

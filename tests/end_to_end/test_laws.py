@@ -46,6 +46,7 @@ LEAST_P = 1e-6
 SHAPES: dict[str, dict[str, Any]] = {
     "plain": {"mode": "plain"},
     "best-first": {},
+    "rounds": {"mode": "sync"},
     "chain": {"mode": "sync", "num_candidates": 1, "max_depth": 4},
     "candidates": {"mode": "sync", "num_candidates": 3, "max_depth": 2},
     "tree": {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]},
@@ -70,8 +71,14 @@ def _lossless(strategy: str) -> list[Case]:
     return [*cases, Case(strategy, "hostile", "chain")]  # whose trees have the shapes that it likes
 
 
+def _own(strategy: str) -> list[Case]:
+    """A verifier that drafts for itself."""
+    return [Case(strategy, drafter, shape) for drafter in ("own-good", "own-bad") for shape in ("best-first", "rounds")]
+
+
 PLAIN = Case("deterministic", "nobody", "plain")
-DETERMINISTIC, PROBABILISTIC = _lossless("deterministic"), _lossless("probabilistic")
+DETERMINISTIC = [*_own("deterministic"), *_lossless("deterministic")]
+PROBABILISTIC = [*_own("probabilistic"), *_lossless("probabilistic")]
 LOSSY = [Case(strategy, "bad", "candidates") for strategy in ("threshold", "typical")]
 FORGED = Case("probabilistic", "liar", "chain")
 
@@ -170,6 +177,14 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
         with Hostile(address, trusting.model, "liar", lies_only=True):
             _wait_for(trusting, "liar")
             found.run(trusting, FORGED, blocks=(ONE_LAW,))
+    for name, draft in (("own-good", good), ("own-bad", bad)):
+        with (
+            _process("broker", "--bind", address, "--journal", "none"),
+            _worker("target", address, targets[0], "--draft-model", draft),
+            Client(address, model=targets[0], timeout_s=READY_S) as client,
+        ):
+            client.wait_until_ready(num_drafters=0, timeout_s=READY_S)
+            found.run(client, *(case for case in DETERMINISTIC + PROBABILISTIC if case.drafter == name))
     return found
 
 

@@ -20,6 +20,7 @@ from specq.engines.torch.loading import LoadedModel
 from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.params import SamplingParams
 from specq.proposers import Expansion
+from specq.proposers.chain_model import ChainModel
 from specq.proposers.chains import chain_by_passes
 from specq.proposers.draft_model import DraftModel
 from specq.types import SessionStep, Tree
@@ -205,7 +206,7 @@ def test_chains_equal_one_pass_a_level(wide_heads, params):
     for _ in range(2):
         requests = [Expansion(i, -1, tuple(range(8))) for i in range(len(params))]
         found, expected = chained.expand_chain(requests, 4), chain_by_passes(stepped, requests, 4)
-        assert chained._chains is not None
+        assert chained._contexts.chains is not None
         for own, others in zip(found, expected, strict=True):
             for a, b in zip(own, others, strict=True):
                 assert a.token_ids.tolist() == b.token_ids.tolist()
@@ -219,6 +220,34 @@ def test_chains_equal_one_pass_a_level(wide_heads, params):
     for i in range(len(params)):
         chained.close(i)
     assert chained.free_slots == chained.info.kv_slots
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_a_round_of_chains_equals_one_pass_a_level(wide_heads, count):
+    """Sessions that the device drafts for, and those that need the host, in one round; twice."""
+    source, stepped = ChainModel(load_fused(wide_heads)), DraftModel(load_fused(wide_heads))
+    rng, kinds = (
+        np.random.default_rng(10),
+        [SAMPLED, SamplingParams(), SamplingParams(temperature=0.8, top_k=5, seed=2)],
+    )
+    for i in range(count):
+        context = random_tokens(rng, 5 + 7 * i % 40)
+        source.open(i, context, kinds[i % 3])
+        stepped.open(i, context, kinds[i % 3])
+    for _ in range(2):
+        source.start(list(range(count)), 4, 2)
+        chains = source.finish()
+        for i in range(count):
+            (levels,) = chain_by_passes(stepped, [Expansion(i, -1, tuple(range(8)))], 4)
+            assert chains.token_ids[i].tolist() == [children.token_ids.tolist() for children in levels]
+            followed = (i % 4) + 1
+            tokens = np.append(chains.token_ids[i, :followed, 0], 3).astype(np.int32)
+            right = followed + (followed < 4 and int(chains.token_ids[i, followed, 0]) == 3)
+            assert source.commit(i, tokens) == right
+            stepped.commit(i, tokens, [])
+    for i in range(count):
+        source.close(i)
+    assert source.free_slots == source.info.kv_slots
 
 
 def test_chains_grow_from_branches_of_one_session(wide_heads):
@@ -263,7 +292,7 @@ def test_a_failed_chain_gives_its_slots_back(wide_heads, monkeypatch):
     def fail(*_arguments: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(ChainDrafter, "run", fail)
+    monkeypatch.setattr(ChainDrafter, "start", fail)
     with pytest.raises(RuntimeError):
         draft.expand_chain([Expansion(1, -1, (0, 1, 2))], 3)
     draft.close(1)

@@ -9,7 +9,7 @@ import torch
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
-from specq.proposers import draft_model as module
+from specq.proposers import contexts as module
 from specq.proposers.draft_model import DraftModel
 from specq.verification.drafting import truncated_laws
 from specq.verification.sampling import perturbed_scores
@@ -161,8 +161,8 @@ def test_contexts_of_many_sessions_are_computed_in_shared_chunks(draft, monkeypa
         draft.close(1)
     draft._pool.take(256)  # nothing cached survives
     draft._pool.give(np.arange(256, dtype=np.int32))
-    sizes, forward = [], draft._forward
-    monkeypatch.setattr(draft, "_forward", lambda rows: sizes.append(rows.num_rows) or forward(rows))
+    sizes, forward = [], draft._contexts._forward
+    monkeypatch.setattr(draft._contexts, "_forward", lambda rows: sizes.append(rows.num_rows) or forward(rows))
     monkeypatch.setattr(module, "MAX_PREFILL_ROWS", 16)
     trees = [Tree(draft, list(context), SamplingParams(), session_id=i) for i, context in enumerate(contexts)]
     together = draft.expand([request for tree in trees for request in tree.requests([-1])])
@@ -196,16 +196,16 @@ def test_without_room_nothing_changes_and_with_room_it_goes_on(draft):
 
 def test_a_failed_forward_changes_nothing(draft):
     tree = Tree(draft, list(range(50)), SamplingParams())
-    forward, free = draft._forward, draft.free_slots
+    forward, free = draft._contexts._forward, draft.free_slots
 
     def fail(rows):
         raise RuntimeError("out of memory")
 
-    draft._forward = fail
+    draft._contexts._forward = fail
     with pytest.raises(RuntimeError):
         draft.expand([Expansion(1, -1, (900,))])
     assert draft.free_slots == free
-    draft._forward = forward
+    draft._contexts._forward = forward
     assert len(tree.expand([-1])[0].token_ids) == 3
 
 

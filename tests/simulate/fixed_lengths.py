@@ -33,12 +33,14 @@ def fixed_length(count):
     """Let the scheduler take `count` nodes of each session, the likeliest, as far as there are any."""
 
     def choose_nodes(sessions, num_rows, room, curve, max_chain):
-        chosen = []
+        nodes, tokens = {}, 0.0
         for session in sessions:
             offers = scheduler._candidates(session, max_chain) if session.num_live else []
-            best = np.argsort([-node.reach for node in offers], kind="stable")[:count]
-            chosen += [(session, offers[i]) for i in np.sort(best)]
-        return chosen[:room]
+            best = np.argsort([-node.reach for node in offers], kind="stable")[: min(count, room)]
+            nodes[session.session_id] = [offers[i] for i in np.sort(best)]
+            room -= len(best)
+            tokens += sum(offers[i].reach for i in best)
+        return scheduler.Chosen(nodes, {}, tokens)
 
     with mock.patch.object(scheduler, "choose_nodes", choose_nodes):
         yield

@@ -9,7 +9,7 @@ A chain's own slots are its row's extras (see `attention_plan`): the item that r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 
@@ -28,8 +28,8 @@ from specq.types import Float32Array, Int32Array
 from specq.verification.noise import Domain, row_keys
 
 MAX_STEPS = 32
-MAX_ROWS = 64
-LIST_ROOM = 1 << 18  # slots
+MAX_ROWS = 256
+LIST_ROOM = 1 << 20  # slots
 TILE = 1024  # tokens
 MAX_COUNT = 8
 ALL = 1 << 30
@@ -54,15 +54,20 @@ class ChainDrafter:
         """Whether such chains, after contexts of these lengths, can be run at once. Laws that are cut (top-k, top-p,
         min-p) or travel with the draft are left to the host."""
         num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
-        is_size_ok = len(params) <= MAX_ROWS and 1 < depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
+        is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
         return is_size_ok and num_slots <= LIST_ROOM and all(map(_takes, params))
 
+    def can_draft(self, params: SamplingParams) -> bool:
+        """Whether the device can draft for such parameters by itself."""
+        return _takes(params)
+
     @torch.no_grad()
-    def run(
+    def start(
         self, logits: torch.Tensor, starts: Sequence[ChainStart], depth: int, count: int, limit_vocab: int
-    ) -> tuple[Int32Array, Float32Array]:
-        """Return the `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows, count], and
-        their log-probabilities, f32. Each step follows the first token of the one before.
+    ) -> Callable[[], tuple[Int32Array, Float32Array]]:
+        """Begin to draft chains; return what waits for the device, once, before the next chains are begun, and gives the
+        `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows, count], and their
+        log-probabilities, f32. Each step follows the first token of the one before.
 
         logits [rows, vocab]: what the model says at the chains' starts, still on the device; tokens are those below
         limit_vocab.
@@ -78,9 +83,13 @@ class ChainDrafter:
             self._choose(logits, batch, top)
             for _ in range(depth - 1):
                 self._step(batch, top)
-            results = top.results[: depth * layout.num_rows * count * 2].cpu()
-        shaped = results.view(depth, layout.num_rows, count, 2)[:, : len(starts)].numpy()
-        return shaped[..., 0].copy(), shaped[..., 1].copy().view(np.float32)
+        results = top.results[: depth * layout.num_rows * count * 2]
+
+        def wait() -> tuple[Int32Array, Float32Array]:
+            shaped = results.cpu().view(depth, layout.num_rows, count, 2)[:, : len(starts)].numpy()
+            return shaped[..., 0].copy(), shaped[..., 1].copy().view(np.float32)
+
+        return wait
 
     def _top(self, count: int, num_tokens: int) -> _Top:
         key = (count, num_tokens)
@@ -110,12 +119,13 @@ class ChainDrafter:
         inverse[:] = 0
         slots[:] = -1
         keys[:] = 0
-        for i, start in enumerate(starts):
-            slots[i, : len(start.slots)] = start.slots
-            if start.params.temperature > 0:
-                inverse[i] = 1 / start.params.temperature
-                positions = start.position + np.arange(depth)
-                keys[i, :depth] = row_keys([start.params.seed] * depth, positions, Domain.GUMBEL)
+        slots[: len(starts), : depth - 1] = [start.slots for start in starts]
+        warm = [i for i, start in enumerate(starts) if start.params.temperature > 0]
+        if warm:
+            inverse[warm] = [1 / starts[i].params.temperature for i in warm]
+            positions = np.add.outer([starts[i].position for i in warm], np.arange(depth))
+            seeds = [starts[i].params.seed for i in warm for _ in range(depth)]
+            keys[warm, :depth] = row_keys(seeds, positions.reshape(-1), Domain.GUMBEL).reshape(-1, depth, 2)
         state.copy(num_rows * _STATE_WIDTH, self._state)
 
     def _step(self, batch: Batch, top: _Top) -> None:

@@ -1,0 +1,246 @@
+"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a verifier's own drafter.
+
+Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead here: a
+chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what was followed
+is kept. `start` only gives the device its work, so that the host is free until `finish`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from specq.engines.torch.loading import LoadedModel
+from specq.engines.torch.rows import ChainStart, RowPacker
+from specq.params import SamplingParams
+from specq.proposers import Children
+from specq.proposers.contexts import Contexts
+from specq.proposers.making import ChildMaker, Wanted
+from specq.types import Float32Array, Int32Array, Law, ModelInfo
+
+NO_TOKEN = -1
+
+
+class Chains(NamedTuple):
+    """Drafted chains.
+
+    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they were
+               drawn, NO_TOKEN where there is none; those of a level follow the first of the one before
+    scores     f32[sessions, depth, width]: log-probabilities, as in `specq.proposers.Children`
+    laws       for each session what the children of each level were drawn from; () where they are point masses
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+    laws: list[Sequence[Law]]
+
+
+class ChainSource(Protocol):
+    """What a verifier's own drafter needs of whatever drafts. Driven by one thread."""
+
+    info: ModelInfo
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """Start a session with this context i32[n]."""
+        ...
+
+    def close(self, session_id: int) -> None:
+        """Forget a session, between `finish` and `start`; unknown ones are ignored."""
+        ...
+
+    def commit(self, session_id: int, token_ids: Int32Array) -> int:
+        """Append committed tokens, at least one; return how many of them the session's last chain had foreseen."""
+        ...
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+        """Begin to draft a chain for each of these sessions. EngineError, with nothing changed, if KV runs short."""
+        ...
+
+    def finish(self) -> Chains:
+        """Return the chains that were begun."""
+        ...
+
+
+@dataclass(slots=True)
+class _Drafted:
+    """A session's last chain: its first tokens; `slots` i32 has the KV of as many of them as it is long."""
+
+    token_ids: list[int]
+    slots: Int32Array
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some of the sessions of a round, by index; `wait` gives tokens and scores [depth, sessions, width], and laws."""
+
+    indices: list[int]
+    wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[Law]]]]
+
+
+class ChainModel:
+    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`; `law_size` and `rng` are
+    those of `specq.proposers.making.ChildMaker`."""
+
+    def __init__(
+        self,
+        model: str | LoadedModel,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        law_size: int = 32,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        self.info = self._contexts.info
+        self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
+        self._maker = ChildMaker(law_size, rng or np.random.default_rng())
+        self._drafted: dict[int, _Drafted] = {}
+        self._begun: tuple[list[int], Int32Array, list[_Part]] | None = None  # sessions, slots, parts
+
+    @property
+    def free_slots(self) -> int:
+        return self._contexts.pool.free_slots
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """Start a session; see `ChainSource`."""
+        self._contexts.open(session_id, token_ids, params)
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `ChainSource`."""
+        self._drop(session_id)
+        self._contexts.close(session_id)
+
+    def commit(self, session_id: int, token_ids: Int32Array) -> int:
+        """Append committed tokens; see `ChainSource`."""
+        drafted = self._drafted.pop(session_id, None)
+        if drafted is None:
+            self._contexts.append(session_id, token_ids, np.zeros(0, np.int32))
+            return 0
+        followed = 0
+        for token, foreseen in zip(token_ids.tolist(), drafted.token_ids, strict=False):
+            if token != foreseen:
+                break
+            followed += 1
+        num_kept = min(followed, len(drafted.slots))
+        self._contexts.append(session_id, token_ids, drafted.slots[:num_kept])
+        self._contexts.pool.give(drafted.slots[num_kept:])
+        return followed
+
+    def _drop(self, session_id: int) -> None:
+        drafted = self._drafted.pop(session_id, None)
+        if drafted is not None:
+            self._contexts.pool.give(drafted.slots)
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+        """Begin to draft chains; see `ChainSource`."""
+        assert self._begun is None
+        for session_id in session_ids:
+            self._drop(session_id)
+        self._contexts.prefill(session_ids)
+        pool = self._contexts.pool
+        slots = pool.take(len(session_ids) * (depth - 1)).reshape(len(session_ids), depth - 1)
+        try:
+            logits = self._compute(session_ids)
+            self._begun = list(session_ids), slots, self._begin(session_ids, slots, logits, depth, width)
+        except BaseException:
+            pool.give(slots.reshape(-1))
+            raise
+
+    def finish(self) -> Chains:
+        """Return the chains that were begun; see `ChainSource`."""
+        assert self._begun is not None
+        (session_ids, slots, parts), self._begun = self._begun, None
+        found = [part.wait() for part in parts]
+        depth, _, width = found[0][0].shape
+        token_ids = np.empty((len(session_ids), depth, width), np.int32)
+        scores = np.empty((len(session_ids), depth, width), np.float32)
+        laws: list[Sequence[Law]] = [()] * len(session_ids)
+        for part, (its_tokens, its_scores, its_laws) in zip(parts, found, strict=True):
+            token_ids[part.indices], scores[part.indices] = its_tokens.swapaxes(0, 1), its_scores.swapaxes(0, 1)
+            for index, of_session in zip(part.indices, its_laws, strict=False):
+                laws[index] = of_session
+        for session_id, own, firsts in zip(session_ids, slots, token_ids[:, :, 0].tolist(), strict=True):
+            self._drafted[session_id] = _Drafted(firsts, own)
+        return Chains(token_ids, scores, laws)
+
+    def _compute(self, session_ids: Sequence[int]) -> torch.Tensor:
+        """Run what is pending of each session; return logits [sessions, vocab]."""
+        sizes = [len(self._contexts.sessions[session_id].pending) for session_id in session_ids]
+        slots = self._contexts.pool.take(sum(sizes))
+        shares = np.split(slots, np.cumsum(sizes)[:-1])
+        packer = RowPacker()
+        for session_id, share in zip(session_ids, shares, strict=True):
+            self._contexts.pack(packer, session_id, share, judged=True)
+        logits = self._contexts.run(packer, slots)
+        for session_id, share in zip(session_ids, shares, strict=True):
+            self._contexts.settle(session_id, share)
+        return logits
+
+    def _begin(
+        self, session_ids: Sequence[int], slots: Int32Array, logits: torch.Tensor, depth: int, width: int
+    ) -> list[_Part]:
+        """Let the device draft all chains that it can at once; the host takes part in the others."""
+        starts = [self._chain_start(i, own) for i, own in zip(session_ids, slots.tolist(), strict=True)]
+        drafter, parts = self._contexts.chains, []
+        by_device = [i for i, start in enumerate(starts) if drafter and self._fits(drafter, start, depth)]
+        lengths, params = [starts[i].length for i in by_device], [starts[i].params for i in by_device]
+        if by_device and drafter.takes(params, lengths, depth, width):
+            own = logits if len(by_device) == len(starts) else logits[by_device]
+            wait = drafter.start(own, [starts[i] for i in by_device], depth, width, self.limit_vocab)
+            parts.append(_Part(by_device, lambda: (*wait(), [])))
+        else:
+            by_device = []
+        if rest := sorted(set(range(len(starts))).difference(by_device)):
+            found = self._by_passes([starts[i] for i in rest], logits[rest], depth, width)
+            parts.append(_Part(rest, lambda: found))
+        return parts
+
+    def _fits(self, drafter: Any, start: ChainStart, depth: int) -> bool:
+        return start.length + depth <= self.info.max_length and bool(drafter.can_draft(start.params))
+
+    def _chain_start(self, session_id: int, slots: list[int]) -> ChainStart:
+        context, table = self._contexts.sessions[session_id], self._contexts.pool.table(session_id)
+        return ChainStart(session_id, table, context.length, (), context.length, slots, context.params)
+
+    def _by_passes(
+        self, starts: Sequence[ChainStart], logits: torch.Tensor, depth: int, width: int
+    ) -> tuple[Int32Array, Float32Array, list[Sequence[Law]]]:
+        """Draft chains by one pass a level; each ends early where a token has no children."""
+        token_ids = np.full((depth, len(starts), width), NO_TOKEN, np.int32)
+        scores = np.zeros((depth, len(starts), width), np.float32)
+        laws: list[list[Law]] = [[] for _ in starts]
+        alive = [i for i, start in enumerate(starts) if start.position < self.info.max_length]
+        logits = logits[alive]
+        for level in range(depth):
+            wanted = [Wanted(starts[i].params, starts[i].position + level, width) for i in alive]
+            made = self._maker.make(wanted, logits[:, : self.limit_vocab]) if wanted else []
+            for i, children in zip(alive, made, strict=True):
+                _note(children, token_ids[level, i], scores[level, i], laws[i])
+            last = self.info.max_length - level - 1
+            alive = [i for i in alive if token_ids[level, i, 0] != NO_TOKEN and starts[i].position < last]
+            if not alive or level + 1 == depth:
+                break
+            logits = self._run_level([starts[i] for i in alive], token_ids[level, alive, 0].tolist(), level)
+        return token_ids, scores, [tuple(of_chain) for of_chain in laws]
+
+    def _run_level(self, starts: Sequence[ChainStart], token_ids: Sequence[int], level: int) -> torch.Tensor:
+        """Compute the tokens of one level of some chains; return logits [chains, vocab]."""
+        packer = RowPacker()
+        for start, token in zip(starts, token_ids, strict=True):
+            packer.add_session(start.table)
+            packer.add_node(token, start.slots[level], start.position + level, start.length, start.slots[: level + 1])
+        return self._contexts.run(packer, np.zeros(0, np.int32))
+
+
+def _note(children: Children, token_ids: Int32Array, scores: Float32Array, laws: list[Law]) -> None:
+    """Write one level of a chain into its row of the arrays."""
+    count = min(len(token_ids), len(children.token_ids))
+    token_ids[:count], scores[:count] = children.token_ids[:count], children.scores[:count]
+    if children.law is not None:
+        laws.append(children.law)

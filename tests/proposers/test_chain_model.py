@@ -1,0 +1,119 @@
+"""Chains of a draft model in arrays: the same as its own tree's first children, level by level."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specq.errors import EngineError
+from specq.params import SamplingParams
+from specq.proposers import Expansion
+from specq.proposers.chain_model import NO_TOKEN, ChainModel, Chains
+from specq.proposers.chains import chain_by_passes
+from specq.proposers.draft_model import DraftModel
+from specq.proposers.profiling import level_times
+from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
+
+SAMPLED = SamplingParams(temperature=0.9, seed=5)
+CUT = SamplingParams(temperature=0.9, top_k=40, seed=6)
+DRAWN = SamplingParams(temperature=0.9, strategy="probabilistic")
+DEPTH, WIDTH = 4, 2
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return str(make_checkpoint("llama", tmp_path))
+
+
+def draft(source: ChainModel, ids: list[int], depth: int = DEPTH, width: int = WIDTH) -> Chains:
+    source.start(ids, depth, width)
+    return source.finish()
+
+
+def expected(stepped: DraftModel, session_id: int, depth: int = DEPTH, width: int = WIDTH) -> list[list[int]]:
+    """Return the children at each level of a chain, by one pass each."""
+    request = Expansion(session_id, -1, tuple(range(depth * width)))
+    return [children.token_ids.tolist() for children in chain_by_passes(stepped, [request], depth)[0]]
+
+
+@pytest.mark.parametrize("followed", range(DEPTH + 1))
+def test_chains_are_the_trees_first_children_round_after_round(directory, followed):
+    """However far verdicts follow them; and nothing is left behind."""
+    source, stepped = (kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel))
+    rng, params = np.random.default_rng(1), {1: SamplingParams(), 2: SAMPLED, 3: CUT}
+    for session_id, own in params.items():
+        context = random_tokens(rng, 9 + 20 * session_id)
+        source.open(session_id, context, own)
+        stepped.open(session_id, context, own)
+    for _ in range(3):
+        chains = draft(source, [1, 2, 3])
+        for i, session_id in enumerate(params):
+            assert chains.token_ids[i].tolist() == expected(stepped, session_id)
+            right = chains.token_ids[i, :followed, 0].tolist()
+            wrong = (int(chains.token_ids[i, followed, 0]) + 1) % VOCAB if followed < DEPTH else 3
+            tokens = np.array([*right, wrong], np.int32)
+            assert source.commit(session_id, tokens) == followed
+            stepped.commit(session_id, tokens, [])
+    for session_id in params:
+        source.close(session_id)
+    assert source.free_slots == 1024
+
+
+def test_tokens_past_the_chain_are_taken(directory):
+    """A round without a draft, and a verdict longer than the chain."""
+    source, stepped = (kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel))
+    context = random_tokens(np.random.default_rng(2), 12)
+    source.open(1, context, SamplingParams())
+    stepped.open(1, context, SamplingParams())
+    right = draft(source, [1], 1, 1).token_ids[0, 0, 0]
+    for tokens in ([right, 5, 6, 7], [8], [9, 10]):
+        assert source.commit(1, np.array(tokens, np.int32)) == (tokens[0] == right)
+        stepped.commit(1, np.array(tokens, np.int32), [])
+    assert draft(source, [1]).token_ids[0].tolist() == expected(stepped, 1)
+
+
+def test_a_chain_that_nobody_judged_is_drafted_again(directory):
+    """The same chain comes of the same context, and its slots are given back."""
+    source = ChainModel(directory, device="cpu", kv_slots=256)
+    source.open(1, random_tokens(np.random.default_rng(3), 12), SamplingParams())
+    first, free = draft(source, [1]), source.free_slots
+    for _ in range(3):
+        assert draft(source, [1]).token_ids.tolist() == first.token_ids.tolist()
+    assert source.free_slots == free
+
+
+def test_without_room_nothing_changes(directory):
+    source = ChainModel(directory, device="cpu", kv_slots=20)
+    source.open(1, random_tokens(np.random.default_rng(4), 17), SamplingParams())
+    with pytest.raises(EngineError, match="free"):
+        source.start([1], 8, 1)
+    assert draft(source, [1], 3, 1).token_ids.min() >= 0
+    source.close(1)
+    assert source.free_slots == 20
+
+
+def test_drawn_chains_bring_their_laws(directory):
+    """Sessions whose drafts are drawn, beside one whose are not."""
+    source = ChainModel(directory, device="cpu", kv_slots=256, law_size=6)
+    for session_id, params in ((1, DRAWN), (2, SAMPLED)):
+        source.open(session_id, random_tokens(np.random.default_rng(5), 9), params)
+    chains = draft(source, [1, 2])
+    assert [len(laws) for laws in chains.laws] == [DEPTH, 0]
+    for law, tokens in zip(chains.laws[0], chains.token_ids[0], strict=True):
+        assert set(tokens[tokens != NO_TOKEN].tolist()) <= set(law.ids.tolist())
+
+
+def test_chains_end_at_the_maximum_length(directory):
+    """What the model cannot place is no token; one that has no room at all drafts nothing."""
+    source = ChainModel(directory, device="cpu", kv_slots=2048)
+    longest = source.info.max_length
+    for session_id, length in ((1, longest - 2), (2, longest), (3, 9)):
+        source.open(session_id, random_tokens(np.random.default_rng(6), length), SamplingParams())
+    chains = draft(source, [1, 2, 3])
+    assert (chains.token_ids[:, :, 0] != NO_TOKEN).sum(1).tolist() == [2, 0, DEPTH]
+
+
+def test_profiling_leaves_no_session(directory):
+    source = ChainModel(directory, device="cpu", kv_slots=4096)
+    assert min(level_times(source, [1, 4], 3, {1, 2})) > 0
+    source.open(-1, random_tokens(np.random.default_rng(7), 3), SamplingParams())
