@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -33,24 +34,35 @@ def vllm(work: Workload, depth: int = 0) -> dict[str, Any]:
         options["speculative_config"] = draft | {"max_model_len": 2048}
     llm = LLM(
         model=f"{work.pair}/target", dtype="bfloat16", max_model_len=2048, gpu_memory_utilization=0.6, max_num_seqs=128,
-        skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=False, seed=0, **options,
+        skip_tokenizer_init=True, disable_log_stats=False, seed=0, **options,
     )  # fmt: skip
+    engine: Any = llm.llm_engine
     params = SamplingParams(max_tokens=work.output_len, temperature=0.0, ignore_eos=True, detokenize=False)
 
+    numbers = count()
+
     def complete(prompts: list[list[int]], at_a_time: int) -> list[list[int]]:
-        texts = []
-        for i in range(0, len(prompts), at_a_time):
-            batch: Any = [{"prompt_token_ids": prompt} for prompt in prompts[i : i + at_a_time]]
-            texts += [list(o.outputs[0].token_ids) for o in llm.generate(batch, params, use_tqdm=False)]
-        return texts
+        """Keep so many requests under way, as a server with so many users would."""
+        texts: dict[str, list[int]] = {}
+        waiting, ids = iter(prompts), [str(next(numbers)) for _ in prompts]
+        unused, under_way = iter(ids), 0
+        while len(texts) < len(prompts):
+            for prompt in islice(waiting, at_a_time - under_way):
+                engine.add_request(next(unused), {"prompt_token_ids": prompt}, params)
+                under_way += 1
+            for output in engine.step():
+                if output.finished:
+                    texts[output.request_id] = list(output.outputs[0].token_ids)
+                    under_way -= 1
+        return [texts[number] for number in ids]
 
     found = {}
-    for count in work.sessions:
+    for sessions in work.sessions:
         before = _counters(llm)
-        found[str(count)] = work.timed(count, lambda prompts, count=count: complete(prompts, count))
+        found[str(sessions)] = work.timed(sessions, lambda prompts, sessions=sessions: complete(prompts, sessions))
         rounds, accepted = (after - b for after, b in zip(_counters(llm), before, strict=True))
         if rounds:
-            found[str(count)]["mean_accepted_length"] = round(1 + accepted / rounds, 3)
+            found[str(sessions)]["mean_accepted_length"] = round(1 + accepted / rounds, 3)
     return {f"K={depth}" if depth else "plain": found}
 
 

@@ -26,6 +26,8 @@ from specq.types import Int32Array
 
 log = structlog.get_logger(__name__)
 
+CHAIN_WIDTH = 2  # chains of a pass, for few sessions: each more makes a pass longer, in which no verdict is heard
+
 
 class Drafter:
     """Sessions, a proposer, and the loop's body between them."""
@@ -40,8 +42,8 @@ class Drafter:
         max_ahead: int = 32,
         chain: int = 1,
     ) -> None:
-        """`width` nodes at most are expanded a pass, `fan_out` children drafted for each, `max_ahead` tokens deep; below
-        each, where the proposer can do that at little cost, a chain of `chain` levels."""
+        """`width` nodes at most, but at least one a session, are expanded a pass, `fan_out` children drafted for each,
+        `max_ahead` tokens deep; below each, where the proposer can do that at little cost, a chain of `chain` levels."""
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
@@ -135,7 +137,8 @@ class Drafter:
 
     def _choose(self) -> list[tuple[DraftSession, DraftNode | None]]:
         offers = [(reach, session, node) for session in self.sessions.values() for reach, node in session.frontier()]
-        best = heapq.nlargest(max(self.width, len(self.sessions)), offers, key=lambda offer: offer[0])
+        width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
+        best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
         return [(session, node) for _, session, node in best]
 
     def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:

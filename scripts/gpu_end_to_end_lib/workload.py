@@ -14,7 +14,8 @@ from specq.bench.prompts import load_prompts
 from specq.models import resolve_model
 from specq.text import TextCodec, load_tokenizer_files
 
-SINGLE_PROMPTS = 8  # of a run with one session
+LEAST_JOBS = 8  # of a run
+JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns."""
         codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
         at_a_time = [int(number) for number in sessions.split(",")]
-        each = max(*at_a_time, SINGLE_PROMPTS) // 2 + 1
+        each = max(*at_a_time, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
         prompts = [prompt for pair_of in zip(*sets, strict=True) for prompt in pair_of]
         return Workload(str(pair), device, at_a_time, output_len, repeats, prompts)
@@ -52,13 +53,14 @@ class Workload:
         return values | {"prompt_tokens": statistics.mean(lengths)}
 
     def prompts_for(self, num_sessions: int) -> list[list[int]]:
-        """Return the prompts of a run with so many sessions."""
-        return self.prompts[: max(num_sessions, SINGLE_PROMPTS if num_sessions == 1 else 0)]
+        """Return the prompts of a run with so many sessions; all have been seen when it is timed, so that whoever keeps the
+        KV of prompts has it."""
+        return [self.prompts[i % len(self.prompts)] for i in range(max(JOBS_EACH * num_sessions, LEAST_JOBS))]
 
     def timed(self, num_sessions: int, complete: Callable[[list[list[int]]], list[list[int]]]) -> dict[str, Any]:
         """Complete all prompts of such a run again and again; return the median rate, and the first texts' tokens."""
         prompts = self.prompts_for(num_sessions)
-        complete(prompts[:num_sessions])  # warm
+        complete(prompts)  # warm
         rates, texts = [], []
         for _ in range(self.repeats):
             started = time.perf_counter()

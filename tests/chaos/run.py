@@ -84,7 +84,7 @@ def total(report: dict[str, Any]) -> dict[str, Any]:
 
 def run_schedules(num: int, seed: int) -> dict[str, Any]:
     """Play schedules; one in which anything is amiss counts as a lost job, with its seed and reason."""
-    siege, num_boundaries = Siege(), 0
+    siege, num_boundaries, num_given_up = Siege(), 0, 0
     for number in range(num):
         try:
             outcome = play(seed * 1_000_000 + number)
@@ -97,7 +97,8 @@ def run_schedules(num: int, seed: int) -> dict[str, Any]:
         siege.recoveries += outcome.recoveries
         siege.tally.counts["jobs"] += outcome.num_jobs
         num_boundaries += outcome.num_boundaries
-    return {"schedules": num, "boundaries": num_boundaries} | siege.report()
+        num_given_up += outcome.num_given_up
+    return {"schedules": num, "boundaries": num_boundaries, "given_up": num_given_up} | siege.report()
 
 
 def run_frames(num: int, seed: int) -> dict[str, Any]:
