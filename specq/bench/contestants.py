@@ -107,7 +107,7 @@ def _start(kind: str, settings: Settings, stack: ExitStack) -> Servers:
 
         draft_model = stack.enter_context(TemporaryDirectory(prefix="specq-random-draft-"))
         make_random_draft(settings.draft_model, Path(draft_model))
-    return stack.enter_context(Servers(settings.model, draft_model, drafters))
+    return stack.enter_context(Servers(settings.model, draft_model, drafters, settings.keys))
 
 
 def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> Rivals | None:

@@ -59,7 +59,10 @@ def _run_pair(
     prompts = load_prompts(settings.datasets, settings.num_prompts, codec_of(pair.target))
     if not prompts:
         raise ConfigError(f"no prompts in {', '.join(settings.datasets)}")
-    with draft_model(pair.draft) as draft, Servers(pair.target, draft, settings.drafters) as servers:
+    with (
+        draft_model(pair.draft) as draft,
+        Servers(pair.target, draft, settings.drafters, settings.keys) as servers,
+    ):
         tell(f"waiting for specq's processes ({pair.name})")
         servers.wait_ready()
         contestants = [Specq(v.name, servers.client, settings.concurrency, v.options) for v in variants]

@@ -19,8 +19,10 @@ import numpy as np
 import zmq
 
 from specq.addresses import free_address
+from specq.bench.servers import check_keys, keys_option
 from specq.bench.stubs import NUM_SESSIONS, Verdicts, draft_frames
 from specq.errors import EngineError
+from specq.keys import curve_to_broker
 from specq.messages import Submit
 from specq.params import SamplingParams
 from specq.sockets import connect_dealer, drain
@@ -37,24 +39,29 @@ def roundtrip(
     count: int = 2000,
     seconds: float = 2.0,
     journal: tuple[str, ...] = ("--journal", "none"),
+    keys: str = "",
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Return latencies (us) and rates (round trips a second) of both ways, medians over `repeats`.
 
     count    round trips with one outstanding, in each repetition; seconds: time with one outstanding for each session
     journal  the broker's options for it
+    keys     as of `specq up`; the stubs, too, speak CURVE then, straight to each other as well
+
+    Raises ConfigError if one of them would be without its key.
     """
+    check_keys(keys, "broker", "target", "draft", "client")
     broker = free_address()
     with ExitStack() as stack:
         # No heartbeats here, which would be in the way of the measuring; nor are they missed while no draft is sent.
         quiet = ("--liveness-ms", "600000", "--heartbeat-ms", "60000")
-        options = (*quiet, "--log-level", "warning", *journal)
+        options = (*quiet, "--log-level", "warning", *journal, *keys_option(keys))
         stack.enter_context(_process("specq", "broker", "--bind", broker, *options))
-        verifier = stack.enter_context(_process("specq.bench.stubs", "verifier", broker))
+        verifier = stack.enter_context(_process("specq.bench.stubs", "verifier", broker, keys))
         endpoint = _first_line(verifier)
-        stack.enter_context(_subscriber(broker))
+        stack.enter_context(_subscriber(broker, keys))
         tell(f"{repeats} repetitions of {count} round trips and {seconds:g} s, direct and through the broker")
-        arguments = (broker, endpoint, str(repeats), str(count), str(seconds))
+        arguments = (broker, endpoint, str(repeats), str(count), str(seconds), keys)
         drafter = stack.enter_context(_process("specq.bench.stubs", "drafter", *arguments))
         return summarize(json.loads(_output(drafter, _PATIENCE_S + repeats * 4 * (seconds + 5))))
 
@@ -133,10 +140,10 @@ def _output(process: subprocess.Popen[str], timeout_s: float) -> str:
 
 
 @contextmanager
-def _subscriber(broker: str) -> Iterator[None]:
+def _subscriber(broker: str, keys: str) -> Iterator[None]:
     """Submit all the sessions, and read what comes of them, as a client would."""
     stop = threading.Event()
-    thread = threading.Thread(target=_subscribe, args=(broker, stop))
+    thread = threading.Thread(target=_subscribe, args=(broker, keys, stop))
     thread.start()
     try:
         yield
@@ -145,8 +152,9 @@ def _subscriber(broker: str) -> Iterator[None]:
         thread.join()
 
 
-def _subscribe(broker: str, stop: threading.Event) -> None:
-    with zmq.Context() as context, connect_dealer(context, broker, queue=True) as socket:
+def _subscribe(broker: str, keys: str, stop: threading.Event) -> None:
+    curve = curve_to_broker(keys, "client")
+    with zmq.Context() as context, connect_dealer(context, broker, queue=True, curve=curve) as socket:
         socket.setsockopt(zmq.LINGER, 0)
         while not _submit(socket) and not stop.wait(0.05):
             pass

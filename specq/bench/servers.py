@@ -14,6 +14,7 @@ from specq.addresses import free_address
 from specq.client import Client
 from specq.client.sync import count_ready
 from specq.errors import EngineError, JobError
+from specq.keys import own_keys
 
 _STOP_S = 20.0
 _POLL_S = 0.2
@@ -21,16 +22,20 @@ _MOST_OUTPUT = 1 << 20
 
 
 class Servers:
-    """A broker, one target and some drafters, and a client of theirs."""
+    """A broker, one target and some drafters, and a client of theirs, with `keys` as of `specq up`.
 
-    def __init__(self, model: str, draft_model: str, drafters: int) -> None:
-        self.address = free_address()
+    Raises ConfigError if one of them would be without its key.
+    """
+
+    def __init__(self, model: str, draft_model: str, drafters: int, keys: str = "") -> None:
+        check_keys(keys, "broker", "target", *(["draft"] if drafters else []), "client")
+        self.address, self.keys = free_address(), keys
         self.drafters = drafters
         self._arguments = ["--broker", self.address, "--targets", "1", "--drafters", str(drafters)]
-        self._arguments += ["--model", model, "--draft-model", draft_model]
+        self._arguments += ["--model", model, "--draft-model", draft_model, *keys_option(keys)]
 
     def __enter__(self) -> Self:
-        self.client = Client(self.address, timeout_s=10.0)
+        self.client = Client(self.address, timeout_s=10.0, keys=self.keys)
         self._folder = tempfile.TemporaryDirectory()
         self._output = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
@@ -55,7 +60,7 @@ class Servers:
     def wait_ready(self, timeout_s: float = 180.0) -> None:
         """Wait until all workers are ready; raises EngineError, with what they printed, if they end or are late."""
         deadline = time.monotonic() + timeout_s
-        with Client(self.address, timeout_s=_POLL_S) as client:
+        with Client(self.address, timeout_s=_POLL_S, keys=self.keys) as client:
             while not self._ready(client):
                 if self._process.poll() is not None:
                     raise EngineError(f"specq up ended with status {self._process.returncode}: {self.output()[-2000:]}")
@@ -73,3 +78,14 @@ class Servers:
     def output(self) -> str:
         """Return what the processes have printed so far."""
         return os.pread(self._output.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
+
+
+def check_keys(keys: str, *roles: str) -> None:
+    """Raise ConfigError unless there is a key of each role, or none at all is asked for."""
+    for role in roles if keys else ():
+        own_keys(keys, role)
+
+
+def keys_option(keys: str) -> list[str]:
+    """Return the option that gives a process of specq these keys."""
+    return ["--keys", keys] if keys else []

@@ -14,6 +14,7 @@ class Settings:
     k             tokens that the assistant of transformers drafts a round; specq decides by itself
     concurrency   specq's sessions in flight; transformers runs one by one
     repeats       repetitions of everything, interleaved
+    keys          as of `specq up`; "": no encryption
     """
 
     datasets: tuple[str, ...]
@@ -28,6 +29,7 @@ class Settings:
     drafters: int = 1
     model: str = "tiny"
     draft_model: str = "tiny"
+    keys: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice
@@ -19,10 +20,12 @@ from statistics import median
 import numpy as np
 import zmq
 
+from specq.keys import AllowList, Curve, curve_to_broker, directory_of, own_keys
 from specq.messages import Assign, Draft, Hello, Message, Open, Verdict
 from specq.sockets import bind_router, connect_dealer
 from specq.types import ModelInfo
 from specq.wire import Frames, decode, encode
+from specq.zap import Zap
 
 CHAIN = 8
 NUM_SESSIONS = 64
@@ -91,11 +94,14 @@ class Verdicts:
 # --- verifier -----------------------------------------------------------------------------------------------------
 
 
-def run_verifier(broker: str) -> None:
-    """Answer drafts until killed."""
+def run_verifier(broker: str, keys: str) -> None:
+    """Answer drafts until killed; with keys, those of the broker and of the drafter that measures."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    router, endpoint = bind_router(context, "tcp://127.0.0.1:*")
-    control = connect_dealer(context, broker, queue=True)
+    curve = curve_to_broker(keys, "target")
+    if curve is not None:
+        _admit(context, keys)
+    router, endpoint = bind_router(context, "tcp://127.0.0.1:*", curve.own if curve else None)
+    control = connect_dealer(context, broker, queue=True, curve=curve)
     control.send_multipart(encode(_hello("target", endpoint)))
     sessions = {encode_key(i): Verdicts(i, 0, 1) for i in DIRECT_SESSIONS}
     print(endpoint, flush=True)  # noqa: T201 - read by the process that started this one
@@ -107,6 +113,17 @@ def run_verifier(broker: str) -> None:
         message = decode(frames)
         if isinstance(message, Open):
             sessions[frames[0]] = Verdicts(message.session_id, message.epoch, len(message.token_ids))
+
+
+def _admit(context: zmq.Context[zmq.Socket[bytes]], keys: str) -> None:
+    """Let all keys of the directory in, from a thread, so that what is measured does not wait for it."""
+    zap = Zap(context, AllowList(directory_of(keys)))
+
+    def answer() -> None:
+        while zap.socket.poll():
+            zap.answer()
+
+    threading.Thread(target=answer, daemon=True).start()
 
 
 def encode_key(session_id: int) -> bytes:
@@ -151,10 +168,12 @@ class Path:
         return count / elapsed
 
 
-def run_drafter(broker: str, verifier: str, repeats: int, count: int, seconds: float) -> None:
+def run_drafter(broker: str, verifier: str, repeats: int, count: int, seconds: float, keys: str) -> None:
     """Measure both ways in turn; print the figures of each repetition as JSON."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    ways = {"direct": _direct(context, verifier), "broker": _through(context, broker)}
+    curve = curve_to_broker(keys, "draft")
+    to_verifier = Curve(curve.own, own_keys(keys, "target").public_key) if curve else None
+    ways = {"direct": _direct(context, verifier, to_verifier), "broker": _through(context, broker, curve)}
     for way in ways.values():
         way.one_by_one(count // 10)
     figures = [_measure(ways, count, seconds, turned=bool(i % 2)) for i in range(repeats)]
@@ -162,14 +181,14 @@ def run_drafter(broker: str, verifier: str, repeats: int, count: int, seconds: f
     context.destroy(linger=0)
 
 
-def _direct(context: zmq.Context[zmq.Socket[bytes]], verifier: str) -> Path:
+def _direct(context: zmq.Context[zmq.Socket[bytes]], verifier: str, curve: Curve | None) -> Path:
     drafts = {encode_key(i): draft_frames(i, 0, 0) for i in DIRECT_SESSIONS}
-    return Path(_connect(context, verifier), drafts)
+    return Path(_connect(context, verifier, curve), drafts)
 
 
-def _through(context: zmq.Context[zmq.Socket[bytes]], broker: str) -> Path:
+def _through(context: zmq.Context[zmq.Socket[bytes]], broker: str, curve: Curve | None) -> Path:
     """Register as a drafter and wait until all sessions are assigned."""
-    socket = _connect(context, broker)
+    socket = _connect(context, broker, curve)
     socket.send_multipart(encode(_hello("draft")))
     drafts = {}
     for message in _messages(socket):
@@ -180,8 +199,8 @@ def _through(context: zmq.Context[zmq.Socket[bytes]], broker: str) -> Path:
     return Path(socket, drafts)
 
 
-def _connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    socket = connect_dealer(context, address, queue=True)
+def _connect(context: zmq.Context[zmq.Socket[bytes]], address: str, curve: Curve | None) -> zmq.Socket[bytes]:
+    socket = connect_dealer(context, address, queue=True, curve=curve)
     socket.setsockopt(zmq.RCVTIMEO, _PATIENCE_MS)
     return socket
 
@@ -203,8 +222,8 @@ def _measure(ways: dict[str, Path], count: int, seconds: float, *, turned: bool)
 
 
 _ROLES: dict[str, Callable[[list[str]], None]] = {
-    "verifier": lambda rest: run_verifier(rest[0]),
-    "drafter": lambda rest: run_drafter(rest[0], rest[1], int(rest[2]), int(rest[3]), float(rest[4])),
+    "verifier": lambda rest: run_verifier(rest[0], rest[1]),
+    "drafter": lambda rest: run_drafter(rest[0], rest[1], int(rest[2]), int(rest[3]), float(rest[4]), rest[5]),
 }
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ Outcome = tuple[dict[str, Any], list[Any], list[str]]  # figures, rows of the ta
 @click.option("--drafters", type=_COUNT, default=1, show_default=True, help="Draft workers of specq.")
 @click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
 @click.option("--draft-model", default="tiny", show_default=True, help="Draft model: bundled, or a directory.")
+@click.option("--keys", default="", help="Directory of CURVE keys (specq keys) for all of specq; none: no encryption.")
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
 @click.option("--only", multiple=True, type=click.Choice(NAMES), help="Measure only this one; may be repeated.")
 @click.option(
@@ -88,7 +89,7 @@ def bench(
     about = describe(shlex.join(["specq", *sys.argv[1:]]))
     settings = Settings(datasets=dataset or tuple(shipped()), num_prompts=numseqs, **options)
     if comparison == "roundtrip":
-        result, rows, told = _roundtrip(settings.repeats)
+        result, rows, told = _roundtrip(settings)
     elif comparison:
         result, rows, told = _compare(comparison, parse_pairs(pair), temperature or _COMPARED_AT, settings)
     else:
@@ -141,10 +142,10 @@ def _compare(comparison: str, pairs: Sequence[Pair], temperatures: Sequence[floa
     return {"comparison": comparison} | result, make_table(result["cells"]), told
 
 
-def _roundtrip(repeats: int) -> Outcome:
+def _roundtrip(settings: Settings) -> Outcome:
     from specq.bench.roundtrip import roundtrip, roundtrip_table, verdict_on
 
-    result = roundtrip(repeats=repeats, tell=_tell)
+    result = roundtrip(repeats=settings.repeats, keys=settings.keys, tell=_tell)
     return result, roundtrip_table(result), verdict_on(result)
 
 

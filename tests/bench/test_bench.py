@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -17,14 +18,23 @@ from specq.bench.settings import Settings
 from specq.bench.stubs import Verdicts, draft_frames
 from specq.cli import main
 from specq.client import Client
-from specq.errors import ConfigError, EngineError
+from specq.errors import ConfigError, EngineError, JobError
 from specq.messages import Draft, Verdict
 from specq.text import TextCodec
 from specq.wire import decode
 from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker
+from tests.secured import make_all
 from tests.tiny_text import tokenizer_json
 
 SETTINGS = Settings(datasets=("gsm8k",))
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """A directory with one key of each role."""
+    directory = make_all(tmp_path / "keys")
+    (tmp_path / "keys" / "bob.secret").unlink()  # the second client's
+    return directory
 
 
 # --- prompts ------------------------------------------------------------------------------------------------------
@@ -83,6 +93,26 @@ def test_who_takes_part():
     assert contestants._kinds(contestants.NAMES) == ["plain", "specq", "random"]
 
 
+def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
+    """Whose, and how to make it; drafters that there are not need none."""
+    (Path(keys) / "laptop.secret").unlink()
+    Servers("tiny", "tiny", 0, keys)
+    with pytest.raises(ConfigError, match="of the role draft; make one: specq keys"):
+        Servers("tiny", "tiny", 1, keys)
+    with pytest.raises(ConfigError, match="of the role draft"):
+        roundtrip(keys=keys)
+
+
+@pytest.mark.slow
+def test_processes_with_keys(keys):
+    """Broker, workers and the client that is measured have the keys; who has none hears nothing."""
+    with Servers("tiny", "tiny", 1, keys) as running:
+        running.wait_ready()
+        assert len(running.client.generate(token_ids=[5, 6], max_tokens=3, ignore_eos=True).token_ids) == 3
+        with Client(running.address, timeout_s=0.3) as stranger, pytest.raises(JobError, match="no broker"):
+            stranger.status()
+
+
 def test_processes_that_end_at_once():
     """Processes that cannot start are an error that tells what they said."""
     with Servers("tiny", "tiny", -1) as dead, pytest.raises(EngineError, match=r"(?s)status 2.*drafters"):
@@ -123,11 +153,12 @@ def test_bad_options(options, reason):
     assert reason in outcome.stderr.splitlines()[-1]
 
 
-def test_the_command(tmp_path, monkeypatch):
-    """The table goes to the screen, all figures and where they come from to the file."""
+def test_the_command(tmp_path, monkeypatch, keys):
+    """The table goes to the screen, all figures and where they come from to the file; the processes have the keys."""
 
     class Fake(Servers):
         def __enter__(self):
+            assert self.keys == keys
             self.broker = FakeBroker().__enter__()
             self.client = Client(self.broker.address, cache_dir=tmp_path)
             return self
@@ -144,7 +175,7 @@ def test_the_command(tmp_path, monkeypatch):
     monkeypatch.setattr(contestants, "Servers", Fake)
     monkeypatch.setattr(run, "codec_of", lambda _: CODEC)
     names = ["--only", "plain", "--only", "specq"]
-    options = ["--dataset", str(path), "--output-len", "6", "--repeats", "2", *names, "--out", str(out)]
+    options = ["--dataset", str(path), "--output-len", "6", "--repeats", "2", "--keys", keys, *names, "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", *options])
     assert outcome.exit_code == 0, outcome.output
     assert "CONTESTANT" in outcome.stdout
@@ -200,10 +231,11 @@ def test_round_trips_are_compared_within_a_repetition():
 
 
 @pytest.mark.slow
-def test_round_trips_through_a_real_broker():
-    """Broker, stubs and a subscriber as they are measured; drafts come through also after the seconds in which the stubs
-    talked past the broker."""
-    result = roundtrip(repeats=2, count=50, seconds=1.6)
+@pytest.mark.parametrize(("secured", "repeats", "seconds"), [(False, 2, 1.6), (True, 1, 0.1)])
+def test_round_trips_through_a_real_broker(keys, secured, repeats, seconds):
+    """Broker, stubs and a subscriber as they are measured; with keys each of them needs its own. Drafts come through also
+    after the seconds in which the stubs talked past the broker."""
+    result = roundtrip(repeats=repeats, count=50, seconds=seconds, keys=keys if secured else "")
     assert result["broker"]["p50_us"] > 0
     assert result["rate_ratio"] > 0
-    assert len(result["repeats"]) == 2
+    assert len(result["repeats"]) == repeats

@@ -181,8 +181,8 @@ def test_the_command(tmp_path, monkeypatch, option, num_variants):
     served, jobs = [], []
 
     class Fake:
-        def __init__(self, target, draft, drafters):
-            served.append((target, draft, drafters))
+        def __init__(self, *asked):
+            served.append(asked)
 
         def __enter__(self):
             self.broker = FakeBroker().__enter__()
@@ -202,12 +202,12 @@ def test_the_command(tmp_path, monkeypatch, option, num_variants):
     monkeypatch.setattr(grid, "Servers", Fake)
     monkeypatch.setattr(grid, "codec_of", lambda _: CODEC)
     pairs = ["--pair", "a=tiny,tiny", "--pair", "b=tiny,/d", "--temperature", "0", "--temperature", "0.5"]
-    options = ["--dataset", str(path), "--output-len", "6", "--repeats", "1", *pairs, "--out", str(out)]
+    options = ["--dataset", str(path), "--output-len", "6", "--repeats", "1", "--keys", "k", *pairs, "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", option, *options])
     assert outcome.exit_code == 0, outcome.output
     lines = outcome.stdout.splitlines()
     assert len(lines) == 1 + 2 * 2 * num_variants + (option == "--compare-strategies")
-    assert served == [("tiny", "tiny", 1), ("tiny", "/d", 1)]
+    assert served == [("tiny", "tiny", 1, "k"), ("tiny", "/d", 1, "k")]
     assert {job.params.temperature for job in jobs} == {0.0, 0.5}
     variants = strategies() if option == "--compare-strategies" else shapes()
     asked = {
