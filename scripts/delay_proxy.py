@@ -5,9 +5,13 @@
 
 Each peer gets a connection of its own to the broker, under the peer's own identity, so that neither side sees the proxy.
 Whole messages are delayed, in order (unless --reorder), by the rule of `specq.simulate.network`; half of the round trip each
-way. With --cut
-a peer's connection is lost now and then, with all that is in flight, and comes back after a while. A peer that is gone,
-or silent for --idle-s, is forgotten.
+way. With --cut a peer's connection is lost now and then, with all that is in flight, and comes back after a while. A peer
+that is gone, or silent for --idle-s, is forgotten.
+
+Before a broker with keys it needs --keys too. Messages cannot be told apart without ending CURVE, so it is the broker to its
+peers, and to the broker each peer under that peer's own key: roles and owners of jobs are as without it. It therefore needs a
+directory with the secrets of all, as of `specq up` on one machine, and is refused any other. It knows the keys that are
+there when it starts.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +30,11 @@ import click
 import zmq
 
 from specq.addresses import check_bind, check_connect
-from specq.errors import SpecqError
+from specq.errors import ConfigError, SpecqError
+from specq.keys import ROLES, SECRET, AllowList, curve_to_broker, directory_of, own_keys
 from specq.simulate.network import Line, LineSettings
-from specq.sockets import HIGH_WATER_MARK, bind_router, drain, try_send
+from specq.sockets import bind_router, connect_dealer, drain, drain_named, try_send
+from specq.zap import Zap
 
 _LONGEST_WAIT_S = 0.5
 
@@ -37,9 +43,13 @@ Frames = list[bytes]
 
 @dataclass(slots=True)
 class Peer:
-    """One DEALER: its connection to the broker, None while it is cut, and the lines up to the broker and down."""
+    """One DEALER: its connection to the broker, None while it is cut, and the lines up to the broker and down.
+
+    `key` is the name of its key, "" without keys.
+    """
 
     identity: bytes
+    key: str
     up: Line
     down: Line
     upstream: zmq.Socket[bytes] | None = None
@@ -57,6 +67,25 @@ class Cuts:
     random: random.Random = field(default_factory=random.Random)
 
 
+class Keyring:
+    """The broker's own key, which the proxy shows its peers, and each peer's, which it shows the broker.
+
+    Raises ConfigError unless the directory has the secrets of all.
+    """
+
+    def __init__(self, keys: str) -> None:
+        self.broker = own_keys(keys, "broker")
+        directory = directory_of(keys)
+        self.allowed = AllowList(directory)
+        missing = [name for name in self.allowed.grants if not (directory / f"{name}{SECRET}").exists()]
+        if missing:
+            raise ConfigError(
+                f"to the broker the proxy is each of its peers, and needs their secret keys; {directory} has none of "
+                f"{', '.join(missing)}"
+            )
+        self.curves = {name: curve_to_broker(str(directory / name), *ROLES) for name in self.allowed.grants}
+
+
 class DelayProxy:
     """The proxy and its event loop: messages in, a heap of what is due, messages out."""
 
@@ -67,14 +96,17 @@ class DelayProxy:
         line: LineSettings,
         *,
         cuts: Cuts | None = None,
+        keys: str = "",
         idle_s: float = 10.0,
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.upstream, self.line, self.cuts, self.idle_s, self.seed = upstream, line, cuts or Cuts(), idle_s, seed
         self.clock = clock
+        self.keyring = Keyring(keys) if keys else None
         self.context = zmq.Context()
-        self.router, self.address = bind_router(self.context, listen)
+        self.zap = Zap(self.context, self.keyring.allowed) if self.keyring else None
+        self.router, self.address = bind_router(self.context, listen, self.keyring.broker if self.keyring else None)
         self.peers: dict[bytes, Peer] = {}
         self.num_carried = self.num_cut = self.num_dropped = 0
         self._num_peers = 0
@@ -89,24 +121,35 @@ class DelayProxy:
         """
         self._send_due()
         self._forget_idle()
-        if self._take_in_front() | self._take_in_back():
+        if self._admit() | self._take_in_front() | self._take_in_back():
             return
         due_in = self._due[0][0] - self.clock() if self._due else longest_wait_s
         if due_in > 0:
             select.select(self._descriptors(), [], [], min(due_in, longest_wait_s))
 
     def _descriptors(self) -> list[int]:
-        sockets = [self.router, *(peer.upstream for peer in self.peers.values() if peer.upstream is not None)]
+        own = [self.router] if self.zap is None else [self.router, self.zap.socket]
+        sockets = [*own, *(peer.upstream for peer in self.peers.values() if peer.upstream is not None)]
         return [socket.getsockopt(zmq.FD) for socket in sockets]
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
+    def _admit(self) -> bool:
+        """Let in, or not, whose key connects; False if nobody does."""
+        if self.zap is None or not self.zap.socket.poll(0):
+            return False
+        self.zap.answer()
+        return True
+
+    def _arrived(self) -> Iterator[tuple[str, Frames]]:
+        return drain_named(self.router) if self.zap is not None else (("", frames) for frames in drain(self.router))
+
     def _take_in_front(self) -> bool:
         """Note when what peers sent is due at the broker; False if they sent nothing."""
         found = False
-        for identity, *frames in drain(self.router):
+        for key, (identity, *frames) in self._arrived():
             found, now = True, self.clock()
-            peer = self.peers.get(identity) or self._meet(identity)
+            peer = self._peer(identity, key)
             peer.heard = now
             if now >= peer.cut_until and peer.upstream is None:
                 self._connect(peer)
@@ -159,22 +202,27 @@ class DelayProxy:
 
     # --- peers ------------------------------------------------------------------------------------------------------
 
-    def _meet(self, identity: bytes) -> Peer:
+    def _peer(self, identity: bytes, key: str) -> Peer:
+        """Return who sent this, met now if need be; an identity under another key is somebody else."""
+        peer = self.peers.get(identity)
+        if peer is not None and peer.key == key:
+            return peer
+        if peer is not None:
+            self._forget(peer)
         self._num_peers += 1
         name = f"{self.seed} {self._num_peers}"
-        peer = self.peers[identity] = Peer(identity, Line(self.line, name + " up"), Line(self.line, name + " down"))
+        peer = self.peers[identity] = Peer(
+            identity, key, Line(self.line, name + " up"), Line(self.line, name + " down")
+        )
         return peer
 
     def _connect(self, peer: Peer) -> None:
         """Connect to the broker as the peer; what is sent before the connection stands waits, bounded."""
-        socket = self.context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.IDENTITY, peer.identity)
-        socket.connect(self.upstream)
-        peer.upstream = socket
-        peer.connection += 1
+        curve = self.keyring.curves.get(peer.key) if self.keyring is not None else None
+        if self.keyring is None or curve is not None:
+            identity = peer.identity
+            peer.upstream = connect_dealer(self.context, self.upstream, queue=True, curve=curve, identity=identity)
+            peer.connection += 1
 
     def _cut(self, peer: Peer, now: float) -> None:
         if peer.upstream is not None:
@@ -227,17 +275,27 @@ def line_settings(
 @click.option("--cut-ms", type=click.FloatRange(0), default=500.0, show_default=True, help="How long it is lost.")
 @click.option("--idle-s", type=click.FloatRange(0.1), default=10.0, show_default=True, help="Silence that ends a peer.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of jitter, losses and cuts.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine.")
+@click.option("--keys", default="", help="Directory of CURVE keys, with everyone's secrets; none: no encryption.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without keys.")
 def main(
-    listen: str, upstream: str, *, cut: float, cut_ms: float, idle_s: float, seed: int, insecure: bool, **line: Any
+    listen: str,
+    upstream: str,
+    *,
+    cut: float,
+    cut_ms: float,
+    idle_s: float,
+    seed: int,
+    keys: str,
+    insecure: bool,
+    **line: Any,
 ) -> None:
     """Delay what peers and a broker send each other; the first line of output is the address to connect to."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        check_bind("--listen", listen, insecure=insecure)
+        check_bind("--listen", listen, insecure=insecure or bool(keys))
         check_connect("--upstream", upstream)
         cuts = Cuts(cut, cut_ms / 1000, random.Random(f"{seed} cuts"))
-        proxy = DelayProxy(listen, upstream, line_settings(**line), cuts=cuts, idle_s=idle_s, seed=seed)
+        proxy = DelayProxy(listen, upstream, line_settings(**line), cuts=cuts, keys=keys, idle_s=idle_s, seed=seed)
     except SpecqError as error:
         click.echo(f"delay_proxy: {error}", err=True)
         sys.exit(2)

@@ -63,9 +63,14 @@ def bind_router(
 
 
 def connect_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, queue: bool = False, curve: Curve | None = None
+    context: zmq.Context[zmq.Socket[bytes]],
+    endpoint: str,
+    *,
+    queue: bool = False,
+    curve: Curve | None = None,
+    identity: bytes = b"",
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER that connects to `endpoint` under a random identity, with `curve` only to whoever has that key.
+    """Return a DEALER that connects to `endpoint`, with `curve` only to whoever has that key; `identity`: b"" is random.
 
     While there is no peer, sending fails, or with `queue` waits (bounded) for the connection to be made.
     """
@@ -73,7 +78,7 @@ def connect_dealer(
     if curve is not None:
         _set_keys(socket, curve.own)
         socket.setsockopt(zmq.CURVE_SERVERKEY, curve.server_key)
-    socket.setsockopt(zmq.IDENTITY, b"\x01" + secrets.token_bytes(8))
+    socket.setsockopt(zmq.IDENTITY, identity or b"\x01" + secrets.token_bytes(8))
     socket.setsockopt(zmq.IMMEDIATE, 0 if queue else 1)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)

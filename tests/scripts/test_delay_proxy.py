@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import statistics
 import sys
 import threading
@@ -12,15 +13,23 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import zmq
 
 from specq import Client
 from specq.addresses import free_address
+from specq.client.detached import JobDesk
 from specq.client.sync import count_ready
-from specq.errors import JobError
+from specq.errors import ConfigError, JobError
+from specq.keys import curve_to_broker, make_keys
+from specq.messages import Submit
+from specq.params import SamplingParams
 from specq.simulate.network import LineSettings
 from specq.sockets import bind_router, connect_dealer, drain
+from specq.wire import decode, encode
+from tests.secured import make_all, served
+from tests.toy import toy_text
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "delay_proxy.py"
 PATIENCE_S = 20.0
@@ -272,6 +281,76 @@ def test_a_wait_is_no_busy_wait(stage):
         turns += 1
     assert arrived
     assert turns < 50
+
+
+# --- with keys ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """A broker and a verifier with keys, and the proxy before them, turned in a thread; `keys`, and the proxy's address."""
+    keys = make_all(tmp_path_factory.mktemp("proxied") / "keys")
+    with served(keys) as up:
+        proxy = delay_proxy.DelayProxy("tcp://127.0.0.1:*", up.address, LineSettings(delay_s=0.005), keys=keys)
+        stop = threading.Event()
+        thread = threading.Thread(target=lambda: [proxy.turn(0.05) for _ in iter(stop.is_set, True)])
+        thread.start()
+        with Client(up.address, keys=f"{keys}/alice") as client:
+            client.wait_until_ready()
+        yield keys, proxy.address
+        stop.set()
+        thread.join()
+        proxy.close()
+
+
+def test_to_the_broker_each_peer_has_its_own_key(secured):
+    """Through the proxy, too, Bob knows nothing of Alice's job, and a drafter submits none."""
+    keys, address = secured
+    params = SamplingParams(max_tokens=20)
+    job = Submit(job_id=80, params=params, prompt_ids=np.array([5, 6, 7], np.int32))
+    with JobDesk(address, PATIENCE_S, f"{keys}/alice") as alice, JobDesk(address, PATIENCE_S, f"{keys}/bob") as bob:
+        assert dict(alice.submit([job])) == {80: None}
+        (found,) = alice.fetch([80], wait=True)
+        assert found.transcript.token_ids == toy_text([5, 6, 7], 20)
+        assert [found.error.code for found in bob.fetch([80], wait=True)] == ["unknown"]
+    laptop = curve_to_broker(f"{keys}/laptop", "draft")
+    with zmq.Context() as context, connect_dealer(context, address, queue=True, curve=laptop) as socket:
+        socket.send_multipart(encode(job))
+        assert socket.poll(PATIENCE_S * 1000)
+        assert decode(socket.recv_multipart()).code == "forbidden"
+
+
+def test_without_a_key_nobody_gets_through(secured, tmp_path):
+    """Neither who has none, nor who has one that is on no list."""
+    keys, address = secured
+    make_keys(tmp_path, "stranger", ("client",))
+    shutil.copy(Path(keys) / "hub.pub", tmp_path)
+    for own in ("", str(tmp_path)):
+        with (
+            Client(address, keys=own, timeout_s=0.3, cache_dir=tmp_path) as client,
+            pytest.raises(JobError, match="no b"),
+        ):
+            client.status()
+
+
+def test_an_identity_under_another_key_is_somebody_else(stage):
+    """What it sends does not go to the broker under the key of who had the identity before."""
+    proxy = stage(LineSettings()).proxy
+    alice = proxy._peer(b"x", "alice")
+    assert proxy._peer(b"x", "alice") is alice
+    assert proxy._peer(b"x", "bob").key == "bob"
+
+
+def test_it_needs_the_secrets_of_all(tmp_path):
+    """The message says why, and whose are missing."""
+    keys = make_all(tmp_path / "keys")
+    for name in ("alice", "laptop"):
+        (tmp_path / "keys" / f"{name}.secret").unlink()
+    with pytest.raises(ConfigError, match=r"needs their secret keys; .* has none of alice, laptop"):
+        delay_proxy.Keyring(keys)
+    (tmp_path / "keys" / "hub.secret").unlink()
+    with pytest.raises(ConfigError, match="no secret key of the role broker"):
+        delay_proxy.Keyring(keys)
 
 
 # --- as a process -------------------------------------------------------------------------------------------------
