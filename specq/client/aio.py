@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,9 +25,12 @@ from specq.client.job import Completions, Connection
 from specq.client.link import Sink
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
+from specq.client.sync import POLL_S, missing_workers
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
+from specq.errors import JobError
 from specq.keys import CLIENT_ROLES, curve_to_broker
+from specq.types import ModelInfo
 
 
 def _in_this_loop(callback: Sink) -> Sink:
@@ -169,6 +173,10 @@ class AsyncClient:
             return self._connection.take_tokenizer(await events.get())
         return self._connection.served
 
+    async def model(self) -> ModelInfo:
+        """Return what is known of the model that is served."""
+        return (await self.served()).info
+
     async def status(self) -> dict[str, Any]:
         """Return the broker's report: models, workers, jobs, counters."""
         events = asyncio.Queue[Event]()
@@ -179,6 +187,18 @@ class AsyncClient:
             raise event.error
         assert isinstance(event, StatusReport), "only these two answer a request for the state"
         return event.report
+
+    async def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
+        """Wait until so many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while missing := missing_workers(await self.status(), num_targets, num_drafters):
+            if time.monotonic() > deadline:
+                raise JobError(f"after {timeout_s:g} s only {missing} are ready", "no_verifier")
+            await asyncio.sleep(POLL_S)
+
+    async def leave(self) -> None:
+        """Close the connection, but let jobs run on: submitted again under its id, each is the job that there is."""
+        await asyncio.get_running_loop().run_in_executor(None, self._connection.link.leave)
 
     async def close(self) -> None:
         """Close the connection; jobs that run are stopped, waiting calls fail."""

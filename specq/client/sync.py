@@ -30,7 +30,7 @@ from specq.errors import JobError
 from specq.keys import CLIENT_ROLES, curve_to_broker
 from specq.types import ModelInfo
 
-_POLL_S = 0.1
+POLL_S = 0.1
 
 
 class Job:
@@ -199,14 +199,10 @@ class Client:
     def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
         """Wait until so many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
-        while True:
-            targets, drafters = count_ready(self.status())
-            if targets >= num_targets and drafters >= num_drafters:
-                return
+        while missing := missing_workers(self.status(), num_targets, num_drafters):
             if time.monotonic() > deadline:
-                found = f"{targets} of {num_targets} targets and {drafters} of {num_drafters} drafters"
-                raise JobError(f"after {timeout_s:g} s only {found} are ready", "no_verifier")
-            time.sleep(_POLL_S)
+                raise JobError(f"after {timeout_s:g} s only {missing} are ready", "no_verifier")
+            time.sleep(POLL_S)
 
     def leave(self) -> None:
         """Close the connection, but let jobs run on: submitted again under its id, each is the job that there is."""
@@ -229,3 +225,11 @@ def count_ready(report: dict[str, Any]) -> tuple[int, int]:
     """Return how many targets and drafters a status report calls ready."""
     roles = [worker.get("role") for worker in report.get("workers", []) if worker.get("state") == "ready"]
     return roles.count("target"), roles.count("draft")
+
+
+def missing_workers(report: dict[str, Any], num_targets: int, num_drafters: int) -> str:
+    """Return how many of so many workers a status report calls ready; "" if all are."""
+    targets, drafters = count_ready(report)
+    if targets >= num_targets and drafters >= num_drafters:
+        return ""
+    return f"{targets} of {num_targets} targets and {drafters} of {num_drafters} drafters"

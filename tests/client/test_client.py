@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import threading
 from itertools import islice
 
@@ -9,7 +10,8 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.client.sync import count_ready
+from specq.client.aio import AsyncJob
+from specq.client.sync import Job, count_ready
 from specq.errors import ConfigError, JobError
 from specq.messages import Accepted, Cancel, Failed, FetchTokenizer, Submit
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
@@ -238,6 +240,19 @@ def test_closing_fails_those_who_wait(tmp_path):
             client.generate("a")
 
 
+def test_leaving_stops_no_job(broker, tmp_path):
+    """A client that leaves sends no Cancel; one that closes does, and is heard later than it."""
+    broker.reply = lambda m: [] if isinstance(m, Submit | Cancel) else answer(m)
+    left, closed = (Client(broker.address, cache_dir=tmp_path) for _ in range(2))
+    jobs = [client.submit("a") for client in (left, closed)]
+    broker.wait_for(Submit, 2)
+    left.leave()
+    closed.close()
+    assert [message.job_id for message in broker.wait_for(Cancel)] == [jobs[1].id]
+    with pytest.raises(JobError, match="closed"):
+        jobs[0].result(5)
+
+
 def test_a_forgotten_client_closes(broker, tmp_path):
     """A client that nobody holds ends its thread."""
     before = threading.active_count()
@@ -322,6 +337,55 @@ def test_async_cancellation(tmp_path):
     silent = FakeBroker(lambda m: [] if isinstance(m, Submit) else answer(m))
     with silent as broker:
         assert run_async(scenario(broker)).finish_reason == "cancelled"
+
+
+def test_async_leaving_stops_no_job(broker, tmp_path):
+    """As of the sync client."""
+    broker.reply = lambda m: [] if isinstance(m, Submit | Cancel) else answer(m)
+
+    async def scenario():
+        left, closed = (specq.AsyncClient(broker.address, cache_dir=tmp_path) for _ in range(2))
+        jobs = [await client.submit("a") for client in (left, closed)]
+        await asyncio.to_thread(broker.wait_for, Submit, 2)
+        await left.leave()
+        await closed.close()
+        with pytest.raises(JobError, match="closed"):
+            await jobs[0].result()
+        return jobs[1].id
+
+    closed = run_async(scenario())
+    assert [message.job_id for message in broker.wait_for(Cancel)] == [closed]
+
+
+def test_async_readiness_and_model(broker, tmp_path):
+    """As of the sync client."""
+
+    async def scenario():
+        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
+            await client.wait_until_ready(num_targets=1)
+            with pytest.raises(JobError, match="0 of 2 drafters"):
+                await client.wait_until_ready(num_drafters=2, timeout_s=0.0)
+            return await client.model()
+
+    assert run_async(scenario()).name == "fake"
+
+
+@pytest.mark.parametrize(("one", "other"), [(Client, specq.AsyncClient), (Job, AsyncJob)])
+def test_both_clients_offer_the_same(one, other):
+    """The same names, and calls that take the same; in asyncio, who waits for a job limits the time outside."""
+    assert public(one) == public(other)
+    waits = {"result", "results"}
+    for name in public(one) - waits:
+        ours, theirs = getattr(one, name), getattr(other, name)
+        assert not callable(ours) or inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
+
+
+def test_both_clients_are_made_alike():
+    assert inspect.signature(Client).parameters == inspect.signature(specq.AsyncClient).parameters
+
+
+def public(kind):
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 def test_async_failures(tmp_path):
