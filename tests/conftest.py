@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from specq.addresses import free_address
+from tests.fake_broker import FakeBroker
 
 _FAILED = pytest.StashKey[bool]()
 _PATIENCE_S = 10
@@ -51,6 +52,19 @@ def _journals_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECQ_STATE", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is found in the user's cache, or left there."""
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def broker() -> Iterator[FakeBroker]:
+    """A small broker that answers at once."""
+    with FakeBroker() as fake:
+        yield fake
 
 
 @pytest.fixture

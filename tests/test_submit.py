@@ -18,6 +18,7 @@ from specq.submit import Line, failure, parse_line, read_lines, result_line, run
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 from tests.submitting import GOOD, run
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 FIELDS = ["id", "prompt", "text", "token_ids", "finish_reason", "usage", "stats", "error"]
 STATS = [
     "rounds",
@@ -28,17 +29,6 @@ STATS = [
     "tokens_per_second",
     "time_to_first_token_ms",
 ]
-
-
-@pytest.fixture(autouse=True)
-def _cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker() as fake:
-        yield fake
 
 
 # --- lines --------------------------------------------------------------------------------------------------------

@@ -16,16 +16,7 @@ from specq.verification.seeds import derived_seed
 from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker, answer
 from tests.submitting import GOOD, run
 
-
-@pytest.fixture(autouse=True)
-def _cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def broker():
-    with FakeBroker() as fake:
-        yield fake
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_every_parameter_is_an_option(broker, tmp_path):

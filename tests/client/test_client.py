@@ -20,12 +20,6 @@ CHAT = [{"role": "user", "content": "Hi"}]
 
 
 @pytest.fixture
-def broker():
-    with FakeBroker() as fake:
-        yield fake
-
-
-@pytest.fixture
 def client(broker, tmp_path):
     with specq.Client(broker.address, cache_dir=tmp_path) as client:
         yield client

@@ -67,9 +67,8 @@ class Deployment:
 
 @pytest.fixture
 def deployment(
-    spawn: Callable[..., Process], free_address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spawn: Callable[..., Process], free_address: str, tmp_path: Path, own_cache: None
 ) -> Iterator[Deployment]:
-    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
     started = Deployment(spawn, free_address, tmp_path / "broker.journal")
     yield started
     started.desk.close()
