@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from itertools import product
 
+import numpy as np
 import structlog
 import zmq
 
@@ -12,14 +14,18 @@ from specq.cpu import apply_cpu
 from specq.drafter import Drafter
 from specq.errors import ProtocolError
 from specq.keys import curve_to_broker
-from specq.messages import Hello
+from specq.messages import Assign, Hello, Release
 from specq.models import resolve_model
+from specq.params import SamplingParams
 from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
 from specq.table import resolve
 from workers.link import BrokerLink, new_incarnation
 from workers.loop import Stop, calm_collector
 
 log = structlog.get_logger(__name__)
+
+WARM_CONTEXTS = (1, 12, 24, 60)  # tokens: a GPU's kernels differ by how many rows a pass has
+WARM_PASSES = 3  # with all of them
 
 
 class DrafterLoop:
@@ -62,6 +68,22 @@ def run(config: DraftConfig) -> int:
     stop = Stop(at_once=True)
     apply_cpu(config.cores, config.threads, config.nice)
     name = config.name or f"draft-{os.getpid()}"
+    drafter = build_drafter(config)
+    loop = DrafterLoop(config, drafter, name)
+    log.info("drafter_ready", name=name, model=drafter.proposer.info.name)
+    calm_collector()
+    stop.at_once = False
+    try:
+        while not stop:
+            loop.turn()
+    finally:
+        loop.close()
+    log.info("drafter_stopped", name=name, passes=drafter.num_passes, dropped=loop.num_dropped)
+    return 0
+
+
+def build_drafter(config: DraftConfig) -> Drafter:
+    """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     model = config.model if config.proposer in MODEL_FREE else resolve_model(config.model, "draft")
     proposer: Proposer = resolve("proposer", PROPOSERS, config.proposer)(
         model,
@@ -72,7 +94,13 @@ def run(config: DraftConfig) -> int:
         law_size=config.law_size,
         options=options_of(config),
     )
-    drafter = Drafter(
+    if config.proposer not in MODEL_FREE:
+        warm_up(_drafter(proposer, config))
+    return _drafter(proposer, config)
+
+
+def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:
+    return Drafter(
         proposer,
         incarnation=new_incarnation(),
         width=config.width,
@@ -80,14 +108,19 @@ def run(config: DraftConfig) -> int:
         max_ahead=config.max_ahead,
         chain=config.chain,
     )
-    loop = DrafterLoop(config, drafter, name)
-    log.info("drafter_ready", name=name, model=proposer.info.name)
-    calm_collector()
-    stop.at_once = False
-    try:
-        while not stop:
-            loop.turn()
-    finally:
-        loop.close()
-    log.info("drafter_stopped", name=name, passes=drafter.num_passes, dropped=loop.num_dropped)
-    return 0
+
+
+def warm_up(drafter: Drafter) -> None:
+    """Draft for sessions of its own, alone and together, so that what is compiled at first use is compiled now."""
+    random = np.random.default_rng(0)
+    for number, (length, temperature) in enumerate(product(WARM_CONTEXTS, (0.0, 0.8))):
+        context = random.integers(0, drafter.proposer.info.num_tokens, length, np.int32)
+        params, session_id = SamplingParams(temperature=temperature), -1 - number  # real sessions have ids >= 0
+        drafter.handle(
+            Assign(session_id=session_id, epoch=0, lane=0, prompt_len=length, params=params, token_ids=context)
+        )
+        drafter.step()
+    for _ in range(WARM_PASSES):
+        drafter.step()
+    for session_id in list(drafter.sessions):
+        drafter.handle(Release(session_id=session_id, epoch=0))
