@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from specq.addresses import free_address
 from tests.fake_broker import FakeBroker
+
+# The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# What an example takes says how busy the machine is.
+settings.register_profile("specq", deadline=None)
+settings.load_profile("specq")
 
 _FAILED = pytest.StashKey[bool]()
 _PATIENCE_S = 10

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.curve import StepCurve
@@ -133,7 +133,6 @@ def any_drafts(draw: st.DrawFn) -> Draft:
     )
 
 
-@settings(deadline=None)
 @given(any_drafts(), st.sampled_from(["deterministic", "probabilistic"]))
 def test_no_draft_stops_a_verifier(draft: Draft, strategy: str) -> None:
     """It is dropped, or grafted and verified: nothing is raised, and the verdict can be sent."""

@@ -166,14 +166,14 @@ def pieces(codec: TextCodec, token_ids: list[int]) -> list[str]:
     return [*(detokenizer.push(i) for i in token_ids), detokenizer.flush()]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(token_lists)
 def test_pieces_join_to_the_text(token_ids):
     """Any tokens at all, broken characters and special tokens included: the pieces are the text."""
     assert "".join(pieces(CODEC, token_ids)) == CODEC.decode(token_ids)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts)
 def test_no_half_characters(text):
     """With one token a byte, each piece is whole characters, and comes with its last byte."""
@@ -217,7 +217,7 @@ def naive_stop(text: str, stop: list[str]) -> str:
     return text
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.text(st.sampled_from("ab中"), max_size=20),
     st.lists(st.text(st.sampled_from("ab中"), min_size=1, max_size=4), max_size=3),
@@ -238,7 +238,7 @@ def test_stop_against_naive(text, stop, by_bytes):
     assert matcher.matched == (expected != text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.sampled_from("ab中"), max_size=20), st.integers(1, 7))
 def test_stop_index(text, size):
     """The index tells the completing token within the pushed tokens, however they are cut into pushes."""

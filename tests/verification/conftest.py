@@ -1,17 +1,8 @@
-"""Tiny tensors: torch's second thread would only wait, and on a busy machine spin."""
+"""The ways in which a step can be judged."""
 
 import pytest
-import torch
 
 from specq.verification import host_rows
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["at_once", "by_level", "portable"])
