@@ -176,6 +176,7 @@ def _eldest_cut(session: Session, siblings: dict[int, Node], reach: float) -> li
     return nodes[1:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", [_cut_by_content, _youngest_first, _eldest_cut])
 def test_planted_bugs_show(bug: Callable[..., list[Node]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampled nodes cut by their own token, judged in another order than drawn, or without their elders."""

@@ -19,7 +19,7 @@ from specq.config import load
 from specq.verification.seeds import derived_seed
 from workers.up import Group, members
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils has he?"}]
 STEP_ROWS = 64
 SEEDS = [derived_seed(7, index) for index in range(3)]

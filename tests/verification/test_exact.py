@@ -262,6 +262,7 @@ IN_C = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(host_rows.kernels() is None, reason="no C compiler")
 @pytest.mark.parametrize("name", IN_C)
 def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):

@@ -170,6 +170,7 @@ def test_the_kernels_are_no_mutants():
     everything()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants(name, tmp_path, monkeypatch):
     built = mutated_kernels(tmp_path, monkeypatch, *MUTANTS[name])
