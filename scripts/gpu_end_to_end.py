@@ -8,7 +8,7 @@ HumanEval), three for each session, as many at a time as there are sessions, and
 after every contestant, so that a call that is cut short leaves what it had. A short table is printed.
 
 Contestants: `plain`, `own` (a drafter in the verifier's process), `one` (a drafter in a process of its own on the same GPU), `two`
-(that drafter on a second GPU); `alone` (steps of both models by themselves); `vllm` and `vllm-spec` (its own draft model), and
+(that drafter on a second GPU), `two-own` (a drafter in both places); `alone` (steps of both models by themselves); `vllm` and `vllm-spec` (its own draft model), and
 `transformers` (`generate` and assisted generation) where they are installed.
 """
 
@@ -31,7 +31,7 @@ from specq.cli.columns import columns
 from specq.errors import SpecqError
 
 HERE = Path(__file__).parent
-CONTESTANTS = ("alone", "own", "one", "two", "vllm", "vllm-spec", "transformers")
+CONTESTANTS = ("alone", "own", "one", "two", "two-own", "vllm", "vllm-spec", "transformers")
 RIVAL_S = 400.0  # patience with one rival
 DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
 
@@ -49,7 +49,7 @@ DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of 
 @click.option("--output-len", default=128, help="Tokens of each completion.")
 @click.option("--repeats", default=3, help="Repetitions; the median counts.")
 @click.option("--device", default="cuda", help="cuda, or cpu to try this program out.")
-@click.option("--gpus", default=1, help="GPUs that are there; `two` needs 2.")
+@click.option("--gpus", default=1, help="GPUs that are there; `two` and `two-own` need 2.")
 def main(out: Path, pair: Path, only: str, gpus: int, device: str, **options: Any) -> None:
     """Build, measure, compare."""
     out.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,7 @@ def main(out: Path, pair: Path, only: str, gpus: int, device: str, **options: An
     _build(pair, device, shapes)
     work.save(out / "workload.json")
     for name in only.split(","):
-        if name == "two" and gpus < 2:
+        if name in serving.SECOND and gpus < 2:
             continue
         started = time.perf_counter()
         try:

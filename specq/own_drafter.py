@@ -4,6 +4,9 @@ A round is one chain for each session, then the step. `begin` gives the device i
 until `finish`. Chains that stand alone go into the step as arrays (`Session.offer`); where other drafters have nodes on a
 session's tree, or a chain's levels have siblings or laws, they are grafted like anybody's draft, in a lane of their own.
 
+Sessions of which other drafters' trees promise much already are left out: a draft worker on another device runs ahead, and
+where it failed, the next round is drafted for here.
+
 What the drafter says its nodes were drawn from is believed. Jobs that want a shape of their own are left to draft workers.
 No I/O; time is an argument.
 """
@@ -24,13 +27,15 @@ from specq.errors import EngineError
 from specq.messages import OWN_LANE, Draft, Message, Verdict
 from specq.nodes import Chain, pack_laws
 from specq.proposers.chain_model import Chains, ChainSource
-from specq.round_choice import RoundChoice
+from specq.round_choice import Beside, RoundChoice
+from specq.scheduler import FLOOR
 from specq.session import Session
 from specq.types import Float32Array, Float64Array
 from specq.verifier import Verifier
 
 log = structlog.get_logger(__name__)
 
+LEAD = 0.5  # of what a chain promises, from which a tree of others is enough
 MANY = 16  # sessions from which levels never have siblings
 
 
@@ -83,8 +88,8 @@ class OwnDrafter:
         self._offered.clear()
         self._follow()
         sessions = [session for session in self.verifier.sessions.values() if self._drafts_for(session)]
-        sessions = sessions[: self.verifier.max_sessions]
-        depth = self.choice.choose(len(sessions), self.verifier.curve) if sessions else 0
+        sessions, beside = self._without_leads(sessions[: self.verifier.max_sessions])
+        depth = self.choice.choose(len(sessions), self.verifier.curve, beside) if sessions else 0
         if not depth:
             sessions, depth = [session for session in sessions if session.is_sync], self.choice.most
         most = max(map(_room, sessions), default=0)
@@ -93,6 +98,18 @@ class OwnDrafter:
         if sessions:
             width = self.fan_out if len(sessions) < MANY and self.verifier.worth <= SIBLING_WORTH else 1
             self._start(_Begun(sessions, min(depth, most), width, now, is_usual))
+
+    def _without_leads(self, sessions: Sequence[Session]) -> tuple[list[Session], Beside]:
+        """Leave out sessions of which other drafters' trees promise enough, and say what they add to the step."""
+        left, rows, tokens = [], 0, 0.0
+        enough = LEAD * self.choice.promise()
+        for session in sessions:
+            promised = sum(node.reach for node in session.candidates(FLOOR)) if session.num_live else 0.0
+            if promised < enough or session.is_sync:
+                left.append(session)
+            else:
+                rows, tokens = rows + 1 + session.num_live, tokens + 1 + promised
+        return left, Beside(rows, tokens)
 
     def _start(self, begun: _Begun) -> None:
         try:

@@ -10,6 +10,7 @@ more and more rarely while they go on losing. No clock: times are given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,6 +24,16 @@ TRIAL_DEPTH = 2
 OUTLIER = 3.0  # times the expected seconds; such a draft had something else in it
 
 
+class Beside(NamedTuple):
+    """What the step has beside the sessions that are drafted for: rows, and the tokens expected of them."""
+
+    rows: int
+    tokens: float
+
+
+NOTHING = Beside(0, 0.0)
+
+
 class RoundChoice:
     """`levels`: seconds a level for so many sessions; `most`: levels at most."""
 
@@ -32,9 +43,13 @@ class RoundChoice:
         self._right = np.zeros(most)
         self._patience = self._until_trial = LEAST_PATIENCE
 
-    def choose(self, num_sessions: int, curve: StepCurve) -> int:
+    def promise(self) -> float:
+        """Return how many tokens the deepest chain is expected to bring."""
+        return float(np.cumprod(self.chances()).sum())
+
+    def choose(self, num_sessions: int, curve: StepCurve, beside: Beside = NOTHING) -> int:
         """Return the depth for a round of so many sessions, each with one row in the step beside its chain."""
-        best = self._best(num_sessions, curve)
+        best = self._best(num_sessions, curve, beside)
         if best:
             self._patience = self._until_trial = LEAST_PATIENCE
             return best
@@ -44,10 +59,11 @@ class RoundChoice:
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
         return min(TRIAL_DEPTH, self.most)
 
-    def _best(self, num_sessions: int, curve: StepCurve) -> int:
+    def _best(self, num_sessions: int, curve: StepCurve, beside: Beside) -> int:
         depths = np.arange(self.most + 1)
-        tokens = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.chances()))))
-        steps = np.array([curve(num_sessions * (1 + depth)) for depth in depths.tolist()])
+        of_chains = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.chances()))))
+        tokens = beside.tokens + num_sessions * of_chains
+        steps = np.array([curve(beside.rows + num_sessions * (1 + depth)) for depth in depths.tolist()])
         return int(np.argmax(tokens / (steps + depths * self.levels(num_sessions))))
 
     def chances(self) -> Float64Array:

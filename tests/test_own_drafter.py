@@ -123,26 +123,42 @@ def test_several_sessions_share_a_round() -> None:
 
 
 def test_drafts_of_others_hang_beside_ours() -> None:
-    """A session with nodes of a draft worker takes ours onto the same tree; the text is right, and both are verified."""
+    """A session with a doubtful node of a draft worker takes ours onto the same tree; the text is right, both are verified."""
     own = make(ToyProposer(wrong_every=3, blind=True))
     open_session(own)
-    turn(own)
-    verdicts: list[Verdict] = []
-    while not (verdicts and verdicts[-1].finish):
+    verdicts = turn(own)
+    for round_number in range(200):
         session = own.verifier.sessions[7]
-        lane = session.lanes.get(0)
-        tokens = toy_text(session.token_ids, 2)
-        own.verifier.handle(
-            Draft(
-                session_id=7, epoch=1, lane=0, base_len=session.length, first_id=lane.seen + 1 if lane else 0,
-                token_ids=np.array(tokens, np.int32), parent_ids=np.array([-1, lane.seen + 1 if lane else 0], np.int32),
-                scores=np.full(2, -0.1, np.float16),
-            ),
-            0.0,
+        others = Draft(
+            session_id=7, epoch=1, lane=0, base_len=session.length, first_id=round_number,
+            token_ids=np.array([49], np.int32), parent_ids=np.array([-1], np.int32), scores=np.array([-1], np.float16),
         )  # fmt: skip
+        own.verifier.handle(others, 0.0)
         verdicts += turn(own)
-    assert text(verdicts) == toy_text(PROMPT, 50)[-len(text(verdicts)) :]
-    assert {0, OWN_LANE} <= {lane for verdict in verdicts for lane in verdict.node_lanes.tolist()}
+        if verdicts[-1].finish:
+            break
+    assert text(verdicts) == toy_text(PROMPT, 50)
+    assert any({0, OWN_LANE} <= set(verdict.node_lanes.tolist()) for verdict in verdicts)
+
+
+def test_where_others_are_ahead_nothing_is_drafted() -> None:
+    """A tree that promises as much as a chain would is enough; one that is nearly empty is not."""
+    own = make()
+    open_session(own)
+    turn(own)
+    turn(own)
+    session = own.verifier.sessions[7]
+    for count, is_drafted_for in ((1, True), (8, False)):
+        others = Draft(
+            session_id=7, epoch=1, lane=count, base_len=session.length, first_id=0,
+            token_ids=np.array(toy_text(session.token_ids, count), np.int32),
+            parent_ids=np.arange(-1, count - 1, dtype=np.int32), scores=np.full(count, -0.01, np.float16),
+        )  # fmt: skip
+        own.verifier.handle(others, 0.0)
+        own.begin(0.0)
+        before = own.num_passes
+        own.finish(lambda: 0.0)
+        assert (own.num_passes > before) is is_drafted_for
 
 
 @pytest.mark.parametrize("speculation", [{"max_depth": 2}, {"max_nodes": 2}])

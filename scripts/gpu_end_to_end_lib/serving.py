@@ -21,7 +21,13 @@ KV_SLOTS = 48 * 1024
 JOB_S = 60.0
 
 # Where the drafter is, and the modes that are measured.
-DEPLOYMENTS = {"own": ("plain", "sync", "async"), "one": ("sync", "async"), "two": ("sync", "async")}
+DEPLOYMENTS = {
+    "own": ("plain", "sync", "async"),
+    "one": ("sync", "async"),
+    "two": ("sync", "async"),
+    "two-own": ("async",),
+}
+OWN, SECOND = ("own", "two-own"), ("two", "two-own")  # who drafts in the verifier's process, and on a second GPU
 
 
 def measure(name: str, work: Workload) -> dict[str, Any]:
@@ -44,7 +50,7 @@ def _config(name: str, work: Workload) -> Config:
     config = load()
     is_gpu = work.device.startswith("cuda")
     target, draft = (f"{work.pair}/{role}" for role in ("target", "draft"))
-    first, second = ("cuda:0", "cuda:1" if name == "two" else "cuda:0") if is_gpu else ("cpu", "cpu")
+    first, second = ("cuda:0", "cuda:1" if name in SECOND else "cuda:0") if is_gpu else ("cpu", "cpu")
     dtype = "bfloat16" if is_gpu else "float32"
     return replace(
         config,
@@ -52,7 +58,7 @@ def _config(name: str, work: Workload) -> Config:
         broker=replace(config.broker, bind=free_address(), journal="none"),
         target=replace(
             config.target, model=target, device=first, dtype=dtype, kv_slots=KV_SLOTS, backup="none", max_sessions=128,
-            draft_model=draft if name == "own" else "",
+            draft_model=draft if name in OWN else "",
         ),
         draft=replace(config.draft, model=draft, device=second, dtype=dtype, kv_slots=KV_SLOTS, nice=0),
     )  # fmt: skip
