@@ -3,7 +3,8 @@
     sessions   way B: long-lived requests through a scheduler of our own; chains of any strategy, one forward pass a step
     prompts    way A: public API only; a request a round, several times slower; where way B cannot be had
 
-To add a version: run `make test-vllm` with it, and a line here. Those below were run on CPUs.
+To add a version: run `make test-vllm` with it, and a line here. Those below were run on CPUs, but for 0.26.0, whose steps were
+run and compared on an H200 (`scripts/vllm_steps.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ WAYS = ("sessions", "prompts")
 
 # Version -> the ways that were tested with it.
 TESTED: dict[str, tuple[str, ...]] = {
+    "0.26.0": ("sessions",),
     "0.27.1": ("sessions", "prompts"),
     "0.29.0": ("sessions", "prompts"),
     "0.31.0": ("sessions", "prompts"),
