@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.errors import EngineError
-from specq.types import ModelInfo, SessionStep
+from specq.types import Int32Array, ModelInfo, SessionStep
 
 
 def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
@@ -23,9 +23,8 @@ def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
             raise misfit(step, f"{longest} tokens; {info.name} takes {info.max_length}")
 
 
-def check_tokens(steps: Sequence[SessionStep], info: ModelInfo) -> None:
-    """Raise EngineError if a token is none of the model's."""
-    token_ids = np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)])
+def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: ModelInfo) -> None:
+    """Raise EngineError if a token is none of the model's; `token_ids` are those of all the steps."""
     if token_ids.min() >= 0 and token_ids.max() < info.vocab_size:
         return
     for step in steps:

@@ -19,7 +19,7 @@ from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, load
 from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, pack_steps
-from specq.errors import ConfigError
+from specq.errors import ConfigError, EngineError
 from specq.types import Int32Array, Judgement, SessionStep
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
@@ -123,14 +123,19 @@ class TorchEngine:
         """Check the steps, take their slots and lay out their rows; EngineError leaves everything as it was."""
         for step in steps:
             check_step(step, self._pool.length(step.session_id), self.info)
-        check_tokens(steps, self.info)
         slots = self._pool.take(sum(len(step.token_ids) + len(step.tree.token_ids) for step in steps))
         tables, taken = [], 0
         for step in steps:
             num_tokens = len(step.token_ids)
             tables.append(self._pool.stage(step.session_id, slots[taken : taken + num_tokens]))
             taken += num_tokens + len(step.tree.token_ids)
-        return _Plan(steps, slots, pack_steps(steps, slots, tables))
+        rows = pack_steps(steps, slots, tables)
+        try:
+            check_tokens(rows.token_ids, steps, self.info)
+        except EngineError:
+            self._pool.give(slots)
+            raise
+        return _Plan(steps, slots, rows)
 
     def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other nodes."""

@@ -129,7 +129,7 @@ class VllmEngine:
         for step in steps:
             check_step(step, self._way.length(step.session_id), self.info)
             self._check_chain(step)
-        check_tokens(steps, self.info)
+        check_tokens(np.concatenate([p for s in steps for p in (s.token_ids, s.tree.token_ids)]), steps, self.info)
         self._check_room(steps)
         return self._way.step(steps)
 

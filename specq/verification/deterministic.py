@@ -65,5 +65,6 @@ def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, draf
 
 
 def _judgement(judged: JudgedStep, path: list[int], tokens: Int32Array) -> Judgement:
-    before = path[0] + 1
-    return Judgement(judged.step.session_id, tuple([row - before for row in path[1:]]), tokens[path])
+    first, count = path[0], len(path)
+    own = tokens[first : first + count] if path[-1] - first == count - 1 else tokens[path]
+    return Judgement(judged.step.session_id, tuple([row - first - 1 for row in path[1:]]), own)
