@@ -171,7 +171,7 @@ def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | 
     if not config.draft_model:
         return None
     model = resolve_model(config.draft_model, "draft")
-    source = ChainModel(model, device=config.device, dtype=config.dtype, name=config.draft_model)
+    source = ChainModel(model, device=own_device(config), dtype=config.dtype, name=config.draft_model)
     if not fits(source.info, verifier.engine.info):
         raise ConfigError(mismatch(source.info, [verifier.engine.info]))
     source.limit_vocab = min(source.limit_vocab, verifier.engine.info.num_tokens)
@@ -179,6 +179,12 @@ def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | 
     levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
     log.info("drafter_ready", model=source.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
     return OwnDrafter(source, verifier, levels, fan_out=config.fan_out, chain=config.chain)
+
+
+def own_device(config: TargetConfig) -> str:
+    """Return where the process's own drafter computes: with vLLM, which lets the process see its own devices only, the first
+    of those."""
+    return "cuda:0" if config.engine == "vllm" and config.device.startswith("cuda") else config.device
 
 
 def build_verifier(config: TargetConfig, name: str) -> Verifier:

@@ -32,12 +32,12 @@ ASKED = (
 )
 
 
-def answers(engine: str, **options: object) -> list[Result]:
-    """Return the results of a broker, a verifier with this engine, and a drafter, as processes."""
+def answers(engine: str, *, drafters: int = 1, **options: object) -> list[Result]:
+    """Return the results of a broker, a verifier with this engine, and drafters, as processes."""
     config = load()
     config = replace(
         config,
-        up=replace(config.up, drafters=1),
+        up=replace(config.up, drafters=drafters),
         broker=replace(config.broker, bind=free_address()),
         target=replace(config.target, engine=engine, **options),
     )
@@ -65,6 +65,16 @@ def _theirs() -> list[Result]:
 def test_vllm_says_what_the_torch_engine_says(theirs: list[Result]) -> None:
     """Greedy and sampled, with drafts accepted and rejected."""
     ours = answers("vllm", max_model_len=1024, engine_options=("kv_cache_memory_bytes=268435456",))
+    assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+    accepted = sum(result.stats["accepted_tokens"] for result in ours)
+    verified = sum(result.stats["draft_tokens"] for result in ours)
+    assert 20 < accepted < verified
+
+
+def test_vllm_verifies_what_its_own_process_drafts(theirs: list[Result]) -> None:
+    """Chains of a draft model beside vLLM, in the verifier's process."""
+    memory = "kv_cache_memory_bytes=268435456"
+    ours = answers("vllm", drafters=0, draft_model="tiny", backup="none", max_model_len=1024, engine_options=(memory,))
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     accepted = sum(result.stats["accepted_tokens"] for result in ours)
     verified = sum(result.stats["draft_tokens"] for result in ours)
