@@ -9,12 +9,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import takewhile
 
 import numpy as np
 
-from specq.calibration import Calibration
+from specq.experience import Experience
 from specq.messages import Assign, Draft, Verdict
 from specq.nodes import judged, pack_laws
 from specq.params import SamplingParams, Speculation
@@ -24,7 +24,6 @@ from specq.types import Law
 
 MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it
-MOST_BARREN = 5  # after so many passes in vain, one is made every 2**5 verdicts
 MAX_LIVE_NODES = 256
 LEAST_CHANCE = 1e-6  # that a node is given
 SIBLING_WORTH = 0.2  # where a node must be likelier than this, chains are drafted without siblings
@@ -59,26 +58,6 @@ class DraftNode:
             if node.parent is None:
                 return tuple(ranks[::-1])
             node = node.parent
-
-
-@dataclass(slots=True)
-class Experience:
-    """What a drafter has learned over all its sessions: how good its proposer is, and whether drafting is of use.
-
-    num_barren counts the passes in a row that found nothing worth sending.
-    """
-
-    calibration: Calibration = field(default_factory=Calibration)
-    num_barren: int = 0
-
-    def count(self, *, fruitful: bool) -> int:
-        """Count a pass; return how many verdicts to sit out: none after a good one, else twice as many each time."""
-        self.num_barren = 0 if fruitful else min(self.num_barren + 1, MOST_BARREN)
-        return self.rest
-
-    @property
-    def rest(self) -> int:
-        return int(2**self.num_barren) - 1
 
 
 class DraftSession:

@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import structlog
 
-from specq.draft_session import DraftNode, DraftSession, Experience
+from specq.draft_session import DraftNode, DraftSession
 from specq.errors import EngineError, ProtocolError
+from specq.experience import Experience
 from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
 from specq.proposers import Children, Expansion, Proposer
 from specq.proposers.chains import ChainProposer, expand_chain, level_ids

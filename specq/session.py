@@ -9,12 +9,12 @@ State lives here and nowhere else; no I/O, no clock, no model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
 
+from specq.backup import BACKUP_RARITY, backup_tokens, num_worthwhile
 from specq.lanes import MANY_NAMES, Lane
 from specq.logprob_record import LogprobRecord
 from specq.messages import BACKUP_LANE, Draft, Open
@@ -26,8 +26,6 @@ from specq.types import History, Law
 
 MAX_LIVE_NODES = 512  # of one session; what comes beyond is dropped
 MAX_LANES = 8
-BACKUP_TOKENS = 8  # of a chain that the verifier drafts itself
-BACKUP_RARITY = 16  # where none seems worth it, one node is tried so rarely
 SYNC_PATIENCE = 3  # heartbeats
 
 
@@ -147,7 +145,7 @@ class Session:
         lane = self._lane(BACKUP_LANE)
         if not tokens or lane is None:
             return 0
-        count = _worthwhile(lane.calibration.probability(score), worth)
+        count = num_worthwhile(lane.calibration.probability(score), worth)
         if not count:
             self._declined = (self._declined + 1) % BACKUP_RARITY
             count = not self._declined
@@ -292,18 +290,3 @@ class Session:
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
         return tuple(value for lane_id, lane in self.lanes.items() for value in (lane_id, lane.seen))
-
-
-def backup_tokens(speculation: Speculation) -> int:
-    """Return how long a chain the verifier may draft itself for a job; none where the job wants a shape of its own."""
-    if speculation.mode != "async" or speculation.has_fixed_shape:
-        return 0
-    bounds = [bound for bound in (speculation.max_depth, speculation.max_nodes) if bound]
-    return min([BACKUP_TOKENS, *bounds])
-
-
-def _worthwhile(chance: float, worth: float) -> int:
-    """Return how many nodes of a chain are worth verifying whose nodes each have this chance, given the one before."""
-    if chance < worth:
-        return 0
-    return min(BACKUP_TOKENS, int(math.log(max(worth, 1e-3)) / math.log(min(chance, 0.999))))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import structlog
 
+from specq.admission import admit
 from specq.curve import StepCurve
 from specq.draft_checks import reason_against, stripped
 from specq.engines import Engine
@@ -41,7 +42,6 @@ log = structlog.get_logger(__name__)
 
 NODE_COST_FADE = 0.02
 MAX_WORTH = 9999
-SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
 
 
 class Verifier:
@@ -209,7 +209,7 @@ class Verifier:
 
     def _plan(self, now: float) -> list[Share]:
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
-        self._admit(running)
+        admit(running, self.sessions.values(), self.engine)
         opened = [session for session in running if session.is_open]
         for session in opened if self.backup else ():
             if session.num_pending == 1:
@@ -221,38 +221,6 @@ class Verifier:
         worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
         self._worth = min(int(worth * 1000), MAX_WORTH)
         return planned.shares
-
-    def _admit(self, running: Sequence[Session]) -> None:
-        """Open sessions in the engine while their contexts fit. Where even one row each does not, evict those that are
-        parked (ahead of the journal, or between rounds), then the youngest."""
-        ids = {session.session_id for session in running}
-        parked = [s for s in self.sessions.values() if s.is_open and s.session_id not in ids]
-        for session in [s for s in running if not s.is_open]:
-            if not self._awaits_prefix(session, running) and self._fits(session, running, parked):
-                session.kv_len = self.engine.open(session.session_id, np.array(session.token_ids, np.int32))
-                session.is_open = True
-        opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
-        while self.engine.free_slots < len(opened) and (parked or len(opened) > 1):
-            self._evict(parked.pop() if parked else opened.pop())
-
-    def _fits(self, session: Session, running: Sequence[Session], parked: list[Session]) -> bool:
-        """Return whether a session's context fits; where nothing else runs, it is given the room of parked ones."""
-        is_alone = not any(other.is_open for other in running)
-        while is_alone and parked and session.length >= self.engine.free_slots:
-            self._evict(parked.pop())
-        return is_alone or session.length < self.engine.free_slots
-
-    def _awaits_prefix(self, session: Session, running: Sequence[Session]) -> bool:
-        """Is another session computing a prefix that this one could share a step later?"""
-        start = session.token_ids[:SHARED_PREFIX]
-        return any(
-            other.is_open and other.num_pending > 1 and other.token_ids[:SHARED_PREFIX] == start for other in running
-        )
-
-    def _evict(self, session: Session) -> None:
-        self.engine.close(session.session_id)
-        session.is_open, session.kv_len = False, 0
-        log.info("session_evicted", session=session.session_id, length=session.length)
 
     def _rotate(self, shares: Sequence[Share]) -> None:
         """Sessions that had a share go behind those that had none."""

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from specq.addresses import free_address
-from specq.config import BrokerConfig, TargetConfig
 from specq.curve import StepCurve
 from specq.keys import make_keys
+from specq.sections import BrokerConfig, TargetConfig
 from specq.text import num_tokens, tokenizer_hash
 from specq.types import ModelInfo
 from specq.verifier import Verifier

@@ -16,8 +16,9 @@ from specq import Client, __version__
 from specq.cli import COMMANDS, SUMMARIES, exit_status, main
 from specq.cli.columns import columns
 from specq.cli.options import section_options, to_arguments
-from specq.config import BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig, override
+from specq.config import override
 from specq.errors import ConfigError, EngineError, JobError
+from specq.sections import BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig
 from specq.table import resolve
 
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}

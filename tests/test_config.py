@@ -9,20 +9,10 @@ import pytest
 from specq.addresses import check_connect, connect_address, is_local
 from specq.cli.options import to_arguments
 from specq.cli.worker import worker
-from specq.config import (
-    BrokerConfig,
-    ClientConfig,
-    Config,
-    DraftConfig,
-    TargetConfig,
-    cache_dir,
-    environment_of_children,
-    load,
-    options_of,
-    override,
-)
+from specq.config import cache_dir, environment_of_children, load, options_of, override
 from specq.errors import ConfigError
 from specq.models import bundled, resolve_model
+from specq.sections import BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
 
 ALL = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
 CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from specq.config import DraftConfig
 from specq.messages import Assign
 from specq.params import SamplingParams
 from specq.proposers import PROPOSERS
+from specq.sections import DraftConfig
 from tests.toy import ToyProposer
 from workers.draft import build_drafter
 

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.backup import BACKUP_TOKENS, backup_tokens
 from specq.calibration import Calibration
 from specq.messages import Draft, Open
 from specq.nodes import tree_of
 from specq.params import SamplingParams, Speculation
-from specq.session import BACKUP_TOKENS, MAX_LIVE_NODES, Session, backup_tokens
+from specq.session import MAX_LIVE_NODES, Session
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:

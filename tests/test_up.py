@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from specq.config import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
 from specq.cpu import apply_cpu, available_cores
 from specq.errors import ConfigError, EngineError
+from specq.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
 from workers.up import CoreShares, Group, Member, divide_cores, members
 
 KEEP_ALIVE = """

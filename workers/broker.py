@@ -14,8 +14,9 @@ import zmq
 
 from specq.broker.core import Broker
 from specq.broker.state import Connect, Disconnect, Effect, Send
-from specq.config import BrokerConfig, journal_path
+from specq.config import journal_path
 from specq.errors import ConfigError, JournalLostError
+from specq.sections import BrokerConfig
 from specq.sockets import connect_dealer, drain, try_send
 from workers.front import Front
 from workers.journal import JournalLink

@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 import zmq
 
-from specq.config import DraftConfig, options_of
+from specq.config import options_of
 from specq.cpu import apply_cpu
 from specq.drafter import Drafter
 from specq.errors import ProtocolError
@@ -18,6 +18,7 @@ from specq.messages import Assign, Hello, Release
 from specq.models import resolve_model
 from specq.params import SamplingParams
 from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
+from specq.sections import DraftConfig
 from specq.table import resolve
 from workers.link import BrokerLink, new_incarnation
 from workers.loop import Stop, calm_collector

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import zmq
 
-from specq.config import BrokerConfig
 from specq.keys import AllowList, Curve, Grant, directory_of, own_keys
+from specq.sections import BrokerConfig
 from specq.sockets import bind_router, drain, drain_named
 from specq.zap import Zap
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from specq.broker.core import Broker
 from specq.broker.state import Effect, Find, FindFinished, Write
-from specq.config import BrokerConfig
 from specq.errors import JournalLostError
 from specq.journal.reader import JournalReader
 from specq.journal.records import Record
 from specq.journal.store import Journal
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
+from specq.sections import BrokerConfig
 
 
 class JournalLink:

@@ -11,7 +11,7 @@ import structlog
 import zmq
 
 from specq.broker.roster import fits, mismatch
-from specq.config import TargetConfig, options_of
+from specq.config import options_of
 from specq.cpu import apply_cpu
 from specq.curve import StepCurve
 from specq.engines import ENGINES, Engine
@@ -22,6 +22,7 @@ from specq.models import resolve_model
 from specq.own_drafter import OwnDrafter
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.profiling import level_times
+from specq.sections import TargetConfig
 from specq.sockets import bind_router, drain, try_send
 from specq.table import resolve
 from specq.text import load_tokenizer_files

@@ -26,10 +26,11 @@ from specq import Client
 from specq.addresses import connect_address
 from specq.cli.columns import columns
 from specq.cli.options import to_arguments
-from specq.config import BrokerConfig, Config, Section, environment_of_children
+from specq.config import environment_of_children
 from specq.cpu import available_cores
 from specq.errors import ConfigError, EngineError, JobError
 from specq.keys import directory_of, own_keys
+from specq.sections import BrokerConfig, Config, Section
 from workers.loop import Stop
 
 POLL_S = 0.2

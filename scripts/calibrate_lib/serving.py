@@ -15,8 +15,9 @@ from typing import Any
 from specq import Client
 from specq.addresses import free_address
 from specq.client.result import Result
-from specq.config import Config, load
+from specq.config import load
 from specq.errors import EngineError
+from specq.sections import Config
 from workers.up import Group, members
 
 PROXY = Path(__file__).parents[1] / "delay_proxy.py"

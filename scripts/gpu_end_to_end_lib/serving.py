@@ -13,7 +13,8 @@ from gpu_end_to_end_lib.workload import Workload
 from specq import Client
 from specq.addresses import free_address
 from specq.client.result import Result
-from specq.config import Config, load
+from specq.config import load
+from specq.sections import Config
 from workers.up import Group, members
 
 READY_S = 400.0

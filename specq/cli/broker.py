@@ -8,8 +8,9 @@ import click
 
 from specq import log
 from specq.cli.options import log_options, section_options
-from specq.config import BrokerConfig, load, override
+from specq.config import load, override
 from specq.cpu import apply_cpu
+from specq.sections import BrokerConfig
 from specq.table import resolve
 
 PROCESS = {"broker": "workers.broker:run"}

@@ -11,7 +11,8 @@ from specq.cli.columns import columns
 from specq.cli.options import section_options
 from specq.client.detached import JobDesk
 from specq.client.wishes import id_of
-from specq.config import ClientConfig, load, override
+from specq.config import load, override
+from specq.sections import ClientConfig
 
 _HEADER = ("JOB", "ID", "STATE", "TOKENS", "AGE", "PRIORITY", "MODEL")
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))

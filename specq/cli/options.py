@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import click
 
 from specq import log
-from specq.config import Cores, Section, kinds, section_name
 from specq.engine_options import Options
+from specq.sections import Cores, Section, kinds, section_name
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -13,9 +13,10 @@ from specq.client.detached import FoundJob, JobDesk
 from specq.client.request import Request
 from specq.client.result import failed_result, make_result
 from specq.client.wishes import id_of
-from specq.config import ClientConfig, load, override
+from specq.config import load, override
 from specq.errors import JobError
 from specq.messages import JobInfo, Submit
+from specq.sections import ClientConfig
 from specq.submit import result_line
 from specq.text import TextCodec
 

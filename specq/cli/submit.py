@@ -17,8 +17,9 @@ from specq.client import Client, Result
 from specq.client.detached import JobDesk
 from specq.client.parameters import read_parameters
 from specq.client.wishes import split_wishes
-from specq.config import ClientConfig, load, override
+from specq.config import load, override
 from specq.results_file import ResultsFile
+from specq.sections import ClientConfig
 from specq.submit import Line, read_lines, result_line, run_lines
 from specq.submit_detached import detach_lines
 

@@ -73,7 +73,7 @@ class DraftSettings(Section):
     drafters     how many there are; 0: none. models: how many draft models they are spread over; each errs by itself
     pass_ms      [[rows, milliseconds], ...]: a pass over so many nodes (and tokens without KV)
     acceptance, ranks, claims   as in `specq.simulate.stub_text.StubGuesses`
-    width, fan_out, max_ahead   as in `specq.config.DraftConfig`
+    width, fan_out, max_ahead   as in `specq.sections.DraftConfig`
     """
 
     NAME = "draft"

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specq import log
-from specq.config import DraftConfig
 from specq.drafter import Drafter
 from specq.proposers import Children, Expansion
+from specq.sections import DraftConfig
 from specq.text import num_tokens, tokenizer_hash
 from tests.tiny_text import tokenizer_json
 from tests.toy import ToyProposer, toy_info

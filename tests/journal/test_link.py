@@ -13,11 +13,11 @@ import pytest
 
 from specq.broker.core import Broker
 from specq.broker.state import Find, FindFinished, Write
-from specq.config import BrokerConfig
 from specq.errors import JournalBusyError, JournalLostError
 from specq.journal.reader import JournalReader
 from specq.journal.store import Journal
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
+from specq.sections import BrokerConfig
 from tests.journal.test_store import added, ended, taken
 from workers.journal import JournalLink
 

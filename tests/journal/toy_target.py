@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specq import log
-from specq.config import TargetConfig
 from specq.curve import StepCurve
+from specq.sections import TargetConfig
 from specq.text import num_tokens, tokenizer_hash
 from specq.types import Judgement, ModelInfo, SessionStep
 from specq.verifier import Verifier

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.config import TargetConfig
 from specq.engines import torch_engine
 from specq.engines.torch_engine import TorchEngine
 from specq.params import SamplingParams
+from specq.sections import TargetConfig
 from specq.types import NO_TREE, DraftLaws, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verification.explain import explain, log_decisions
