@@ -171,7 +171,7 @@ class DraftConfig(Section):
     gpu_memory_utilization: float = _vllm_share()
     max_model_len: int = _vllm_length()
     engine_options: Options = _engine_options()
-    width: int = _option(8, "nodes expanded in one pass", low=1, high=1024)
+    width: int = _option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)
     fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
     chain: int = _option(6, "levels drafted in one call, on a GPU", low=1, high=32)
