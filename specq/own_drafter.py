@@ -123,7 +123,7 @@ class OwnDrafter:
         self._begun = begun
 
     def finish(self, clock: Callable[[], float]) -> None:
-        """Wait for what was begun, and offer it to the sessions that still stand."""
+        """Wait for what was begun, and offer it; sessions that have ended meanwhile take it to their graves."""
         if self._begun is None:
             return
         begun, self._begun = self._begun, None
@@ -142,7 +142,7 @@ class OwnDrafter:
         counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
         for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
             count = min(num_there, _room(session))
-            if self.verifier.sessions.get(session.session_id) is not session or not count:
+            if not count:
                 continue
             session.drafted_at, session.beats_waited = session.length, 0
             if begun.width > 1 or session.num_live or chains.laws[i]:

@@ -1,6 +1,7 @@
 """A drafter in the verifier's own process."""
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -159,6 +160,53 @@ def test_where_others_are_ahead_nothing_is_drafted() -> None:
         before = own.num_passes
         own.finish(lambda: 0.0)
         assert (own.num_passes > before) is is_drafted_for
+
+
+def test_chains_are_named_by_lane_beside_those_of_others() -> None:
+    """A drafter that has sent something before does not take our nodes for its own."""
+    own = make()
+    open_session(own)
+    turn(own)
+    gone = Draft(
+        session_id=7, epoch=1, lane=0, base_len=1, first_id=0,
+        token_ids=np.array([49], np.int32), parent_ids=np.array([-1], np.int32), scores=np.array([-1], np.float16),
+    )  # fmt: skip
+    own.verifier.handle(gone, 0.0)
+    own.fan_out = 1
+    (verdict,) = turn(own)
+    assert verdict.seen == (0, 0)
+    assert len(verdict.node_ids)
+    assert verdict.node_lanes.tolist() == [OWN_LANE] * len(verdict.node_ids)
+
+
+def test_only_what_was_told_right_or_wrong_is_learned() -> None:
+    """Tokens after the first wrong one say nothing."""
+    own = make(ToyProposer(wrong_every=5, blind=True))
+    learned: list[tuple[int, int]] = []
+    with mock.patch.object(
+        own.choice, "learn_chains", lambda told, right: learned.extend(zip(told, right, strict=True))
+    ):
+        open_session(own)
+        complete(own)
+    assert {told - right for told, right in learned} == {0, 1}
+    assert all(told > 0 for told, _ in learned)
+
+
+def test_drafting_is_no_part_of_the_step() -> None:
+    """What a draft takes is known by itself; the step's curve does not learn it once more."""
+    own, now = make(), 0.0
+
+    def clock() -> float:
+        return now
+
+    open_session(own)
+    while own.verifier.sessions and not all(session.finish for session in own.verifier.sessions.values()):
+        own.begin(now)
+        now += 0.01 if own._begun else 0.0
+        own.finish(clock)
+        own.hear(own.verifier.step(clock))
+    assert own.num_passes > 5
+    assert own.verifier.curve.extra_s == 0.0
 
 
 @pytest.mark.parametrize("speculation", [{"max_depth": 2}, {"max_nodes": 2}])

@@ -127,9 +127,8 @@ class ChainModel:
             if token != foreseen:
                 break
             followed += 1
-        num_kept = min(followed, len(drafted.slots))
-        self._contexts.append(session_id, token_ids, drafted.slots[:num_kept])
-        self._contexts.pool.give(drafted.slots[num_kept:])
+        self._contexts.append(session_id, token_ids, drafted.slots[:followed])
+        self._contexts.pool.give(drafted.slots[followed:])
         return followed
 
     def _drop(self, session_id: int) -> None:

@@ -76,6 +76,8 @@ def test_a_chain_that_nobody_judged_is_drafted_again(directory):
     """The same chain comes of the same context, and its slots are given back."""
     source = ChainModel(directory, device="cpu", kv_slots=256)
     source.open(1, random_tokens(np.random.default_rng(3), 12), SamplingParams())
+    draft(source, [1])
+    source.commit(1, np.array([7, 8], np.int32))
     first, free = draft(source, [1]), source.free_slots
     for _ in range(3):
         assert draft(source, [1]).token_ids.tolist() == first.token_ids.tolist()
