@@ -209,6 +209,17 @@ def test_drafting_is_no_part_of_the_step() -> None:
     assert own.verifier.curve.extra_s == 0.0
 
 
+def test_drawn_chains_are_learned_from_where_they_were_judged() -> None:
+    """Their tokens say something only where the judge compared laws."""
+    own = make()
+    learned: list[int] = []
+    with mock.patch.object(own.choice, "learn_chains", lambda told, right: learned.extend(told)):
+        open_session(own, strategy="probabilistic", temperature=1.0)
+        verdicts = complete(own)
+    num_verified = sum(len(verdict.node_ids) for verdict in verdicts)
+    assert 0 < sum(learned) <= num_verified
+
+
 @pytest.mark.parametrize("speculation", [{"max_depth": 2}, {"max_nodes": 2}])
 def test_a_jobs_bounds_are_kept(speculation: dict[str, int]) -> None:
     """No round verifies more than the job allows; levels have three children where only their number is bounded."""

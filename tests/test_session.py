@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from specq.backup import BACKUP_TOKENS, backup_tokens
 from specq.calibration import Calibration
 from specq.messages import Draft, Open
-from specq.nodes import tree_of
+from specq.nodes import Chain, tree_of
 from specq.params import SamplingParams, Speculation
 from specq.session import MAX_LIVE_NODES, Session
 
@@ -362,3 +362,15 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
 def test_the_verifiers_own_drafts_keep_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
     """A fixed shape is left alone; bounds hold."""
     assert backup_tokens(speculation) == most
+
+
+def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:
+    """Offered in arrays or grafted: the same statistics of a round."""
+    grafted, offered = make_session(), make_session()
+    grafted.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    nodes = list(grafted.live_nodes())
+    grafted.count_round(nodes, {0})
+    offered.offer(Chain(np.array([4, 5, 6], np.int32), np.zeros(3, np.float32), np.ones(3)))
+    offered.count_chain_round(3, 1)
+    assert offered.stats == grafted.stats
+    assert offered.stats.positions == [[1, 1], [1, 0], [1, 0]]
