@@ -34,6 +34,7 @@ def running(client: Client) -> int:
     return client.status()["jobs"]["running"]
 
 
+@pytest.mark.slow
 def test_a_verifier_hands_over_what_it_has(client: Client, spawn: Callable[..., Process], free_address: str) -> None:
     """To the other one, at once; and ends with status 0 before its time is over."""
     first = spawn(free_address, "4", program=TOY)
@@ -50,6 +51,7 @@ def test_a_verifier_hands_over_what_it_has(client: Client, spawn: Callable[..., 
     assert "event=worker_left name=toy role=target" in said(client.broker)
 
 
+@pytest.mark.slow
 def test_the_only_verifier_ends_what_it_has(client: Client, spawn: Callable[..., Process], free_address: str) -> None:
     """Within its time; what would take longer waits for another."""
     only = spawn(free_address, "4", program=TOY)
