@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from specq.addresses import free_address
@@ -53,6 +54,13 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs the tests may have a configuration of their own."""
     for name in ("SPECQ_CONFIG", "SPECQ_BROKER"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_comes() -> Iterator[None]:
+    """A command that ran in this process has set up logging for the whole of it."""
+    yield
+    structlog.reset_defaults()
 
 
 @pytest.fixture(autouse=True, scope="session")
