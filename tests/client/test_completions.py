@@ -254,8 +254,10 @@ def test_all_who_wait_get_the_result(tmp_path):
 
 
 BODY = """
-import asyncio, pathlib, sys
+import asyncio, pathlib, signal, sys
 import specq
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background of a shell ignores it
 
 async def read(client):
     async for piece in client.stream("a", n=2):
