@@ -4,12 +4,12 @@
 
 The models are the bundled pair inflated to the shapes of Qwen2.5-7B and 0.5B (scripts/inflate_pair.py), made where --pair says
 unless they are there. One contestant runs after the other, since each fills the GPU; all get the same prompts (GSM8K and
-HumanEval), three for each session, as many at a time as there are sessions, and generate as many tokens, greedily. DIR gets end_to_end.json, written anew
-after every contestant, so that a call that is cut short leaves what it had. A short table is printed.
+HumanEval), three for each session, as many at a time as there are sessions, and generate as many tokens, greedily. DIR gets
+end_to_end.json, written anew after every contestant, so that a call that is cut short leaves what it had. A short table is printed.
 
 Contestants: `plain`, `own` (a drafter in the verifier's process), `one` (a drafter in a process of its own on the same GPU), `two`
-(that drafter on a second GPU), `two-own` (a drafter in both places); `alone` (steps of both models by themselves); `vllm` and `vllm-spec` (its own draft model), and
-`transformers` (`generate` and assisted generation) where they are installed.
+(that drafter on a second GPU), `two-own` (a drafter in both places); `alone` (steps of both models by themselves); `vllm` and
+`vllm-spec` (its own draft model), and `transformers` (`generate` and assisted generation) where they are installed.
 """
 
 from __future__ import annotations

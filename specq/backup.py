@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from specq.params import Speculation
+from specq.shapes import longest_chain
 
 BACKUP_TOKENS = 8  # of a chain at most
 BACKUP_RARITY = 16  # where none seems worth it, one node is tried so rarely
@@ -14,8 +15,7 @@ def backup_tokens(speculation: Speculation) -> int:
     """Return how long a chain the verifier may draft itself for a job; none where the job wants a shape of its own."""
     if speculation.mode != "async" or speculation.has_fixed_shape:
         return 0
-    bounds = [bound for bound in (speculation.max_depth, speculation.max_nodes) if bound]
-    return min([BACKUP_TOKENS, *bounds])
+    return longest_chain(speculation, BACKUP_TOKENS)
 
 
 def num_worthwhile(chance: float, worth: float) -> int:

@@ -13,7 +13,7 @@ No I/O; time is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -30,6 +30,7 @@ from specq.proposers.chain_model import Chains, ChainSource
 from specq.round_choice import Beside, RoundChoice
 from specq.scheduler import FLOOR
 from specq.session import Session
+from specq.shapes import longest_chain
 from specq.types import Float32Array, Float64Array
 from specq.verifier import Verifier
 
@@ -57,7 +58,7 @@ class _Offered:
 
     claims: Float32Array
     is_drawn: bool
-    node_ids: Sequence[int] = ()
+    node_ids: Sequence[int]
 
 
 class OwnDrafter:
@@ -144,13 +145,12 @@ class OwnDrafter:
             count = min(num_there, _room(session))
             if not count:
                 continue
-            session.drafted_at, session.beats_waited = session.length, 0
-            if begun.width > 1 or session.num_live or chains.laws[i]:
-                ids = self._graft(session, chains, i, count, scores[i], now)
-                self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], bool(chains.laws[i]), ids)
+            is_drawn, node_ids = bool(chains.laws[i]), list[int]()
+            if begun.width > 1 or session.num_live or is_drawn:
+                node_ids = self._graft(session, chains, i, count, scores[i], now)
             else:
                 session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach[i, :count]))
-                self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], is_drawn=False)
+            self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], is_drawn, node_ids)
 
     def _graft(
         self, session: Session, chains: Chains, index: int, count: int, scores: Float32Array, now: float
@@ -223,13 +223,14 @@ class OwnDrafter:
 
     def _follow(self) -> None:
         """Drop sessions that are gone."""
+        for session_id in self._gone(self._epochs):
+            self._close(session_id)
+        for session_id in self._gone(self._refused):
+            del self._refused[session_id]
+
+    def _gone(self, epochs: Mapping[int, int]) -> list[int]:
         sessions = self.verifier.sessions
-        for known in (self._epochs, self._refused):
-            for session_id in [i for i, epoch in known.items() if i not in sessions or sessions[i].epoch != epoch]:
-                if known is self._epochs:
-                    self._close(session_id)
-                else:
-                    del known[session_id]
+        return [i for i, epoch in epochs.items() if i not in sessions or sessions[i].epoch != epoch]
 
     def _close(self, session_id: int) -> None:
         del self._epochs[session_id]
@@ -238,9 +239,7 @@ class OwnDrafter:
 
 def _room(session: Session) -> int:
     """Return how many levels a session's chain may have; the correction takes one position itself."""
-    speculation = session.speculation
-    bounds = [bound for bound in (speculation.max_depth, speculation.max_nodes) if bound]
-    return min([session.limit - session.length - 1, *bounds])
+    return longest_chain(session.speculation, session.limit - session.length - 1)
 
 
 def _num_told(offered: _Offered, verdict: Verdict, followed: int) -> int:

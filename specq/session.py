@@ -125,6 +125,7 @@ class Session:
         assert not self.num_live
         self.chain = chain
         self.stats.drafted += len(chain.token_ids)
+        self.drafted_at, self.beats_waited = self.length, 0
 
     def _lane(self, lane_id: int) -> Lane | None:
         """Return a lane; a new one takes the place of the oldest without live nodes if there are too many."""
@@ -234,7 +235,7 @@ class Session:
 
         Lanes of sampled drafts learn here, from the nodes that were judged; others in `commit`.
         """
-        if self.num_live or self.chain is not None:
+        if self.num_live:
             self.stats.hits += 1
         else:
             self.stats.misses += 1

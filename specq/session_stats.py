@@ -46,12 +46,8 @@ class SessionStats:
         self.drafted_rounds += 1
         self.leaves += 1
         self.depths += num_verified
-        while len(self.positions) < num_verified:
-            self.positions.append([0, 0])
-        for depth in range(num_verified):
-            position = self.positions[depth]
-            position[0] += 1
-            position[1] += depth < num_accepted
+        for depth in range(1, num_verified + 1):
+            self.count_node(depth, depth <= num_accepted)
 
     def count_node(self, depth: int, accepted: bool) -> None:
         """Count one verified node at a depth of 1 or more."""

@@ -20,17 +20,7 @@ from specq.curve import StepCurve
 from specq.draft_checks import reason_against, stripped
 from specq.engines import Engine
 from specq.errors import EngineError, ProtocolError
-from specq.messages import (
-    Close,
-    Committed,
-    Draft,
-    FetchTokenizer,
-    Heartbeat,
-    Message,
-    Open,
-    SessionFailed,
-    Verdict,
-)
+from specq.messages import Close, Committed, Draft, FetchTokenizer, Heartbeat, Message, Open, SessionFailed, Verdict
 from specq.scheduler import Share, plan
 from specq.session import Session
 from specq.text import StopMatcher, TextCodec
