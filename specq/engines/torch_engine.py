@@ -19,7 +19,7 @@ from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, load
 from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, pack_steps
-from specq.errors import ConfigError, EngineError
+from specq.errors import ConfigError
 from specq.types import Int32Array, Judgement, SessionStep
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
@@ -93,6 +93,7 @@ class TorchEngine:
         """Run and judge one packed forward pass; see `Engine.step`."""
         plan = self._plan(steps)
         try:
+            check_tokens(plan.rows.token_ids, steps, self.info)
             output = self._forward(plan.rows)
             judgements = judge(steps, output.logits)
         except BaseException:
@@ -129,13 +130,7 @@ class TorchEngine:
             num_tokens = len(step.token_ids)
             tables.append(self._pool.stage(step.session_id, slots[taken : taken + num_tokens]))
             taken += num_tokens + len(step.tree.token_ids)
-        rows = pack_steps(steps, slots, tables)
-        try:
-            check_tokens(rows.token_ids, steps, self.info)
-        except EngineError:
-            self._pool.give(slots)
-            raise
-        return _Plan(steps, slots, rows)
+        return _Plan(steps, slots, pack_steps(steps, slots, tables))
 
     def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other nodes."""

@@ -20,7 +20,7 @@ from specq.params import SamplingParams
 from specq.proposers import Children
 from specq.proposers.contexts import Contexts
 from specq.proposers.making import ChildMaker, Wanted
-from specq.types import Float32Array, Int32Array, Law, ModelInfo
+from specq.types import NO_TOKENS, Float32Array, Int32Array, Law, ModelInfo
 
 NO_TOKEN = -1
 
@@ -120,7 +120,7 @@ class ChainModel:
         """Append committed tokens; see `ChainSource`."""
         drafted = self._drafted.pop(session_id, None)
         if drafted is None:
-            self._contexts.append(session_id, token_ids, np.zeros(0, np.int32))
+            self._contexts.append(session_id, token_ids, NO_TOKENS)
             return 0
         followed = 0
         for token, foreseen in zip(token_ids.tolist(), drafted.token_ids, strict=False):
@@ -234,7 +234,7 @@ class ChainModel:
         for start, token in zip(starts, token_ids, strict=True):
             packer.add_session(start.table)
             packer.add_node(token, start.slots[level], start.position + level, start.length, start.slots[: level + 1])
-        return self._contexts.run(packer, np.zeros(0, np.int32))
+        return self._contexts.run(packer, NO_TOKENS)
 
 
 def _note(children: Children, token_ids: Int32Array, scores: Float32Array, laws: list[Law]) -> None:

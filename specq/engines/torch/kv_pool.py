@@ -132,12 +132,10 @@ class KvPool:
 
     def append(self, session_id: int, token_ids: Int32Array, slots: Int32Array) -> None:
         """Commit tokens whose KV is in these taken slots, in the order of positions; blocks that fill become shared."""
+        self.stage(session_id, slots)
         session = self._session(session_id)
-        start, end = session.length, session.length + len(slots)
-        if end > len(session.table):
-            session.reserve(end)
-        session.table[start:end] = slots
-        session.token_ids[start:end] = token_ids
+        end = session.length + len(slots)
+        session.token_ids[session.length : end] = token_ids
         session.length = end
         while end - len(session.blocks) * BLOCK >= BLOCK:
             self._fill_block(session)
