@@ -1,4 +1,5 @@
-"""Which sessions have room in the engine: those that wait are opened while their contexts fit, others are evicted if need be."""
+"""Which sessions have room in the engine: those that wait are opened while their contexts fit, others are evicted if need be;
+those that can never run are refused."""
 
 from __future__ import annotations
 
@@ -8,25 +9,46 @@ import numpy as np
 import structlog
 
 from specq.engines import Engine
+from specq.isolation import Faults
+from specq.messages import Open
 from specq.session import Session
+from specq.types import ModelInfo
 
 log = structlog.get_logger(__name__)
 
 SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
 
 
-def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine) -> None:
+def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine, faults: Faults) -> None:
     """Open those of the running sessions whose contexts fit. Where even one row each does not, evict those that are parked
-    (open, but not running: ahead of the journal, or between rounds), then the youngest."""
+    (open, but not running: ahead of the journal, or between rounds), then the youngest. `faults` gets those that cannot be
+    opened."""
     ids = {session.session_id for session in running}
     parked = [s for s in sessions if s.is_open and s.session_id not in ids]
     for session in [s for s in running if not s.is_open]:
         if not _awaits_prefix(session, running) and _fits(session, running, parked, engine):
-            session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
-            session.is_open = True
+            with faults.of(session, "opened"):
+                session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
+                session.is_open = True
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
     while engine.free_slots < len(opened) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)
+
+
+def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
+    """Return why a session can never be opened at an engine with this model, or ""."""
+    if not len(message.token_ids) or message.tokens_left < 1:
+        return "an empty context, or no tokens left to generate"
+    if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
+        return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
+    needed = len(message.token_ids) + message.tokens_left
+    if needed > info.max_length:
+        return f"{needed} tokens (context and those to generate), but {info.name} takes {info.max_length}"
+    if needed > info.kv_slots:
+        return f"{needed} tokens need as many KV slots; {info.name} has {info.kv_slots} (--kv-slots)"
+    if message.params.stop and not has_codec:
+        return f"stop strings need a tokenizer, and {info.name} has none"
+    return ""
 
 
 def _fits(session: Session, running: Sequence[Session], parked: list[Session], engine: Engine) -> bool:

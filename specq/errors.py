@@ -4,6 +4,7 @@
     ├── ConfigError      an option, a file or a model that cannot be used; names the place and what would be right
     ├── ProtocolError    a message that breaks the protocol; the receiver counts and drops it
     ├── EngineError      the model engine cannot do what it was asked
+    ├── EngineLostError  the model engine can do nothing more in this process, which must end
     ├── JournalBusyError the broker's journal cannot be written or read now; the same may be tried again
     ├── JournalLostError the journal belongs to another broker by now; this one must stop
     └── JobError         a job was refused or failed; carries a machine-readable `code`
@@ -26,6 +27,10 @@ class ProtocolError(SpecqError):
 
 class EngineError(SpecqError):
     """The model engine cannot do what it was asked."""
+
+
+class EngineLostError(SpecqError):
+    """The model engine can do nothing more in this process: its device is in error, or a step broke off half way."""
 
 
 class JournalBusyError(SpecqError):

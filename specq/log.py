@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -28,6 +30,16 @@ def configure(level: str = "info", *, as_json: bool = False) -> None:
         logger_factory=structlog.WriteLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+
+
+def traced(error: BaseException) -> dict[str, str]:
+    """Return the fields that say what an unexpected error is and where it was raised. Not its message: that may quote what
+    users sent, which is not to be logged."""
+    frames = traceback.extract_tb(error.__traceback__)[-2:]
+    return {
+        "error": type(error).__name__,
+        "where": " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames),
+    }
 
 
 def _renderer(*, as_json: bool) -> Any:

@@ -47,6 +47,10 @@ class Share:
     nodes: Sequence[Node] = ()
     chain_len: int = 0
 
+    @property
+    def session_id(self) -> int:
+        return self.session.session_id
+
 
 class Chosen(NamedTuple):
     """Nodes to verify, by session id: nodes of trees, parents before children, and lengths of chains."""

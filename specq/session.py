@@ -127,6 +127,10 @@ class Session:
         self.stats.drafted += len(chain.token_ids)
         self.drafted_at, self.beats_waited = self.length, 0
 
+    def forget_drafts(self) -> None:
+        """Let go of all that was drafted, and of what is known of drafters; speed is all that it costs."""
+        self.chain, self.roots, self.lanes, self.num_live = None, {}, {}, 0
+
     def _lane(self, lane_id: int) -> Lane | None:
         """Return a lane; a new one takes the place of the oldest without live nodes if there are too many."""
         if lane_id not in self.lanes and len(self.lanes) >= MAX_LANES:

@@ -162,15 +162,25 @@ class Logprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Fault:
+    """Why one session cannot go on; `retry`: another verifier may do better."""
+
+    reason: str
+    retry: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """What a strategy decided for one session.
 
     path        indices into the step's tree of the accepted nodes, root to leaf
     token_ids   i32[len(path) + 1]: the accepted tokens, then the correction or bonus token
     logprobs    where `params.logprobs` asks for them
+    fault       set where the session could not be judged: then there is no path and no token
     """
 
     session_id: int
     path: tuple[int, ...]
     token_ids: Int32Array
     logprobs: Logprobs | None = None
+    fault: Fault | None = None

@@ -7,10 +7,10 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from specq.messages import OWN_LANE, Verdict
+from specq.messages import OWN_LANE, Open, SessionFailed, Verdict
 from specq.scheduler import Share
 from specq.session import Session
-from specq.types import Int32Array
+from specq.types import Fault, Int32Array
 
 
 def verdict(
@@ -51,3 +51,8 @@ def _names(session: Session, share: Share | None, base_len: int) -> tuple[Sequen
         return range(base_len, base_len + share.chain_len), [OWN_LANE] * share.chain_len
     lanes = [] if len(session.lanes) <= 1 else [node.lane for node in share.nodes]
     return [node.node_id for node in share.nodes], lanes
+
+
+def failure(session: Session | Open, fault: Fault) -> SessionFailed:
+    """Return what tells the broker that a session cannot go on, or not be opened."""
+    return SessionFailed(session_id=session.session_id, epoch=session.epoch, reason=fault.reason, retry=fault.retry)

@@ -10,23 +10,26 @@ ahead of the journal rests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import structlog
 
-from specq.admission import admit
+from specq.admission import admit, reason_to_refuse
 from specq.curve import StepCurve
 from specq.draft_checks import reason_against, stripped
 from specq.engines import Engine
-from specq.errors import EngineError, ProtocolError
-from specq.messages import Close, Committed, Draft, FetchTokenizer, Heartbeat, Message, Open, SessionFailed, Verdict
+from specq.engines.checks import check_works
+from specq.errors import ProtocolError, SpecqError
+from specq.isolation import Faults, in_halves
+from specq.log import traced
+from specq.messages import Close, Committed, Draft, FetchTokenizer, Heartbeat, Message, Open, Verdict
 from specq.scheduler import Share, plan
 from specq.session import Session
 from specq.text import StopMatcher, TextCodec
 from specq.tokenizer_chunks import tokenizer_chunks
-from specq.types import Int32Array, Judgement
-from specq.verdicts import verdict
+from specq.types import Fault, Int32Array, Judgement
+from specq.verdicts import failure, verdict
 
 log = structlog.get_logger(__name__)
 
@@ -78,15 +81,32 @@ class Verifier:
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a verifier takes no {message.TYPE}")
-        return handler(message, now)
+        try:
+            return handler(message, now)
+        except SpecqError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what a message says harms nobody but its session
+            return self._not_handled(message, error)
+
+    def _not_handled(self, message: Message, error: Exception) -> list[Message]:
+        """Fail a session that could not be opened; forget drafts, which are but hints; drop what else it was."""
+        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        if isinstance(message, Open):
+            faults = Faults()
+            faults.note(message, "opened", error)
+            self._forget(message.session_id)
+            return [failure(message, faults.found[message.session_id])]
+        if isinstance(message, Draft):
+            self.sessions[message.session_id].forget_drafts()
+        raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
 
     def _open(self, message: Open, now: float) -> list[Message]:
         known = self.sessions.get(message.session_id)
         if known is not None and known.epoch >= message.epoch:
             return []
-        reason = self._reason_against(message)
+        reason = reason_to_refuse(message, self.engine.info, has_codec=self.codec is not None)
         if reason:
-            return [SessionFailed(session_id=message.session_id, epoch=message.epoch, reason=reason)]
+            return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
         self.sessions[message.session_id] = Session(message, ends)
@@ -95,22 +115,6 @@ class Verifier:
             matcher.push(message.token_ids[message.prompt_len :].tolist())
             self._stops[message.session_id] = matcher
         return []
-
-    def _reason_against(self, message: Open) -> str:
-        """Return why a session cannot be opened, or ""."""
-        info = self.engine.info
-        if not len(message.token_ids) or message.tokens_left < 1:
-            return "an empty context, or no tokens left to generate"
-        if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
-            return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
-        needed = len(message.token_ids) + message.tokens_left
-        if needed > info.max_length:
-            return f"{needed} tokens (context and those to generate), but {info.name} takes {info.max_length}"
-        if needed > info.kv_slots:
-            return f"{needed} tokens need as many KV slots; {info.name} has {info.kv_slots} (--kv-slots)"
-        if message.params.stop and self.codec is None:
-            return f"stop strings need a tokenizer, and {info.name} has none"
-        return ""
 
     def _close(self, message: Close, now: float) -> list[Message]:
         session = self.sessions.get(message.session_id)
@@ -172,41 +176,40 @@ class Verifier:
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
-        started = clock()
-        shares = self._plan(started)
-        if not shares:
-            self._last_end = None
-            return []
-        try:
-            judgements = self.engine.step([share.step for share in shares])
-        except EngineError as error:
-            return self._fail(shares, str(error))
-        self.num_steps += 1
+        started, faults = clock(), Faults()
+        shares = self._plan(started, faults)
+        done = in_halves(shares, lambda some: self.engine.step([s.step for s in some]), faults, "computed", retry=True)
         ended = clock()
         step_us = int((ended - started) * 1e6)
-        if self._last_end is not None:
+        if done:
+            self.num_steps += 1
+        if self._last_end is not None and len(done) == 1 and not faults.found:
             self.curve.learn(sum(share.step.num_rows for share in shares), ended - self._last_end)
         self._rotate(shares)
-        for share in shares:
-            share.session.kv_len += len(share.step.token_ids)
-        judged = [share for share in shares if share.step.judged]
-        verdicts: list[Message] = [
-            self._commit(share, judgement, started, step_us)
-            for share, judgement in zip(judged, judgements, strict=True)
-        ]
-        self._last_end = ended if self.has_work else None
-        return verdicts
+        verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, step_us)]
+        failed = self._fail(faults)
+        if shares and not done and faults.is_unexpected:
+            check_works(self.engine)  # else nobody's fault
+        self._last_end = ended if shares and self.has_work else None
+        return [*verdicts, *failed]
 
-    def _plan(self, now: float) -> list[Share]:
+    def _plan(self, now: float, faults: Faults) -> Sequence[Share]:
+        """Return the shares of those sessions that can be planned together."""
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
-        admit(running, self.sessions.values(), self.engine)
+        admit(running, self.sessions.values(), self.engine, faults)
         opened = [session for session in running if session.is_open]
         for session in opened if self.backup else ():
             if session.num_pending == 1:
-                session.fill(self.worth, now)
+                with faults.of(session, "drafted for"):
+                    session.fill(self.worth, now)
+        planned = in_halves([session for session in opened if session not in faults], self._share, faults, "planned")
+        return planned[0][1] if planned else []
+
+    def _share(self, sessions: Sequence[Session]) -> list[Share]:
+        """Plan a step of these sessions."""
         room = self.engine.free_slots
         planned = plan(
-            opened, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
+            sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
         worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
         self._worth = min(int(worth * 1000), MAX_WORTH)
@@ -217,6 +220,20 @@ class Verifier:
         if len(shares) < len(self.sessions):
             for share in shares:
                 self.sessions[share.session.session_id] = self.sessions.pop(share.session.session_id)
+
+    def _commit_all(
+        self, shares: Sequence[Share], judgements: Sequence[Judgement], faults: Faults, started: float, step_us: int
+    ) -> Iterator[Verdict]:
+        """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
+        of_judged = iter(judgements)
+        for share in shares:
+            share.session.kv_len += len(share.step.token_ids)
+            judgement = next(of_judged) if share.step.judged else None
+            if judgement is not None and judgement.fault is not None:
+                faults.add(share, judgement.fault)
+            elif judgement is not None:
+                with faults.of(share, "committed"):
+                    yield self._commit(share, judgement, started, step_us)
 
     def _commit(self, share: Share, judgement: Judgement, started: float, step_us: int) -> Verdict:
         session = share.session
@@ -249,21 +266,19 @@ class Verifier:
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
-    def _fail(self, shares: Sequence[Share], reason: str) -> list[Message]:
-        """Give up the sessions of a step that the engine refused; the broker decides what becomes of them."""
-        log.error("step_failed", reason=reason, num_sessions=len(shares))
-        failed: list[Message] = []
-        for share in shares:
-            session = share.session
-            failed.append(SessionFailed(session_id=session.session_id, epoch=session.epoch, reason=reason, retry=True))
-            self._forget(session.session_id)
+    def _fail(self, faults: Faults) -> list[Message]:
+        """Give up the sessions at fault; the broker decides what becomes of them."""
+        failed: list[Message] = [failure(self.sessions[i], fault) for i, fault in faults.found.items()]
+        for session_id in faults.found:
+            self._forget(session_id)
         return failed
 
     def _forget(self, session_id: int) -> None:
         session = self.sessions.pop(session_id, None)
         self._stops.pop(session_id, None)
         if session is not None and session.is_open:
-            self.engine.close(session_id)
+            with Faults().of(session, "closed"):
+                self.engine.close(session_id)
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""

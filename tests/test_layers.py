@@ -32,6 +32,7 @@ LAYERS = (
         "specq.admission",
         "specq.backup",
         "specq.experience",
+        "specq.isolation",
     ),
     ("specq.proposers", "specq.engines"),
     ("specq.verification", "specq.journal"),

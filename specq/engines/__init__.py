@@ -44,7 +44,9 @@ class Engine(Protocol):
         """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order.
 
         Each step's `start` equals the session's KV length. Afterwards the KV holds start + m tokens plus the accepted
-        path (not the correction). Raises EngineError, with nothing changed, if `free_slots` is less than the rows.
+        path (not the correction). A session that cannot be judged has a judgement with a `fault`, and is to be closed.
+        Raises EngineError, with nothing changed, if `free_slots` is less than the rows. After any other error but
+        EngineLostError nothing has changed either: the step may be repeated with some of its sessions.
         """
         ...
 

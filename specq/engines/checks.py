@@ -1,4 +1,4 @@
-"""What every engine refuses: steps that do not fit their session or the model."""
+"""What every engine refuses: steps that do not fit their session or the model; and whether an engine works at all."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.errors import EngineError
+from specq.engines import Engine
+from specq.errors import EngineError, EngineLostError
+from specq.params import SamplingParams
 from specq.types import Int32Array, ModelInfo, SessionStep
+
+PROBE = -1  # the id of a session that is nobody's
 
 
 def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
@@ -36,3 +40,15 @@ def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: Mode
 def misfit(step: SessionStep, reason: str) -> EngineError:
     """Return the error of a step that cannot be run."""
     return EngineError(f"session {step.session_id}: {reason}")
+
+
+def check_works(engine: Engine) -> None:
+    """Step a session of the engine's own; raise EngineLostError if that fails. For the time after a step that failed with
+    each of its sessions: if even this one fails, it was the fault of none of them."""
+    token_ids = np.zeros(1, np.int32)
+    try:
+        engine.open(PROBE, token_ids)
+        engine.step([SessionStep(PROBE, 0, token_ids, SamplingParams())])
+        engine.close(PROBE)
+    except Exception as error:
+        raise EngineLostError(f"the engine fails with every session: {type(error).__name__}: {error}") from error

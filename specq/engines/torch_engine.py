@@ -1,7 +1,8 @@
 """The torch engine: Hugging Face checkpoints on a CPU, CUDA or MPS; many sessions, one packed forward pass a step.
 
 The KV pool (torch/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows, and
-`specq.verification.judge` decides what is accepted. A step changes the pool only after the forward pass has gone well.
+`specq.verification` decides what is accepted. A step changes the pool only after forward pass and judgement have gone well, so
+one that failed can be repeated with some of its sessions.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.errors import ConfigError
 from specq.types import Int32Array, Judgement, SessionStep
-from specq.verification.devices import warm_up
+from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
-from specq.verification.judge import judge
+from specq.verification.faults import judge_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class TorchEngine:
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
         self.info = loaded.info
         self._forward = loaded.forward
+        self._device = loaded.forward.kv.keys.device
         self._pool = KvPool(self.info.kv_slots)
         self._verbose, self._has_judged = verbose, False
 
@@ -95,16 +97,17 @@ class TorchEngine:
         try:
             check_tokens(plan.rows.token_ids, steps, self.info)
             output = self._forward(plan.rows)
-            judgements = judge(steps, output.logits)
+            judgements = judge_each(steps, output.logits)
+            if not self._has_judged and len(output.logits):
+                self._has_judged = True
+                warm_up(output.logits)
         except BaseException:
             self._pool.give(plan.slots)
+            check_alive(self._device)
             raise
         self._commit(plan, judgements)
         if self._verbose and steps[0].session_id >= 0:  # not while it is profiled
             log_decisions(steps, output.logits, judgements)
-        if not self._has_judged and len(output.logits):
-            self._has_judged = True
-            warm_up(output.logits)
         return judgements
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
@@ -113,24 +116,31 @@ class TorchEngine:
 
     def _settle(self) -> None:
         """Wait until the device has done all that it was given."""
-        device = self._forward.kv.keys.device
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def shutdown(self) -> None:
         """Nothing to do: it all ends with the process."""
 
     def _plan(self, steps: Sequence[SessionStep]) -> _Plan:
-        """Check the steps, take their slots and lay out their rows; EngineError leaves everything as it was."""
+        """Check the steps, take their slots and lay out their rows; an error leaves everything as it was."""
         for step in steps:
             check_step(step, self._pool.length(step.session_id), self.info)
         slots = self._pool.take(sum(len(step.token_ids) + len(step.tree.token_ids) for step in steps))
+        try:
+            return _Plan(steps, slots, pack_steps(steps, slots, self._stage(steps, slots)))
+        except BaseException:
+            self._pool.give(slots)
+            raise
+
+    def _stage(self, steps: Sequence[SessionStep], slots: Int32Array) -> list[Int32Array]:
+        """Write each session's slots behind the end of its table; return the tables."""
         tables, taken = [], 0
         for step in steps:
             num_tokens = len(step.token_ids)
             tables.append(self._pool.stage(step.session_id, slots[taken : taken + num_tokens]))
             taken += num_tokens + len(step.tree.token_ids)
-        return _Plan(steps, slots, pack_steps(steps, slots, tables))
+        return tables
 
     def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other nodes."""

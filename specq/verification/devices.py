@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from specq.errors import EngineLostError
 from specq.verification import cuda_rows, host_rows
 from specq.verification.target_rows import TargetRows
 from specq.verification.torch_rows import TorchRows
@@ -22,3 +23,17 @@ def target_rows(logits: torch.Tensor) -> TargetRows:
     if logits.is_cuda and cuda_rows.is_available():
         return cuda_rows.CudaRows(logits)
     return TorchRows(logits)
+
+
+def check_alive(device: torch.device) -> None:
+    """Raise EngineLostError if the device can do nothing more in this process, as CUDA after a failed assertion.
+
+    To be asked after an error, before anything is tried again: an error of the device is not one session's.
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise EngineLostError(f"the device {device} is in error, and so until the process ends: {reason}") from error

@@ -12,6 +12,7 @@ import numpy as np
 import structlog
 import torch
 
+from specq.log import traced
 from specq.types import Judgement, SessionStep, Tree
 from specq.verification.devices import target_rows
 from specq.verification.packing import JudgedStep, node_tokens, pack, place
@@ -44,8 +45,14 @@ class Decision:
 
 
 def log_decisions(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequence[Judgement]) -> None:
-    """Log the decision on each node of the judged steps; arguments as of `explain`."""
-    for decision in explain(steps, logits, judgements):
+    """Log the decision on each node of the judged steps; arguments as of `explain`. A step that cannot be explained must
+    not fail for it: that is logged instead."""
+    try:
+        decisions = list(explain(steps, logits, judgements))
+    except Exception as error:  # noqa: BLE001 - the step went well, and must not be repeated
+        log.warning("decisions_not_explained", num_sessions=len(steps), **traced(error))
+        return
+    for decision in decisions:
         log.info(
             "node_judged",
             session=decision.session,

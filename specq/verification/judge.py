@@ -2,7 +2,8 @@
 
 Rows are packed step after step: a step's row 0 follows its committed context, row i + 1 follows its node i; node i is
 judged by row `parents[i] + 1`. Steps are grouped by strategy, so that strategies mix in one batch. Only token ids and
-a few numbers a node travel to the host, never logits.
+a few numbers a node travel to the host, never logits. `specq.verification.faults` is for callers that serve many sessions:
+there, what cannot be judged spoils no other session's judgement.
 """
 
 from __future__ import annotations
@@ -44,7 +45,14 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
     if logits.is_mps:  # has no float64, which the noise and the laws need
         logits = logits.cpu()
-    target = target_rows(process(placed, logits))
+    return judge_shaped(placed, process(placed, logits), logits, draws)
+
+
+def judge_shaped(
+    placed: Sequence[JudgedStep], shaped: torch.Tensor, logits: torch.Tensor, draws: Draws = HASHED
+) -> list[Judgement]:
+    """Judge steps by logits that `process` has shaped; log-probabilities are those of the plain ones."""
+    target = target_rows(shaped)
     groups: dict[str, list[int]] = {}
     for index, judged in enumerate(placed):
         groups.setdefault(judged.step.params.strategy, []).append(index)

@@ -80,6 +80,7 @@ class TargetRows(Protocol):
 
 
 def check_numbers(ok: bool) -> None:
-    """Raise EngineError unless it is so that each row has a finite largest score."""
+    """Raise EngineError unless it is so that each row has a finite largest score; `specq.verification.faults` finds which
+    row it is."""
     if not ok:
         raise EngineError("the target's logits are not finite numbers, or every token is banned")

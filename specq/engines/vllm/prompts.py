@@ -17,7 +17,7 @@ from specq.engines.vllm.asking import ALL, Asker, asking, last_rows
 from specq.errors import EngineError
 from specq.params import SamplingParams as JobParams
 from specq.types import Int32Array, Judgement, SessionStep
-from specq.verification.judge import judge
+from specq.verification.faults import judge_each
 
 MAX_CHAIN = 16
 BY_ARGMAX = frozenset({"deterministic", "probabilistic", "greedy"})  # of strategies, at T = 0
@@ -61,8 +61,13 @@ class Prompts:
         """Run steps that were checked; return the judgements in order."""
         for step in steps:
             self._contexts[step.session_id] += step.token_ids.tolist()
-        logits = self._logits(steps)
-        judgements = judge(steps, logits) if len(logits) else []
+        try:
+            logits = self._logits(steps)
+            judgements = judge_each(steps, logits) if len(logits) else []
+        except BaseException:
+            for step in steps:
+                del self._contexts[step.session_id][step.start :]
+            raise
         for judgement in judgements:
             self._contexts[judgement.session_id] += judgement.token_ids[:-1].tolist()
         return judgements

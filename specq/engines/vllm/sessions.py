@@ -14,7 +14,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from specq.engines.vllm.scheduler import Grant, Holding, SessionScheduler
-from specq.errors import ConfigError, EngineError
+from specq.errors import ConfigError, EngineError, EngineLostError
 from specq.types import Int32Array, Judgement, SessionStep
 
 MAX_CHAIN = 16
@@ -105,8 +105,12 @@ class Sessions:
         return judgements
 
     def _run(self, output: SchedulerOutput, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Have the workers run a step. Where that fails, nobody knows what they have done of it: it cannot be repeated."""
         named = {self._request(step.session_id).request_id: step for step in steps}
-        judgements: list[Judgement] = self._core.collective_rpc("specq_step", args=(output, named))[0]
+        try:
+            judgements: list[Judgement] = self._core.collective_rpc("specq_step", args=(output, named))[0]
+        except Exception as error:
+            raise EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}") from error
         return judgements
 
     def _grant(self, step: SessionStep) -> Grant:

@@ -18,9 +18,10 @@ from specq.errors import EngineError
 from specq.types import Judgement, SessionStep
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
-from specq.verification.judge import judge
+from specq.verification.faults import judge_each
 
 NO_TOKEN = -1  # where a row of sampled tokens ends; vLLM's own filler
+ANY_TOKEN = [0]  # what a request "said" that could not be judged; it is dropped before its next step
 
 
 class JudgingWorker:
@@ -75,7 +76,7 @@ class RunnerJudge:
         requests = self._runner.input_batch
         steps = [self.steps[request_id] for request_id in requests.req_ids[: requests.num_reqs]]
         rows = _judged_rows(logits, steps)
-        judgements = judge(steps, rows)
+        judgements = judge_each(steps, rows)
         self.judgements = {judgement.session_id: judgement for judgement in judgements}
         if self._verbose and steps[0].session_id >= 0:  # not while it is profiled
             log_decisions(steps, rows, judgements)
@@ -87,7 +88,10 @@ class RunnerJudge:
     def _sampled(self, steps: list[SessionStep], device: torch.device) -> torch.Tensor:
         """Return i32[requests, longest]: what each request goes on with, for the runner's own books."""
         nothing = [NO_TOKEN]
-        said = [self.judgements[step.session_id].token_ids.tolist() if step.judged else nothing for step in steps]
+        said = [
+            (self.judgements[step.session_id].token_ids.tolist() or ANY_TOKEN) if step.judged else nothing
+            for step in steps
+        ]
         longest = max(map(len, said))
         padded = [tokens + nothing * (longest - len(tokens)) for tokens in said]
         return torch.tensor(padded, dtype=torch.int32, device=device)

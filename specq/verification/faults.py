@@ -1,0 +1,87 @@
+"""Judging for those who serve many sessions: what one of them asks for, or what its logits are, spoils no other's judgement.
+
+As long as nothing is wrong this is `judge`, with nothing looked at twice. Where that raises, the logits are judged again in
+halves, down to the session at fault, which gets a judgement with a `Fault`. A row without a token (its logits are not
+numbers, or all are banned) is a fault only where the accepted path leads to it: below a rejected node it is what plain
+decoding never sees, and a draft must not fail a session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+import torch
+
+from specq.errors import EngineError, EngineLostError
+from specq.log import traced
+from specq.types import NO_TOKENS, Fault, Judgement, SessionStep
+from specq.verification.devices import check_alive
+from specq.verification.draws import HASHED, Draws
+from specq.verification.judge import judge, judge_shaped
+from specq.verification.packing import JudgedStep, place
+from specq.verification.processors import process
+
+log = structlog.get_logger(__name__)
+
+
+def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
+    """Judge as `judge` does, to which arguments and order belong; a step that cannot be judged has a `fault`.
+
+    Raises EngineLostError where the device is in error, which is nobody's fault.
+    """
+    judged = [step for step in steps if step.judged]
+    try:
+        return judge(judged, logits, draws)
+    except EngineLostError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is: the session at fault is found, and said to be
+        check_alive(logits.device)
+        if len(judged) == 1:
+            return [_judge_alone(judged[0], logits, draws, error)]
+    middle = len(judged) // 2
+    num_rows = sum(step.num_judged_rows for step in judged[:middle])
+    first, second = judged[:middle], judged[middle:]
+    return judge_each(first, logits[:num_rows], draws) + judge_each(second, logits[num_rows:], draws)
+
+
+def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:
+    """Judge a step for which `judge` raised this error, with its rows without a token left out; or say what is wrong."""
+    logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
+    try:
+        placed = place([step])
+        shaped = process(placed, logits)
+        is_bad = ~shaped.amax(-1).isfinite()  # a NaN is the largest of all
+        (judgement,) = judge_shaped(placed, shaped.masked_fill(is_bad[:, None], 0), logits, draws)
+    except Exception as again:  # noqa: BLE001 - see above
+        check_alive(logits.device)
+        return _faulty(step, _fault_of(again), again)
+    reached = np.array([0, *(node + 1 for node in judgement.path)])
+    bad = reached[is_bad.cpu().numpy()[reached]]
+    if not len(bad):
+        return judgement
+    return _faulty(step, _fault_of_row(placed[0], logits, shaped, int(bad[0])), error)
+
+
+def _fault_of(error: Exception) -> Fault:
+    if isinstance(error, EngineError):
+        return Fault(str(error))
+    return Fault(f"the session cannot be judged: {type(error).__name__}: {error}")
+
+
+def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, shaped: torch.Tensor, row: int) -> Fault:
+    """Return what is wrong with a row of a step, given its plain and its shaped logits."""
+    position = judged.row_positions()[row]
+    if not bool(logits[row].amax().isfinite()):
+        return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
+    if float(shaped[row].amax()) == -torch.inf:
+        causes = "bad_token_ids, min_tokens and logit_bias"
+        return Fault(f"every token is banned at position {position}: {causes} leave none")
+    causes = "repetition_penalty, presence_penalty, frequency_penalty and logit_bias"
+    return Fault(f"the logits overflow at position {position}: {causes} are too extreme together")
+
+
+def _faulty(step: SessionStep, fault: Fault, error: Exception) -> Judgement:
+    log.error("session_not_judged", session=step.session_id, **traced(error))
+    return Judgement(step.session_id, (), NO_TOKENS, fault=fault)
