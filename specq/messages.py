@@ -80,7 +80,8 @@ class Hello(Message):
 class Heartbeat(Message):
     """State of a worker, and of every session that it holds, so that whatever was lost is noticed.
 
-    state   "loading", "ready", "draining" or "leaving" (the last beat); load: sessions held
+    state   "loading", "ready", "draining", "leaving" or "failed" (the last beat, the second of one that an error ends);
+            load: sessions held
     steps   a counter that a hung worker cannot raise; pending: how many sessions could take part in a step now
     step_ms how long its longest step may take, during which it is silent
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of

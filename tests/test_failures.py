@@ -264,4 +264,6 @@ def test_suspicion_survives_the_broker() -> None:
     again = Broker(incarnation=2, has_journal=True)
     again.restore([stored], desk.now)
     assert again.state.jobs.active[1].is_suspect
+    assert not again.state.jobs.queue.suspects()  # its verifier may come back
+    again.tick(desk.now + 10)
     assert [wants.alone for wants in again.state.jobs.queue.suspects()] == [True]

@@ -108,6 +108,8 @@ class BrokerLoop:
             self.broker.drain(time.monotonic())
             if self.journal is None:
                 self._drain(stop, time.monotonic() + drain_s)
+            else:
+                self._part(stop)
         finally:
             self.close()
 
@@ -115,6 +117,14 @@ class BrokerLoop:
         while not self.broker.is_idle and time.monotonic() < end and not stop.asked_again:
             self.turn()
         self.apply(self.broker.give_up(time.monotonic()))
+
+    def _part(self, stop: Stop) -> None:
+        """Let each verifier that has jobs be heard once more, for two heartbeats at most: one that is silent may have died of
+        them, which the next broker will know; from the others this one parts."""
+        since, patience_s = time.monotonic(), 2 * self.broker.state.heartbeat_ms / 1000
+        while self.broker.awaits_word(since) and time.monotonic() < since + patience_s and not stop.asked_again:
+            self.turn()
+        self.apply(self.broker.part(since, time.monotonic()))
 
     def close(self) -> None:
         """Journal what is known, tell clients of it, and close all sockets; what is queued gets a moment to leave."""

@@ -134,6 +134,11 @@ class VerifierLoop:
             while not stop:
                 self.turn()
             self._drain(stop)
+        except ConfigError:  # the broker refuses this worker: no session's doing
+            raise
+        except BaseException:
+            self.verifier.state = "failed"  # the broker holds it against the sessions that there are
+            raise
         finally:
             self.close()
 
@@ -147,7 +152,8 @@ class VerifierLoop:
     def close(self) -> None:
         """Say what is left and good-bye, and close all sockets."""
         self._send(self._unsent)
-        self.verifier.state = "leaving"
+        if self.verifier.state != "failed":
+            self.verifier.state = "leaving"
         self.link.beat(self.verifier.heartbeat())
         self.context.destroy()
         self.verifier.engine.shutdown()

@@ -4,7 +4,9 @@
         group.wait_ready(timeout_s=60)
 
 Rules: the cores are divided, since two processes that compute on the same ones slow each other many times over; nobody
-outlives the group (on Linux not even its sudden death); who dies is named, and the rest is stopped, nothing restarted.
+outlives the group (on Linux not even its sudden death). A worker that dies is named, and started again after a while, which
+doubles each time. Where that was in vain too often, where its options or files are wrong, and where the broker dies, the rest
+is stopped.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ from workers.loop import Stop
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
+MOST_RESTARTS, WINDOW_S = 5, 600.0  # of one worker within so many seconds
+BACKOFF_S = 0.5  # before the first of them
+WRONG_OPTIONS = 2  # the status of a process that would fail again: see `specq.cli`
+PROGRAM = ("-m", "specq")
 _PR_SET_PDEATHSIG = 1
 
 
@@ -120,6 +126,8 @@ class Group:
         self.members, self.keys = list(members), keys
         self.address = members[0].about
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._deaths: dict[str, list[float]] = {member.name: [] for member in members}  # when, of the recent ones
+        self._due: dict[str, float] = {}  # who is to be started again, and when
 
     def __enter__(self) -> Self:
         for member in self.members:
@@ -132,7 +140,7 @@ class Group:
     def wait_ready(self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool) -> bool:
         """Wait until the broker knows all workers as ready; False if `asked` to stop before.
 
-        Raises EngineError if a process ends, or the time is over.
+        Raises EngineError if a process ends for good, or the time is over.
         """
         deadline = time.monotonic() + timeout_s
         with Client(self.address, timeout_s=POLL_S, keys=self.keys) as client:
@@ -154,11 +162,29 @@ class Group:
         return ready.issuperset(member.name for member in self.members[1:])
 
     def check(self) -> None:
-        """Raise EngineError if a process has ended."""
-        for name, process in self.processes.items():
-            status = process.poll()
-            if status is not None:
-                raise EngineError(f"{name} (process {process.pid}) ended with {_status_text(status)}")
+        """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
+        now = time.monotonic()
+        for member in self.members:
+            if self.processes[member.name].poll() is None:
+                continue
+            if member.name not in self._due:
+                self._due[member.name] = now + self._delay(member, now)
+            if now >= self._due[member.name]:
+                del self._due[member.name]
+                self.processes[member.name] = _start(member)
+
+    def _delay(self, member: Member, now: float) -> float:
+        """Return after how many seconds a process that has ended shall be started again; EngineError if not at all."""
+        process = self.processes[member.name]
+        said = f"{member.name} (process {process.pid}) ended with {_status_text(process.returncode)}"
+        recent = self._deaths[member.name] = [at for at in self._deaths[member.name] if at > now - WINDOW_S] + [now]
+        if member is self.members[0] or process.returncode == WRONG_OPTIONS:
+            raise EngineError(said)
+        if len(recent) > MOST_RESTARTS:
+            raise EngineError(f"{said}, {len(recent)} times within {WINDOW_S:g} s")
+        delay = BACKOFF_S * 2 ** (len(recent) - 1)
+        click.echo(f"specq: {said}; starting it again in {delay:g} s ({len(recent)} of {MOST_RESTARTS})", err=True)
+        return float(delay)
 
     def stop(self, patience_s: float = PATIENCE_S) -> None:
         """Ask all to end, the broker once the workers have taken leave of it; kill who stays."""
@@ -192,7 +218,7 @@ def _status_text(status: int) -> str:
 def _start(member: Member) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own: Ctrl-C reaches the group only, which then stops all in order."""
     return subprocess.Popen(
-        [sys.executable, "-m", "specq", *member.arguments],
+        [sys.executable, *PROGRAM, *member.arguments],
         stdin=subprocess.DEVNULL,
         env=environment_of_children(),
         start_new_session=True,
@@ -214,7 +240,7 @@ def _die_with(parent: int) -> Callable[[], None]:
 
 
 def run(config: Config, extra: Sequence[str] = ()) -> int:
-    """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself."""
+    """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
     stop = Stop()
     with Group(members(config, extra), keys_of_broker(config.broker)) as group:
         click.echo(_table(group))

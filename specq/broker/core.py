@@ -159,6 +159,21 @@ class Broker:
         """Are there no jobs that wait or run?"""
         return not self.state.jobs.active
 
+    def awaits_word(self, since: float) -> bool:
+        """Is there a verifier with jobs that was not heard since then?"""
+        verifiers = {job.verifier for job in self.state.jobs.active.values() if job.verifier}
+        return any(worker.heard < since for i in verifiers if (worker := self.state.roster.get(i)) is not None)
+
+    def part(self, since: float, now: float) -> list[Effect]:
+        """Part in good order from the verifiers that were heard since then: what becomes of them without a broker is not
+        held against their jobs. Of the others a later broker will know whether they died."""
+        self.state.now = now
+        for job in self.state.jobs.active.values():
+            worker = self.state.roster.get(job.verifier)
+            if worker is not None and worker.heard >= since:
+                self.placement.bindings.bind(job, job.weights)
+        return self._effects()
+
     def give_up(self, now: float) -> list[Effect]:
         """End the jobs that nobody will go on with, since there is no journal and this broker stops."""
         self.state.now = now
@@ -169,13 +184,14 @@ class Broker:
     # --- the journal ------------------------------------------------------------------------------------------------
 
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
-        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients.
+        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those that a
+        verifier held wait until that has come back, or is taken for dead.
 
         For a moment nobody is told that there is no verifier: clients are left to ask again.
         """
         self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
         for stored in jobs:
-            self.state.jobs.add(Job.restored(stored))
+            self.placement.bindings.restore(Job.restored(stored))
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Learn that the journal has all records up to this one: now clients may hear of them."""

@@ -26,12 +26,13 @@ class Jobs:
     def get(self, job_id: int) -> Job | None:
         return self.active.get(job_id) or self.finished.get(job_id)
 
-    def add(self, job: Job) -> None:
-        """Take a job that waits to be placed."""
+    def add(self, job: Job, *, waits: bool = True) -> None:
+        """Take a job that `waits` to be placed, or will do so later."""
         self.active[job.job_id] = job
         self.held[job.owner] += 1
         self.num_tokens += job.prompt_len + job.params.max_tokens
-        self.queue.add(job)
+        if waits:
+            self.queue.add(job)
         self.note_suspect(job)
 
     def note_suspect(self, job: Job) -> None:

@@ -116,6 +116,7 @@ class Job:
         self.journaled = 0  # so many of its generated tokens,
         self.sealed = False  # and its end
         self.weights = ""  # that the tokens come from
+        self.placed = 0  # the incarnation of the verifier that holds it, as the journal has it
         self.resumed = False  # was placed before
         self.verifier = b""  # who holds the session; b"": nobody yet
         self.epoch = 0
@@ -138,7 +139,8 @@ class Job:
         job.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
         job.accepted = bytearray(stored.accepted)
         job.logprobs = unpack(stored.logprobs, job.params.logprobs)
-        job.weights, job.finish, job.ended, job.deaths = stored.weights, stored.finish, stored.ended, stored.deaths
+        job.weights, job.placed, job.deaths = stored.weights, stored.placed, stored.deaths
+        job.finish, job.ended = stored.finish, stored.ended
         job.final_stats, job.resumed = stored.stats, bool(stored.weights)
         job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens
         job.stats.accepted_tokens = job.accepted.count(1)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import structlog
 
+from specq.broker.bindings import Bindings
 from specq.broker.jobs import Job, Wants
 from specq.broker.policy import choose, moves
 from specq.broker.roster import Worker, fits, mismatch
 from specq.broker.staffing import Staffing
 from specq.broker.state import Connect, Disconnect, State
-from specq.broker.suspects import after_death, is_given_up, open_to, to_clear
-from specq.journal.records import NO_DEATHS, Deaths, JobBound
+from specq.broker.suspects import open_to, to_clear
+from specq.journal.records import NO_DEATHS
 from specq.messages import (
     Close,
     Committed,
@@ -38,7 +39,8 @@ class Placement:
 
     def __init__(self, state: State) -> None:
         self.state, self.staffing = state, Staffing(state)
-        self.given_up: list[tuple[Job, str]] = []  # jobs that no verifier can go on with, and why
+        self.bindings = Bindings(state)
+        self.given_up = self.bindings.given_up
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
@@ -65,6 +67,7 @@ class Placement:
         log.info("worker_registered", name=worker.name, role=message.role, model=worker.model.name)
         if message.role == "target":
             self.state.emit(Connect(identity, message.endpoint))
+            self.bindings.welcome_back(message.incarnation)
             self._refuse_misfits()
             self.place_waiting()
         self.staffing.staff_all()
@@ -84,9 +87,9 @@ class Placement:
             self.state.send_front(identity, Refused(reason="not registered", fatal=False))
             return
         worker.beat(message, now)
-        if message.state == "leaving":
-            log.info("worker_left", name=worker.name, role=worker.hello.role)
-            self.lose(worker)
+        if message.state in ("leaving", "failed"):
+            log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
+            self.lose(worker, died=message.state == "failed")
             self.settle()
             return
         if message.state == "draining":
@@ -127,6 +130,7 @@ class Placement:
             if hangs:
                 self.state.hung.add(worker.hello.incarnation)
             self.lose(worker, died=True)
+        self.bindings.note_absent()
         self.settle()
 
     def settle(self) -> None:
@@ -140,29 +144,18 @@ class Placement:
         if worker.hello.role == "target":
             self.state.emit(Disconnect(worker.identity))
         jobs = self._jobs_of(worker)
-        for job in jobs:
-            if worker.hello.role == "target":
-                job.verifier = b""
-                if died:
-                    self._hold_against(job, after_death(job, len(jobs)))
-                if not is_given_up(job.deaths):
-                    self.state.jobs.queue.add(job)
-            else:
+        if worker.hello.role != "target":
+            for job in jobs:
                 job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
-
-    def _hold_against(self, job: Job, deaths: Deaths) -> None:
-        """Note in job and journal what is held against a job; give it up if that is enough."""
-        job.deaths = deaths
-        self.state.jobs.note_suspect(job)
-        self.state.record(job.suspected(), job)
-        if is_given_up(deaths):
-            self.given_up.append(
-                (job, f"{deaths.total} verifiers died of it, {deaths.lone} of them with nothing else to do")
-            )
+        elif died:
+            self.bindings.note_death(jobs)
+        else:
+            for job in jobs:
+                self.bindings.let_wait(job)
 
     def acquit(self, job: Job) -> None:
         """Let a suspect that went on well be a job like others, and others run beside it."""
-        self._hold_against(job, NO_DEATHS)
+        self.bindings.hold_against(job, NO_DEATHS)
         self.place_waiting()
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -192,7 +185,7 @@ class Placement:
             if worker is not None:
                 for job in self._jobs_of(worker):
                     self._take_from(job, worker)
-                    self.state.jobs.queue.add(job)
+                    self.bindings.let_wait(job)
                 return True
         return False
 
@@ -240,9 +233,7 @@ class Placement:
         job.resumed = True
         worker.job_ids.add(job.job_id)
         worker.take(job.length + job.tokens_left, job.prefix_keys)
-        if job.weights != worker.weights:
-            job.weights = worker.weights
-            self.state.record(JobBound(job.job_id, job.weights), job)
+        self.bindings.bind(job, worker.weights, worker.hello.incarnation)
         self.state.send_back(
             worker.identity,
             Open(
@@ -285,4 +276,4 @@ class Placement:
         if job.failures >= MAX_FAILURES:
             self.given_up.append((job, f"given up after {job.failures} failures; the last: {reason}"))
         else:
-            self.state.jobs.queue.add(job)
+            self.bindings.let_wait(job)

@@ -25,10 +25,12 @@ class JobTaken(NamedTuple):
 
 
 class JobBound(NamedTuple):
-    """The weights that the job's text comes from: only a verifier that has the same may go on with it."""
+    """The weights that the job's text comes from: only a verifier that has the same may go on with it. `placed` is the
+    incarnation of the verifier that holds the job; 0: none does, or the broker has parted from it in good order."""
 
     job_id: int
     weights: str
+    placed: int = 0
 
 
 class Deaths(NamedTuple):
@@ -100,6 +102,7 @@ class StoredJob:
     submitted: float = 0.0
     deadline: float = 0.0
     weights: str = ""
+    placed: int = 0
     deaths: Deaths = NO_DEATHS
     token_ids: bytes = b""
     accepted: bytes = b""

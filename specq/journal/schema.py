@@ -1,7 +1,8 @@
 """The journal's tables, and the steps by which an older file becomes the newest.
 
     jobs     what was asked for; written once
-    active   the jobs that have not ended, the weights that their texts come from, and what verifiers died of them
+    active   the jobs that have not ended, the weights that their texts come from, which verifier holds them, and what
+             verifiers died of them
     commits  their tokens by position, in the order of time: each group appends a few pages, however many jobs it concerns.
              Rows of jobs that ended are cleared away from time to time
     results  the jobs that ended: how, when, and all their tokens
@@ -64,6 +65,9 @@ STEPS = (
     ALTER TABLE active ADD COLUMN deaths INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE active ADD COLUMN lone_deaths INTEGER NOT NULL DEFAULT 0;
     ALTER TABLE active ADD COLUMN death_length INTEGER NOT NULL DEFAULT 0;
+    """,
+    """
+    ALTER TABLE active ADD COLUMN placed INTEGER NOT NULL DEFAULT 0;
     """,
 )
 

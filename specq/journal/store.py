@@ -103,7 +103,8 @@ class Journal:
             execute(_JOBS, rows.job_row(record))
             execute("INSERT OR REPLACE INTO active (job_id, weights) VALUES (?, '')", (record.job_id,))
         elif isinstance(record, JobBound):
-            execute("UPDATE active SET weights = ? WHERE job_id = ?", (record.weights, record.job_id))
+            values = record.weights, record.placed, record.job_id
+            execute("UPDATE active SET weights = ?, placed = ? WHERE job_id = ?", values)
         elif isinstance(record, JobSuspected):
             execute(_SUSPECTS, (*record.deaths, record.job_id))
         elif isinstance(record, JobEnded):
@@ -192,11 +193,12 @@ class Journal:
         with _usable(self.path):
             self._clear_commits()
             found = self._connection.execute(
-                f"SELECT {rows.JOB}, weights, deaths, lone_deaths, death_length "  # noqa: S608
+                f"SELECT {rows.JOB}, weights, placed, deaths, lone_deaths, death_length "  # noqa: S608
                 "FROM jobs JOIN active USING (job_id) ORDER BY submitted, job_id"
             )
             jobs = {
-                row[0]: replace(rows.stored_job(row[:-4]), weights=row[-4], deaths=Deaths(*row[-3:])) for row in found
+                row[0]: replace(rows.stored_job(row[:-5]), weights=row[-5], placed=row[-4], deaths=Deaths(*row[-3:]))
+                for row in found
             }
             for row in self._connection.execute(f"SELECT {rows.COMMIT} FROM commits ORDER BY number"):  # noqa: S608
                 rows.add_commit(jobs[row[0]], row)

@@ -29,8 +29,8 @@ class FakeJournal:
         job = self.jobs[record.job_id]
         assert not job.finish or isinstance(record, JobDropped), "something happened to a job after its end"
         if isinstance(record, JobBound):
-            assert not job.token_ids, "a text began with other weights"
-            job.weights = record.weights
+            assert not job.token_ids or job.weights == record.weights, "a text began with other weights"
+            job.weights, job.placed = record.weights, record.placed
         elif isinstance(record, JobSuspected):
             job.deaths = record.deaths
         elif isinstance(record, TokensAdded):

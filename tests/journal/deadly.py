@@ -1,0 +1,79 @@
+"""`specq` for tests of what kills verifiers: `worker` is a toy verifier that dies at once of a magic token, without a word.
+
+python -m tests.journal.deadly broker ...                                    the real broker
+python -m tests.journal.deadly worker --broker ADDRESS [--name NAME] ...     the toy verifier
+python -m tests.journal.deadly up MOST_RESTARTS ADDRESS JOURNAL              `specq up` with these for its processes
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from specq import log
+from specq.cli import main as specq
+from specq.curve import StepCurve
+from specq.sections import BrokerConfig, Config, TargetConfig, UpConfig
+from specq.text import num_tokens, tokenizer_hash
+from specq.types import Judgement, SessionStep
+from specq.verifier import Verifier
+from tests.journal.toy_target import SlowEngine
+from tests.tiny_text import tokenizer_files, tokenizer_json
+from tests.toy import toy_info
+from workers import up
+from workers.link import new_incarnation
+from workers.loop import Stop
+from workers.target import VerifierLoop
+
+MAGIC = 99
+STATUS = 66
+STEP_S = 0.005
+BEATS = {"heartbeat_ms": 100, "liveness_ms": 600}
+
+
+class DeadlyEngine(SlowEngine):
+    """A toy engine that ends the process in a step with the magic token."""
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Die, or judge."""
+        if any(MAGIC in step.token_ids.tolist() for step in steps):
+            os._exit(STATUS)
+        return super().step(steps)
+
+
+def work(broker: str, name: str) -> None:
+    """Serve until SIGTERM, or death."""
+    log.configure("warning")
+    stop, size = Stop(), num_tokens(tokenizer_json())
+    info = replace(
+        toy_info(kv_slots=100_000), vocab_size=size, num_tokens=size, tokenizer_hash=tokenizer_hash(tokenizer_json())
+    )
+    verifier = Verifier(
+        DeadlyEngine(info, STEP_S),
+        StepCurve([1, 64], [0.005, 0.006]),
+        incarnation=new_incarnation(),
+        tokenizer_files=tokenizer_files(),
+    )
+    VerifierLoop(TargetConfig(broker=broker, drain_seconds=0.1), verifier, name).serve(stop)
+
+
+def run_up(most_restarts: str, address: str, journal: str) -> int:
+    """Run `specq up` with one verifier, which is started again so many times."""
+    up.PROGRAM, up.MOST_RESTARTS, up.BACKOFF_S = ("-m", "tests.journal.deadly"), int(most_restarts), 0.1
+    broker = BrokerConfig(bind=address, journal=journal, **BEATS)
+    return up.run(Config(broker=broker, up=UpConfig(targets=1, drafters=0)))
+
+
+def _option(name: str) -> str:
+    return sys.argv[sys.argv.index(name) + 1]
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "worker":
+        work(_option("--broker"), _option("--name"))
+    elif sys.argv[1] == "up":
+        sys.exit(run_up(*sys.argv[2:]))
+    else:
+        specq(prog_name="specq")
