@@ -13,13 +13,17 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 
 from specq.draft_session import DraftNode, DraftSession
-from specq.errors import EngineError, ProtocolError
+from specq.errors import ProtocolError, SpecqError
 from specq.experience import Experience
+from specq.isolation import Faults, in_halves
+from specq.log import traced
 from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
 from specq.proposers import Children, Expansion, Proposer
 from specq.proposers.chains import ChainProposer, expand_chain, level_ids
@@ -27,7 +31,23 @@ from specq.types import Int32Array
 
 log = structlog.get_logger(__name__)
 
+MOST_REFUSED = 1000  # sessions that are remembered
 CHAIN_WIDTH = 2  # chains of a pass, for few sessions: each more makes a pass longer, in which no verdict is heard
+
+
+class _Wanted(NamedTuple):
+    """The nodes of a session that a pass expands; None stands for its context."""
+
+    session: DraftSession
+    nodes: list[DraftNode | None]
+
+    @property
+    def session_id(self) -> int:
+        return self.session.session_id
+
+
+# A node, and below it of each level the children, their ids, and how many are kept.
+_Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
 
 
 class Drafter:
@@ -54,6 +74,7 @@ class Drafter:
         ] = {}  # by strategy: nodes that are drawn fare worse than those that are not
         self.state = "ready"
         self.num_passes = 0
+        self._refused: dict[int, int] = {}  # epochs of sessions for which something was raised
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Assign: self._assign,
             Release: self._release,
@@ -65,13 +86,35 @@ class Drafter:
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a drafter takes no {message.TYPE}")
-        handler(message)
+        try:
+            handler(message)
+        except SpecqError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what a message says harms nobody but its session
+            self._not_handled(message, error)
+
+    def _not_handled(self, message: Message, error: Exception) -> None:
+        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        if isinstance(message, Assign | Verdict):
+            self._refuse(message)
+        raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
+
+    def _refuse(self, session: DraftSession | Assign | Verdict) -> None:
+        """Draft no more for a session for which something was raised, until it is another's or is opened anew."""
+        self._refused[session.session_id] = session.epoch
+        if len(self._refused) > MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
+        self.sessions.pop(session.session_id, None)
+        with Faults().of(session, "closed"):
+            self.proposer.close(session.session_id)
 
     def _assign(self, message: Assign) -> None:
         if not 0 < message.prompt_len <= len(message.token_ids):
             length = len(message.token_ids)
             raise ProtocolError(f"a context of {length} tokens, of which {message.prompt_len} are the prompt")
         _check_tokens(message.token_ids)
+        if self._refused.get(message.session_id) == message.epoch:
+            return
         known = self.sessions.get(message.session_id)
         if known is not None and (known.epoch, known.lane) == (message.epoch, message.lane):
             return
@@ -109,38 +152,70 @@ class Drafter:
 
     @property
     def has_work(self) -> bool:
-        return any(next(session.frontier(), None) is not None for session in self.sessions.values())
+        return any(map(self._offers, self.sessions.values()))
+
+    def _offers(self, session: DraftSession) -> bool:
+        """Has a session a node to expand? If it cannot be told, `step` finds out why."""
+        try:
+            return next(session.frontier(), None) is not None
+        except Exception:  # noqa: BLE001 - see above
+            return True
 
     def step(self) -> list[Draft]:
         """Run one pass: expand the likeliest nodes of all sessions; return what is worth sending."""
-        chosen = self._choose()
-        if not chosen:
-            return []
-        counts = [session.chain_below(node) for session, node in chosen]
+        faults = Faults()
+        chosen = self._choose(faults)
+        done = in_halves(list(chosen.values()), self._expand, faults, "drafted for")
+        drafts: list[Draft] = []
+        for wanted, grown in (
+            (wanted, grown) for part, of_part in done for wanted, grown in zip(part, of_part, strict=True)
+        ):
+            with faults.of(wanted, "drafted for"):
+                for node, levels in grown:
+                    _grow(wanted.session, node, levels)
+                if (draft := wanted.session.draft()) is not None:
+                    drafts.append(draft)
+        self.num_passes += bool(done)
+        self._drop_faulty(faults)
+        return drafts
+
+    def _expand(self, some: Sequence[_Wanted]) -> list[list[_Grown]]:
+        """Draft below the chosen nodes of some sessions; return of each its nodes with the levels to hang there."""
+        pairs = [(wanted.session, node) for wanted in some for node in wanted.nodes]
+        counts = [session.chain_below(node) for session, node in pairs]
         depth, width = max(map(len, counts)), max(map(max, counts))
-        requests = [self._request(session, node, depth * width) for session, node in chosen]
-        try:
-            answers = expand_chain(self.proposer, requests, depth)
-        except EngineError as error:
-            return self._give_up(chosen, str(error))
-        for (session, node), request, levels, own in zip(chosen, requests, answers, counts, strict=True):
-            _grow(session, node, zip(levels, level_ids(request, depth), own, strict=False))
-        self.num_passes += 1
-        touched = {session.session_id: session for session, _ in chosen}.values()
-        return [draft for session in touched if (draft := session.draft()) is not None]
+        requests = [self._request(session, node, depth * width) for session, node in pairs]
+        answers = expand_chain(self.proposer, requests, depth)
+        grown = [
+            (node, list(zip(levels, level_ids(request, depth), own, strict=False)))
+            for (_, node), request, levels, own in zip(pairs, requests, answers, counts, strict=True)
+        ]
+        rest = iter(grown)
+        return [list(islice(rest, len(wanted.nodes))) for wanted in some]
 
-    def _give_up(self, chosen: Sequence[tuple[DraftSession, DraftNode | None]], reason: str) -> list[Draft]:
-        """Forget the sessions of a pass that failed; the broker assigns them again when it misses them."""
-        log.warning("pass_failed", reason=reason, num_requests=len(chosen))
-        for session in {session.session_id: session for session, _ in chosen}.values():
-            self._drop(session)
-        return []
+    def _drop_faulty(self, faults: Faults) -> None:
+        """Forget sessions that were not drafted for. The broker assigns them again when it misses them; for those of which
+        something unexpected was raised, that is in vain."""
+        for session_id, fault in faults.found.items():
+            session = self.sessions[session_id]
+            if fault.retry:
+                self._drop(session)
+            else:
+                self._refuse(session)
 
-    def _choose(self) -> list[tuple[DraftSession, DraftNode | None]]:
-        offers = [(reach, session, node) for session in self.sessions.values() for reach, node in session.frontier()]
+    def _choose(self, faults: Faults) -> dict[int, _Wanted]:
+        """Return the nodes to expand, by session."""
+        offers: list[tuple[float, DraftSession, DraftNode | None]] = []
+        for session in self.sessions.values():
+            with faults.of(session, "drafted for"):
+                offers += [(reach, session, node) for reach, node in session.frontier()]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
         best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
-        return [(session, node) for _, session, node in best]
+        chosen: dict[int, _Wanted] = {}
+        for _, session, node in best:
+            if session not in faults:
+                chosen.setdefault(session.session_id, _Wanted(session, [])).nodes.append(node)
+        return chosen
 
     def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
         first = session.next_id

@@ -23,7 +23,9 @@ import structlog
 from specq.calibration import Calibration
 from specq.curve import StepCurve
 from specq.draft_session import LEAST_CHANCE, SIBLING_WORTH, drafting_params
-from specq.errors import EngineError
+from specq.errors import EngineError, EngineLostError
+from specq.isolation import Faults, in_halves
+from specq.log import traced
 from specq.messages import OWN_LANE, Draft, Message, Verdict
 from specq.nodes import Chain, pack_laws
 from specq.proposers.chain_model import Chains, ChainSource
@@ -105,7 +107,9 @@ class OwnDrafter:
         left, rows, tokens = [], 0, 0.0
         enough = LEAD * self.choice.promise()
         for session in sessions:
-            promised = sum(node.reach for node in session.candidates(FLOOR)) if session.num_live else 0.0
+            promised = 0.0
+            with Faults().of(session, "drafted for"):  # the verifier will find it as well
+                promised = sum(node.reach for node in session.candidates(FLOOR)) if session.num_live else 0.0
             if promised < enough or session.is_sync:
                 left.append(session)
             else:
@@ -115,20 +119,48 @@ class OwnDrafter:
     def _start(self, begun: _Begun) -> None:
         try:
             self.source.start([session.session_id for session in begun.sessions], begun.depth, begun.width)
-        except EngineError as error:
-            log.warning("draft_failed", reason=str(error), num_sessions=len(begun.sessions))
-            refused = begun.sessions[-1]
-            self._refused[refused.session_id] = refused.epoch
-            self._close(refused.session_id)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._not_drafted(begun.sessions, error)
             return
         self._begun = begun
+
+    def _not_drafted(self, sessions: Sequence[Session], error: Exception) -> None:
+        """Draft no more for the sessions for which the source raised this; for lack of room, or where none is found, not for
+        the last."""
+        faults = Faults()
+        if isinstance(error, EngineError):
+            log.warning("draft_failed", reason=str(error), num_sessions=len(sessions))
+        else:
+            log.warning("draft_failed", num_sessions=len(sessions), **traced(error))
+            in_halves(sessions, self._try, faults, "drafted for")
+        for session in [session for session in sessions if session in faults] or sessions[-1:]:
+            self._refuse(session)
+
+    def _try(self, sessions: Sequence[Session]) -> None:
+        """Draft a token for each of some sessions, and let go of it."""
+        self.source.start([session.session_id for session in sessions], 1, 1)
+        self.source.finish()
+
+    def _refuse(self, session: Session) -> None:
+        """Draft for a session no more."""
+        self._refused[session.session_id] = session.epoch
+        self._offered.pop(session.session_id, None)
+        self._close(session.session_id)
 
     def finish(self, clock: Callable[[], float]) -> None:
         """Wait for what was begun, and offer it; sessions that have ended meanwhile take it to their graves."""
         if self._begun is None:
             return
         begun, self._begun = self._begun, None
-        chains = self.source.finish()
+        try:
+            chains = self.source.finish()
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._not_drafted(begun.sessions, error)
+            return
         now = clock()
         self.num_passes += 1
         self.verifier.exclude(now - begun.began)
@@ -141,16 +173,22 @@ class OwnDrafter:
         scores = np.log(np.maximum(chances, LEAST_CHANCE)).astype(np.float32)
         reach: Float64Array = np.cumprod(chances[:, :, 0], 1, np.float64)
         counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
+        faults = Faults()
         for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
             count = min(num_there, _room(session))
             if not count:
                 continue
             is_drawn, node_ids = bool(chains.laws[i]), list[int]()
-            if begun.width > 1 or session.num_live or is_drawn:
-                node_ids = self._graft(session, chains, i, count, scores[i], now)
-            else:
-                session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach[i, :count]))
-            self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], is_drawn, node_ids)
+            with faults.of(session, "drafted for"):
+                if begun.width > 1 or session.num_live or is_drawn:
+                    node_ids = self._graft(session, chains, i, count, scores[i], now)
+                else:
+                    session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach[i, :count]))
+                self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], is_drawn, node_ids)
+        for session in begun.sessions if faults.found else ():
+            if session in faults:
+                session.forget_drafts()
+                self._refuse(session)
 
     def _graft(
         self, session: Session, chains: Chains, index: int, count: int, scores: Float32Array, now: float
@@ -186,8 +224,13 @@ class OwnDrafter:
         for verdict in messages:
             if not isinstance(verdict, Verdict) or self._epochs.get(verdict.session_id) != verdict.epoch:
                 continue
-            followed = self.source.commit(verdict.session_id, verdict.token_ids)
-            offered = self._offered.pop(verdict.session_id, None)
+            offered, faults = self._offered.pop(verdict.session_id, None), Faults()
+            with faults.of(verdict, "drafted for"):
+                followed = self.source.commit(verdict.session_id, verdict.token_ids)
+            if verdict in faults:
+                self._refused[verdict.session_id] = verdict.epoch
+                self._close(verdict.session_id)
+                continue
             if offered is not None:
                 num_told = _num_told(offered, verdict, followed)
                 claims.append(offered.claims[:num_told])
@@ -215,11 +258,15 @@ class OwnDrafter:
             return True
         if self._refused.get(session_id) == epoch:
             return False
-        params = drafting_params(session.params, session.speculation)
-        self.source.open(session_id, np.array(session.token_ids, np.int32), params)
+        faults = Faults()
         self._epochs[session_id] = epoch
         self._is_usual = False
-        return True
+        with faults.of(session, "drafted for"):
+            params = drafting_params(session.params, session.speculation)
+            self.source.open(session_id, np.array(session.token_ids, np.int32), params)
+        if session in faults:
+            self._refuse(session)
+        return session not in faults
 
     def _follow(self) -> None:
         """Drop sessions that are gone."""

@@ -141,21 +141,23 @@ class ChainModel:
         assert self._begun is None
         for session_id in session_ids:
             self._drop(session_id)
-        self._contexts.prefill(session_ids)
-        pool = self._contexts.pool
-        slots = pool.take(len(session_ids) * (depth - 1)).reshape(len(session_ids), depth - 1)
-        try:
-            logits = self._compute(session_ids)
-            self._begun = list(session_ids), slots, self._begin(session_ids, slots, logits, depth, width)
-        except BaseException:
-            pool.give(slots.reshape(-1))
-            raise
+        with self._contexts.alive():
+            self._contexts.prefill(session_ids)
+            with self._contexts.taken(len(session_ids) * (depth - 1)) as taken:
+                slots = taken.reshape(len(session_ids), depth - 1)
+                logits = self._compute(session_ids)
+                self._begun = list(session_ids), slots, self._begin(session_ids, slots, logits, depth, width)
 
     def finish(self) -> Chains:
         """Return the chains that were begun; see `ChainSource`."""
         assert self._begun is not None
         (session_ids, slots, parts), self._begun = self._begun, None
-        found = [part.wait() for part in parts]
+        try:
+            with self._contexts.alive():
+                found = [part.wait() for part in parts]
+        except BaseException:
+            self._contexts.pool.give(slots.reshape(-1))
+            raise
         depth, _, width = found[0][0].shape
         token_ids = np.empty((len(session_ids), depth, width), np.int32)
         scores = np.empty((len(session_ids), depth, width), np.float32)
@@ -171,12 +173,12 @@ class ChainModel:
     def _compute(self, session_ids: Sequence[int]) -> torch.Tensor:
         """Run what is pending of each session; return logits [sessions, vocab]."""
         sizes = [len(self._contexts.sessions[session_id].pending) for session_id in session_ids]
-        slots = self._contexts.pool.take(sum(sizes))
-        shares = np.split(slots, np.cumsum(sizes)[:-1])
-        packer = RowPacker()
-        for session_id, share in zip(session_ids, shares, strict=True):
-            self._contexts.pack(packer, session_id, share, judged=True)
-        logits = self._contexts.run(packer, slots)
+        with self._contexts.taken(sum(sizes)) as slots:
+            shares = np.split(slots, np.cumsum(sizes)[:-1])
+            packer = RowPacker()
+            for session_id, share in zip(session_ids, shares, strict=True):
+                self._contexts.pack(packer, session_id, share, judged=True)
+            logits = self._contexts.run(packer)
         for session_id, share in zip(session_ids, shares, strict=True):
             self._contexts.settle(session_id, share)
         return logits
@@ -234,7 +236,7 @@ class ChainModel:
         for start, token in zip(starts, token_ids, strict=True):
             packer.add_session(start.table)
             packer.add_node(token, start.slots[level], start.position + level, start.length, start.slots[: level + 1])
-        return self._contexts.run(packer, NO_TOKENS)
+        return self._contexts.run(packer)
 
 
 def _note(children: Children, token_ids: Int32Array, scores: Float32Array, laws: list[Law]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from specq.engines.torch.loading import LoadedModel, chain_drafter, load
 from specq.engines.torch.rows import RowPacker
 from specq.params import SamplingParams
 from specq.types import NO_TOKENS, Int32Array
+from specq.verification.devices import check_alive
 
 MAX_PREFILL_ROWS = 512  # of a pass
 
@@ -41,6 +43,7 @@ class Contexts:
         self.pool = KvPool(self.info.kv_slots)
         self.sessions: dict[int, Context] = {}
         self._forward = loaded.forward
+        self._device = loaded.forward.kv.keys.device
         self._chains: Any = None
 
     @property
@@ -76,12 +79,12 @@ class Contexts:
         """Compute contexts, many in a pass, until what is left of all fits the batched pass that follows."""
         left = max(1, MAX_PREFILL_ROWS // max(len(session_ids), 1))
         while chunks := self._chunks(session_ids, left):
-            slots = self.pool.take(sum(map(len, chunks.values())))
-            shares = dict(zip(chunks, np.split(slots, np.cumsum([*map(len, chunks.values())])[:-1]), strict=True))
-            packer = RowPacker()
-            for session_id, chunk in chunks.items():
-                self._pack_tokens(packer, session_id, chunk, shares[session_id], judged=False)
-            self.run(packer, slots)
+            with self.taken(sum(map(len, chunks.values()))) as slots:
+                shares = dict(zip(chunks, np.split(slots, np.cumsum([*map(len, chunks.values())])[:-1]), strict=True))
+                packer = RowPacker()
+                for session_id, chunk in chunks.items():
+                    self._pack_tokens(packer, session_id, chunk, shares[session_id], judged=False)
+                self.run(packer)
             for session_id, chunk in chunks.items():
                 self.pool.append(session_id, chunk, shares[session_id])
                 context = self.sessions[session_id]
@@ -115,13 +118,28 @@ class Contexts:
         if len(token_ids):
             packer.add_chain(token_ids.tolist(), slots.tolist(), start, judged)
 
-    def run(self, packer: RowPacker, slots: Int32Array) -> torch.Tensor:
-        """Run the forward pass and return its logits; if it fails, the slots taken for it are given back."""
+    @contextmanager
+    def taken(self, num_slots: int) -> Iterator[Int32Array]:
+        """Take slots for a forward pass; if what is inside fails, they are given back, and it may be repeated."""
+        slots = self.pool.take(num_slots)
         try:
-            return self._forward(packer.pack()).logits
+            yield slots
         except BaseException:
             self.pool.give(slots)
             raise
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Raise EngineLostError if what is inside failed because the device is in error, whatever it said."""
+        try:
+            yield
+        except Exception:
+            check_alive(self._device)
+            raise
+
+    def run(self, packer: RowPacker) -> torch.Tensor:
+        """Run the forward pass and return its logits."""
+        return self._forward(packer.pack()).logits
 
     def settle(self, session_id: int, slots: Int32Array) -> None:
         """After the pass: what was pending has its KV in these slots."""

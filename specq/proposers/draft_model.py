@@ -157,8 +157,9 @@ class DraftModel:
         asked = self._asked(requests)
         if not asked:
             return [NO_CHILDREN] * len(requests)
-        self._contexts.prefill(asked)
-        return self._children(requests, asked, self._compute(asked))
+        with self._contexts.alive():
+            self._contexts.prefill(asked)
+            return self._children(requests, asked, self._compute(asked))
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
         """Draft chains, on a GPU without the host in between. See `specq.proposers.chains.ChainProposer`."""
@@ -166,17 +167,15 @@ class DraftModel:
         drafter = self._chain_drafter(requests, asked, depth)
         if drafter is None:
             return chain_by_passes(self, requests, depth)
-        self._contexts.prefill(asked)
-        slots = self._pool.take(len(requests) * (depth - 1)).reshape(len(requests), depth - 1)
-        try:
-            logits = self._compute(asked)
-            rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
-            starts = [self._chain_start(*key, own) for key, own in zip(rows, slots.tolist(), strict=True)]
-            width = len(requests[0].child_ids) // depth
-            tokens, scores = drafter.start(logits, starts, depth, width, self.limit_vocab)()  # [depth, rows, width]
-        except BaseException:
-            self._pool.give(slots.reshape(-1))
-            raise
+        with self._contexts.alive():
+            self._contexts.prefill(asked)
+            with self._contexts.taken(len(requests) * (depth - 1)) as slots:
+                logits = self._compute(asked)
+                rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
+                of_rows = slots.reshape(len(requests), depth - 1).tolist()
+                starts = [self._chain_start(*key, own) for key, own in zip(rows, of_rows, strict=True)]
+                width = len(requests[0].child_ids) // depth
+                tokens, scores = drafter.start(logits, starts, depth, width, self.limit_vocab)()  # [depth, rows, width]
         by_key = {key: (starts[row], tokens[:, row], scores[:, row]) for row, key in enumerate(rows)}
         return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
 
@@ -221,15 +220,15 @@ class DraftModel:
 
     def _compute(self, asked: _Asked) -> torch.Tensor:
         """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""
-        slots = self._pool.take(sum(self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()))
-        packer = RowPacker()
-        shares, taken = {}, 0
-        for session_id, node_ids in asked.items():
-            num_new = self._num_new(session_id, node_ids)
-            shares[session_id] = slots[taken : taken + num_new]
-            taken += num_new
-            self._pack(packer, session_id, node_ids, shares[session_id])
-        logits = self._contexts.run(packer, slots)
+        counts = {session_id: self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()}
+        with self._contexts.taken(sum(counts.values())) as slots:
+            packer = RowPacker()
+            shares, taken = {}, 0
+            for session_id, node_ids in asked.items():
+                shares[session_id] = slots[taken : taken + counts[session_id]]
+                taken += counts[session_id]
+                self._pack(packer, session_id, node_ids, shares[session_id])
+            logits = self._contexts.run(packer)
         for session_id, share in shares.items():
             self._settle(session_id, asked[session_id], share)
         return logits
