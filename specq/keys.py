@@ -82,6 +82,18 @@ class AllowList:
         self.grants.clear()
         self.grants.update(found)
 
+    def user_id(self, public_key: bytes) -> str:
+        """Return what marks each message of a connection with this key (in Z85): its name, and the key itself, since another
+        key may have that name some day; "" for nobody's."""
+        name = self.name_of(public_key)
+        return f"{name} {public_key.decode()}" if name else ""
+
+    def who(self, user_id: str) -> str:
+        """Return the name of the key that marked a message; "" if it is not the one of that name any more."""
+        name, _, key = user_id.partition(" ")
+        grant = self.grants.get(name)
+        return name if grant is not None and grant.public_key == key.encode() else ""
+
     def name_of(self, public_key: bytes) -> str:
         """Return whose key this is (in Z85); "" if nobody's."""
         return next((grant.name for grant in self.grants.values() if grant.public_key == public_key), "")

@@ -134,7 +134,7 @@ def test_each_role_may_say_what_the_table_says(kind):
 def test_without_keys_everyone_may_everything():
     guard = Roles()
     assert guard.refusal(b"x", "", Draft) == ""
-    assert (guard.owns(b"x", "whoever"), guard.owner(b"x"), guard.trusts(b"x")) == (True, None, True)
+    assert (guard.owns(b"x", "whoever"), guard.owner(b"x"), guard.trusts(guard.shown(b"x"))) == (True, None, True)
     assert guard.public_key(b"x") == b""
 
 

@@ -24,7 +24,9 @@ from specq.broker.intake import Intake
 from specq.broker.jobs import Job
 from specq.broker.listing import Listing
 from specq.broker.placement import Placement
+from specq.broker.registration import Registration
 from specq.broker.relay import relay
+from specq.broker.revocation import Revocation
 from specq.broker.state import Effect, FindFinished, Send, State
 from specq.broker.suspects import is_acquitted
 from specq.broker.tokenizers import Tokenizers
@@ -84,8 +86,10 @@ class Broker:
             grants=grants,
         )
         self.placement = Placement(self.state)
+        self.registration = Registration(self.state, self.placement)
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
+        self.revocation = Revocation(self.state, self.placement, self.intake)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
@@ -93,7 +97,7 @@ class Broker:
             Cancel: self.intake.cancel,
             GetStatus: self.intake.get_status,
             FetchTokenizer: self.tokenizers.fetch,
-            Hello: self.placement.hello,
+            Hello: self.registration.hello,
             Heartbeat: self.placement.heartbeat,
         }
         self._back: dict[type[Message], Handler] = {
@@ -118,6 +122,9 @@ class Broker:
         worker = self.state.roster.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
+        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `specq.broker.revocation`
+            self.state.counts["forbidden"] += 1
+            return []
         self.state.now = worker.heard = now
         try:
             if type_of(frames) is Verdict:
@@ -131,6 +138,7 @@ class Broker:
     def tick(self, now: float) -> list[Effect]:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.now = now
+        self.revocation.apply()
         self.placement.lose_dead(now)
         self.placement.rebalance(now)
         self.intake.end_overdue()

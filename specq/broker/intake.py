@@ -55,7 +55,7 @@ class Intake:
             self._refuse(client, message.job_id, code, reason)
             return
         job = known or self._take(client, message)
-        job.attach(client, message.have)
+        job.attach(client, message.have, self.state.roles.shown(client))
         self.tell(job)
         if known is None:
             self.placement.place_waiting()
@@ -97,7 +97,7 @@ class Intake:
             reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
             self._refuse(client, message.job_id, "unknown", reason)
             return
-        job.attach(client, message.have, info=True)
+        job.attach(client, message.have, self.state.roles.shown(client), info=True)
         self.tell(job)
 
     def cancel(self, client: bytes, message: Cancel, now: float) -> None:
@@ -143,7 +143,8 @@ class Intake:
         if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
             self.state.jobs.keep(Job.restored(stored))
         for act, client, message in waiting:
-            act(client, message, self.state.jobs.get(job_id))
+            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+                act(client, message, self.state.jobs.get(job_id))
 
     # --- the end of a job ---------------------------------------------------------------------------------------------
 

@@ -46,7 +46,8 @@ class Tokenizers:
         del self._pieces[verifier, wanted]
         self._known[wanted] = [pieces[index] for index in sorted(pieces)]
         for client in self._waiting.pop(wanted, set()):
-            self._serve(client, wanted)
+            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+                self._serve(client, wanted)
 
     def _serve(self, client: bytes, tokenizer_hash: str) -> None:
         self.state.emit(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
