@@ -203,6 +203,11 @@ class Broker:
             self.intake.drop_unregistered(f"no new jobs now: {reason}")
         return self._effects()
 
+    def filled(self, reason: str, now: float) -> list[Effect]:
+        """Learn that the journal has no room for new jobs, and why, or that it has ("")."""
+        self.state.now, self.state.full = now, reason
+        return self._effects()
+
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
         """Learn what the journal knows of a job: the answer to `Find`."""
         self.state.now = now
