@@ -269,6 +269,27 @@ def test_the_journal_is_told_whose_a_job_is():
     assert records[0].owner == "alice"
 
 
+@pytest.mark.parametrize(
+    ("most", "priority", "is_taken"), [(0, 0, True), (0, -5, True), (0, 1, False), (7, 7, True), (7, 8, False)]
+)
+def test_a_key_claims_no_higher_priority_than_it_was_granted(most, priority, is_taken):
+    """None above 0 unless its file says so; the reason names the key and what it may claim."""
+    guarded = Guarded()
+    guarded.begin()
+    guarded.grants["bob"] = replace(guarded.grants["bob"], max_priority=most)
+    told = guarded.told("bob", replace(a_job(2), priority=priority))
+    assert (2 in guarded.broker.state.jobs.active) == is_taken
+    if not is_taken:
+        (failed,) = told
+        assert failed.code == "invalid"
+        assert f"priority is {priority}; the key bob may claim at most {most}" in failed.reason
+
+
+def test_without_keys_any_priority_may_be_claimed():
+    """Nobody can be told from others there; what waits still ages."""
+    assert Roles().refused_priority(b"x", 1000) == ""
+
+
 def test_memory_of_sockets_is_bounded(monkeypatch):
     """A socket that is forgotten belongs to nobody, which is on the safe side."""
     monkeypatch.setattr(roles_module, "MAX_PEERS", 3)

@@ -100,6 +100,16 @@ class Roles:
         grant = self._grant(shown)
         return self._grants is None or (grant is not None and grant.trusted)
 
+    def refused_priority(self, identity: bytes, priority: int) -> str:
+        """Return why this peer's job may not have such a priority, or ""; without keys, it may have any."""
+        grant = self._grant(self.shown(identity))
+        if grant is None or priority <= grant.max_priority:
+            return ""
+        most = f"the key {grant.name} may claim at most {grant.max_priority}"
+        return (
+            f"priority is {priority}; {most} (max_priority in its .pub file at the broker; specq keys --max-priority)"
+        )
+
     def public_key(self, identity: bytes) -> bytes:
         """Return the public key of a peer; b"" of a stranger."""
         grant = self._grant(self.shown(identity))
