@@ -30,6 +30,7 @@ from specq.broker.revocation import Revocation
 from specq.broker.state import Effect, FindFinished, Send, State
 from specq.broker.suspects import is_acquitted
 from specq.broker.tokenizers import Tokenizers
+from specq.broker.unserved import Unserved
 from specq.errors import JournalBusyError, ProtocolError
 from specq.journal.records import JobSummary, StoredJob
 from specq.keys import Grant
@@ -59,7 +60,10 @@ Handler = Callable[..., None]
 
 
 class Broker:
-    """Dispatches messages to the rooms; verdicts, the hottest, it handles itself. Arguments as of `State`."""
+    """Dispatches messages to the rooms; verdicts, the hottest, it handles itself. Arguments as of `State`.
+
+    weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
+    """
 
     def __init__(
         self,
@@ -73,6 +77,7 @@ class Broker:
         wall_offset: float = 0.0,
         drafters_per_job: int = 2,
         grants: Mapping[str, Grant] | None = None,
+        weights_wait_s: float = 600.0,
     ) -> None:
         self.state = State(
             incarnation=incarnation,
@@ -86,6 +91,7 @@ class Broker:
             grants=grants,
         )
         self.placement = Placement(self.state)
+        self.unserved = Unserved(self.state, weights_wait_s)
         self.registration = Registration(self.state, self.placement)
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
@@ -140,8 +146,11 @@ class Broker:
         self.state.now = now
         self.revocation.apply()
         self.placement.lose_dead(now)
+        self.tokenizers.tidy()
         self.placement.rebalance(now)
         self.intake.end_overdue()
+        for job, reason in self.unserved.given_up():
+            self.intake.fail(job, "engine", reason)
         for job in self.state.jobs.active.values():
             self.intake.tell_again(job)
         return self._effects()

@@ -142,7 +142,9 @@ class Placement:
 
     def place_waiting(self) -> None:
         """Open jobs that wait, in the queue's order, while there is room."""
-        while (found := self.state.jobs.queue.take(self._places_for)) is not None or self._clear_for_suspects():
+        while (
+            found := self.state.jobs.queue.take(self._places_for, self.state.wall)
+        ) is not None or self._clear_for_suspects():
             if found is not None:
                 job, able = found
                 self._open(job, self._best_of(job, able))
@@ -156,7 +158,7 @@ class Placement:
 
     def _able(self, wants: Wants) -> list[Worker]:
         """Return the verifiers that have what a job wants, with room or without."""
-        able = [w for w in self.state.roster.verifiers(wants.model) if wants.weights in ("", w.weights)]
+        able = [w for w in self.state.roster.verifiers(wants.model) if w.has_weights(wants.weights)]
         return [w for w in able if w.identity not in wants.avoided] or able
 
     def _clear_for_suspects(self) -> bool:

@@ -52,6 +52,11 @@ class Worker:
         """What a text depends on: verifiers of equal weights and number format say the same."""
         return f"{self.model.fingerprint} {self.model.dtype}"
 
+    def has_weights(self, weights: str) -> bool:
+        """Does it say the same as those weights (as a job is bound to them, perhaps by an older version; "": any)?"""
+        former = self.model.former_fingerprint
+        return weights in ("", self.weights) or bool(former and weights == f"{former} {self.model.dtype}")
+
     @property
     def has_room(self) -> bool:
         full = 0 < self.hello.max_sessions <= len(self.job_ids)
