@@ -142,7 +142,10 @@ class DelayProxy:
         return True
 
     def _arrived(self) -> Iterator[tuple[str, Frames]]:
-        return drain_named(self.router) if self.zap is not None else (("", frames) for frames in drain(self.router))
+        if self.keyring is None:
+            return (("", frames) for frames in drain(self.router))
+        named = ((self.keyring.allowed.who(user_id), frames) for user_id, frames in drain_named(self.router))
+        return ((name, frames) for name, frames in named if name)
 
     def _take_in_front(self) -> bool:
         """Note when what peers sent is due at the broker; False if they sent nothing."""

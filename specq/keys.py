@@ -28,6 +28,7 @@ from specq.errors import ConfigError
 
 ROLES = ("broker", "target", "draft", "client")
 CLIENT_ROLES = ("client", "broker")  # which keys a client takes: whoever has the broker's may ask for its state
+MAX_PRIORITY = 1000  # of a job, and its negative the lowest
 SECRET, PUBLIC = ".secret", ".pub"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEY_LENGTH = 40  # characters of a key in Z85, which are its 32 bytes
@@ -52,12 +53,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a key may do. `trusted`, of a drafter: what it says its tokens were drawn from is believed."""
+    """What a key may do.
+
+    trusted       of a drafter: what it says its tokens were drawn from is believed
+    max_priority  of a client: the highest priority that its jobs may have
+    """
 
     name: str
     public_key: bytes
     roles: tuple[str, ...]
     trusted: bool = False
+    max_priority: int = 0
 
 
 class AllowList:
@@ -82,6 +88,18 @@ class AllowList:
         self.grants.clear()
         self.grants.update(found)
 
+    def user_id(self, public_key: bytes) -> str:
+        """Return what marks each message of a connection with this key (in Z85): its name, and the key itself, since another
+        key may have that name some day; "" for nobody's."""
+        name = self.name_of(public_key)
+        return f"{name} {public_key.decode()}" if name else ""
+
+    def who(self, user_id: str) -> str:
+        """Return the name of the key that marked a message; "" if it is not the one of that name any more."""
+        name, _, key = user_id.partition(" ")
+        grant = self.grants.get(name)
+        return name if grant is not None and grant.public_key == key.encode() else ""
+
     def name_of(self, public_key: bytes) -> str:
         """Return whose key this is (in Z85); "" if nobody's."""
         return next((grant.name for grant in self.grants.values() if grant.public_key == public_key), "")
@@ -90,19 +108,26 @@ class AllowList:
 # --- making -----------------------------------------------------------------------------------------------------------
 
 
-def make_keys(directory: Path, name: str, roles: tuple[str, ...], *, trusted: bool = False) -> tuple[Path, Path]:
+def make_keys(
+    directory: Path, name: str, roles: tuple[str, ...], *, trusted: bool = False, max_priority: int = 0
+) -> tuple[Path, Path]:
     """Write a new key pair; return the secret and the public file. Raises ConfigError; never overwrites a file."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is no name for keys: up to 64 letters, digits, and . _ - (not first)")
     if trusted and "draft" not in roles:
         raise ConfigError(f"only drafters can be trusted; the roles of {name} are {', '.join(roles)}")
+    if max_priority and "client" not in roles:
+        raise ConfigError(f"only clients have priorities; the roles of {name} are {', '.join(roles)}")
+    if abs(max_priority) > MAX_PRIORITY:
+        raise ConfigError(f"max_priority is {max_priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    rights = "trusted = true\n" * trusted + f"max_priority = {max_priority}\n" * bool(max_priority)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
     shared = f'roles = [{", ".join(map(_quoted, roles))}]\npublic_key = "{public_key}"\n'
     secret_path, public_path = (directory / f"{name}{ending}" for ending in (SECRET, PUBLIC))
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         _write_new(secret_path, f'# Whoever has this file is {name}.\n{shared}secret_key = "{secret_key}"\n')
-        _write_new(public_path, shared + ("trusted = true\n" if trusted else ""))
+        _write_new(public_path, shared + rights)
     except OSError as error:
         raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
     return secret_path, public_path
@@ -163,7 +188,8 @@ def read_grants(directory: Path) -> Iterator[Grant]:
     names: dict[bytes, str] = {}
     for path in sorted(directory.glob("*" + PUBLIC)):
         values = _read(path)
-        grant = Grant(path.stem, values["public_key"].encode(), tuple(values["roles"]), values.get("trusted", False))
+        rights = {right: values[right] for right in ("trusted", "max_priority") if right in values}
+        grant = Grant(path.stem, values["public_key"].encode(), tuple(values["roles"]), **rights)
         other = names.setdefault(grant.public_key, grant.name)
         if other != grant.name:
             raise ConfigError(f"{path} holds the same key as {other}{PUBLIC}")
@@ -192,21 +218,23 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         raise ConfigError(f"{path} is no key file: it is no TOML") from None
     if not _is_key_file(values):
-        known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, trusted"
+        known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, trusted, max_priority"
         raise ConfigError(f"{path} is no key file: a key has {known}; keys are {_KEY_LENGTH} characters")
     return values
 
 
 def _is_key_file(values: dict[str, Any]) -> bool:
-    roles, trusted = values.get("roles"), values.get("trusted", False)
+    roles, trusted, highest = values.get("roles"), values.get("trusted", False), values.get("max_priority", 0)
     keys = [values.get("public_key"), *([values["secret_key"]] if "secret_key" in values else [])]
     return (
-        values.keys() <= {"roles", "public_key", "secret_key", "trusted"}
+        values.keys() <= {"roles", "public_key", "secret_key", "trusted", "max_priority"}
         and isinstance(roles, list)
         and bool(roles)
         and all(role in ROLES for role in roles)
         and all(isinstance(key, str) and len(key) == _KEY_LENGTH for key in keys)
         and isinstance(trusted, bool)
+        and type(highest) is int
+        and abs(highest) <= MAX_PRIORITY
     )
 
 

@@ -21,7 +21,7 @@ from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo, UInt1
 UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 BACKUP_LANE = 255  # of what a verifier looks up itself
 OWN_LANE = 254  # of the drafter in its own process; those of other processes have the lanes below
 

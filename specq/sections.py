@@ -87,7 +87,14 @@ class BrokerConfig(Section):
         "full", "full: survives loss of power; process: only of the process", choices=DURABILITIES
     )
     keep_hours: float = _option(168.0, "how long results are kept", low=0.0, high=1e6)
-    keep_mb: int = _option(1024, "megabytes of results that are kept at most, the newest", high=2**40)
+    keep_mb: int = _option(
+        1024, "megabytes that the journal takes at most; the oldest results go, then no new jobs are taken", high=2**40
+    )
+    weights_wait_seconds: float = _option(
+        600.0,
+        "how long a job waits for its model's weights when no verifier has them, then fails; 0: for ever",
+        high=1e9,
+    )
     take_over: bool = _option(
         default=False, text="take the journal from a broker that hangs; that one stops when it wakes"
     )

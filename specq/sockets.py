@@ -118,10 +118,10 @@ def drain(socket: zmq.Socket[bytes], limit: int = DRAIN_LIMIT) -> Iterator[list[
 
 
 def drain_named(socket: zmq.Socket[bytes], limit: int = DRAIN_LIMIT) -> Iterator[tuple[str, list[bytes]]]:
-    """Yield the messages that have arrived at a CURVE socket, each with the name of the key that it came with."""
+    """Yield the messages that have arrived at a CURVE socket, each with its key's mark (`AllowList.user_id`)."""
     for first in _firsts(socket, limit):
-        name = str(first.get("User-Id"))
-        yield name, _rest(socket, first)
+        user_id = str(first.get("User-Id"))
+        yield user_id, _rest(socket, first)
 
 
 def _firsts(socket: zmq.Socket[bytes], limit: int) -> Iterator[zmq.Frame]:

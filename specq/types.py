@@ -33,7 +33,9 @@ FINISH_REASONS = ("stop", "length", "cancelled", "error")
 class ModelInfo:
     """What a worker's model is, as far as matching, routing and limits need it.
 
-    `fingerprint` hashes the weights (equal text is claimed only between equal fingerprints and dtypes);
+    `fingerprint` hashes the weights and all that a text depends on besides (equal text is claimed only between equal
+    fingerprints and dtypes); `former_fingerprint` is the same model's as older versions made it, by which jobs go on that began
+    under one of these.
     `tokenizer_hash` hashes vocabulary, merges and added tokens. `vocab_size` counts the rows of the output head, which
     may be padded beyond the tokenizer's `num_tokens`.
     """
@@ -48,6 +50,7 @@ class ModelInfo:
     max_length: int
     tokenizer_hash: str
     kv_slots: int = 0
+    former_fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

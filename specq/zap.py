@@ -1,7 +1,8 @@
 """Answers to libzmq, which asks before a CURVE connection stands whether its key may connect (ZAP, rfc.zeromq.org/27).
 
-The socket is one more in a process's Poller loop: no thread. What it answers for a key, its name, is then the `User-Id` of
-every message of that connection (`specq.sockets.drain_named`).
+The socket is one more in a process's Poller loop: no thread. What it answers for a key (`AllowList.user_id`) is then the
+`User-Id` of every message of that connection (`specq.sockets.drain_named`). A connection that stands is not asked for again:
+whoever takes its messages asks `AllowList.who` whether its key still is on the list.
 
 Rule: make it before a socket is bound; a CURVE socket without it admits nobody.
 """
@@ -42,16 +43,16 @@ class Zap:
         self.refresh()
         while self.socket.poll(0, zmq.POLLIN):
             request = self.socket.recv_multipart()
-            request_id, name = request[1] if len(request) > 1 else b"", self._name(request)
-            status = [b"200", b"OK", name.encode()] if name else [b"400", b"unknown key", b""]
+            request_id, user_id = request[1] if len(request) > 1 else b"", self._user_id(request)
+            status = [b"200", b"OK", user_id.encode()] if user_id else [b"400", b"unknown key", b""]
             self.socket.send_multipart([_VERSION, request_id, *status, b""])
 
-    def _name(self, request: list[bytes]) -> str:
-        """Return whose key a request shows, "" for a stranger's; frames: version, id, domain, address, identity,
+    def _user_id(self, request: list[bytes]) -> str:
+        """Return the mark of the key that a request shows, "" for a stranger's; frames: version, id, domain, address, identity,
         mechanism, public key."""
         if len(request) != 7 or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
             return ""
-        name = self.allowed.name_of(z85.encode(request[6]))
-        if not name:
+        user_id = self.allowed.user_id(z85.encode(request[6]))
+        if not user_id:
             log.warning("key_refused", address=request[3].decode("ascii", "replace"))
-        return name
+        return user_id

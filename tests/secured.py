@@ -11,6 +11,7 @@ from typing import Any
 
 from specq.addresses import free_address
 from specq.curve import StepCurve
+from specq.errors import ConfigError
 from specq.keys import make_keys
 from specq.sections import BrokerConfig, TargetConfig
 from specq.text import num_tokens, tokenizer_hash
@@ -40,25 +41,28 @@ def model() -> ModelInfo:
 
 
 class Secured:
-    """The two loops; `verifier.engine.delay` is waited for in each step."""
+    """The two loops. `refusals`: why the verifier ended, where the broker refused it for good."""
 
-    def __init__(self, keys: str, journal: str = "none") -> None:
+    def __init__(self, keys: str, journal: str = "none", target_keys: str = "") -> None:
         self.keys = keys
+        self.refusals: list[str] = []
         beats = {"heartbeat_ms": 50, "liveness_ms": 2000}
         self.broker = BrokerLoop(BrokerConfig(bind=free_address(), keys=keys, journal=journal, **beats))
         self.address = self.broker.address
         curve = StepCurve([1, 64], [0.001, 0.002])
         self.verifier = Verifier(ToyEngine(model()), curve, incarnation=1, tokenizer_files=tokenizer_files())
-        self.target = VerifierLoop(TargetConfig(broker=self.address, keys=keys), self.verifier, "toy")
+        self.target = VerifierLoop(TargetConfig(broker=self.address, keys=target_keys or keys), self.verifier, "toy")
 
 
 @contextmanager
-def served(keys: str, journal: str = "none") -> Iterator[Secured]:
+def served(keys: str, journal: str = "none", target_keys: str = "") -> Iterator[Secured]:
     """Serve until the block is left."""
-    one, stopped = Secured(keys, journal), threading.Event()
+    one, stopped = Secured(keys, journal, target_keys), threading.Event()
     ends: list[Callable[[], None]] = [lambda: one.target.context.destroy(0), one.broker.close]
     loops = zip((one.target, one.broker), ends, strict=True)
-    threads = [threading.Thread(target=_run, args=(loop, stopped, end), daemon=True) for loop, end in loops]
+    threads = [
+        threading.Thread(target=_run, args=(loop, stopped, end, one.refusals), daemon=True) for loop, end in loops
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -69,9 +73,13 @@ def served(keys: str, journal: str = "none") -> Iterator[Secured]:
             thread.join(CLOSE_S)
 
 
-def _run(loop: BrokerLoop | VerifierLoop, stopped: threading.Event, end: Callable[[], None]) -> None:
+def _run(
+    loop: BrokerLoop | VerifierLoop, stopped: threading.Event, end: Callable[[], None], refusals: list[str]
+) -> None:
     try:
         while not stopped.is_set():
             loop.turn()
+    except ConfigError as error:
+        refusals.append(str(error))
     finally:
         end()

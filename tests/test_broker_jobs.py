@@ -94,7 +94,15 @@ class Desk:
 
     def tick(self, seconds: float = 0.25, told: bytes = ANN) -> list[Message]:
         self.now += seconds
-        self.front(VERIFIER, Heartbeat(incarnation=1, state="ready"))
+        held = [job for job in self.broker.state.jobs.active.values() if job.verifier == VERIFIER]
+        beat = Heartbeat(
+            incarnation=1,
+            state="ready",
+            session_ids=np.array([job.job_id for job in held], np.int64),
+            epochs=np.array([job.epoch for job in held], np.int64),
+            lengths=np.array([job.length for job in held], np.int32),
+        )
+        self.front(VERIFIER, beat)
         return self.take(self.broker.tick(self.now), told)
 
 

@@ -8,17 +8,19 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specq.broker.fair_queue import FairQueue
+from specq.broker.fair_queue import AGED_S, FairQueue
 from specq.broker.jobs import Job, Wants
 from specq.messages import Submit
 from specq.params import SamplingParams
 
 
-def job(job_id: int, owner: str = "a", *, tokens: int = 10, priority: int = 0, model: str = "m") -> Job:
-    """Return a job that costs so many tokens, one of them the prompt's."""
+def job(
+    job_id: int, owner: str = "a", *, tokens: int = 10, priority: int = 0, model: str = "m", at: float = 0.0
+) -> Job:
+    """Return a job that costs so many tokens, one of them the prompt's, and was submitted at that time."""
     params = SamplingParams(max_tokens=tokens - 1)
     return Job(
-        Submit(job_id=job_id, params=params, model=model, priority=priority, prompt_ids=np.ones(1, np.int32)), owner
+        Submit(job_id=job_id, params=params, model=model, priority=priority, prompt_ids=np.ones(1, np.int32)), owner, at
     )
 
 
@@ -104,3 +106,45 @@ def test_a_job_with_tokens_wants_the_weights_that_they_came_from() -> None:
     assert one.wants == Wants("m", "")
     one.token_ids.append(5)
     assert one.wants == Wants("m", "w")
+
+
+def serve(queue: FairQueue, now: float, model: str = "m") -> Job:
+    entry = queue.take(lambda wants: wants.model if wants.model == model else None, now)
+    assert entry is not None
+    return entry[0]
+
+
+def test_a_flood_of_high_priorities_starves_nobody() -> None:
+    """A job a second is placed while two a second of the highest priority come: one of the lowest is placed in its time."""
+    queue, served = filled(job(1, "modest", priority=-1000)), dict[int, int]()
+    for second in range(int(AGED_S) + 10):
+        for i in range(2):
+            queue.add(job(1000 + 2 * second + i, "greedy", priority=1000, at=float(second)))
+        served[serve(queue, float(second)).job_id] = second
+    assert AGED_S < served[1] <= AGED_S + 2
+
+
+def test_priorities_keep_half_of_the_places() -> None:
+    """However many jobs are aged: every second one that is placed is the highest, the others are the eldest."""
+    old = [job(i, priority=-1, at=float(i)) for i in range(20)]
+    queue = filled(*old, *[job(100 + i, "b", priority=5, at=AGED_S) for i in range(10)])
+    found = [serve(queue, AGED_S + 10.0) for _ in range(20)]
+    assert [one.priority for one in found] == [-1, 5] * 10
+    ages = [one.submitted for one in found if one.priority == -1]
+    assert ages == sorted(ages)
+
+
+def test_before_its_time_a_job_waits_for_higher_ones() -> None:
+    """To the second; and an aged one that cannot be placed holds up none."""
+    queue = filled(job(1, at=0.0), *[job(10 + i, "b", priority=1, at=1.0) for i in range(9)])
+    assert serve(queue, AGED_S).job_id == 10
+    assert serve(queue, AGED_S + 0.5).job_id == 1
+    queue.add(job(2, model="x", at=0.0))
+    assert [serve(queue, 2 * AGED_S).job_id for _ in range(3)] == [11, 12, 13]
+
+
+def test_what_waits_is_known_by_what_it_wants() -> None:
+    queue = filled(job(1), job(2), job(3, model="x"))
+    assert sorted(wants.model for wants in queue.wanted()) == ["m", "x"]
+    taken(queue)
+    assert [wants.model for wants in queue.wanted()] == ["x"]

@@ -120,3 +120,17 @@ def test_a_umask_changes_nothing(tmp_path):
     finally:
         os.umask(old)
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_a_clients_key_may_have_a_higher_priority(tmp_path):
+    """It stands in the public file, which the broker keeps; others cannot have one, and it has bounds."""
+    make_keys(tmp_path, "alice", ("client",), max_priority=10)
+    make_keys(tmp_path, "bob", ("client",))
+    assert {name: grant.max_priority for name, grant in AllowList(tmp_path).grants.items()} == {"alice": 10, "bob": 0}
+    with pytest.raises(ConfigError, match="only clients have priorities"):
+        make_keys(tmp_path, "x", ("draft",), max_priority=1)
+    with pytest.raises(ConfigError, match="from -1000 to 1000"):
+        make_keys(tmp_path, "x", ("client",), max_priority=1001)
+    (tmp_path / "bob.pub").write_text((tmp_path / "bob.pub").read_text() + "max_priority = 5000\n")
+    with pytest.raises(ConfigError, match="is no key file"):
+        AllowList(tmp_path)

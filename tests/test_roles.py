@@ -134,7 +134,7 @@ def test_each_role_may_say_what_the_table_says(kind):
 def test_without_keys_everyone_may_everything():
     guard = Roles()
     assert guard.refusal(b"x", "", Draft) == ""
-    assert (guard.owns(b"x", "whoever"), guard.owner(b"x"), guard.trusts(b"x")) == (True, None, True)
+    assert (guard.owns(b"x", "whoever"), guard.owner(b"x"), guard.trusts(guard.shown(b"x"))) == (True, None, True)
     assert guard.public_key(b"x") == b""
 
 
@@ -267,6 +267,27 @@ def test_the_journal_is_told_whose_a_job_is():
     guarded.say("alice", a_job(6))
     records = [e.record for e in guarded.broker.found(6, None, 0.0) if isinstance(e, Write)]
     assert records[0].owner == "alice"
+
+
+@pytest.mark.parametrize(
+    ("most", "priority", "is_taken"), [(0, 0, True), (0, -5, True), (0, 1, False), (7, 7, True), (7, 8, False)]
+)
+def test_a_key_claims_no_higher_priority_than_it_was_granted(most, priority, is_taken):
+    """None above 0 unless its file says so; the reason names the key and what it may claim."""
+    guarded = Guarded()
+    guarded.begin()
+    guarded.grants["bob"] = replace(guarded.grants["bob"], max_priority=most)
+    told = guarded.told("bob", replace(a_job(2), priority=priority))
+    assert (2 in guarded.broker.state.jobs.active) == is_taken
+    if not is_taken:
+        (failed,) = told
+        assert failed.code == "invalid"
+        assert f"priority is {priority}; the key bob may claim at most {most}" in failed.reason
+
+
+def test_without_keys_any_priority_may_be_claimed():
+    """Nobody can be told from others there; what waits still ages."""
+    assert Roles().refused_priority(b"x", 1000) == ""
 
 
 def test_memory_of_sockets_is_bounded(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -183,3 +184,87 @@ def test_keys_are_added_and_taken_away_while_the_broker_runs(up, tmp_path):
         until(lambda: "carol" not in up.broker.front.grants)
         with pytest.raises(JobError, match="not allowed any more"):
             carol.generate(token_ids=PROMPT, max_tokens=1)
+
+
+def slow_down(up: Secured) -> None:
+    """Let each step take a while, so that a long text is under way when something happens."""
+    step, never = up.verifier.engine.step, threading.Event()
+    up.verifier.engine.step = lambda steps: (never.wait(0.005), step(steps))[1]
+
+
+def test_a_reader_is_cut_off_with_its_key(tmp_path):
+    """Its job fails at once, in the midst of the text; nothing more of it is sent."""
+    with served(make_all(tmp_path / "keys")) as up:
+        slow_down(up)
+        until(lambda: up.broker.backs)
+        cut_off_a_reader(up)
+
+
+def cut_off_a_reader(up: Secured) -> None:
+    secret, public = make_keys(Path(up.keys), "dave", ("client",))
+    with desk(up, "dave") as dave:
+        assert dict(dave.submit([a_job(90, max_tokens=1900)])) == {90: None}
+    job = up.broker.broker.state.jobs.active[90]
+    until(lambda: job.token_ids)
+    public.unlink()
+    secret.unlink()
+    until(lambda: job.finish)
+    assert (job.finish, job.failure.code, job.readers) == ("error", "forbidden", {})
+
+
+def test_a_verifier_is_cut_off_with_its_key(tmp_path):
+    """Its DEALER is closed, the job waits, what it still says of it has no effect, and it is told why it may not come back."""
+    with served(make_all(tmp_path / "keys")) as up:
+        slow_down(up)
+        broker, public = up.broker.broker, Path(up.keys) / "gpu.pub"
+        with desk(up, "alice") as alice:
+            until(lambda: up.broker.backs)
+            assert dict(alice.submit([a_job(91, max_tokens=1900)])) == {91: None}
+            job = broker.state.jobs.active[91]
+            until(lambda: job.token_ids)
+            public.unlink()
+            until(lambda: not up.broker.backs)
+            assert (job.verifier, broker.state.roster.verifiers()) == (b"", [])
+            length = len(job.token_ids)
+            until(lambda: up.refusals)
+            assert "this key is not allowed any more" in up.refusals[0]
+            assert len(job.token_ids) == length
+
+
+def test_a_broker_is_cut_off_with_its_key(tmp_path):
+    """A verifier whose list does not have its key any more takes nothing from it, over the connection that stands."""
+    keys = make_all(tmp_path / "keys")
+    shutil.copytree(keys, tmp_path / "gpu")
+    with served(keys, target_keys=str(tmp_path / "gpu")) as up, desk(up, "alice") as alice:
+        until(lambda: up.broker.backs)
+        assert dict(alice.submit([a_job(92, max_tokens=5)])) == {92: None}
+        (found,) = alice.fetch([92], wait=True)
+        assert found.transcript.token_ids == toy_text(PROMPT, 5)
+        (tmp_path / "gpu" / "hub.pub").unlink()
+        until(lambda: not up.target.zap.allowed.grants)
+        assert dict(alice.submit([a_job(93, max_tokens=5)])) == {93: None}
+        job = broker_job(up, 93)
+        until(lambda: job.unconfirmed.num_opens > 1)
+        assert (up.verifier.sessions, job.token_ids) == ({}, [])
+
+
+def broker_job(up: Secured, job_id: int):
+    return up.broker.broker.state.jobs.active[job_id]
+
+
+def test_messages_of_a_former_key_are_nobodys(tmp_path):
+    """Where another key has come in its place, under the same name, the connection of the old one may nothing."""
+    with served(make_all(tmp_path / "keys")) as up:
+        curve = curve_to_broker(f"{up.keys}/bob", "client")
+        with zmq.Context() as context, connect_dealer(context, up.address, queue=True, curve=curve) as socket:
+            socket.send_multipart(encode(GetStatus()))
+            assert socket.poll(int(PATIENCE_S * 1e3))
+            assert type(decode(socket.recv_multipart())).__name__ == "Status"
+            make_keys(tmp_path / "new", "bob", ("client",))
+            (tmp_path / "new" / "bob.pub").replace(Path(up.keys) / "bob.pub")
+            new = own_keys(str(tmp_path / "new" / "bob"), "client").public_key
+            until(lambda: up.broker.front.grants["bob"].public_key == new)
+            socket.send_multipart(encode(Follow(job_id=1)))
+            assert socket.poll(int(PATIENCE_S * 1e3))
+            heard = decode(socket.recv_multipart())
+    assert (heard.code, heard.reason) == ("forbidden", "this key is not allowed any more")

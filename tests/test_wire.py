@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.errors import ProtocolError
-from specq.messages import MESSAGES, Draft, GetStatus, Hello, Message, Submit, Verdict
+from specq.messages import MESSAGES, PROTOCOL_VERSION, Draft, GetStatus, Hello, Message, Submit, Verdict
 from specq.params import MODES, SamplingParams, Speculation
 from specq.types import ModelInfo
 from specq.wire import MAX_FRAMES, decode, encode, type_of
@@ -91,23 +91,26 @@ def test_a_damaged_message_is_decoded_or_refused(message: Message, data: st.Data
 
 
 def _header(**changes: object) -> list[bytes]:
-    return [bytes(8), orjson.dumps({"v": 1, "type": "get_status"} | changes)]
+    return [bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "get_status"} | changes)]
 
 
 @pytest.mark.parametrize(
     ("frames", "reason"),
     [
-        (_header(v=2), "protocol version 2"),
+        (_header(v=PROTOCOL_VERSION + 1), f"protocol version {PROTOCOL_VERSION + 1}"),
         (_header(type="nonsense"), "unknown message type"),
         (_header(surprise=1), "no field 'surprise'"),
         ([b"short", _header()[1]], "8-byte key"),
         ([bytes(8), b"x" * 100_000], "header of 100000 bytes"),
         ([*_header(), b"extra"], "has 0 arrays"),
-        ([bytes(8), orjson.dumps({"v": 1, "type": "cancel", "job_id": 1})], "no field 'job_id'"),
-        ([bytes(8), orjson.dumps({"v": 1, "type": "failed", "code": "x"})], "lacks 'reason'"),
-        ([bytes(8), orjson.dumps({"v": 1, "type": "failed", "code": 3, "reason": ""})], "failed.code"),
-        ([bytes(8), orjson.dumps({"v": 1, "type": "submit", "params": {"top_p": 7}}), b""], "submit.params"),
-        ([bytes(8), orjson.dumps({"v": 1, "type": "submit", "params": {}}), b"abc"], "has 3 bytes"),
+        ([bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "cancel", "job_id": 1})], "no field 'job_id'"),
+        ([bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "failed", "code": "x"})], "lacks 'reason'"),
+        ([bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "failed", "code": 3, "reason": ""})], "failed.code"),
+        (
+            [bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "submit", "params": {"top_p": 7}}), b""],
+            "submit.params",
+        ),
+        ([bytes(8), orjson.dumps({"v": PROTOCOL_VERSION, "type": "submit", "params": {}}), b"abc"], "has 3 bytes"),
     ],
 )
 def test_the_reason_is_named(frames: list[bytes], reason: str) -> None:
@@ -146,4 +149,4 @@ def test_hello_carries_the_model() -> None:
 def test_only_what_differs_from_the_defaults_travels() -> None:
     """Default parameters cost no bytes."""
     frames = encode(Submit(job_id=1, params=SamplingParams(top_k=5), prompt_ids=np.arange(3)))
-    assert orjson.loads(frames[1]) == {"v": 1, "type": "submit", "params": {"top_k": 5}}
+    assert orjson.loads(frames[1]) == {"v": PROTOCOL_VERSION, "type": "submit", "params": {"top_k": 5}}

@@ -98,7 +98,7 @@ class BrokerLoop:
         socket = self.backs.pop(effect.to, None)
         if socket is not None:
             self.poller.unregister(socket)
-            socket.close()
+            socket.close(0)  # what it was not sent yet, it need not know: it is gone, or its key is
 
     def serve(self, stop: Stop, drain_s: float) -> None:
         """Serve until asked to stop. What runs is in the journal's hands then; without one it has so long to end."""
@@ -147,6 +147,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
         wall_offset=time.time() - time.monotonic(),
         drafters_per_job=config.drafters_per_job,
         grants=front.grants,
+        weights_wait_s=config.weights_wait_seconds,
     )
     if journal is not None and journal.journal.is_old:
         broker.restore(journal.journal.unfinished(), time.monotonic())

@@ -47,12 +47,12 @@ class Front:
             self._zap.answer()
         if self.router not in ready:
             return
-        if self._zap is None:
+        if self._allowed is None:
             for identity, *frames in drain(self.router, AT_ONCE):
                 yield identity, frames, ""
-        else:
-            for who, (identity, *frames) in drain_named(self.router, AT_ONCE):
-                yield identity, frames, who
+        else:  # a key that is not on the list any more is called by its mark, which is nobody's name
+            for user_id, (identity, *frames) in drain_named(self.router, AT_ONCE):
+                yield identity, frames, self._allowed.who(user_id) or user_id
 
     def tick(self) -> None:
         """Look whether the list of keys has changed."""

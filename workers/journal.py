@@ -38,7 +38,7 @@ class JournalLink:
         self._signalled = False
         self._records: list[Record] = []
         self._sequence = 0
-        self._trouble = ""
+        self._trouble = self._full = ""
         keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)
         self.writer = JournalWriter(self.journal, self._wake, keep)
         self.lookup = JournalLookup(JournalReader(path), self._wake)
@@ -83,6 +83,9 @@ class JournalLink:
         if self.writer.trouble != self._trouble:
             self._trouble = self.writer.trouble
             effects += broker.troubled(self._trouble, now)
+        if self.writer.full != self._full:
+            self._full = self.writer.full
+            effects += broker.filled(self._full, now)
         while self.lookup.answers:
             asked, answer = self.lookup.answers.popleft()
             if isinstance(asked, Find):

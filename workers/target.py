@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -23,7 +23,7 @@ from specq.own_drafter import OwnDrafter
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.profiling import level_times
 from specq.sections import TargetConfig
-from specq.sockets import bind_router, drain, try_send
+from specq.sockets import bind_router, drain, drain_named, try_send
 from specq.table import resolve
 from specq.text import load_tokenizer_files
 from specq.verifier import Verifier
@@ -87,6 +87,8 @@ class VerifierLoop:
                 self.own_drafter.hear(self._unsent)
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
+            if self.zap is not None:
+                self.zap.refresh()
 
     @property
     def _has_work(self) -> bool:
@@ -98,12 +100,23 @@ class VerifierLoop:
             self.zap.answer()
         if self.router in ready:
             started, num_before = time.monotonic(), self.verifier.num_grafted
-            for identity, *frames in drain(self.router):
+            for identity, frames in self._arrived():
                 self._receive(identity, frames)
             self.verifier.account(time.monotonic() - started, self.verifier.num_grafted - num_before)
         if self.link.socket in ready:
             for message in self.link.receive():
                 self._handle(message)
+
+    def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
+        """Yield what brokers sent; of one whose key is not on the list any more, nothing, and it is told nothing more."""
+        if self.zap is None:
+            yield from ((identity, frames) for identity, *frames in drain(self.router))
+            return
+        for user_id, (identity, *frames) in drain_named(self.router):
+            if self.zap.allowed.who(user_id):
+                yield identity, frames
+            elif identity == self.broker:
+                self.broker = b""
 
     def _receive(self, identity: bytes, frames: list[bytes]) -> None:
         try:

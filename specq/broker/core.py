@@ -24,10 +24,13 @@ from specq.broker.intake import Intake
 from specq.broker.jobs import Job
 from specq.broker.listing import Listing
 from specq.broker.placement import Placement
+from specq.broker.registration import Registration
 from specq.broker.relay import relay
+from specq.broker.revocation import Revocation
 from specq.broker.state import Effect, FindFinished, Send, State
 from specq.broker.suspects import is_acquitted
 from specq.broker.tokenizers import Tokenizers
+from specq.broker.unserved import Unserved
 from specq.errors import JournalBusyError, ProtocolError
 from specq.journal.records import JobSummary, StoredJob
 from specq.keys import Grant
@@ -57,7 +60,10 @@ Handler = Callable[..., None]
 
 
 class Broker:
-    """Dispatches messages to the rooms; verdicts, the hottest, it handles itself. Arguments as of `State`."""
+    """Dispatches messages to the rooms; verdicts, the hottest, it handles itself. Arguments as of `State`.
+
+    weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
+    """
 
     def __init__(
         self,
@@ -71,6 +77,7 @@ class Broker:
         wall_offset: float = 0.0,
         drafters_per_job: int = 2,
         grants: Mapping[str, Grant] | None = None,
+        weights_wait_s: float = 600.0,
     ) -> None:
         self.state = State(
             incarnation=incarnation,
@@ -84,8 +91,11 @@ class Broker:
             grants=grants,
         )
         self.placement = Placement(self.state)
+        self.unserved = Unserved(self.state, weights_wait_s)
+        self.registration = Registration(self.state, self.placement)
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
+        self.revocation = Revocation(self.state, self.placement, self.intake)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
@@ -93,7 +103,7 @@ class Broker:
             Cancel: self.intake.cancel,
             GetStatus: self.intake.get_status,
             FetchTokenizer: self.tokenizers.fetch,
-            Hello: self.placement.hello,
+            Hello: self.registration.hello,
             Heartbeat: self.placement.heartbeat,
         }
         self._back: dict[type[Message], Handler] = {
@@ -118,6 +128,9 @@ class Broker:
         worker = self.state.roster.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
+        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `specq.broker.revocation`
+            self.state.counts["forbidden"] += 1
+            return []
         self.state.now = worker.heard = now
         try:
             if type_of(frames) is Verdict:
@@ -131,9 +144,13 @@ class Broker:
     def tick(self, now: float) -> list[Effect]:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.now = now
+        self.revocation.apply()
         self.placement.lose_dead(now)
+        self.tokenizers.tidy()
         self.placement.rebalance(now)
         self.intake.end_overdue()
+        for job, reason in self.unserved.given_up():
+            self.intake.fail(job, "engine", reason)
         for job in self.state.jobs.active.values():
             self.intake.tell_again(job)
         return self._effects()
@@ -209,6 +226,11 @@ class Broker:
         self.state.now, self.state.trouble = now, reason
         if reason:
             self.intake.drop_unregistered(f"no new jobs now: {reason}")
+        return self._effects()
+
+    def filled(self, reason: str, now: float) -> list[Effect]:
+        """Learn that the journal has no room for new jobs, and why, or that it has ("")."""
+        self.state.now, self.state.full = now, reason
         return self._effects()
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:

@@ -1,8 +1,12 @@
-"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn.
+"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn, and nobody for ever.
 
 Turns are by deficit round robin (Shreedhar and Varghese 1995), with tokens as the cost and the smallest quantum, so that
 a client with thousands of jobs waits behind one with a few. Who has nothing waiting keeps no credit. A job that comes
 back, since its verifier was lost or the broker restarted, goes first and costs nothing: it was paid for.
+
+A job that has waited for `AGED_S` since it was submitted is aged: while there are such jobs, every second one that is placed is
+the eldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a lower one is
+never starved.
 
 Rule: a job whose model has no room holds up no other.
 """
@@ -15,6 +19,8 @@ from itertools import count
 from typing import TypeVar
 
 from specq.broker.jobs import Job, Wants
+
+AGED_S = 300.0  # seconds since its submission after which a job is placed in spite of higher priorities
 
 Place = TypeVar("Place")
 
@@ -38,7 +44,8 @@ class FairQueue:
     def __init__(self) -> None:
         self._lines: dict[int, OrderedDict[str, _Line]] = {}
         self._wants: dict[int, Wants] = {}  # by job, as of when it was added
-        self._suspects: Counter[Wants] = Counter()  # what jobs want that must be alone
+        self._kinds: Counter[Wants] = Counter()  # how many jobs want what
+        self._aged_last = False  # was the last job taken for its age?
         self._turns = count()
 
     def __len__(self) -> int:
@@ -46,8 +53,11 @@ class FairQueue:
 
     def suspects(self) -> list[Wants]:
         """Return what the waiting jobs want that must be alone."""
-        self._suspects = +self._suspects
-        return list(self._suspects)
+        return [wants for wants in self._kinds if wants.alone]
+
+    def wanted(self) -> list[Wants]:
+        """Return all that waiting jobs want."""
+        return list(self._kinds)
 
     def add(self, job: Job) -> None:
         """Let a job wait; one that waits already keeps its place."""
@@ -55,7 +65,7 @@ class FairQueue:
             return
         line = self._lines.setdefault(job.priority, OrderedDict()).setdefault(job.owner, _Line())
         self._wants[job.job_id] = job.wants
-        self._suspects[job.wants] += job.wants.alone
+        self._kinds[job.wants] += 1
         waiting = line.jobs.setdefault(job.wants, OrderedDict())
         waiting[job.job_id] = ((not job.resumed, next(self._turns)), job)
         if job.resumed:
@@ -66,7 +76,9 @@ class FairQueue:
         wants = self._wants.pop(job.job_id, None)
         if wants is None:
             return
-        self._suspects[wants] -= wants.alone
+        self._kinds[wants] -= 1
+        if not self._kinds[wants]:
+            del self._kinds[wants]
         lines = self._lines[job.priority]
         line = lines[job.owner]
         del line.jobs[wants][job.job_id]
@@ -77,8 +89,9 @@ class FairQueue:
         if not lines:
             del self._lines[job.priority]
 
-    def take(self, place: Callable[[Wants], Place | None]) -> tuple[Job, Place] | None:
-        """Remove the next job for which there is a place, and return both; None if there is no place for any."""
+    def take(self, place: Callable[[Wants], Place | None], wall: float = 0.0) -> tuple[Job, Place] | None:
+        """Remove the next job for which there is a place, and return both; None if there is no place for any. `wall`: the time
+        in seconds since 1970."""
         known: dict[Wants, Place | None] = {}
 
         def able(wants: Wants) -> bool:
@@ -86,14 +99,32 @@ class FairQueue:
                 known[wants] = place(wants)
             return known[wants] is not None
 
+        aged = None if self._aged_last else self._eldest(able, wall - AGED_S)
+        job = aged or self._first(able)
+        if job is None:
+            return None
+        self._aged_last = aged is not None
+        found = known[self._wants[job.job_id]]
+        assert found is not None, "only jobs that can be placed are taken"
+        self.discard(job)
+        return job, found
+
+    def _first(self, able: Callable[[Wants], bool]) -> Job | None:
+        """Return the next job of the highest priority that has one which can be placed."""
         for priority in sorted(self._lines, reverse=True):
             job = self._next(self._lines[priority], able)
             if job is not None:
-                found = known[self._wants[job.job_id]]
-                assert found is not None, "only jobs that can be placed are taken"
-                self.discard(job)
-                return job, found
+                return job
         return None
+
+    def _eldest(self, able: Callable[[Wants], bool], before: float) -> Job | None:
+        """Return the job that was submitted first, before then, of those that can be placed; None if none is that old, or
+        there are no priorities that it could have to wait for."""
+        if len(self._lines) < 2:
+            return None
+        heads = [line.head(able) for lines in self._lines.values() for line in lines.values()]
+        aged = [job for job in heads if job is not None and job.submitted < before]
+        return min(aged, key=lambda job: job.submitted, default=None)
 
     def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Wants], bool]) -> Job | None:
         """Return the job of the client that needs the least further credit, and give that credit to all."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from specq.broker.limits import admit_draft, check_heartbeat
-from specq.broker.roles import forbidden
+from specq.broker.roles import NOBODY, forbidden
 from specq.broker.roster import Worker
 from specq.broker.state import Effect, Send, State
 from specq.draft_checks import stripped
@@ -85,7 +85,7 @@ class Gate:
         if verifier is None or self._is_quiet(verifier) or not admit_draft(job, lane, verifier, frames, num_bytes, now):
             self.state.counts["limited_drafts"] += 1
             return
-        if header.get("q_size") and not self.state.roles.trusts(identity):
+        if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
             frames = encode(stripped(cast("Draft", decode(frames))))
         job.stats.draft_bytes += num_bytes
         self.state.emit(Send("back", job.verifier, list(frames)))

@@ -20,6 +20,7 @@ from specq.broker.status import status_report
 from specq.broker.tokenizers import no_verifier
 from specq.errors import JournalBusyError
 from specq.journal.records import JobDropped, StoredJob
+from specq.keys import MAX_PRIORITY
 from specq.messages import Accepted, Cancel, Failed, Follow, GetStatus, Status, Submit
 from specq.types import ModelInfo
 from specq.verification import STRATEGIES
@@ -27,7 +28,6 @@ from specq.verification import STRATEGIES
 log = structlog.get_logger(__name__)
 
 MAX_LABEL = 1000
-MAX_PRIORITY = 1000
 MAX_ASKING = 64  # messages about one job that wait for the journal's word of it
 MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
 
@@ -55,7 +55,7 @@ class Intake:
             self._refuse(client, message.job_id, code, reason)
             return
         job = known or self._take(client, message)
-        job.attach(client, message.have)
+        job.attach(client, message.have, self.state.roles.shown(client))
         self.tell(job)
         if known is None:
             self.placement.place_waiting()
@@ -83,7 +83,8 @@ class Intake:
             return "busy", f"no new jobs now: {self.state.closing or self.state.trouble}"
         if reason := overload(self.state, self.state.roles.owner(client)):
             return "busy", reason
-        return "invalid", misfit(message, verifiers[0].model)
+        refused = self.state.roles.refused_priority(client, message.priority)
+        return "invalid", misfit(message, verifiers[0].model) or refused
 
     def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
         self.state.send_front(client, Failed(job_id=job_id, code=code, reason=reason))
@@ -97,7 +98,7 @@ class Intake:
             reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
             self._refuse(client, message.job_id, "unknown", reason)
             return
-        job.attach(client, message.have, info=True)
+        job.attach(client, message.have, self.state.roles.shown(client), info=True)
         self.tell(job)
 
     def cancel(self, client: bytes, message: Cancel, now: float) -> None:
@@ -143,7 +144,8 @@ class Intake:
         if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
             self.state.jobs.keep(Job.restored(stored))
         for act, client, message in waiting:
-            act(client, message, self.state.jobs.get(job_id))
+            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+                act(client, message, self.state.jobs.get(job_id))
 
     # --- the end of a job ---------------------------------------------------------------------------------------------
 

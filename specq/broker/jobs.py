@@ -15,6 +15,7 @@ import numpy as np
 
 from specq.broker.bucket import Bucket
 from specq.broker.commits import Commit
+from specq.broker.roles import NOBODY, Shown
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import NO_DEATHS, JobEnded, JobSuspected, JobTaken, StoredJob, TokensAdded
 from specq.logprob_record import LogprobRecord
@@ -67,6 +68,7 @@ class Reader:
     """A client that follows a job: the generated tokens that it was sent, and whether it knows that the job is taken."""
 
     sent: int
+    shown: Shown = NOBODY  # the key that it came with
     info: bool = False  # it wants to know what the job is
     greeted: bool = False
     missed: bool = False  # it did not take the last message: until the next tick nothing is sent to it
@@ -75,11 +77,12 @@ class Reader:
 
 class Wants(NamedTuple):
     """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether it
-    must be `alone` there."""
+    must be `alone` there; `avoided`: verifiers that it goes to only where there are no others."""
 
     model: str
     weights: str
     alone: bool = False
+    avoided: frozenset[bytes] = frozenset()
 
 
 @dataclass(slots=True)
@@ -92,6 +95,18 @@ class Held:
     since: int = -1
     count: int = 0
     most: int = 1
+
+
+@dataclass(slots=True)
+class Unconfirmed:
+    """The `Open`s of a job that this verifier's heartbeats do not confirm: see `specq.broker.confirmation`.
+
+    num_opens  how many were sent in a row; since: when the first heartbeat came that lacked the session
+    """
+
+    verifier: bytes = b""
+    num_opens: int = 0
+    since: float = 0.0
 
 
 class Job:
@@ -127,6 +142,8 @@ class Job:
         self.missed_by: set[bytes] = set()  # drafters in whose last heartbeat it was missing
         self.confirmed: dict[bytes, int] = {}  # drafter -> committed length at its last heartbeat
         self.unheld = False  # missing from the verifier's last heartbeat
+        self.unconfirmed = Unconfirmed()
+        self.avoided: frozenset[bytes] = frozenset()  # verifiers that never confirmed it
         self.lagging = -1  # committed length at the verifier's last heartbeat
         self.failures = 0  # verifiers that gave the session back
         self.deaths = NO_DEATHS  # of verifiers that held it
@@ -166,7 +183,7 @@ class Job:
 
     @property
     def wants(self) -> Wants:
-        return Wants(self.model, self.weights if self.token_ids else "", self.is_suspect)
+        return Wants(self.model, self.weights if self.token_ids else "", self.is_suspect, self.avoided)
 
     @property
     def is_suspect(self) -> bool:
@@ -234,10 +251,10 @@ class Job:
 
     # --- clients ----------------------------------------------------------------------------------------------------
 
-    def attach(self, client: bytes, have: int, *, info: bool = False) -> None:
+    def attach(self, client: bytes, have: int, shown: Shown = NOBODY, *, info: bool = False) -> None:
         """Let a client follow the job; of too many, the one that came first no longer does."""
         self.readers.pop(client, None)
-        self.readers[client] = Reader(min(max(have, 0), len(self.token_ids)), info)
+        self.readers[client] = Reader(min(max(have, 0), len(self.token_ids)), shown, info)
         if len(self.readers) > MAX_READERS:
             del self.readers[next(iter(self.readers))]
 

@@ -98,4 +98,6 @@ def overload(state: State, owner: str | None) -> str:
         return f"the queue has no room for more than {state.jobs.held[owner]} jobs of one key now; try again when some have ended"
     if state.ledger.sequence - state.ledger.settled > MAX_RECORDS:
         return "the journal is behind; try again in a moment"
+    if state.full:
+        return f"{state.full}; try again when some have ended"
     return ""

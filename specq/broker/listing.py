@@ -55,6 +55,8 @@ class Listing:
     def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
         """Answer with what the journal told; of one that cannot be read, what is in memory."""
         self._asked.discard(client)
+        if not self.state.roles.stands(self.state.roles.shown(client), "client"):
+            return
         self._answer(client, skip, [] if isinstance(found, JournalBusyError) else found)
 
     def _answer(self, client: bytes, skip: int, finished: Iterable[JobSummary]) -> None:

@@ -1,4 +1,4 @@
-"""Which worker does what: registration, liveness, sessions to verifiers.
+"""Which worker does what: liveness, sessions to verifiers.
 
 Rules: a session is opened under a new epoch each time, so that whatever its former verifier still says of it is ignored.
 A verifier or drafter that falls silent, or hangs, loses its sessions to others, from the transcript; one that drains hands
@@ -11,22 +11,21 @@ from __future__ import annotations
 import structlog
 
 from specq.broker.bindings import Bindings
+from specq.broker.confirmation import PATIENCE, confirm, give_up_on, judge_missing
 from specq.broker.jobs import Job, Wants
 from specq.broker.policy import choose, moves
-from specq.broker.roster import Worker, fits, mismatch
+from specq.broker.roster import Worker
 from specq.broker.staffing import Staffing
-from specq.broker.state import Connect, Disconnect, State
+from specq.broker.state import Disconnect, State
 from specq.broker.suspects import open_to, to_clear
 from specq.journal.records import NO_DEATHS
 from specq.messages import (
     Close,
     Committed,
     Heartbeat,
-    Hello,
     Open,
     Refused,
     SessionFailed,
-    Welcome,
 )
 
 log = structlog.get_logger(__name__)
@@ -43,42 +42,6 @@ class Placement:
         self.given_up = self.bindings.given_up
 
     # --- workers ----------------------------------------------------------------------------------------------------
-
-    def hello(self, identity: bytes, message: Hello, now: float) -> None:
-        """Register a worker, or refuse it with the reason."""
-        known = self.state.roster.get(identity)
-        if known is not None:
-            known.heard = now
-            self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
-            return
-        if message.incarnation in self.state.hung:
-            self.state.send_front(identity, Refused(reason="it stood still with work to do; start it anew"))
-            return
-        if message.role not in ("target", "draft"):
-            self.state.send_front(identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft"))
-            return
-        worker = Worker(identity, message, now, now, now, free_slots=message.model.kv_slots)
-        targets = [w.model for w in self.state.roster.verifiers()]
-        if message.role == "draft" and targets and not any(fits(message.model, target) for target in targets):
-            self.state.send_front(identity, Refused(reason=mismatch(message.model, targets)))
-            return
-        self.state.roster.add(worker)
-        self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
-        log.info("worker_registered", name=worker.name, role=message.role, model=worker.model.name)
-        if message.role == "target":
-            self.state.emit(Connect(identity, message.endpoint))
-            self.bindings.welcome_back(message.incarnation)
-            self._refuse_misfits()
-            self.place_waiting()
-        self.staffing.staff_all()
-
-    def _refuse_misfits(self) -> None:
-        """Refuse drafters that came before any verifier and turn out to fit none."""
-        targets = [w.model for w in self.state.roster.verifiers()]
-        for worker in self.state.roster.drafters():
-            if not any(fits(worker.model, target) for target in targets):
-                self.state.send_front(worker.identity, Refused(reason=mismatch(worker.model, targets)))
-                self.state.roster.remove(worker.identity)
 
     def heartbeat(self, identity: bytes, message: Heartbeat, now: float) -> None:
         """Note that a worker lives, and mend what its list of sessions shows to be lost."""
@@ -109,6 +72,7 @@ class Placement:
             if job is None or job.verifier != worker.identity or job.epoch != epoch:
                 self.state.send_back(worker.identity, Close(session_id=session_id, epoch=epoch))
                 continue
+            confirm(job, worker)
             behind = job.lagging == job.length < length  # as at the last heartbeat: not merely on its way
             journaled = job.prompt_len + job.journaled
             committed = Committed(session_id=session_id, epoch=epoch, length=journaled, resend=behind)
@@ -116,10 +80,18 @@ class Placement:
             job.lagging = job.length
         for job_id in worker.job_ids - set(held):
             job = self.state.jobs.active.get(job_id)
-            if job is not None and job.unheld:
-                self._open(job, worker)
-            elif job is not None:
-                job.unheld = True
+            if job is not None and job.verifier == worker.identity:
+                self._mend_missing(job, worker)
+
+    def _mend_missing(self, job: Job, worker: Worker) -> None:
+        """Send a session again that a heartbeat lacks; one that is never confirmed, another verifier shall try."""
+        what = judge_missing(job, self.state.now, PATIENCE * self.state.liveness_s)
+        if what == "open":
+            self._open(job, worker)
+        elif what == "give back":
+            self._take_from(job, worker)
+            self._give_back(job, give_up_on(job, worker))
+            self.place_waiting()
 
     def lose_dead(self, now: float) -> None:
         """Take their sessions from the workers that were not heard for too long, or have not worked though they could."""
@@ -162,7 +134,9 @@ class Placement:
 
     def place_waiting(self) -> None:
         """Open jobs that wait, in the queue's order, while there is room."""
-        while (found := self.state.jobs.queue.take(self._places_for)) is not None or self._clear_for_suspects():
+        while (
+            found := self.state.jobs.queue.take(self._places_for, self.state.wall)
+        ) is not None or self._clear_for_suspects():
             if found is not None:
                 job, able = found
                 self._open(job, self._best_of(job, able))
@@ -176,7 +150,8 @@ class Placement:
 
     def _able(self, wants: Wants) -> list[Worker]:
         """Return the verifiers that have what a job wants, with room or without."""
-        return [w for w in self.state.roster.verifiers(wants.model) if wants.weights in ("", w.weights)]
+        able = [w for w in self.state.roster.verifiers(wants.model) if w.has_weights(wants.weights)]
+        return [w for w in able if w.identity not in wants.avoided] or able
 
     def _clear_for_suspects(self) -> bool:
         """Let the jobs of a verifier wait, if suspects do and it is the best to run them on; False if that is not needed."""
@@ -209,7 +184,9 @@ class Placement:
         for alike in self.state.roster.alike():
             isolated = self.state.jobs.isolated()
             able = [
-                w for w in alike if w.identity not in isolated and w.heard >= now - 2 * self.state.heartbeat_ms / 1000
+                w
+                for w in alike
+                if w.identity not in isolated and not w.is_deaf and w.heard >= now - 2 * self.state.heartbeat_ms / 1000
             ]
             for job, to in moves(able, [job for w in able for job in self._jobs_of(w)], now):
                 self._move(job, to)
@@ -247,6 +224,16 @@ class Placement:
             ),
         )
         self.staffing.resume(job)
+
+    def open_anew(self, job: Job) -> None:
+        """Let a job's verifier begin its session again, without the drafts that it has."""
+        verifier = self.state.roster.get(job.verifier)
+        if verifier is not None:
+            self._open(job, verifier)
+
+    def drafted_by(self, worker: Worker) -> list[Job]:
+        """Return the jobs that a drafter drafts for."""
+        return [job for job in self._jobs_of(worker) if worker.identity in job.drafters.values()]
 
     def release(self, job: Job) -> None:
         """Free the workers of a job that ended."""

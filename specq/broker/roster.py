@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from specq.broker.roles import NOBODY, Shown
 from specq.messages import Heartbeat, Hello
 from specq.types import ModelInfo
 
@@ -25,12 +26,15 @@ class Worker:
     identity: bytes
     hello: Hello
     heard: float
+    shown: Shown = NOBODY  # the key that it registered with
+    is_trusted: bool = False  # of a drafter: what it says its tokens were drawn from was believed at the last look
     joined_at: float = 0.0
     progressed: float = 0.0  # when it last had worked since the heartbeat before, or had nothing to do
     idle_beats: int = 0  # heartbeats since then
     state: str = "ready"
     steps: int = 0
     step_s: float = 0.0  # that it may be silent in a step
+    is_deaf: bool = False  # an `Open` was given up on since it last confirmed one
     free_slots: int = 0  # what was placed there since its last heartbeat taken off
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
@@ -47,6 +51,11 @@ class Worker:
     def weights(self) -> str:
         """What a text depends on: verifiers of equal weights and number format say the same."""
         return f"{self.model.fingerprint} {self.model.dtype}"
+
+    def has_weights(self, weights: str) -> bool:
+        """Does it say the same as those weights (as a job is bound to them, perhaps by an older version; "": any)?"""
+        former = self.model.former_fingerprint
+        return weights in ("", self.weights) or bool(former and weights == f"{former} {self.model.dtype}")
 
     @property
     def has_room(self) -> bool:

@@ -95,6 +95,7 @@ class State:
         self.counts: Counter[str] = Counter()
         self.now, self.wall_offset = 0.0, wall_offset
         self.trouble = ""  # why the journal cannot be written now
+        self.full = ""  # why the journal has no room for new jobs
         self.closing = ""  # why no new jobs are taken any more
         self.hung: set[int] = set()  # incarnations of workers that stood still with work to do
         self.grace_until = 0.0  # until then verifiers may come back from before a restart

@@ -1,12 +1,18 @@
-"""Tokenizers for clients: fetched once from a verifier that has them, kept by hash, handed out in pieces."""
+"""Tokenizers for clients: fetched once from a verifier that has them, kept by hash, handed out in pieces.
+
+Rules: a verifier tells of its own tokenizer only. What no verifier that is there has is forgotten at the next tick, half-received
+pieces of one that is gone too; clients that wait for these are served by another that has the same, or ask again.
+"""
 
 from __future__ import annotations
 
 from specq.broker.state import Send, State
+from specq.errors import ProtocolError
 from specq.messages import Failed, FetchTokenizer, TokenizerChunk
 from specq.wire import Frames, encode
 
 MAX_WAITING = 4096  # clients for one tokenizer
+MAX_PIECES = 256  # of a tokenizer, of 1 MiB each
 
 
 class Tokenizers:
@@ -17,6 +23,7 @@ class Tokenizers:
         self._known: dict[str, list[Frames]] = {}  # by tokenizer hash: its pieces, in order
         self._pieces: dict[tuple[bytes, str], dict[int, Frames]] = {}  # of those on their way
         self._waiting: dict[str, set[bytes]] = {}  # by tokenizer hash: the clients that wait for it
+        self._asked: dict[str, bytes] = {}  # by tokenizer hash: the verifier that was asked last
 
     def fetch(self, client: bytes, message: FetchTokenizer, now: float) -> None:
         """Answer with the pieces of the tokenizer, fetched once from a verifier."""
@@ -34,11 +41,22 @@ class Tokenizers:
         if len(waiting) >= MAX_WAITING:  # who is left out asks again
             return
         waiting.add(client)
-        self.state.send_back(verifiers[0].identity, message)
+        self._ask(verifiers[0].identity, wanted)
+
+    def _ask(self, verifier: bytes, tokenizer_hash: str) -> None:
+        worker = self.state.roster.get(verifier)
+        if worker is not None:
+            self._asked[tokenizer_hash] = verifier
+            self.state.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
-        """Collect a piece; the last one serves all who wait."""
+        """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say."""
+        worker = self.state.roster.get(verifier)
         wanted = message.model.tokenizer_hash
+        if worker is None or wanted != worker.model.tokenizer_hash:
+            raise ProtocolError("a piece of a tokenizer that is not the sender's")
+        if not 0 <= message.index < message.count <= MAX_PIECES:
+            raise ProtocolError(f"piece {message.index} of {message.count}; a tokenizer has 1 to {MAX_PIECES}")
         pieces = self._pieces.setdefault((verifier, wanted), {})
         pieces[message.index] = encode(message)
         if len(pieces) < message.count:
@@ -46,7 +64,21 @@ class Tokenizers:
         del self._pieces[verifier, wanted]
         self._known[wanted] = [pieces[index] for index in sorted(pieces)]
         for client in self._waiting.pop(wanted, set()):
-            self._serve(client, wanted)
+            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+                self._serve(client, wanted)
+
+    def tidy(self) -> None:
+        """Forget what no verifier has that is there; ask another for what clients wait for from one that is gone."""
+        there = {worker.identity: worker.model.tokenizer_hash for worker in self.state.roster.verifiers()}
+        hashes = set(there.values())
+        for table in (self._known, self._waiting, self._asked):
+            for lost in table.keys() - hashes:
+                del table[lost]
+        for key in [key for key in self._pieces if key[0] not in there]:
+            del self._pieces[key]
+        for wanted in self._waiting:
+            if self._asked.get(wanted) not in there:
+                self._ask(next(identity for identity, found in there.items() if found == wanted), wanted)
 
     def _serve(self, client: bytes, tokenizer_hash: str) -> None:
         self.state.emit(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))

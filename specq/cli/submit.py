@@ -35,7 +35,12 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
     "--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Prompts at a time.", **_FILES
 )
 @click.option("--detach", is_flag=True, help="Leave the jobs to the broker and print their ids, a line each.", **_FILES)
-@click.option("--priority", type=int, help="Jobs of a higher one go first.  [default: 0]", **_FILES)
+@click.option(
+    "--priority",
+    type=int,
+    help="Jobs of a higher one go first; with keys, at most what yours may claim.  [default: 0]",
+    **_FILES,
+)
 @click.option("--deadline", type=float, help="Seconds after which a job fails if it has not ended.", **_FILES)
 @parameter_options
 @section_options(ClientConfig)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
 from specq.errors import ConfigError
 from specq.text import num_tokens, tokenizer_hash
 from specq.types import ModelInfo
@@ -27,40 +28,29 @@ def resolve_directory(model: str) -> Path:
 
 
 def describe(
-    directory: Path, *, engine: str, name: str, dtype: str, vocab_size: int, max_length: int, kv_slots: int
+    directory: Path,
+    *,
+    engine: str,
+    name: str,
+    dtype: str,
+    vocab_size: int,
+    max_length: int,
+    kv_slots: int,
+    overrides: Mapping[str, Any] | None = None,
 ) -> ModelInfo:
-    """Return what a checkpoint's model is, as an engine runs it."""
+    """Return what a checkpoint's model is, as an engine runs it; `overrides`: its options that change the text."""
     tokenizer = directory / "tokenizer.json"
     text = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else ""
     return ModelInfo(
         name=name or directory.name,
-        fingerprint=fingerprint(directory),
+        fingerprint=fingerprint(directory, overrides),
+        former_fingerprint=tensors_hash(directory),
         dtype=dtype,
         engine=engine,
         vocab_size=vocab_size,
         num_tokens=num_tokens(text) if text else vocab_size,
-        eos_ids=_eos_ids(directory),
+        eos_ids=eos_ids(directory),
         max_length=max_length,
         tokenizer_hash=tokenizer_hash(text) if text else "",
         kv_slots=kv_slots,
     )
-
-
-def fingerprint(directory: Path) -> str:
-    """Hash the contents of the weight files, in the order of their names."""
-    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()
-
-
-def _eos_ids(directory: Path) -> tuple[int, ...]:
-    """Return the end-of-sequence ids of generation_config.json, else of config.json."""
-    for file in ("generation_config.json", "config.json"):
-        path = directory / file
-        eos = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id") if path.exists() else None
-        if eos is not None:
-            return tuple(eos) if isinstance(eos, list) else (eos,)
-    return ()

@@ -15,7 +15,7 @@ import structlog
 from specq.engines.checkpoint import describe, resolve_directory
 from specq.engines.checks import check_step, check_tokens, misfit
 from specq.engines.profiling import step_times
-from specq.engines.vllm.options import make_options, prepare_environment
+from specq.engines.vllm.options import make_options, overrides, prepare_environment
 from specq.engines.vllm.versions import ways_to_try
 from specq.errors import ConfigError, EngineError
 from specq.table import resolve
@@ -110,6 +110,7 @@ class VllmEngine:
             vocab_size=self._way.vocab_size,
             max_length=self._way.max_length,
             kv_slots=self._way.kv_slots,
+            overrides=overrides(arguments),
         )
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:

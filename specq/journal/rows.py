@@ -37,12 +37,21 @@ def job_row(record: JobTaken) -> tuple[Any, ...]:
     )
 
 
+def num_bytes(record: Record) -> int:
+    """Return the bytes that a record adds to the journal, about: those of its arrays."""
+    if isinstance(record, JobTaken):
+        return record.submit.prompt_ids.nbytes
+    if isinstance(record, (TokensAdded, JobEnded)):
+        return len(record.token_ids) + len(record.accepted) + len(record.logprobs)
+    return 0
+
+
 def result_row(record: JobEnded) -> tuple[Any, ...]:
     """Return the values of a row of `results`: finish, ended, code, reason, stats, num_bytes, arrays, job_id."""
     stats = orjson.dumps(record.stats).decode()
     arrays = (record.token_ids, record.accepted, record.logprobs)
-    num_bytes = sum(map(len, arrays)) + len(stats) + len(record.reason) + ROW_BYTES
-    return (record.finish, record.ended, record.code, record.reason, stats, num_bytes, *arrays, record.job_id)
+    size = num_bytes(record) + len(stats) + len(record.reason) + ROW_BYTES
+    return (record.finish, record.ended, record.code, record.reason, stats, size, *arrays, record.job_id)
 
 
 class Merged:

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from specq.errors import ConfigError, JournalBusyError, JournalLostError
-from specq.journal import rows
+from specq.journal import room, rows
 from specq.journal.fence import acquire, is_newest
 from specq.journal.records import (
     Deaths,
@@ -35,9 +36,8 @@ from specq.journal.schema import prepare
 
 DURABILITIES = {"full": "FULL", "process": "NORMAL"}
 BUSY_S = 0.25  # how long a statement waits for another program
-MOST_WAL = 64 * 1024 * 1024
 MOST_STALE = 20_000  # rows of commits that nobody needs any more, before they are cleared away
-EXPIRE_AT_ONCE = 200  # results that one transaction forgets
+FEW_STALE = 1000  # of them, which are not worth looking for while there are results to forget
 _CHUNKS = (64, 16, 4, 1)  # rows that one statement inserts: fewer calls, and fewer times that the loop's thread waits
 _COMMITS = f"INSERT INTO commits ({rows.COMMIT}) VALUES "  # noqa: S608 - the names are ours
 _COMMIT_ROW = "(?,?,?,?,?,?,?)"
@@ -47,6 +47,16 @@ _RESULTS = (
     "INSERT OR REPLACE INTO results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, accepted, "
     "logprobs, job_id) SELECT weights, ?, ?, ?, ?, ?, ?, ?, ?, ?, job_id FROM active WHERE job_id = ?"
 )
+
+
+class Kept(NamedTuple):
+    """What a step of keeping a journal to its limit came to.
+
+    num_forgotten  results that were forgotten; is_full: the journal is beyond its limit, and has nothing that may be forgotten
+    """
+
+    num_forgotten: int
+    is_full: bool
 
 
 class Journal:
@@ -69,11 +79,11 @@ class Journal:
                 _configure(self._connection, durability)
                 prepare(self._connection)
                 self._ownership = acquire(self._connection, path, owner, floor, take_over=take_over)
+                room.let_shrink(self._connection)
             except BaseException:
                 self._connection.close()
                 raise
         self.epoch, self.is_old = self._ownership.epoch, self._ownership.fence > 1
-        self._num_bytes = self._count_bytes()
         self._num_rows: Counter[int] = Counter()  # of commits, by job that has not ended
         self._stale: Counter[int] = Counter()  # and of other jobs: of no use any more
 
@@ -83,9 +93,10 @@ class Journal:
         """Journal a group of records, whole or not at all."""
         merged = rows.merge(records)
         with self._transaction():
-            num_bytes = sum([self._apply(record) for record in records if not isinstance(record, TokensAdded)])
+            for record in records:
+                if not isinstance(record, TokensAdded):
+                    self._apply(record)
             self._insert_commits([one.row() for one in merged.values()])
-        self._num_bytes += num_bytes
         self._count_stale(records, merged)
 
     def check(self) -> None:
@@ -95,8 +106,8 @@ class Journal:
         if not newest:
             raise JournalLostError(f"the journal {self.path} belongs to another broker now")
 
-    def _apply(self, record: JobTaken | JobBound | JobSuspected | JobEnded | JobDropped) -> int:
-        """Carry out a record; return the bytes of the result that it adds."""
+    def _apply(self, record: JobTaken | JobBound | JobSuspected | JobEnded | JobDropped) -> None:
+        """Carry out a record."""
         execute = self._connection.execute
         if isinstance(record, JobTaken):
             self._clear_old(record.job_id)
@@ -108,13 +119,10 @@ class Journal:
         elif isinstance(record, JobSuspected):
             execute(_SUSPECTS, (*record.deaths, record.job_id))
         elif isinstance(record, JobEnded):
-            row = rows.result_row(record)
-            execute(_RESULTS, row)
+            execute(_RESULTS, rows.result_row(record))
             execute("DELETE FROM active WHERE job_id = ?", (record.job_id,))
-            return int(row[5])
         else:
             self._forget([record.job_id])
-        return 0
 
     def _clear_old(self, job_id: int) -> None:
         """Clear away what is left of a job that had the same id."""
@@ -162,29 +170,25 @@ class Journal:
 
     # --- old results ------------------------------------------------------------------------------------------------
 
-    def expire(self, before: float, most_bytes: int) -> int:
-        """Forget results that ended before then, and the oldest while all take more bytes; return how many, at most
-        `EXPIRE_AT_ONCE`."""
+    def keep_to(self, most_bytes: int, before: float = 0.0) -> Kept:
+        """Forget results that ended before then, and the oldest while the journal takes more bytes: one small step."""
         with _told(self.path):
-            oldest = self._connection.execute(
-                "SELECT job_id, ended, num_bytes FROM results ORDER BY ended LIMIT ?", (EXPIRE_AT_ONCE,)
-            ).fetchall()
-        gone, freed = [], 0
-        for job_id, ended, num_bytes in oldest:
-            if ended >= before and self._num_bytes - freed <= most_bytes:
-                break
-            gone.append(job_id)
-            freed += num_bytes
+            surplus = room.room(self._connection).used_bytes - most_bytes
+            if surplus <= 0 and before <= 0.0:
+                return Kept(0, is_full=False)
+            gone = room.oldest(self._connection, before, surplus)
         if gone:
             with self._transaction():
                 self._forget(gone)
-            self._num_bytes -= freed
-            with _told(self.path):  # a script, since `execute` would take but the first step of it
-                self._connection.executescript("PRAGMA incremental_vacuum(4096)")
-        return len(gone)
+        if surplus > 0 and self._stale.total() > (max(FEW_STALE, self._num_rows.total()) if gone else 0):
+            self._clear_commits()
+            return Kept(len(gone), is_full=False)
+        return Kept(len(gone), is_full=surplus > 0 and not gone)
 
-    def _count_bytes(self) -> int:
-        return int(self._connection.execute("SELECT coalesce(sum(num_bytes), 0) FROM results").fetchone()[0])
+    def give_back(self, most_bytes: int, *, idle: bool) -> bool:
+        """Give room that is free back to the file system, a small step: see `specq.journal.room`."""
+        with _told(self.path):
+            return room.give_back(self._connection, self.path, most_bytes, idle=idle)
 
     # --- reading ----------------------------------------------------------------------------------------------------
 
@@ -228,7 +232,7 @@ def _configure(connection: sqlite3.Connection, durability: str) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {DURABILITIES[durability]}")
     connection.execute("PRAGMA fullfsync = 1")  # of macOS only
-    connection.execute(f"PRAGMA journal_size_limit = {MOST_WAL}")
+    connection.execute(f"PRAGMA journal_size_limit = {room.MOST_WAL}")
 
 
 @contextmanager

@@ -10,14 +10,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import structlog
 
 from specq.errors import JournalBusyError, JournalLostError
+from specq.journal import rows
 from specq.journal.reader import JournalReader
 from specq.journal.records import Record
 from specq.journal.store import Journal
@@ -29,6 +32,7 @@ EXPIRE_S = 10.0
 RETRY_S = 0.25
 GROUP_S = 0.002  # least time from the beginning of one group to that of the next
 MOST_RECORDS = 8192  # in one group
+MOST_BYTES = 4 << 20  # in one group, unless a single record is larger
 
 Wake = Callable[[], None]
 Question = Callable[[JournalReader], Any]
@@ -36,7 +40,7 @@ Question = Callable[[JournalReader], Any]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How long results are kept: for so many seconds, and while all take at most so many bytes."""
+    """How long results are kept: for so many seconds, and while the journal takes at most so many bytes."""
 
     seconds: float = 7 * 86400.0
     num_bytes: int = 1 << 30
@@ -48,10 +52,11 @@ class JournalWriter:
     durable  the sequence number up to which everything is journaled
     trouble  why nothing can be journaled now, or ""; what waits is tried again
     lost     why nothing will ever be: the broker must stop
+    full     why no new jobs should be journaled, or "": those that have not ended alone take more room than there is
     """
 
     def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
-        self.durable, self.trouble, self.lost = 0, "", ""
+        self.durable, self.trouble, self.lost, self.full = 0, "", "", ""
         self.num_groups = 0
         self._journal, self._wake, self._keep = journal, wake, keep or Keep()
         self._queue: SimpleQueue[tuple[int, Sequence[Record]]] = SimpleQueue()
@@ -88,20 +93,22 @@ class JournalWriter:
 
     def _turn(self) -> None:
         sequence, records = self._take()
-        while records and not self._try(lambda: self._journal.write(records)):
-            if self._closing.wait(RETRY_S):
-                return
-        if records:
+        for start, end in _groups(records):
+            group = records[start:end]
+            while not self._try(partial(self._journal.write, group)):
+                if self._closing.wait(RETRY_S):
+                    return
             self.num_groups += 1
-            self.durable = sequence
-            self._wake()
+            if end == len(records):
+                self.durable = sequence
+                self._wake()
+            self._tidy(idle=False)
         now = time.monotonic()
         if now >= self._next_check:
             self._next_check = now + CHECK_S
             self._try(self._journal.check)
-        if now >= self._next_expiry:
-            self._next_expiry = now + EXPIRE_S
-            self._try(self._expire)
+        if not records:
+            self._tidy(idle=True)
 
     def _take(self) -> tuple[int, list[Record]]:
         """Wait for records, and return all that there are when it is time for a group."""
@@ -134,9 +141,40 @@ class JournalWriter:
             self.trouble = trouble
             self._wake()
 
-    def _expire(self) -> None:
-        if self._journal.expire(time.time() - self._keep.seconds, self._keep.num_bytes):
-            self._next_expiry = 0.0  # there may be more
+    def _tidy(self, *, idle: bool) -> None:
+        """Take a step towards the limits, or while nothing else is to be done all of them. What cannot be done now can wait."""
+        with suppress(JournalBusyError):
+            while self._step(idle=idle) and idle and self._queue.empty():
+                pass
+
+    def _step(self, *, idle: bool) -> bool:
+        """Forget some of what is too old or too much, and give back some of what is free. False if there is nothing to do."""
+        now, most = time.monotonic(), self._keep.num_bytes
+        is_due = now >= self._next_expiry
+        kept = self._journal.keep_to(most, time.time() - self._keep.seconds if is_due else 0.0)
+        if is_due and not kept.num_forgotten:
+            self._next_expiry = now + EXPIRE_S
+        self._tell_full(f"the jobs that have not ended take up all {most >> 20} MB of the journal" * kept.is_full)
+        return self._journal.give_back(most, idle=idle) or kept.num_forgotten > 0
+
+    def _tell_full(self, full: str) -> None:
+        if full != self.full:
+            log.warning("journal_full", reason=full) if full else log.info("journal_has_room")
+            self.full = full
+            self._wake()
+
+
+def _groups(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
+    """Cut records into groups of at most so many bytes; yield where each begins and ends."""
+    start = size = 0
+    for end, record in enumerate(records):
+        added = rows.num_bytes(record)
+        if size and size + added > MOST_BYTES:
+            yield start, end
+            start, size = end, 0
+        size += added
+    if records:
+        yield start, len(records)
 
 
 class JournalLookup:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from specq.engines.checkpoint import describe, resolve_directory
-from specq.engines.vllm.options import make_options, prepare_environment
+from specq.engines.vllm.options import make_options, overrides, prepare_environment
 from specq.errors import EngineError
 from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
@@ -78,6 +78,7 @@ class VllmModel:
             vocab_size=self._asker.vocab_size,
             max_length=self._asker.max_length,
             kv_slots=self._asker.kv_slots,
+            overrides=overrides(arguments),
         )
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:

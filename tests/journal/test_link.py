@@ -15,7 +15,7 @@ from specq.broker.core import Broker
 from specq.broker.state import Find, FindFinished, Write
 from specq.errors import JournalBusyError, JournalLostError
 from specq.journal.reader import JournalReader
-from specq.journal.store import Journal
+from specq.journal.store import Journal, Kept
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.sections import BrokerConfig
 from tests.journal.test_store import added, ended, taken
@@ -146,8 +146,11 @@ class Failing:
     def check(self) -> None:
         """Be there."""
 
-    def expire(self, before: float, most_bytes: int) -> int:
-        return 0
+    def keep_to(self, most_bytes: int, before: float) -> Kept:
+        return Kept(0, is_full=False)
+
+    def give_back(self, most_bytes: int, *, idle: bool) -> bool:
+        return False
 
     def close(self) -> None:
         """Be gone."""

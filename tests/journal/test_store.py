@@ -28,6 +28,7 @@ from specq.journal.records import (
     StoredJob,
     TokensAdded,
 )
+from specq.journal.room import room
 from specq.journal.schema import STEPS, prepare
 from specq.journal.store import Journal, connect
 from specq.logprob_record import LogprobRecord
@@ -198,7 +199,7 @@ def test_an_id_that_comes_again_begins_anew(open_journal: Open) -> None:
     journal.write([added(1, 2, [3]), JobDropped(1), taken(1), added(1, 0, [7])])
     assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == [7]
     journal.write([ended(1, [7, 8])])
-    assert journal.expire(1e9, 0) == 1
+    assert journal.keep_to(0, 1e9).num_forgotten == 1
     journal.write([taken(1), added(1, 0, [9])])
     assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == [9]
 
@@ -381,28 +382,23 @@ def test_epochs_rise_with_each_owner(open_journal: Open, path: Path) -> None:
 # --- expiry -----------------------------------------------------------------------------------------------------------
 
 
-def page_count(journal: Journal) -> int:
-    return int(journal._connection.execute("PRAGMA page_count").fetchone()[0])
-
-
 def test_old_results_expire(open_journal: Open, path: Path) -> None:
-    """By age, then the oldest while they take too many bytes; running jobs stay, and the file shrinks."""
+    """By age, then the oldest while the journal takes too many bytes; running jobs stay."""
     journal = open_journal()
     journal.write([taken(100)])
     tokens = list(range(2000))
     for job_id in range(1, 41):
         journal.write([taken(job_id), ended(job_id, tokens, at=float(job_id))])
-    num_pages = page_count(journal)
-    assert journal.expire(11.0, 1 << 30) == 10
-    left = journal._num_bytes
-    assert left == journal._count_bytes()
-    assert journal.expire(0.0, left // 2) == 15
-    assert journal.expire(0.0, left // 2) == 0
+    assert journal.keep_to(1 << 30, 11.0).num_forgotten == 10
+    used = room(journal._connection).used_bytes
+    assert 13 <= journal.keep_to(used // 2).num_forgotten <= 17
+    assert room(journal._connection).used_bytes <= used // 2
+    assert journal.keep_to(used // 2) == (0, False)
     reader = JournalReader(path)
-    assert [one.job_id for one in reader.finished(100)] == list(range(40, 25, -1))
+    left = [one.job_id for one in reader.finished(100)]
+    assert left == list(range(40, 40 - len(left), -1))
     assert reader.find(3) is None
     assert reader.find(100) is not None
-    assert page_count(journal) < 0.6 * num_pages
     reader.close()
 
 

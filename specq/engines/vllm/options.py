@@ -37,6 +37,24 @@ RESERVED = {
     "pipeline_parallel_size": "",
 }
 
+# Of the rest, those by which another text may come than the checkpoint's files say.
+CHANGES_TEXT = (
+    "hf_config_path",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "load_format",
+    "model_impl",
+    "override_attention_dtype",
+    "quantization",
+    "rope_scaling",
+    "rope_theta",
+)
+
+
+def overrides(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that change what the model says: they are part of its fingerprint."""
+    return {name: arguments[name] for name in CHANGES_TEXT if arguments.get(name) not in (None, "", "auto")}
+
 
 def prepare_environment(device: str, num_devices: int = 1) -> None:
     """Set the variables that vLLM reads when it is imported. With `--device cuda:N` it shall see only devices from N on."""
