@@ -138,19 +138,23 @@ def test_what_is_wrong_is_said_before_anything_is_sent(generate, broker, argumen
     assert broker.num_heard(Submit) == 0
 
 
-def test_all_are_stopped_if_the_broker_is_gone(generate):
-    """The error is raised; what still runs is cancelled."""
+def never_all(message):
+    """Answer jobs with the prompt "b" alone, of which none ends by itself."""
+    if isinstance(message, Submit):
+        return [Accepted(job_id=message.job_id)] if CODEC.decode(message.prompt_ids.tolist()) == "b" else []
+    return [tokens(message.job_id, 0, [], "cancelled")] if isinstance(message, Cancel) else answer(message)
 
-    def reply(message):
-        if isinstance(message, Submit):
-            return [Accepted(job_id=message.job_id)] if CODEC.decode(message.prompt_ids.tolist()) == "b" else []
-        return [tokens(message.job_id, 0, [], "cancelled")] if isinstance(message, Cancel) else answer(message)
 
-    with FakeBroker(reply) as broker:
+def test_all_are_stopped_if_the_broker_is_gone(tmp_path):
+    """The error is raised; what still runs is cancelled, though the client stays open, and nobody waits for it."""
+    with FakeBroker(never_all) as broker, Client(broker.address, cache_dir=tmp_path, timeout_s=0.5) as client:
         with pytest.raises(JobError, match="not answered") as caught:
-            generate(broker, timeout_s=0.5, prompt=["a", "b"])
-        taken = {m.job_id for m in broker.heard if isinstance(m, Submit) and CODEC.decode(m.prompt_ids.tolist()) == "b"}
-        assert taken <= {message.job_id for message in broker.wait_for(Cancel)}
+            client.generate(["a", "b"])
+        submits = broker.wait_for(Submit, 2)
+        (taken,) = {message.job_id for message in submits if message.prompt_ids.tolist() == CODEC.encode("b")}
+        assert taken in {message.job_id for message in broker.wait_for(Cancel)}
+        client.status()
+        assert client._connection.link.num_awaited == 0
     assert caught.value.code == "lost"
 
 
