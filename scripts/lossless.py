@@ -140,7 +140,7 @@ def compare(
             params = SamplingParams(temperature=temperature, seed=seed)
             differing.append({"prompt": seed, **explain(model, prompt, text, result.token_ids, params)})
     names = ("rounds", "drafted", "draft_tokens", "accepted_tokens")
-    counts = {name: sum(result.stats[name] for result in results) for name in names}
+    counts = {name: sum((result.stats | result.internal)[name] for result in results) for name in names}
     return {"texts": len(results), "equal": len(results) - len(differing), "differing": differing, **counts}
 
 

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Self, TypeVar
 from specq.errors import ConfigError, JobError
 
 SUFFIX = ".unfinished"
-VERSION = 1
+VERSION = 2  # of what lines and options are made of
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ Rule: a line that is wrong, or whose job fails, becomes a result with `error`, a
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from collections import deque
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from specq.client import Client, Piece, Result, wishes
+from specq.client.batch import is_batch
 from specq.client.parameters import NAMES
 from specq.client.request import SOURCES
 from specq.errors import BROKER_GONE, JobError
 
+_KEYS = (*SOURCES, "id", *NAMES, *wishes.NAMES)
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others
 
 Write = Callable[[list[Result]], None]
@@ -29,11 +32,10 @@ Show = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a prompts file; `error` says why it cannot be used, `unknown` lists keys that mean nothing here."""
+    """A line of a prompts file; `error` says why it cannot be used."""
 
     number: int
     arguments: dict[str, Any] = field(default_factory=dict)
-    unknown: tuple[str, ...] = ()
     error: str = ""
 
     @property
@@ -49,6 +51,8 @@ class Line:
     def request(self, defaults: dict[str, Any], *, as_chat: bool) -> dict[str, Any]:
         """Return the arguments of `Client.generate`; with `as_chat` a prompt is a user's message."""
         arguments = defaults | {"id": self.id} | self.arguments
+        if is_batch(self.arguments):
+            raise JobError("a list of prompts; give each a line of its own")
         return _to_chat(arguments) if as_chat else arguments
 
     def job_key(self, run: str) -> str:
@@ -76,11 +80,19 @@ def parse_line(number: int, raw: bytes) -> Line:
     if not isinstance(values, dict):
         return Line(number, error=f"line {number} is no JSON object, but {_kind(values)}")
     given = {name: value for name, value in values.items() if value is not None}
-    known = {name: value for name, value in given.items() if name in (*SOURCES, *NAMES, *wishes.NAMES, "id")}
-    unknown = tuple(name for name in given if name not in known)
+    known = {name: value for name, value in given.items() if name in _KEYS}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        return Line(number, known, f"line {number} has {_unknown_key(unknown[0])}")
     if not any(name in known for name in SOURCES):
-        return Line(number, known, unknown, f"line {number} has none of {', '.join(SOURCES)}")
-    return Line(number, known, unknown)
+        return Line(number, known, f"line {number} has none of {', '.join(SOURCES)}")
+    return Line(number, known)
+
+
+def _unknown_key(name: str) -> str:
+    near = difflib.get_close_matches(name, _KEYS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"the unknown key {name!r}; {hint}known are {', '.join(_KEYS)}"
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -92,9 +104,9 @@ def _kind(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def result_line(result: Result) -> bytes:
-    """Return a result as a line of JSON; plain ASCII if it echoes what UTF-8 cannot hold."""
-    values = result.to_dict()
+def result_line(result: Result, *, verbose: bool = False) -> bytes:
+    """Return a result as a line of JSON, if `verbose` with all counters; plain ASCII if it echoes what UTF-8 cannot hold."""
+    values = result.to_dict(verbose=verbose)
     try:
         return json.dumps(values, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:

@@ -19,7 +19,7 @@ import numpy as np
 import orjson
 
 from specq.errors import JobError, ProtocolError
-from specq.messages import MESSAGES, PROTOCOL_VERSION, Message
+from specq.messages import MESSAGES, PROTOCOL_VERSION, Assign, JobInfo, Message, Open, Submit
 from specq.params import SamplingParams, Speculation, Values
 from specq.types import ModelInfo
 
@@ -28,6 +28,7 @@ Frames = list[bytes]
 MAX_HEADER = 64 * 1024
 MAX_ARRAY = 16 * 1024 * 1024
 MAX_FRAMES = 16
+MAX_NAME = 1000  # characters of the name of a worker or model
 _NO_KEY = bytes(8)
 _KEYS = ("session_id", "job_id")
 _INT_LIMIT = 2**63
@@ -58,16 +59,20 @@ class _Layout:
 def encode(message: Message) -> Frames:
     """Return the frames of a message."""
     layout = _LAYOUTS[type(message)]
-    header: dict[str, Any] = {"v": PROTOCOL_VERSION, "type": message.TYPE}
-    for name, default in layout.defaults:
-        value = getattr(message, name)
-        if value != default:
-            header[name] = value.to_dict() if isinstance(value, Values) else value
     key = _key(getattr(message, layout.key)) if layout.key else _NO_KEY
     arrays = [np.asarray(getattr(message, array.name), array.dtype).tobytes() for array in layout.arrays]
     while arrays and not arrays[-1]:
         arrays.pop()
-    return [key, orjson.dumps(header), *arrays]
+    return [key, orjson.dumps(_header(message)), *arrays]
+
+
+def _header(message: Message) -> dict[str, Any]:
+    header: dict[str, Any] = {"v": PROTOCOL_VERSION, "type": message.TYPE}
+    for name, default in _LAYOUTS[type(message)].defaults:
+        value = getattr(message, name)
+        if value != default:
+            header[name] = value.to_dict() if isinstance(value, Values) else value
+    return header
 
 
 def _key(number: int) -> bytes:
@@ -102,6 +107,14 @@ def type_of(frames: Sequence[bytes]) -> type[Message] | None:
         return None
     name = frames[1][len(_PREFIX) : frames[1].find(b'"', len(_PREFIX))]
     return _BY_NAME.get(name)
+
+
+def named_type(frames: Sequence[bytes]) -> type[Message] | None:
+    """Return the message type that a header names, even one that cannot be decoded for something else; else None."""
+    try:
+        return MESSAGES.get(decode_header(frames)["type"])
+    except ProtocolError:
+        return type_of(frames)
 
 
 def decode_header(frames: Sequence[bytes]) -> dict[str, Any]:
@@ -233,3 +246,35 @@ def _layout(cls: type[Message]) -> _Layout:
 _LAYOUTS: dict[type[Message], _Layout] = {cls: _layout(cls) for cls in MESSAGES.values()}
 _BY_NAME: dict[bytes, type[Message]] = {name.encode(): cls for name, cls in MESSAGES.items()}
 _PREFIX = b'{"v":%d,"type":"' % PROTOCOL_VERSION
+
+
+# --- how large a job may be ---------------------------------------------------------------------------------------
+
+_REPEATED = ("params", "speculation", "label")  # of a Submit, in what it becomes
+_WIDEST = {int: -_INT_LIMIT, bool: False, str: "\U0001f40d" * MAX_NAME}  # no name has more than 4 bytes a character
+
+
+def _most_added(cls: type[Message]) -> int:
+    """Return the most bytes that a header of this type has beyond what it repeats of a Submit's."""
+    hints = typing.get_type_hints(cls)
+    own = {name: _WIDEST[hints[name]] for name in _LAYOUTS[cls].checks if name not in _REPEATED}
+    return len(orjson.dumps({"v": PROTOCOL_VERSION, "type": cls.TYPE, **own}))
+
+
+# Who receives what the broker makes of a job must be able to read it, so a client may say less than a broker.
+MAX_SUBMIT_HEADER = MAX_HEADER - max(_most_added(cls) for cls in (Open, Assign, JobInfo))
+
+
+def too_large(job: Submit) -> str:
+    """Return why a job would not fit into the messages that repeat it, or ""; what counts is how this side writes it."""
+    header = _header(job)
+    header.pop("have", None)
+    size = len(orjson.dumps(header))
+    if size <= MAX_SUBMIT_HEADER:
+        return ""
+    values = header.get("params", {}) | header.get("speculation", {}) | {"label": job.label, "model": job.model}
+    sizes = {name: len(orjson.dumps(value)) for name, value in values.items()}
+    name = max(sizes, key=lambda name: sizes[name])
+    return (
+        f"the job takes {size} bytes beside its prompt, {sizes[name]} of them for {name}; at most {MAX_SUBMIT_HEADER}"
+    )

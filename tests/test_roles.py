@@ -17,6 +17,7 @@ from specq.journal.records import StoredJob
 from specq.keys import Grant
 from specq.messages import (
     MESSAGES,
+    PROTOCOL_VERSION,
     Assign,
     Cancel,
     Draft,
@@ -302,3 +303,13 @@ def test_memory_of_sockets_is_bounded(monkeypatch):
         False,
         False,
     )
+
+
+def test_who_may_not_submit_hears_nothing_of_what_is_wrong() -> None:
+    """A message that cannot be read is answered only to those who may send such a one."""
+    guarded = Guarded()
+    frames = [(7).to_bytes(8, "little"), orjson.dumps({"v": PROTOCOL_VERSION, "type": "cancel", "extra": 1})]
+    assert guarded.broker.from_front(b"laptop", frames, 0.0, "laptop") == []
+    (answer,) = guarded.broker.from_front(b"alice", frames, 0.0, "alice")
+    assert isinstance(answer, Send)
+    assert isinstance(decode(answer.frames), Failed)

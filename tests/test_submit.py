@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.errors import JobError
-from specq.messages import Cancel, Failed, Submit
+from specq.messages import Cancel, Failed, FetchTokenizer, Submit
 from specq.submit import Line, failure, parse_line, read_lines, result_line, run_lines
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
+from tests.fake_broker import STATS as STATS_SENT
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -28,6 +29,7 @@ STATS = [
     "mean_accepted_length",
     "tokens_per_second",
     "time_to_first_token_ms",
+    "seed",
 ]
 
 
@@ -61,10 +63,20 @@ def test_malformed_lines(raw, reason):
     assert reason in parse_line(4, raw).error
 
 
-def test_null_and_unknown_keys():
-    """null is not given; keys that mean nothing are listed, not obeyed."""
-    line = parse_line(1, b'{"prompt": "a", "seed": null, "reference": "b"}')
-    assert (line.arguments, line.unknown, line.error) == ({"prompt": "a"}, ("reference",), "")
+def test_null_is_not_given():
+    line = parse_line(1, b'{"prompt": "a", "seed": null}')
+    assert (line.arguments, line.error) == ({"prompt": "a"}, "")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("temprature", "did you mean 'temperature'? "), ("top-p", "did you mean 'top_p'? "), ("reference", "")],
+)
+def test_unknown_keys_are_refused(key, hint):
+    """By name, with the nearest one that there is, if any, and all of them."""
+    error = parse_line(4, json.dumps({"prompt": "a", key: 0.5}).encode()).error
+    assert error.startswith(f"line 4 has the unknown key {key!r}; {hint}known are prompt, messages, token_ids, id, ")
+    assert "temperature" in error.partition("known are")[2]
 
 
 @pytest.mark.parametrize("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
@@ -127,7 +139,7 @@ def test_good_lines(broker, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert [result["id"] for result in results] == ["first", 2, 3]
     assert [list(result) for result in results] == [FIELDS] * 3
-    assert all(list(result["stats"])[: len(STATS)] == STATS for result in results)
+    assert [list(result["stats"]) for result in results] == [STATS] * 3
     assert [result["text"] for result in results] == [
         ANSWER,
         CODEC.decode(ANSWER_IDS[:4]),
@@ -146,6 +158,8 @@ def test_bad_lines_harm_no_others(broker, tmp_path):
     """Each bad line becomes an error line with its number; the others are complete; exit status 1."""
     bad = ["nonsense", '{"prompt": ""}', '{"prompt": "a", "temperature": -1}', '{"prompt": "a", "strategy": "x"}']
     bad += ['{"token_ids": [99999]}', '{"prompt": "a", "top_p": NaN}', '{"prompt": "a", "max_tokens": "b"}']
+    bad += ['{"prompt": ["a", "b"]}', '{"token_ids": [[5], [6]]}']
+    bad += ['{"prompt": "a", "temprature": 1}', json.dumps({"prompt": "a", "bad_token_ids": [[5, 6, 7]] * 9000})]
     bad += [json.dumps({"token_ids": [5] * 100}), '{"prompt": "\\ud800"}', '{"prompt": "a", "token_ids": [3]}']
     outcome, results = run(broker, tmp_path, "".join(f"{line}\n{GOOD}" for line in bad))
     assert outcome.exit_code == 1
@@ -179,12 +193,12 @@ def test_chat_option(broker, tmp_path):
 
 
 def test_standard_streams(broker):
-    """`-` is standard input, and results go to standard output; unknown keys are noted once, on standard error."""
-    text = '{"prompt": "a", "extra": 1}\n' * 2
+    """`-` is standard input, and results go to standard output; nothing else is said."""
+    text = '{"prompt": "a"}\n' * 2
     outcome = CliRunner().invoke(main, ["submit", "-", "--out", "-", "--broker", broker.address], input=text)
     assert outcome.exit_code == 0
     assert [json.loads(line)["text"] for line in outcome.stdout.splitlines()] == [ANSWER] * 2
-    assert outcome.stderr == "specq: line 1: ignored unknown 'extra'\n"
+    assert outcome.stderr == ""
 
 
 def test_stream_shows_the_text(broker, tmp_path):
@@ -270,7 +284,7 @@ def test_interrupted(tmp_path, spawn):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 1
-        assert len(broker.wait_for(Cancel, 3)) == 3
+        assert len({message.job_id for message in broker.wait_for(Cancel, 3)}) == 3
     assert json.loads(out.read_text())["text"] == ANSWER
 
 
@@ -296,7 +310,70 @@ def test_nobody_there(tmp_path, gone):
     (tmp_path / "results.jsonl").write_text("")
     reply = [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
     with FakeBroker(lambda _: [] if gone else reply) as broker:
-        outcome, _ = run(broker, tmp_path, GOOD, "--timeout-s", "0.3")
+        outcome, _ = run(broker, tmp_path, GOOD, "--timeout-s", "0.3", "--no-wait")
     assert outcome.exit_code == 1
     assert outcome.stderr.count("\n") == 1
     assert ("make broker" if gone else "no verifier") in outcome.stderr
+
+
+NO_VERIFIER = Failed(job_id=0, code="no_verifier", reason="no verifier is registered")
+
+
+def test_a_verifier_is_waited_for(tmp_path):
+    """It is said on standard error what for; when it is there, the run goes on."""
+    questions = []
+
+    def reply(message):
+        if isinstance(message, FetchTokenizer) and len(questions) < 2:
+            questions.append(message)
+            return [NO_VERIFIER]
+        return answer(message)
+
+    with FakeBroker(reply) as broker:
+        outcome, results = run(broker, tmp_path, GOOD, "--timeout-s", "0.4")
+    assert (outcome.exit_code, [result["text"] for result in results]) == (0, [ANSWER])
+    waits, goes_on = outcome.stderr.splitlines()
+    assert f"waiting for a verifier to register with the broker at {broker.address}, at most 600 s" in waits
+    assert "fake is served, after" in goes_on
+
+
+def test_a_broker_is_waited_for(tmp_path, free_address, spawn):
+    """One that is started after the command."""
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
+    prompts.write_text(GOOD)
+    process = spawn("submit", str(prompts), "--out", str(out), "--broker", free_address, "--timeout-s", "0.4")
+    while f"waiting for a broker at {free_address}" not in process.output.read_text():
+        assert process.poll() is None
+    with FakeBroker(endpoint=free_address):
+        assert process.wait(20) == 0
+    assert json.loads(out.read_text())["text"] == ANSWER
+
+
+def test_the_wait_is_bounded(tmp_path):
+    """After it, the reason, and exit status 1."""
+    with FakeBroker(lambda _: [NO_VERIFIER]) as broker:
+        outcome, _ = run(broker, tmp_path, GOOD, "--timeout-s", "0.2", "--wait-seconds", "0.3")
+    assert outcome.exit_code == 1
+    assert "at most 0.3 s" in outcome.stderr
+    assert "no verifier is registered" in outcome.stderr.splitlines()[-1]
+
+
+def test_ctrl_c_while_waiting_is_quiet(tmp_path, spawn):
+    """One line said what was waited for, and no more is said."""
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(GOOD)
+    with FakeBroker(lambda _: [NO_VERIFIER]) as broker:
+        process = spawn("submit", str(prompts), "--broker", broker.address)
+        while "waiting for" not in process.output.read_text():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 1
+    assert process.output.read_text().count("\n") == 1
+
+
+def test_all_counters_only_if_asked_for(broker, tmp_path):
+    """Under a key of their own."""
+    _, (line,) = run(broker, tmp_path, GOOD, "--verbose")
+    assert list(line) == [*FIELDS, "internal"]
+    assert line["internal"] == {name: STATS_SENT[name] for name in ("drafted", "stale", "accepted_lengths")}
+    assert list(line["stats"]) == STATS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from specq.cpu import apply_cpu, available_cores
 from specq.errors import ConfigError, EngineError
 from specq.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
+from workers.progress import EVERY_S, Readiness
 from workers.up import CoreShares, Group, Member, divide_cores, members
 
 KEEP_ALIVE = """
@@ -179,9 +181,48 @@ def test_sigterm_stops_all(spawn, free_address):
         "[up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
     )
     process = spawn("-c", code, free_address, program=(sys.executable,))
-    _wait_for(lambda: "ready after" in process.output.read_text())
+    said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text)
+    assert re.search(r"^broker: ready after \d+\.\d s$", said, re.MULTILINE)
 
     process.send_signal(signal.SIGTERM)
 
     assert process.wait(30) == 0
     assert "stopped" in process.output.read_text()
+
+
+def test_readiness_is_told_as_it_comes():
+    """Who is ready, once; and every few seconds for whom the group waits."""
+    told = []
+    readiness = Readiness(["broker", "target-1", "draft-1"], told.append, 100.0)
+
+    assert not readiness.note((), 100.2)
+    assert not readiness.note({"broker"}, 101.2)
+    assert not readiness.note({"broker"}, 100.0 + EVERY_S)
+    assert not readiness.note({"broker", "draft-1"}, 106.5)
+    assert not readiness.note({"broker", "draft-1"}, 100.0 + 2 * EVERY_S)
+    assert readiness.note({"broker", "draft-1", "target-1", "a stranger"}, 111.0)
+    assert told == [
+        "broker: ready after 1.2 s",
+        "waiting for target-1, draft-1 since 5 s",
+        "draft-1: ready after 6.5 s",
+        "waiting for target-1 since 10 s",
+        "target-1: ready after 11.0 s",
+    ]
+
+
+@pytest.mark.slow
+def test_up_says_what_it_does(spawn, free_address):
+    """From the start on: what is loaded, what is measured, who is ready; in this order for each process."""
+    process = spawn("up", "--drafters", "1", "--broker", free_address)
+    said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text, 120).splitlines()
+
+    assert [line for line in said if line.startswith("target-1:")][:2] == [
+        "target-1: loading tiny",
+        "target-1: measuring steps of 1 to 512 rows",
+    ]
+    assert [line for line in said if line.startswith("draft-1:")][:2] == [
+        "draft-1: loading tiny",
+        "draft-1: drafting once, so that all is compiled",
+    ]
+    ready = [line.partition(":")[0] for line in said if ": ready after" in line]
+    assert (ready[0], sorted(ready)) == ("broker", ["broker", "draft-1", "target-1"])

@@ -1,6 +1,9 @@
 """Messages survive the wire; whatever else arrives is a ProtocolError."""
 
 import typing
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import orjson
@@ -9,10 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.errors import ProtocolError
-from specq.messages import MESSAGES, PROTOCOL_VERSION, Draft, GetStatus, Hello, Message, Submit, Verdict
+from specq.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    Assign,
+    Draft,
+    GetStatus,
+    Hello,
+    JobInfo,
+    Message,
+    Open,
+    Submit,
+    Verdict,
+)
 from specq.params import MODES, SamplingParams, Speculation
 from specq.types import ModelInfo
-from specq.wire import MAX_FRAMES, decode, encode, type_of
+from specq.wire import MAX_FRAMES, MAX_HEADER, MAX_NAME, MAX_SUBMIT_HEADER, decode, encode, too_large, type_of
 from tests.toy import toy_info
 
 _VALUES: dict[object, st.SearchStrategy[typing.Any]] = {
@@ -150,3 +165,49 @@ def test_only_what_differs_from_the_defaults_travels() -> None:
     """Default parameters cost no bytes."""
     frames = encode(Submit(job_id=1, params=SamplingParams(top_k=5), prompt_ids=np.arange(3)))
     assert orjson.loads(frames[1]) == {"v": PROTOCOL_VERSION, "type": "submit", "params": {"top_k": 5}}
+
+
+WIDE = "\U0001f40d"  # a character of 4 bytes
+LAST = 2**63 - 1
+
+
+def _what_becomes_of(job: Submit) -> list[Message]:
+    """Return the messages that repeat a job, all else in them as long as it can be."""
+    own = {"epoch": LAST, "prompt_len": LAST, "params": job.params, "speculation": job.speculation}
+    own |= {"session_id": job.job_id, "token_ids": job.prompt_ids}
+    info = JobInfo(
+        job_id=job.job_id, params=job.params, model=WIDE * MAX_NAME, label=job.label, ended=True, elapsed_ms=LAST,
+        prompt_ids=job.prompt_ids,
+    )  # fmt: skip
+    return [Open(tokens_left=LAST, **own), Assign(lane=LAST, **own), info]
+
+
+def _job(num_banned: int, stop: str, label: str = "") -> Submit:
+    params = SamplingParams(bad_token_ids=((12_345, 678),) * num_banned, stop=(stop,), seed=LAST)
+    return Submit(job_id=1, params=params, speculation=Speculation(max_depth=7), label=label, prompt_ids=np.arange(3))
+
+
+def _most(job: Callable[[int], Submit]) -> int:
+    """Return the largest number of which a job is not too large."""
+    return bisect_left(range(1, MAX_HEADER), True, key=lambda n: bool(too_large(job(n))))
+
+
+@pytest.mark.parametrize("label", ["", "\0" * 1000, WIDE * 1000])
+@pytest.mark.parametrize("character", ["x", '"', WIDE])
+def test_what_the_largest_job_becomes_can_be_decoded(label: str, character: str) -> None:
+    """The largest Submit that passes: one that is a character longer does not, and says why and how large it is."""
+    fits = _most(lambda n: _job(n, character, label))
+    length = _most(lambda n: _job(fits, character * n, label))
+    largest, larger = (_job(fits, character * n, label) for n in (length, length + 1))
+    assert MAX_SUBMIT_HEADER - 10 < len(encode(largest)[1]) <= MAX_SUBMIT_HEADER
+    assert [_same(decode(encode(message)), message) for message in _what_becomes_of(largest)] == [True] * 3
+    assert "of them for bad_token_ids; at most" in too_large(larger)
+    assert str(len(encode(larger)[1])) in too_large(larger)
+    assert not too_large(replace(largest, have=LAST)), "what the client has does not travel on"
+
+
+def test_the_limit_of_a_job_is_no_smaller_than_it_must_be() -> None:
+    """What brokers add to the largest job fills the limit of a header, but for what the type's name and a label take."""
+    largest = _job(1, "x" * _most(lambda n: _job(1, "x" * n)))
+    longest = max(len(encode(message)[1]) for message in _what_becomes_of(largest))
+    assert MAX_HEADER - 100 < longest <= MAX_HEADER

@@ -22,6 +22,7 @@ from specq.sections import DraftConfig
 from specq.table import resolve
 from workers.link import BrokerLink, new_incarnation
 from workers.loop import Stop, calm_collector
+from workers.progress import Tell, teller
 
 log = structlog.get_logger(__name__)
 
@@ -69,7 +70,7 @@ def run(config: DraftConfig) -> int:
     stop = Stop(at_once=True)
     apply_cpu(config.cores, config.threads, config.nice)
     name = config.name or f"draft-{os.getpid()}"
-    drafter = build_drafter(config)
+    drafter = build_drafter(config, teller(name, wanted=config.progress))
     loop = DrafterLoop(config, drafter, name)
     log.info("drafter_ready", name=name, model=drafter.proposer.info.name)
     calm_collector()
@@ -83,9 +84,10 @@ def run(config: DraftConfig) -> int:
     return 0
 
 
-def build_drafter(config: DraftConfig) -> Drafter:
+def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     model = config.model if config.proposer in MODEL_FREE else resolve_model(config.model, "draft")
+    tell(f"loading {config.proposer if config.proposer in MODEL_FREE else config.model}")
     proposer: Proposer = resolve("proposer", PROPOSERS, config.proposer)(
         model,
         device=config.device,
@@ -96,6 +98,7 @@ def build_drafter(config: DraftConfig) -> Drafter:
         options=options_of(config),
     )
     if config.proposer not in MODEL_FREE:
+        tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
     return _drafter(proposer, config)
 

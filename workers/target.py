@@ -31,6 +31,7 @@ from specq.wire import decode, encode
 from specq.zap import Zap
 from workers.link import BrokerLink, new_incarnation
 from workers.loop import Stop, calm_collector
+from workers.progress import teller
 
 log = structlog.get_logger(__name__)
 
@@ -190,12 +191,14 @@ def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | 
     """Load the draft model that shall draft in this process, if there is one; ConfigError if it does not fit the target."""
     if not config.draft_model:
         return None
-    model = resolve_model(config.draft_model, "draft")
+    model, tell = resolve_model(config.draft_model, "draft"), teller(config.name or "target", wanted=config.progress)
+    tell(f"loading {config.draft_model} to draft with")
     source = ChainModel(model, device=own_device(config), dtype=config.dtype, name=config.draft_model)
     if not fits(source.info, verifier.engine.info):
         raise ConfigError(mismatch(source.info, [verifier.engine.info]))
     source.limit_vocab = min(source.limit_vocab, verifier.engine.info.num_tokens)
     sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
+    tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
     log.info("drafter_ready", model=source.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
     return OwnDrafter(source, verifier, levels, fan_out=config.fan_out, chain=config.chain)
@@ -209,8 +212,9 @@ def own_device(config: TargetConfig) -> str:
 
 def build_verifier(config: TargetConfig, name: str) -> Verifier:
     """Load the model, measure the step curve, and return the verifier."""
-    started = time.monotonic()
+    started, tell = time.monotonic(), teller(name, wanted=config.progress)
     model = resolve_model(config.model, "target")
+    tell(f"loading {config.model}")
     engine: Engine = resolve("engine", ENGINES, config.engine)(
         model,
         device=config.device,
@@ -225,6 +229,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         options=options_of(config),
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
+    tell(f"measuring steps of {sizes[0]} to {sizes[-1]} rows")
     curve = StepCurve(sizes, engine.step_times(sizes))
     log.info(
         "engine_ready",

@@ -34,6 +34,7 @@ from specq.errors import ConfigError, EngineError, JobError
 from specq.keys import directory_of, own_keys
 from specq.sections import BrokerConfig, Config, Section
 from workers.loop import Stop
+from workers.progress import Readiness, Tell
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
@@ -137,29 +138,32 @@ class Group:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
 
-    def wait_ready(self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool) -> bool:
-        """Wait until the broker knows all workers as ready; False if `asked` to stop before.
+    def wait_ready(
+        self, timeout_s: float = float("inf"), asked: Callable[[], object] = bool, tell: Tell = bool
+    ) -> bool:
+        """Wait until the broker knows all workers as ready; False if `asked` to stop before. `tell` is told of progress.
 
         Raises EngineError if a process ends for good, or the time is over.
         """
         deadline = time.monotonic() + timeout_s
+        readiness = Readiness([member.name for member in self.members], tell, time.monotonic())
         with Client(self.address, timeout_s=POLL_S, keys=self.keys) as client:
             while not asked():
                 self.check()
-                if self._all_ready(client):
+                if readiness.note(self._ready(client), time.monotonic()):
                     return True
                 if time.monotonic() > deadline:
                     raise EngineError(f"not all processes were ready within {timeout_s:g} s")
                 time.sleep(POLL_S)
         return False
 
-    def _all_ready(self, client: Client) -> bool:
+    def _ready(self, client: Client) -> set[str]:
+        """Return the names of the broker, once it answers, and of those that it calls ready."""
         try:
             workers = client.status()["workers"]
         except JobError:
-            return False
-        ready = {worker["name"] for worker in workers if worker["state"] == "ready"}
-        return ready.issuperset(member.name for member in self.members[1:])
+            return set()
+        return {self.members[0].name, *(worker["name"] for worker in workers if worker["state"] == "ready")}
 
     def check(self) -> None:
         """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
@@ -242,11 +246,12 @@ def _die_with(parent: int) -> Callable[[], None]:
 def run(config: Config, extra: Sequence[str] = ()) -> int:
     """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
     stop = Stop()
+    config = replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
     with Group(members(config, extra), keys_of_broker(config.broker)) as group:
         click.echo(_table(group))
         started = time.monotonic()
         try:
-            if group.wait_ready(asked=lambda: stop.asked):
+            if group.wait_ready(asked=lambda: stop.asked, tell=click.echo):
                 click.echo(f"ready after {time.monotonic() - started:.1f} s at {group.address}; Ctrl-C stops all")
             while not stop:
                 group.check()

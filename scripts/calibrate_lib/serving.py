@@ -109,7 +109,7 @@ def _complete(client: Client, prompt: Prompt, setting: Setting, mode: str) -> Re
 
 def figures(results: Sequence[Result], seconds: float) -> dict[str, Any]:
     """Return the rate and the sums of the jobs' counts; `step_ms` is the mean step as the verifier timed it in service."""
-    sums = {name: sum(int(result.stats.get(name, 0)) for result in results) for name in COUNTS}
+    sums = {name: sum(int((result.stats | result.internal).get(name, 0)) for result in results) for name in COUNTS}
     num_tokens = sum(len(result.token_ids) for result in results)
     return {
         "tokens_per_second": round(num_tokens / seconds, 2),

@@ -83,7 +83,7 @@ def _complete(client: Client, work: Workload, prompt: list[int], mode: str) -> R
 
 def _figures(results: list[Result]) -> dict[str, Any]:
     """Return what the jobs' statistics say of the last repetition."""
-    stats = [result.stats for result in results]
+    stats = [result.stats | result.internal for result in results]
     rounds = sum(s["rounds"] for s in stats)
     sums = {name: sum(int(s.get(name, 0)) for s in stats) for name in ("drafted", "draft_tokens", "stale", "hits")}
     return {

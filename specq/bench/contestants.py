@@ -62,7 +62,7 @@ class Specq:
             ignore_eos=settings.ignore_eos,
             **self._options,
         )
-        return Completion(result.token_ids, result.stats["time_to_first_token_ms"], result.stats)
+        return Completion(result.token_ids, result.stats["time_to_first_token_ms"], result.stats | result.internal)
 
 
 class Field:

@@ -34,7 +34,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a contestant made of one prompt; `stats` has the counts of `specq.client.Result` as far as it knows them."""
+    """What a contestant made of one prompt; `stats` has all counts of `specq.client.Result` as far as it knows them."""
 
     token_ids: list[int]
     first_token_ms: float

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from specq.broker.limits import admit_draft, check_heartbeat
+from specq.broker.limits import admit_draft, check_heartbeat, clipped
 from specq.broker.roles import NOBODY, forbidden
 from specq.broker.roster import Worker
 from specq.broker.state import Effect, Send, State
 from specq.draft_checks import stripped
 from specq.errors import ProtocolError
-from specq.messages import Draft, Heartbeat, Hello, Message
-from specq.wire import decode, decode_header, encode
+from specq.messages import Cancel, Draft, Failed, Follow, Heartbeat, Hello, Message, Submit
+from specq.wire import MAX_NAME, decode, decode_header, encode, named_type
 
 MAX_WORKERS = 4096
-MAX_NAME = 1000  # characters; they are shown on terminals
+_AWAITED = (Submit, Follow, Cancel)  # whoever sends one waits for word of its job
 QUIET_BEATS = 3  # heartbeats without a word, after which a verifier is sent no drafts
 
 
@@ -36,7 +36,11 @@ class Gate:
         if not self.state.limits.admit_request(who or identity.hex(), sum(map(len, frames)), now):
             self.state.counts["limited_requests"] += 1
             return None
-        message = decode(frames)
+        try:
+            message = decode(frames)
+        except ProtocolError as error:
+            self._answer_unreadable(identity, frames, who, error)
+            raise
         if isinstance(message, Heartbeat):
             check_heartbeat(self.state.roster.get(identity), message)
         reason = self._reason_against(identity, message, who)
@@ -47,6 +51,16 @@ class Gate:
         if answer is not None:
             self.state.send_front(identity, answer)
         return None
+
+    def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
+        """Tell a client why its message about a job cannot be read, where its key and type can: it would wait for ever."""
+        kind = named_type(frames)
+        if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
+            return
+        job_id = int.from_bytes(frames[0], "little")
+        if 0 < job_id < 2**63:
+            reason = clipped(f"the broker cannot read this {kind.TYPE}: {error}")
+            self.state.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
 
     def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
         if not isinstance(message, Hello):

@@ -13,7 +13,7 @@ import numpy as np
 import structlog
 
 from specq.broker.jobs import Job, Reader
-from specq.broker.limits import overload
+from specq.broker.limits import clipped, overload
 from specq.broker.placement import Placement
 from specq.broker.state import Find, State
 from specq.broker.status import status_report
@@ -24,6 +24,7 @@ from specq.keys import MAX_PRIORITY
 from specq.messages import Accepted, Cancel, Failed, Follow, GetStatus, Status, Submit
 from specq.types import ModelInfo
 from specq.verification import STRATEGIES
+from specq.wire import too_large
 
 log = structlog.get_logger(__name__)
 
@@ -84,10 +85,10 @@ class Intake:
         if reason := overload(self.state, self.state.roles.owner(client)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
-        return "invalid", misfit(message, verifiers[0].model) or refused
+        return "invalid", too_large(message) or misfit(message, verifiers[0].model) or refused
 
     def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
-        self.state.send_front(client, Failed(job_id=job_id, code=code, reason=reason))
+        self.state.send_front(client, Failed(job_id=job_id, code=code, reason=clipped(reason)))
 
     def follow(self, client: bytes, message: Follow, now: float) -> None:
         """Attach a client to a job that it knows by its id only."""
@@ -162,6 +163,7 @@ class Intake:
 
     def fail(self, job: Job, code: str, reason: str) -> None:
         """End a job with a stated failure."""
+        reason = clipped(reason)
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)
         job.finish, job.failure = "error", Failed(job_id=job.job_id, code=code, reason=reason)
         self.finish(job)

@@ -39,6 +39,7 @@ MAX_DRAFT_BYTES = 1 << 20
 
 MAX_SESSIONS = 4096  # in a heartbeat, beyond those that the worker has: left from before a restart
 MAX_TOKENS = 32_000_000  # that all jobs together have or may generate
+MAX_REASON = 2000  # characters; a reason may quote a value as long as the message in which it came
 MAX_RECORDS = 100_000  # that may wait for the journal before new jobs are refused
 _TOKENS = array_frame(Draft, "token_ids")
 
@@ -77,6 +78,11 @@ def admit_draft(job: Job, lane: int, verifier: Worker, frames: Sequence[bytes], 
     if bucket is None:
         bucket = job.budgets[lane] = Bucket(burst, now)
     return bucket.take(DRAFT_US + NODE_US * num_nodes + LAW_US * num_bytes / 1024, rate, burst, now)
+
+
+def clipped(reason: str) -> str:
+    """Return a reason that fits into a message."""
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} ..."
 
 
 def check_heartbeat(worker: Worker | None, message: Heartbeat) -> None:

@@ -30,6 +30,7 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 @click.option(
     "--text/--no-text", default=True, help="Make text of the tokens, which needs a verifier for its tokenizer."
 )
+@click.option("--verbose", is_flag=True, help="Print all counters with each result, under `internal`.")
 @click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.")
 @section_options(ClientConfig)
 @click.pass_context
@@ -43,6 +44,7 @@ def results(
     fetch_all: bool,
     wait: bool,
     text: bool,
+    verbose: bool,
     **values: Any,
 ) -> None:
     """Print the results of jobs as `specq submit` does: JSONL, a line for each, as they come.
@@ -52,7 +54,7 @@ def results(
     if bool(job_ids) == fetch_all:
         raise click.UsageError("give the ids of jobs, or --all")
     config = override(load(config_file).client, **values)
-    written = _Written(_Codecs(config) if text else None)
+    written = _Written(_Codecs(config) if text else None, verbose=verbose)
     with JobDesk(config.broker, config.timeout_s, config.keys) as desk, click.open_file(out, "wb") as file:
         wanted = _ended(desk) if fetch_all else list(dict.fromkeys(job_ids))
         for found in desk.fetch(wanted, wait=wait):
@@ -77,7 +79,7 @@ class _Codecs:
     def __getitem__(self, model: str) -> TextCodec:
         if model not in self._known:
             config = self._config
-            with Client(config.broker, model=model, timeout_s=config.timeout_s, keys=config.keys) as client:
+            with Client(config.broker, model=model, timeout_s=config.timeout_s, keys=config.keys, wait_s=0) as client:
                 self._known[model] = _codec(client)
         return self._known[model]
 
@@ -92,8 +94,8 @@ def _codec(client: Client) -> TextCodec:
 class _Written:
     """Turns jobs into lines, and collects what is wrong with them."""
 
-    def __init__(self, codecs: _Codecs | None) -> None:
-        self._codecs, self.problems = codecs, list[str]()
+    def __init__(self, codecs: _Codecs | None, *, verbose: bool) -> None:
+        self._codecs, self._verbose, self.problems = codecs, verbose, list[str]()
 
     def line(self, found: FoundJob) -> bytes:
         """Return a job's line; nothing for one that has no result yet, or is unknown."""
@@ -104,7 +106,7 @@ class _Written:
             self.problems.append(f"job {found.job_id} still runs ({num_tokens} tokens so far); --wait waits for it")
         if found.info is None or not found.ended:
             return b""
-        return result_line(self._result(found, found.info))
+        return result_line(self._result(found, found.info), verbose=self._verbose)
 
     def _result(self, found: FoundJob, info: JobInfo) -> Result:
         codec = self._codecs[info.model] if self._codecs else None

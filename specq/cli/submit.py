@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,6 +35,18 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 @click.option(
     "--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Prompts at a time.", **_FILES
 )
+@click.option("--verbose", is_flag=True, help="Write all counters with each result, under `internal`.", **_FILES)
+@click.option(
+    "--wait/--no-wait", default=True, help="Wait for a broker and a verifier, or fail if they are not there.", **_FILES
+)
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(0, 86_400),
+    default=600.0,
+    show_default=True,
+    help="How long to wait for them.",
+    **_FILES,
+)
 @click.option("--detach", is_flag=True, help="Leave the jobs to the broker and print their ids, a line each.", **_FILES)
 @click.option(
     "--priority",
@@ -55,9 +68,12 @@ def submit(
     keys: str | None,
     timeout_s: float | None,
     concurrency: int,
+    wait_seconds: float,
     *,
     chat: bool,
     stream: bool,
+    verbose: bool,
+    wait: bool,
     detach: bool,
     **parameters: Any,
 ) -> None:
@@ -65,20 +81,23 @@ def submit(
 
     A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the parameters
     below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that was killed,
-    or lost its broker, goes on where it stopped when it is run again with the same prompts, options and --out.
+    or lost its broker, goes on where it stopped when it is run again with the same prompts, options and --out. Where no
+    broker or no verifier is there yet, it waits for them and says so.
     """
     config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
     read_parameters(split_wishes(defaults)[1])
     if detach and (out != "-" or stream):
         raise click.UsageError("--detach prints ids; `specq results` fetches what comes of them (--out, --wait)")
-    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys) as client:
-        _ = client.served  # no broker and no verifier are one message here, not one for each line
-        lines = _noting_unknown(read_lines(prompts))
+    with _connected(config, wait_seconds if wait else 0.0) as client:
+        lines = read_lines(prompts)
         if detach:
             ctx.exit(_detach(client, config, lines, defaults, as_chat=chat))
-        with _results(out, prompts, defaults | {"chat": chat}) as file, _progress(prompts, stream=stream) as bar:
-            write, key = _Writer(_write_to(file), bar), None
+        with (
+            _results(out, prompts, defaults | {"chat": chat, "verbose": verbose}) as file,
+            _progress(prompts, stream=stream) as bar,
+        ):
+            write, key = _Writer(_write_to(file), bar, verbose=verbose), None
             if isinstance(file, ResultsFile):
                 write.skip(file.num_done)
                 lines, key = file.remaining(lines), file.key
@@ -89,6 +108,26 @@ def submit(
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
         ctx.exit(1)
+
+
+@contextlib.contextmanager
+def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
+    """Connect, and wait so long for broker and verifier: if they are not there it is one message, not one for each line."""
+    waited_for: list[str] = []
+
+    def tell(what: str) -> None:
+        waited_for.append(what)
+        click.echo(f"specq: waiting for {what}, at most {wait_s:g} s (--no-wait: fail instead)", err=True)
+
+    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys, wait_s=wait_s, on_wait=tell) as client:
+        started = time.monotonic()
+        try:
+            _ = client.served
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(1) from None
+        if waited_for:
+            click.echo(f"specq: {client.model.name} is served, after {time.monotonic() - started:.0f} s", err=True)
+        yield client
 
 
 def _detach(
@@ -125,17 +164,6 @@ def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[B
         raise click.FileError(out, error.strerror or str(error)) from None
 
 
-def _noting_unknown(lines: Iterator[Line]) -> Iterator[Line]:
-    """Pass lines on; say once of each unknown key that it is ignored."""
-    noted: set[str] = set()
-    for line in lines:
-        new = [name for name in line.unknown if name not in noted]
-        noted.update(new)
-        if new:
-            click.echo(f"specq: line {line.number}: ignored unknown {', '.join(map(repr, new))}", err=True)
-        yield line
-
-
 def _shower(*, to_stderr: bool) -> Any:
     return lambda text: click.echo(text, nl=False, err=to_stderr)
 
@@ -152,12 +180,12 @@ def _progress(prompts: BinaryIO, *, stream: bool) -> Any:
 class _Writer:
     """Writes the results of a prompt as one, counts them, and moves the progress bar."""
 
-    def __init__(self, write: Callable[[bytes], None], bar: Any) -> None:
-        self._write, self._bar = write, bar
+    def __init__(self, write: Callable[[bytes], None], bar: Any, *, verbose: bool) -> None:
+        self._write, self._bar, self._verbose = write, bar, verbose
         self.num_written, self.first_error = 0, ""
 
     def __call__(self, results: list[Result]) -> None:
-        self._write(b"".join(map(result_line, results)))
+        self._write(b"".join(result_line(result, verbose=self._verbose) for result in results))
         self.first_error = self.first_error or next((result.error for result in results if result.error), "")
         self.num_written += len(results)
         self.skip(1)

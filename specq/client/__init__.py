@@ -3,7 +3,9 @@
 core      the protocol: messages in, events out; no socket, no clock
     events    what it tells
 link      the I/O thread that drives it
+    pending, stops  what waits for its answer, and the jobs that shall stop
 request   what the user asks for, checked at the edge
+    batch     several prompts in one call
 result    pieces and results
 sync, aio the two faces: `Client` and `AsyncClient`
 """

@@ -14,13 +14,14 @@ import asyncio
 import contextlib
 import time
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
+from specq.client.batch import is_batch
 from specq.client.core import STATUS
-from specq.client.events import Event, RequestFailed, StatusReport
+from specq.client.events import Event, RequestFailed, StatusReport, Waiting
 from specq.client.job import Completions, Connection
 from specq.client.link import Sink
 from specq.client.request import Request, Served
@@ -98,31 +99,70 @@ class AsyncClient:
         timeout_s: float = 10.0,
         cache_dir: Path | None = None,
         keys: str | Path = "",
+        wait_s: float | None = None,
+        on_wait: Callable[[str], object] | None = None,
     ) -> None:
         curve = curve_to_broker(str(keys), *CLIENT_ROLES)
-        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve)
+        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve, wait_s)
+        self._on_wait = on_wait or bool
         self._close = weakref.finalize(self, self._connection.link.close)
 
     # --- completions ------------------------------------------------------------------------------------------------
 
     @overload
-    async def generate(self, prompt: str | None = None, *, n: None = None, **arguments: Any) -> Result: ...
-    @overload
-    async def generate(self, prompt: str | None = None, *, n: int, **arguments: Any) -> list[Result]: ...
-
     async def generate(
         self,
         prompt: str | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
         token_ids: list[int] | None = None,
+        n: None = None,
+        **params: Any,
+    ) -> Result: ...
+    @overload
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        token_ids: list[int] | None = None,
+        n: int,
+        **params: Any,
+    ) -> list[Result]: ...
+    @overload
+    async def generate(self, prompt: list[str], *, n: None = None, **params: Any) -> list[Result]: ...
+    @overload
+    async def generate(self, prompt: list[str], *, n: int, **params: Any) -> list[list[Result]]: ...
+    @overload
+    async def generate(self, prompt: Any = None, *, n: int | None = None, **params: Any) -> Any: ...
+
+    async def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]] | None = None,
+        token_ids: list[int] | list[list[int]] | None = None,
         n: int | None = None,
         **params: Any,
-    ) -> Result | list[Result]:
-        """Complete a prompt, a chat or token ids; arguments and result as of `specq.Client.generate`."""
-        job = await self.submit(prompt, messages=messages, token_ids=token_ids, n=n, **params)
+    ) -> Any:
+        """Complete a prompt, a chat or token ids, or several; arguments and result as of `specq.Client.generate`."""
+        arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
+        if is_batch(arguments):
+            return await self._generate_batch(arguments)
+        job = AsyncJob(self, self._connection, *await self._prepare(arguments))
         results = await job.results()
         return results[0] if n is None else results
+
+    async def _generate_batch(self, arguments: dict[str, Any]) -> list[Any]:
+        served = await self.served()
+        requests = self._connection.prepare_batch(served, arguments)
+        try:
+            jobs = [AsyncJob(self, self._connection, request, served) for request in requests]
+            return [await job.results() if arguments["n"] is not None else await job.result() for job in jobs]
+        except BaseException:
+            for request in requests:
+                self._connection.abandon(request)
+            raise
 
     async def submit(
         self,
@@ -170,7 +210,9 @@ class AsyncClient:
         if self._connection.served is None:
             events = asyncio.Queue[Event]()
             self._connection.fetch_tokenizer(_in_this_loop(events.put_nowait))
-            return self._connection.take_tokenizer(await events.get())
+            while isinstance(event := await events.get(), Waiting):
+                self._on_wait(event.what)
+            return self._connection.take_tokenizer(event)
         return self._connection.served
 
     async def model(self) -> ModelInfo:

@@ -5,12 +5,14 @@
         for line in desk.list_jobs(): ...
         for found in desk.fetch([job_id]): ...
 
-Rule: every request is repeated until it is answered; all of it is harmless when it is done twice.
+Rule: every request is repeated until it is answered; all of it is harmless when it is done twice. One that is not answered
+in time is given up, whatever else the broker says.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,8 +24,8 @@ from typing import Any, Self
 import orjson
 import zmq
 
-from specq.client.core import no_broker
 from specq.client.events import Transcript
+from specq.client.pending import no_broker
 from specq.errors import JobError, ProtocolError
 from specq.keys import CLIENT_ROLES, curve_to_broker
 from specq.logprob_record import LogprobRecord
@@ -156,26 +158,36 @@ class JobDesk:
 
     def _exchange(self, requests: Requests, hear: Hear) -> Iterator[int]:
         """Send requests, again until each is answered; yield the keys of those that are."""
-        waiting, sent = dict(requests), dict[int, float]()
-        heard = started = time.monotonic()
+        waiting, due = dict(requests), dict[int, float]()
+        unanswered: dict[int, float] = {}  # key -> when it was first sent
+        heard = time.monotonic()
         while waiting:
             now = time.monotonic()
-            self._send(waiting, sent, now)
+            self._send(waiting, due, unanswered, now)
             if self._socket.poll(_POLL_MS):
                 heard = time.monotonic()
             for message in self._received():
+                unanswered[getattr(message, "job_id", 0)] = math.inf
                 key = hear(message)
                 if key in waiting:
-                    del waiting[key]
-                    sent.pop(key, None)
+                    del waiting[key], unanswered[key]
                     yield key
-            if now > max(heard, started) + self._timeout_s:
-                raise JobError(no_broker(self._broker, self._timeout_s), "no_broker")
+            self._check(heard, min(unanswered.values(), default=math.inf), now)
 
-    def _send(self, waiting: Requests, sent: dict[int, float], now: float) -> None:
+    def _check(self, heard: float, oldest: float, now: float) -> None:
+        """Raise JobError if the broker is silent, or has not answered the request that was first sent at `oldest`."""
+        late = now - self._timeout_s
+        if heard < late:
+            raise JobError(no_broker(self._broker, self._timeout_s), "no_broker")
+        if oldest < late:
+            what = f"the broker at {self._broker} is there, but has not answered a request for {self._timeout_s:g} s"
+            raise JobError(what, "lost")
+
+    def _send(self, waiting: Requests, due: dict[int, float], unanswered: dict[int, float], now: float) -> None:
         for key in list(islice(waiting, WINDOW)):
-            if now >= sent.get(key, -1.0):
-                sent[key] = now + RETRY_S
+            if now >= due.get(key, -1.0):
+                due[key] = now + RETRY_S
+                unanswered.setdefault(key, now)
                 for message in waiting[key]():
                     try_send(self._socket, encode(message))
 

@@ -66,4 +66,12 @@ class RequestFailed:
     error: JobError
 
 
-Event = NewTokens | JobDone | TokenizerReady | StatusReport | RequestFailed
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request is not answered yet, since something must come first: a broker, a verifier."""
+
+    key: int | str
+    what: str
+
+
+Event = NewTokens | JobDone | TokenizerReady | StatusReport | RequestFailed | Waiting

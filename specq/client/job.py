@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from specq.client.batch import split_batch
 from specq.client.cache import TokenizerCache
 from specq.client.core import TOKENIZER, ClientCore
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed, TokenizerReady
@@ -25,15 +26,21 @@ class Connection:
     """A broker, a model that it serves, and the cache for its tokenizer."""
 
     def __init__(
-        self, broker: str, model: str, timeout_s: float, cache_dir: Path | None, curve: Curve | None = None
+        self,
+        broker: str,
+        model: str,
+        timeout_s: float,
+        cache_dir: Path | None,
+        curve: Curve | None = None,
+        wait_s: float | None = None,
     ) -> None:
-        self.cache, self.model = TokenizerCache(cache_dir), model
+        self.cache, self.model, self.wait_s = TokenizerCache(cache_dir), model, wait_s
         self.link = Link(ClientCore(broker, timeout_s, self.cache.recall), curve)
         self.served: Served | None = None
 
     def fetch_tokenizer(self, sink: Sink) -> None:
-        """Ask for the tokenizer; `sink` gets one event, for `take_tokenizer`."""
-        self.link.request(TOKENIZER, sink, lambda core, now: core.fetch_tokenizer(self.model, now))
+        """Ask for the tokenizer; `sink` gets one event for `take_tokenizer`, before it perhaps some `Waiting`."""
+        self.link.request(TOKENIZER, sink, lambda core, now: core.fetch_tokenizer(self.model, now, self.wait_s))
 
     def take_tokenizer(self, event: Event) -> Served:
         """Return the model; raises JobError if the event is a failure."""
@@ -52,6 +59,16 @@ class Connection:
         values = {name: value for name, value in arguments.items() if name not in _SOURCE_KEYS}
         return build_request(source, values, served, self.model)
 
+    def prepare_batch(self, served: Served, arguments: dict[str, Any]) -> list[Request]:
+        """Build the requests of several prompts; the error of one names its place."""
+        requests = []
+        for place, own in enumerate(split_batch(arguments)):
+            try:
+                requests.append(replace(self.prepare(served, own), listed=True))
+            except JobError as error:
+                raise JobError(f"prompt {place}: {error}", error.code) from None
+        return requests
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Send the jobs of a request; `sink` gets their events."""
         for job in request.submits:
@@ -59,19 +76,17 @@ class Connection:
 
     def cancel(self, request: Request) -> None:
         """Stop the jobs of a request; they end with what they have."""
-        self._tell(request, ClientCore.cancel)
 
-    def abandon(self, request: Request) -> None:
-        """Stop the jobs of a request that nobody waits for any more."""
-        self._tell(request, ClientCore.abandon)
-
-    def _tell(self, request: Request, action: Callable[[ClientCore, int], None]) -> None:
-        def each(core: ClientCore, _: float) -> None:
+        def each(core: ClientCore, now: float) -> None:
             for job in request.submits:
-                action(core, job.job_id)
+                core.cancel(job.job_id, now)
 
         with contextlib.suppress(JobError):  # closed, so that they are stopped already
             self.link.call(each)
+
+    def abandon(self, request: Request) -> None:
+        """Stop the jobs of a request that nobody waits for any more."""
+        self.link.abandon([job.job_id for job in request.submits])
 
 
 def _submission(job: Submit) -> Action:

@@ -11,7 +11,7 @@ import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import zmq
 
@@ -27,6 +27,7 @@ Action = Callable[[ClientCore, float], None]
 
 _LAST = (JobDone, RequestFailed, StatusReport, TokenizerReady)  # events that end a request
 _JOIN_S = 5.0
+PART_S = 0.5  # for the broker to hear that jobs are stopped, when the client closes
 TICK_MS = 50
 
 
@@ -67,6 +68,22 @@ class Link:
         self._actions.append(action)
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
+
+    def abandon(self, job_ids: Iterable[int]) -> None:
+        """Stop jobs that nobody waits for any more, and forget who did."""
+
+        def forget(core: ClientCore, now: float) -> None:
+            for job_id in job_ids:
+                core.abandon(job_id, now)
+                self._sinks.pop(job_id, None)
+
+        with contextlib.suppress(JobError):  # closed, so that they are stopped already
+            self.call(forget)
+
+    @property
+    def num_awaited(self) -> int:
+        """How many requests somebody waits for."""
+        return len(self._sinks)
 
     def leave(self) -> None:
         """As `close`, but the jobs run on: they can be asked for again by their ids."""
@@ -115,9 +132,21 @@ class Link:
                 self._tell(self._core.tick(now))
             self._flush()
         self._act()
+        self._fail_all(_closed())
         if not self._leaving:
-            self._core.abandon_all()
+            self._core.abandon_all(time.monotonic())
+            self._part()
         self._flush()
+
+    def _part(self) -> None:
+        """Give the broker a moment to say that the jobs have ended, and ask it again: a message may be lost."""
+        end = time.monotonic() + PART_S
+        self._flush()
+        while not self._core.idle and time.monotonic() < end:
+            if self._socket.poll(TICK_MS):
+                self._receive()
+            self._core.tick(time.monotonic())
+            self._flush()
 
     def _act(self) -> None:
         """Do what other threads asked for."""

@@ -22,6 +22,7 @@ from specq.params import MAX_SEED
 from specq.text import TextCodec
 from specq.types import Int32Array, ModelInfo
 from specq.verification.seeds import derived_seed
+from specq.wire import too_large
 
 SOURCES = ("prompt", "messages", "token_ids")
 
@@ -82,6 +83,9 @@ def build_request(source: dict[str, Any], values: dict[str, Any], served: Served
         for seed in _seeds(sampling.seed, wanted.n or 1)
     )
     submits = wishes.apply(submits, source.get("id"))
+    for submit in submits:
+        if reason := too_large(submit):
+            raise JobError(reason)
     return Request(source.get("id", submits[0].job_id), prompt, submits, listed=wanted.n is not None)
 
 

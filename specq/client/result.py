@@ -27,9 +27,10 @@ class Result:
     logprobs       if asked for, of each token {"token_id", "logprob", "top": [[token id, logprob], ...]}
     stats          rounds, draft_tokens, accepted_tokens, acceptance_rate, mean_accepted_length (the target's own token
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
-                   depth (mean leaves and depth of the trees verified), hit_rate (rounds that began with live nodes),
+                   depth (mean leaves and depth of the trees verified), seed
+    internal       what else was counted, whose names may change: hit_rate (rounds that began with live nodes),
                    wasted_rows (nodes verified in vain), worth (how likely a further node had to be, on average: the
-                   window), and what else the broker counted
+                   window), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
     """
 
     id: Any
@@ -42,13 +43,15 @@ class Result:
     error: str | None = None
     logprobs: list[dict[str, Any]] | None = None
     index: int | None = None
+    internal: dict[str, Any] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON-able values; `index` and `logprobs` only where there are any."""
+    def to_dict(self, *, verbose: bool = False) -> dict[str, Any]:
+        """Return the result as JSON-able values; `index` and `logprobs` only where there are any, `internal` if `verbose`."""
         values = asdict(self)
-        index, logprobs = values.pop("index"), values.pop("logprobs")
+        index, logprobs, internal = (values.pop(name) for name in ("index", "logprobs", "internal"))
         head = {"id": values.pop("id")} | ({} if index is None else {"index": index})
-        return head | values | ({} if logprobs is None else {"logprobs": logprobs})
+        tail = ({} if logprobs is None else {"logprobs": logprobs}) | ({"internal": internal} if verbose else {})
+        return head | values | tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ def make_result(request: Request, position: int, transcript: Transcript, codec: 
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None,
         index=_index(request, position),
+        internal=internal_counts(transcript.stats),
     )
 
 
@@ -136,7 +140,7 @@ _COUNTED = ("rounds", "draft_tokens", "accepted_tokens")
 
 
 def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
-    """Return the broker's counts with the rates that follow from them; 0 where nothing was drafted."""
+    """Return what the broker counted of drafts, with the rates that follow from it; 0 where nothing was drafted."""
     rounds, drafted, accepted = (int(counts.get(name, 0)) for name in _COUNTED)
     return {
         "rounds": rounds,
@@ -147,9 +151,13 @@ def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_second": 0.0,
         "time_to_first_token_ms": 0.0,
         **_tree_shape(counts),
-        **_means(counts, rounds),
-        **{name: value for name, value in counts.items() if name not in _COUNTED},
     }
+
+
+def internal_counts(counts: dict[str, Any]) -> dict[str, Any]:
+    """Return what else was counted, for whoever looks into specq itself."""
+    rest = {name: value for name, value in counts.items() if name not in _COUNTED}
+    return _means(counts, int(counts.get("rounds", 0))) | rest
 
 
 def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:

@@ -13,14 +13,15 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, overload
 
+from specq.client.batch import is_batch
 from specq.client.core import STATUS
-from specq.client.events import Event, RequestFailed, StatusReport
+from specq.client.events import Event, RequestFailed, StatusReport, Waiting
 from specq.client.job import Completions, Connection
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
@@ -78,6 +79,9 @@ class Client:
     model      name of a served model; "": the only one
     timeout_s  silence of the broker after which a call fails with JobError (code `no_broker`, or `lost` if it had
                answered before)
+    wait_s     how long the first call waits for a broker to answer and a verifier of the model to register; None: for a
+               broker `timeout_s`, for a verifier 60 s
+    on_wait    called with what is waited for, when it comes to that
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
     keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.keys`); "": none, as the broker must have none then
 
@@ -93,40 +97,82 @@ class Client:
         timeout_s: float = 10.0,
         cache_dir: Path | None = None,
         keys: str | Path = "",
+        wait_s: float | None = None,
+        on_wait: Callable[[str], object] | None = None,
     ) -> None:
         curve = curve_to_broker(str(keys), *CLIENT_ROLES)
-        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve)
+        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve, wait_s)
+        self._on_wait = on_wait or bool
         self._lock = threading.Lock()
         self._close = weakref.finalize(self, self._connection.link.close)
 
     # --- completions ------------------------------------------------------------------------------------------------
 
     @overload
-    def generate(self, prompt: str | None = None, *, n: None = None, **arguments: Any) -> Result: ...
-    @overload
-    def generate(self, prompt: str | None = None, *, n: int, **arguments: Any) -> list[Result]: ...
-
     def generate(
         self,
         prompt: str | None = None,
         *,
         messages: list[dict[str, Any]] | None = None,
         token_ids: list[int] | None = None,
+        n: None = None,
+        **params: Any,
+    ) -> Result: ...
+    @overload
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: list[dict[str, Any]] | None = None,
+        token_ids: list[int] | None = None,
+        n: int,
+        **params: Any,
+    ) -> list[Result]: ...
+    @overload
+    def generate(self, prompt: list[str], *, n: None = None, **params: Any) -> list[Result]: ...
+    @overload
+    def generate(self, prompt: list[str], *, n: int, **params: Any) -> list[list[Result]]: ...
+    @overload
+    def generate(self, prompt: Any = None, *, n: int | None = None, **params: Any) -> Any: ...
+
+    def generate(
+        self,
+        prompt: str | list[str] | None = None,
+        *,
+        messages: list[dict[str, Any]] | list[list[dict[str, Any]]] | None = None,
+        token_ids: list[int] | list[list[int]] | None = None,
         n: int | None = None,
         **params: Any,
-    ) -> Result | list[Result]:
-        """Complete a prompt, a chat or token ids.
+    ) -> Any:
+        """Complete a prompt, a chat or token ids; or several in a list, all at once.
 
-        n       so many completions, in a list; one that fails has `error` instead of raising it, unless the broker is gone. None: one, as it is
-        params  `id`, `bad_words`, and fields of `SamplingParams` and `Speculation`
+        n       so many completions of each prompt, in a list. None: one, as it is
+        params  `id` (of several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`
+
+        Returns a `Result`; for several prompts a list of what each gives, in order. A single one that fails raises
+        JobError. In a list, it has `error` instead and harms no other; JobError is raised only for what is wrong with the
+        arguments, before anything is sent, or if the broker is gone, and then all are stopped.
         """
-        request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, n=n, **params)
+        arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
+        if is_batch(arguments):
+            return self._generate_batch(arguments)
+        request = self._prepare(**arguments)
         try:
             results = Job(self, self._connection, request).results()
         except KeyboardInterrupt:
             self._connection.abandon(request)
             raise
         return results[0] if n is None else results
+
+    def _generate_batch(self, arguments: dict[str, Any]) -> list[Any]:
+        requests = self._connection.prepare_batch(self.served, arguments)
+        try:
+            jobs = [Job(self, self._connection, request) for request in requests]
+            return [job.results() if arguments["n"] is not None else job.result() for job in jobs]
+        except BaseException:
+            for request in requests:
+                self._connection.abandon(request)
+            raise
 
     def submit(
         self,
@@ -177,7 +223,9 @@ class Client:
             if self._connection.served is None:
                 events: SimpleQueue[Event] = SimpleQueue()
                 self._connection.fetch_tokenizer(events.put)
-                self._connection.take_tokenizer(events.get())
+                while isinstance(event := events.get(), Waiting):
+                    self._on_wait(event.what)
+                self._connection.take_tokenizer(event)
             assert self._connection.served is not None
             return self._connection.served
 

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import inspect
 import threading
+import time
 from itertools import islice
 
 import pytest
@@ -35,7 +36,8 @@ def test_generate(client):
     assert stats["tokens_per_second"] > 0
     assert stats["time_to_first_token_ms"] > 0
     assert (stats["acceptance_rate"], stats["mean_accepted_length"]) == (0.75, 2.5)
-    assert STATS.items() <= stats.items()
+    assert {**stats, **result.internal}.items() >= STATS.items()
+    assert not set(stats) & set(result.internal)
     assert list(result.to_dict()) == [
         "id",
         "prompt",
@@ -101,16 +103,79 @@ def test_stream_that_is_left_early(tmp_path):
         assert broker.wait_for(Cancel)[0].job_id == broker.wait_for(Submit)[0].job_id
 
 
+def begin(message):
+    """Answer a job with three tokens and no more, until it is cancelled."""
+    if isinstance(message, Submit):
+        return [tokens(message.job_id, 0, ANSWER_IDS[:3])]
+    if isinstance(message, Cancel):
+        return [tokens(message.job_id, 3, [], "cancelled")]
+    return answer(message)
+
+
+def test_streams_that_are_left_leave_nothing(tmp_path):
+    """However many: the client forgets who read them, and stops asking for their end."""
+    with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
+        for _ in range(100):
+            pieces = client.stream("a")
+            next(pieces)
+            pieces.close()
+        broker.wait_for(Cancel, 100)
+        client.status()
+        assert client._connection.link.num_awaited == 0
+
+
+def test_a_lost_cancel_is_sent_again(tmp_path):
+    """Also where the client closes at once."""
+    lost = set()
+
+    def reply(message):
+        if isinstance(message, Cancel) and message.job_id not in lost:
+            lost.add(message.job_id)
+            return []
+        return begin(message)
+
+    with FakeBroker(reply) as broker:
+        with Client(broker.address, cache_dir=tmp_path) as client:
+            job = client.submit("a")
+            broker.wait_for(Submit)
+            job.cancel()
+            assert job.result(10).finish_reason == "cancelled"
+            client.submit("a")
+            broker.wait_for(Submit, 2)
+        assert [message.job_id for message in broker.heard if isinstance(message, Cancel)].count(job.id) == 2
+        assert broker.num_heard(Cancel) == 4
+
+
+def test_a_job_that_is_too_large_is_not_sent(client, broker):
+    """What is too large, how large and how large it may be is said at once; the client can be used on."""
+    with pytest.raises(
+        JobError, match=r"takes 126\d\d\d bytes .* of them for bad_token_ids; at most 61\d\d\d"
+    ) as caught:
+        client.generate("a", bad_token_ids=[[100 + i % 100, 100, 200] for i in range(9000)])
+    assert caught.value.code == "invalid"
+    assert broker.num_heard(Submit) == 0
+    assert client.generate("a").text
+
+
+def test_a_job_that_is_never_answered_fails_in_time(tmp_path):
+    """Though the broker answers others all the while."""
+
+    def reply(message):
+        lost = isinstance(message, Submit) and message.params.max_tokens == 7
+        return [] if lost else answer(message)
+
+    with FakeBroker(reply) as broker, Client(broker.address, cache_dir=tmp_path, timeout_s=0.5) as client:
+        job = client.submit("a", max_tokens=7)
+        deadline = time.monotonic() + 20
+        while not job.done and time.monotonic() < deadline:
+            client.generate("b")
+        with pytest.raises(JobError, match="is there, but has not answered") as caught:
+            job.result(0)
+        assert caught.value.code == "lost"
+
+
 def test_submit_and_cancel(tmp_path):
     """A job runs by itself; cancelled, it ends with what it has."""
-
-    def begin(message):
-        if isinstance(message, Submit):
-            return [tokens(message.job_id, 0, ANSWER_IDS[:3])]
-        if isinstance(message, Cancel):
-            return [tokens(message.job_id, 3, [], "cancelled")]
-        return answer(message)
-
     with FakeBroker(begin) as broker, Client(broker.address, cache_dir=tmp_path) as client:
         job = client.submit("a")
         broker.wait_for(Submit)
@@ -188,10 +253,50 @@ def test_no_verifier(tmp_path):
     def reply(message):
         return [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
 
-    with FakeBroker(reply) as broker, Client(broker.address, cache_dir=tmp_path) as client:
+    with FakeBroker(reply) as broker, Client(broker.address, cache_dir=tmp_path, wait_s=0) as client:
         with pytest.raises(JobError, match="no verifier") as caught:
             client.generate("a")
         assert caught.value.code == "no_verifier"
+
+
+def wait_twice(message, questions):
+    """Answer that there is no verifier, twice."""
+    if isinstance(message, FetchTokenizer) and len(questions) < 2:
+        questions.append(message)
+        return [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
+    return answer(message)
+
+
+def test_a_verifier_is_waited_for(tmp_path):
+    """Without a word, or with one to whoever asked for it; in asyncio alike."""
+    told = []
+
+    async def scenario(address):
+        async with specq.AsyncClient(address, cache_dir=tmp_path, timeout_s=0.4, on_wait=told.append) as client:
+            return (await client.generate("a", max_tokens=100)).text
+
+    for run in (lambda: sync_text(broker.address, tmp_path, told), lambda: run_async(scenario(broker.address))):
+        questions = []
+        with FakeBroker(lambda message, questions=questions: wait_twice(message, questions)) as broker:
+            assert run() == ANSWER
+        assert told.pop().startswith("a verifier to register with the broker at ")
+        assert not told
+
+
+def sync_text(address, cache_dir, told):
+    with Client(address, cache_dir=cache_dir, timeout_s=0.4, on_wait=told.append) as client:
+        return client.generate("a", max_tokens=100).text
+
+
+def test_a_broker_is_waited_for_if_asked(tmp_path):
+    """For longer than any other silence."""
+    with FakeBroker() as gone:
+        address = gone.address
+    began = time.monotonic()
+    client = Client(address, cache_dir=tmp_path, timeout_s=0.1, wait_s=0.5)
+    with client, pytest.raises(JobError, match="no broker") as caught:
+        client.generate("a")
+    assert (caught.value.code, time.monotonic() - began >= 0.5) == ("no_broker", True)
 
 
 def test_bad_address():
@@ -242,7 +347,7 @@ def test_leaving_stops_no_job(broker, tmp_path):
     broker.wait_for(Submit, 2)
     left.leave()
     closed.close()
-    assert [message.job_id for message in broker.wait_for(Cancel)] == [jobs[1].id]
+    assert {message.job_id for message in broker.wait_for(Cancel)} == {jobs[1].id}
     with pytest.raises(JobError, match="closed"):
         jobs[0].result(5)
 
@@ -348,7 +453,7 @@ def test_async_leaving_stops_no_job(broker, tmp_path):
         return jobs[1].id
 
     closed = run_async(scenario())
-    assert [message.job_id for message in broker.wait_for(Cancel)] == [closed]
+    assert {message.job_id for message in broker.wait_for(Cancel)} == {closed}
 
 
 def test_async_readiness_and_model(broker, tmp_path):

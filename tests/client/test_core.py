@@ -5,8 +5,10 @@ import random
 import numpy as np
 import pytest
 
-from specq.client.core import RETRY_MAX_S, STATUS, TOKENIZER, ClientCore
-from specq.client.events import JobDone, NewTokens, RequestFailed, StatusReport, TokenizerReady
+from specq.client.core import RETRY_MAX_S, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
+from specq.client.events import JobDone, NewTokens, RequestFailed, StatusReport, TokenizerReady, Waiting
+from specq.client.pending import MAX_UNANSWERED
+from specq.client.stops import MAX_TRIES
 from specq.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
 from specq.params import SamplingParams
 from tests.fake_broker import INFO, STATS, tokens
@@ -190,8 +192,8 @@ def test_a_broker_that_restarts_without_memory():
 def test_cancel():
     """Cancelling asks the broker; the job ends with what it has. Of unknown jobs nothing is sent."""
     core, job = make_core()
-    core.cancel(8)
-    core.cancel(7)
+    core.cancel(8, 0.2)
+    core.cancel(7, 0.2)
     assert core.take_outbox() == [job, Cancel(job_id=7)]
     *_, done = core.receive(tokens(7, 0, TEXT[:2], "cancelled"), 0.3)
     assert (done.transcript.finish, done.transcript.token_ids) == ("cancelled", TEXT[:2])
@@ -200,10 +202,166 @@ def test_cancel():
 def test_abandon():
     """A job that nobody waits for is cancelled and forgotten."""
     core, job = make_core()
-    core.abandon(7)
+    core.abandon(7, 0.2)
     assert core.take_outbox() == [job, Cancel(job_id=7)]
     assert core.receive(tokens(7, 0, TEXT[:2], "cancelled"), 0.3) == []
     assert core.idle
+
+
+def cancels(core: ClientCore, start: float, end: float) -> list[float]:
+    """Let time pass in steps of 50 ms; return when `Cancel` of job 7 was sent."""
+    times = []
+    for step in range(1, round((end - start) / 0.05) + 1):
+        now = start + step * 0.05
+        core.tick(now)
+        times += [now] * core.take_outbox().count(Cancel(job_id=7))
+    return times
+
+
+def test_cancel_is_repeated_until_the_end():
+    """A Cancel that is lost is sent again, ever more rarely, as long as somebody waits; then no more."""
+    core, _ = make_core(timeout_s=100.0)
+    core.receive(Accepted(job_id=7), 0.1)
+    core.cancel(7, 0.2)
+    core.take_outbox()
+    gaps = np.diff([0.2, *cancels(core, 0.2, 40.0)])
+    assert len(gaps) > MAX_TRIES
+    assert list(gaps.round(3)) == sorted(gaps.round(3))
+    core.receive(Failed(job_id=7, code="no_verifier", reason="a restarted broker"), 40.1)
+    assert cancels(core, 40.1, 50.0)
+    (done,) = core.receive(tokens(7, 0, [], "cancelled"), 50.1)
+    assert done.transcript.finish == "cancelled"
+    assert core.idle
+    assert cancels(core, 50.1, 60.0) == []
+
+
+def test_cancel_of_an_abandoned_job_is_repeated_for_a_while():
+    """Nobody waits for its end, which may never be told; if it is, that was the last of it."""
+    core, _ = make_core()
+    core.abandon(7, 0.2)
+    core.take_outbox()
+    assert not core.idle
+    assert len(cancels(core, 0.2, 30.0)) == MAX_TRIES - 1
+    assert core.idle
+    core, _ = make_core()
+    core.abandon(7, 0.2)
+    assert core.receive(tokens(7, 0, TEXT[:2], "cancelled"), 0.3) == []
+    core.take_outbox()
+    assert cancels(core, 0.3, 30.0) == []
+
+
+def submit_job(core: ClientCore, job_id: int, now: float) -> None:
+    core.submit(Submit(job_id=job_id, params=SamplingParams(), prompt_ids=np.array([1], np.int32)), now)
+
+
+def test_other_traffic_does_not_answer_for_a_job():
+    """A Submit that is never answered is given up in time, whatever the broker says of others; one it took waits on."""
+    core, _ = make_core(timeout_s=3.0)
+    submit_job(core, 8, 0.0)
+    failed = []
+    for tenth in range(1, 100):
+        core.receive(Accepted(job_id=8), tenth / 10)
+        failed += [(tenth / 10, event) for event in core.tick(tenth / 10)]
+    ((when, event),) = failed
+    assert (when, event.key, event.error.code) == (3.0, 7, "lost")
+    assert "is there, but has not answered this for 3 s" in str(event.error)
+
+
+@pytest.mark.parametrize("ask", [ClientCore.get_status, lambda core, now: core.fetch_tokenizer("", now)])
+def test_other_traffic_does_not_answer_for_a_question(ask):
+    """Neither for the state nor for the tokenizer."""
+    core, _ = make_core(timeout_s=3.0)
+    ask(core, 0.0)
+    events = []
+    for tenth in range(1, 40):
+        core.receive(Accepted(job_id=7), tenth / 10)
+        events += core.tick(tenth / 10)
+    assert [(event.key in (STATUS, TOKENIZER), event.error.code) for event in events] == [(True, "lost")]
+
+
+def test_jobs_wait_their_turn():
+    """Only so many are unanswered at a time, and none of the others is given up meanwhile."""
+    core, count = ClientCore("", 3.0), 3 * MAX_UNANSWERED
+    for job_id in range(1, count + 1):
+        submit_job(core, job_id, 0.0)
+    sent, now = [message.job_id for message in core.take_outbox()], 0.0
+    assert sent == list(range(1, MAX_UNANSWERED + 1))
+    for job_id in range(1, count + 1):
+        now += 0.01
+        assert core.receive(Accepted(job_id=job_id), now) == core.tick(now) == []
+        new = {message.job_id for message in core.take_outbox() if isinstance(message, Submit)} - set(sent)
+        sent += sorted(new)
+        assert len(new) <= 1
+    assert sent == list(range(1, count + 1))
+    assert now > 2 * core.timeout_s
+
+
+def test_a_job_that_waits_its_turn_can_be_stopped():
+    """Given up it was never sent; cancelled it is sent and stopped, so that its end is told."""
+    core = ClientCore("", 3.0)
+    for job_id in range(1, MAX_UNANSWERED + 3):
+        submit_job(core, job_id, 0.0)
+    core.take_outbox()
+    core.abandon(MAX_UNANSWERED + 1, 0.1)
+    assert core.take_outbox() == []
+    core.cancel(MAX_UNANSWERED + 2, 0.1)
+    assert [type(message) for message in core.take_outbox()] == [Submit, Cancel]
+
+
+# --- waiting for broker and verifier --------------------------------------------------------------------------------
+
+NO_VERIFIER = Failed(job_id=0, code="no_verifier", reason="none is registered")
+
+
+def test_a_verifier_is_waited_for():
+    """The question is repeated every second; it is said once what for."""
+    core = ClientCore("tcp://there:1", 10.0)
+    core.fetch_tokenizer("", 0.0)
+    told, asked = [], 0
+    for tenth in range(1, int(VERIFIER_WAIT_S - 5) * 10):
+        now = tenth / 10
+        told += core.tick(now)
+        questions = core.take_outbox().count(FetchTokenizer())
+        asked += questions
+        told += core.receive(NO_VERIFIER, now) if questions else []
+    assert told == [Waiting(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
+    assert 40 <= asked <= 60
+    assert [type(event) for event in core.receive(chunks(b'{"a":"b"}')[0], 55.0)] == [TokenizerReady]
+
+
+def test_the_wait_for_a_verifier_is_bounded():
+    """Then the broker's reason is the error."""
+    core = ClientCore("", 10.0)
+    core.fetch_tokenizer("", 0.0, wait_s=5.0)
+    assert [type(event) for event in core.receive(NO_VERIFIER, 4.9)] == [Waiting]
+    (failed,) = core.receive(NO_VERIFIER, 5.0)
+    assert (failed.error.code, str(failed.error)) == ("no_verifier", "none is registered")
+
+
+def test_a_broker_is_waited_for():
+    """As long as was asked for; what is sent meanwhile is small, since all of it waits for the broker to come."""
+    core = ClientCore("tcp://there:1", 10.0)
+    core.fetch_tokenizer("", 0.0, wait_s=30.0)
+    told, sent = [], core.take_outbox()
+    for tenth in range(1, 300):
+        told += core.tick(tenth / 10)
+        sent += core.take_outbox()
+    assert told == [Waiting(TOKENIZER, "a broker at tcp://there:1")]
+    assert sent.count(FetchTokenizer()) == 1
+    assert sent.count(GetStatus()) == len(sent) - 1 > 5
+    (failed,) = core.tick(30.0)
+    assert (failed.error.code, "within 30 s" in str(failed.error)) == ("no_broker", True)
+
+
+def test_a_broker_that_comes():
+    """Is asked for the tokenizer again, in case the first question was lost with another one."""
+    core = ClientCore("", 10.0)
+    core.fetch_tokenizer("", 0.0, wait_s=30.0)
+    core.tick(20.0)
+    core.take_outbox()
+    core.receive(Status(report={}), 20.5)
+    core.tick(25.0)
+    assert core.take_outbox() == [FetchTokenizer()]
 
 
 # --- tokenizer and status -----------------------------------------------------------------------------------------
@@ -255,9 +413,9 @@ def test_tokenizer_that_is_broken():
 
 
 def test_no_verifier():
-    """A failure without a job is the tokenizer's."""
+    """A failure without a job is the tokenizer's, at once where nobody wants to wait."""
     core = ClientCore("", 10.0)
-    core.fetch_tokenizer("", 0.0)
+    core.fetch_tokenizer("", 0.0, wait_s=0.0)
     (failed,) = core.receive(Failed(job_id=0, code="no_verifier", reason="start one"), 0.1)
     assert (failed.key, failed.error.code) == (TOKENIZER, "no_verifier")
 

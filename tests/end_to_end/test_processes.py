@@ -19,6 +19,7 @@ from specq import Client
 from specq.addresses import free_address
 from specq.client.result import Result
 from specq.config import load
+from specq.messages import PROTOCOL_VERSION
 from specq.models import resolve_model
 from specq.sockets import connect_dealer
 from workers.up import Group, members
@@ -84,9 +85,8 @@ def answers(client: Client, in_flight: int = 4, **params: object) -> list[Result
 
 def counts(results: list[Result]) -> tuple[int, int, int]:
     """Return (accepted, rejected) drafts, and rounds whose outcome had been drafted before."""
-    accepted, drafted, hits = (
-        sum(result.stats[name] for result in results) for name in ("accepted_tokens", "draft_tokens", "hits")
-    )
+    accepted, drafted = (sum(result.stats[name] for result in results) for name in ("accepted_tokens", "draft_tokens"))
+    hits = sum(result.internal["hits"] for result in results)
     return accepted, drafted - accepted, hits
 
 
@@ -121,8 +121,8 @@ def test_sampled_text_does_not_depend_on_the_drafter(client: Client, random_draf
             plain = answers(connected, in_flight=1, mode="plain", **params)
     assert texts == [result.token_ids for result in drafted]
     assert texts == [result.token_ids for result in plain]
-    assert sum(result.stats["drafted"] for result in drafted) > 0
-    assert sum(result.stats["drafted"] for result in plain) == 0
+    assert sum(result.internal["drafted"] for result in drafted) > 0
+    assert sum(result.internal["drafted"] for result in plain) == 0
 
 
 def test_stop_strings_end_the_text(client: Client) -> None:
@@ -169,7 +169,12 @@ def test_garbage_is_dropped(group: Group, client: Client) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         socket = connect_dealer(context, group.address, queue=True)
-        for frames in ([b"x"], [b"", b""], [b"12345678", b"{}"], [bytes(8), b'{"v":1,"type":"draft"}', b"x" * 1000]):
+        for frames in (
+            [b"x"],
+            [b"", b""],
+            [b"12345678", b"{}"],
+            [bytes(8), b'{"v":%d,"type":"draft"}' % PROTOCOL_VERSION, b"x" * 1000],
+        ):
             socket.send_multipart(frames)
         result = client.generate("1 + 1 =", max_tokens=8)
     finally:

@@ -1,0 +1,93 @@
+"""Requests that wait for their answer, and whose turn it is to be sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specq.client.events import Transcript
+from specq.messages import Message
+
+MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
+
+
+@dataclass(slots=True)
+class Pending:
+    """A request that waits for its answer; `started` and `sent` are infinite until it is sent."""
+
+    message: Callable[[], Message]
+    patience: float  # silence after which it is sent again
+    transcript: Transcript | None = None  # of a job
+    started: float = math.inf
+    sent: float = math.inf
+    progress: float | None = None  # when the broker last said something in answer to it
+    broker_until: float = -math.inf  # until when a broker is waited for that does not answer
+    verifier_until: float = -math.inf  # until when a verifier is waited for
+    waits_for: str = ""
+    doomed: bool = False  # its tokens ended with "error"; the reason may still be on its way
+
+    @property
+    def due(self) -> float:
+        return self.sent + self.patience
+
+    def deadline(self, timeout_s: float, heard: float | None) -> float:
+        """Return when to give up: after so long without an answer to this request, whatever else the broker says.
+
+        A job that the broker has taken may wait for long: it is given up when the broker, `heard` last then, is silent.
+        """
+        answered = self.started if self.progress is None else self.progress
+        if self.transcript is not None and self.progress is not None:
+            answered = max(answered, heard or answered)
+        return max(answered + timeout_s, self.broker_until)
+
+    def silence(self, address: str, timeout_s: float, heard: float | None, now: float) -> tuple[str, str]:
+        """Return the code and the reason of one that is given up; the broker was `heard` last then."""
+        if heard is None:
+            return "no_broker", no_broker(address, max(timeout_s, round(now - self.started, 1)))
+        if now < heard + timeout_s:
+            return "lost", f"the broker at {address} is there, but has not answered this for {timeout_s:g} s"
+        return "lost", f"the broker at {address} has been silent for {timeout_s:g} s"
+
+
+def no_broker(address: str, timeout_s: float) -> str:
+    """Return the message for a user whose broker does not answer."""
+    return (
+        f"no broker answered at {address} within {timeout_s:g} s; start one with `make broker` or `specq up`, "
+        "or name another with --broker; one with keys answers only to keys that it knows (--keys)"
+    )
+
+
+class Turns:
+    """The jobs that were not sent yet, in order. Only so many are under way at a time, so that each is answered in time."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, None] = {}
+        self._unanswered: set[int] = set()
+
+    def __contains__(self, job_id: int) -> bool:
+        """Does this job still wait to be sent?"""
+        return job_id in self._waiting
+
+    def add(self, job_id: int) -> None:
+        """Let a job wait for its turn."""
+        self._waiting[job_id] = None
+
+    def next(self) -> int | None:
+        """Return the job that may be sent now, if any."""
+        room = len(self._unanswered) < MAX_UNANSWERED
+        return next(iter(self._waiting), None) if room else None
+
+    def sent(self, job_id: int) -> None:
+        """Note that a job is under way."""
+        self._waiting.pop(job_id, None)
+        self._unanswered.add(job_id)
+
+    def answered(self, job_id: int) -> None:
+        """Note that a job was answered."""
+        self._unanswered.discard(job_id)
+
+    def forget(self, job_id: int) -> None:
+        """Note that nobody asks for a job any more."""
+        self._waiting.pop(job_id, None)
+        self._unanswered.discard(job_id)
