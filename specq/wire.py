@@ -3,8 +3,8 @@
 Frames: [key, 8 bytes little-endian] [header, JSON] [array 0] [array 1] ...  The header holds `v`, `type` and the scalar
 fields that differ from their defaults; a message type fixes its arrays and their dtypes, lengths come from the frames.
 
-Rule: whatever arrives, `decode` returns a valid message or raises ProtocolError; it never runs code from the wire and
-never allocates more than the frames it was given.
+Rule: whatever arrives, `decode` returns a valid message, every value of it within its bound, or raises ProtocolError; it never
+runs code from the wire and never allocates more than the frames it was given.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from specq.bounds import Bound, Elements, Items, Range, shown
 from specq.errors import JobError, ProtocolError
 from specq.messages import MESSAGES, PROTOCOL_VERSION, Message
-from specq.params import SamplingParams, Speculation, Values
+from specq.params import Values
 from specq.types import ModelInfo
 
 Frames = list[bytes]
@@ -30,10 +31,12 @@ MAX_ARRAY = 16 * 1024 * 1024
 MAX_FRAMES = 16
 _NO_KEY = bytes(8)
 _KEYS = ("session_id", "job_id")
-_INT_LIMIT = 2**63
-
 
 Check = Callable[[Any], Any]
+
+
+class _OutOfBoundsError(ValueError):
+    """A value of the right type outside its bound; the text goes on where the field's name ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class _Array:
     dtype: np.dtype[Any]
     itemsize: int
     empty: np.ndarray[Any, Any]
+    most_bytes: int
+    is_plain: Callable[[bytes], object] | None
+    bound: Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +141,8 @@ def _scalars(cls: type[Message], layout: _Layout, header: dict[str, Any]) -> dic
             raise ProtocolError(f"{cls.TYPE} has no field {name!r}")
         try:
             header[name] = check(value)
+        except _OutOfBoundsError as error:
+            raise ProtocolError(f"{cls.TYPE}.{name} {error}") from None
         except (TypeError, ValueError, KeyError, JobError) as error:
             raise ProtocolError(f"{cls.TYPE}.{name}: {error}") from None
     if not layout.required <= header.keys():
@@ -151,29 +159,28 @@ def _add_arrays(values: dict[str, Any], cls: type[Message], layout: _Layout, fra
             values[array.name] = array.empty
             continue
         data = frames[i]
-        if len(data) > MAX_ARRAY or len(data) % array.itemsize:
-            raise ProtocolError(f"{cls.TYPE}.{array.name} has {len(data)} bytes")
+        if len(data) > array.most_bytes or len(data) % array.itemsize:
+            raise ProtocolError(f"{cls.TYPE}.{array.name} has {len(data)} bytes; {_sizes(array)}")
         values[array.name] = np.frombuffer(data, array.dtype)
+        if array.is_plain is not None and not array.is_plain(data):
+            _check_elements(cls, array, values[array.name])
+
+
+def _check_elements(cls: type[Message], array: _Array, found: np.ndarray[Any, Any]) -> None:
+    if array.bound.admits is None or not array.bound.admits(found):
+        raise ProtocolError(f"{cls.TYPE}.{array.name} must hold {array.bound.allowed}")
+
+
+def _sizes(array: _Array) -> str:
+    return f"it has {array.itemsize} for each element, and at most {array.most_bytes}"
 
 
 # --- building the layouts -----------------------------------------------------------------------------------------
 
 
-def _check_int(value: Any) -> int:
-    if type(value) is not int or not -_INT_LIMIT <= value < _INT_LIMIT:
-        raise ValueError(f"{value!r} is no 64-bit integer")
-    return value
-
-
-def _check_str(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(f"{value!r} is no string")
-    return value
-
-
 def _check_bool(value: Any) -> bool:
     if type(value) is not bool:
-        raise TypeError(f"{value!r} is no boolean")
+        raise TypeError(f"{shown(value)} is no boolean")
     return value
 
 
@@ -183,33 +190,92 @@ def _check_dict(value: Any) -> dict[str, Any]:
     return value
 
 
-def _check_ints(value: Any) -> tuple[int, ...]:
-    if type(value) is not list:
-        raise TypeError("not a list of integers")
-    return tuple(_check_int(item) for item in value)
+def _bounded(kind: type, bound: Bound) -> Check:
+    """Return a check for values of a type within a bound."""
+    if kind is int and isinstance(bound, Range) and bound.extra is None:
+        return _whole_number(bound)
+
+    def check(value: Any) -> Any:
+        if type(value) is not kind or not bound.admits(value):
+            raise _OutOfBoundsError(f"is {shown(value)}; it must be {bound.allowed}")
+        return value
+
+    return check
+
+
+def _whole_number(bound: Range) -> Check:
+    """As `_bounded`, for what nearly every field is."""
+    low, high = bound.low, bound.high
+
+    def check(value: Any) -> Any:
+        if type(value) is int and low <= value <= high:
+            return value
+        raise _OutOfBoundsError(f"is {shown(value)}; it must be a whole number {bound.allowed}")
+
+    return check
+
+
+def _integers(bound: Items) -> Check:
+    of, most, least = typing.cast("Range", bound.of), bound.most, bound.least
+    low, high = of.low, of.high
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or not least <= len(value) <= most:
+            raise _OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+        for item in value:
+            if type(item) is not int or not low <= item <= high:
+                raise _OutOfBoundsError(f"has {shown(item)}; it must be a list of {bound.allowed}")
+        return tuple(value)
+
+    return check
 
 
 def _check_values(cls: type[Values]) -> Check:
     return lambda value: cls.from_dict(_check_dict(value))
 
 
-_SCALAR_CHECKS: dict[Any, Check] = {
-    int: _check_int,
-    str: _check_str,
-    bool: _check_bool,
-    dict[str, Any]: _check_dict,
-    tuple[int, ...]: _check_ints,
-    SamplingParams: _check_values(SamplingParams),
-    Speculation: _check_values(Speculation),
-}
+def check_of(annotation: Any) -> Check:
+    """Return the check of a scalar field; raises TypeError for a field without a bound."""
+    if annotation is bool:
+        return _check_bool
+    if annotation is ModelInfo:
+        return _check_model
+    if isinstance(annotation, type) and issubclass(annotation, Values):
+        return _check_values(annotation)
+    if typing.get_origin(annotation) is not typing.Annotated:
+        raise TypeError(f"a field of type {annotation} has no bound; see specq.bounds")
+    kind, bound = annotation.__origin__, annotation.__metadata__[0]
+    if kind == tuple[int, ...]:
+        return _integers(bound)
+    return _bounded(dict if typing.get_origin(kind) is dict else kind, bound)
+
+
+_MODEL_CHECKS = {name: check_of(hint) for name, hint in typing.get_type_hints(ModelInfo, include_extras=True).items()}
 
 
 def _check_model(value: Any) -> ModelInfo:
-    hints = typing.get_type_hints(ModelInfo)
-    return ModelInfo(**{name: _SCALAR_CHECKS[hints[name]](item) for name, item in _check_dict(value).items()})
+    found = {}
+    for name, item in _check_dict(value).items():
+        check = _MODEL_CHECKS.get(name)
+        if check is None:
+            raise KeyError(f"a model has no field {shown(name)}")
+        try:
+            found[name] = check(item)
+        except _OutOfBoundsError as error:
+            raise ValueError(f"{name} {error}") from None
+    return ModelInfo(**found)
 
 
-_SCALAR_CHECKS[ModelInfo] = _check_model
+def is_array(annotation: Any) -> bool:
+    """Return whether a field of a message is an array."""
+    return typing.get_origin(annotation) is typing.Annotated and isinstance(annotation.__metadata__[0], str)
+
+
+def _array(name: str, annotation: Any) -> _Array:
+    dtype_name, _, bound = annotation.__metadata__
+    dtype = np.dtype(dtype_name)
+    most_bytes = min(MAX_ARRAY, bound.most * dtype.itemsize)
+    return _Array(name, dtype, dtype.itemsize, np.frombuffer(b"", dtype), most_bytes, bound.is_plain, bound)
 
 
 def _layout(cls: type[Message]) -> _Layout:
@@ -219,11 +285,10 @@ def _layout(cls: type[Message]) -> _Layout:
         annotation = hints[spec.name]
         if spec.name in _KEYS:
             key = spec.name
-        elif typing.get_origin(annotation) is typing.Annotated:
-            dtype = np.dtype(annotation.__metadata__[0])
-            arrays.append(_Array(spec.name, dtype, dtype.itemsize, np.frombuffer(b"", dtype)))
+        elif is_array(annotation):
+            arrays.append(_array(spec.name, annotation))
         else:
-            checks[spec.name] = _SCALAR_CHECKS[annotation]
+            checks[spec.name] = check_of(annotation)
             factory = spec.default_factory
             defaults.append((spec.name, spec.default if factory is MISSING else factory()))
     required = frozenset(name for name, default in defaults if default is MISSING)

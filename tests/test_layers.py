@@ -58,7 +58,7 @@ LAYERS = (
     ),
     ("specq.types",),
     ("specq.params",),
-    ("specq.table", "specq.engine_options"),
+    ("specq.table", "specq.engine_options", "specq.bounds"),
     ("specq.errors",),
 )
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}

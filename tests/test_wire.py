@@ -8,19 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.bounds import FLAGS, MODES, Bound, Items, OneOf, Range, Text
 from specq.errors import ProtocolError
 from specq.messages import MESSAGES, Draft, GetStatus, Hello, Message, Submit, Verdict
-from specq.params import MODES, SamplingParams, Speculation
+from specq.params import SamplingParams, Speculation
 from specq.types import ModelInfo
-from specq.wire import MAX_FRAMES, decode, encode, type_of
+from specq.wire import MAX_FRAMES, decode, encode, is_array, type_of
 from tests.toy import toy_info
 
-_VALUES: dict[object, st.SearchStrategy[typing.Any]] = {
-    int: st.integers(0, 2**62),
-    str: st.text(max_size=20),
+PARAMS: dict[object, st.SearchStrategy[typing.Any]] = {
     bool: st.booleans(),
-    dict[str, typing.Any]: st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=3),
-    tuple[int, ...]: st.lists(st.integers(0, 2**40), max_size=4).map(tuple),
     SamplingParams: st.builds(
         SamplingParams,
         temperature=st.floats(0, 5),
@@ -38,11 +35,30 @@ _VALUES: dict[object, st.SearchStrategy[typing.Any]] = {
 }
 
 
-def _field(annotation: object) -> st.SearchStrategy[typing.Any]:
-    if typing.get_origin(annotation) is typing.Annotated:
-        dtype = np.dtype(annotation.__metadata__[0])
-        return st.lists(st.integers(0, 100), max_size=9).map(lambda values: np.array(values, dtype))
-    return _VALUES[annotation]
+def within(bound: Bound) -> st.SearchStrategy[typing.Any]:
+    """Values that a bound admits, its limits among them."""
+    if isinstance(bound, Range):
+        limits = st.sampled_from([int(bound.low), int(bound.high)])
+        return limits | st.integers(int(bound.low), int(bound.high))
+    if isinstance(bound, OneOf):
+        return st.sampled_from(bound.values)
+    if isinstance(bound, Text):
+        return st.text(max_size=min(bound.most, 20))
+    if isinstance(bound, Items):
+        return st.lists(within(bound.of), max_size=min(bound.most, 4)).map(tuple)
+    return st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=3)
+
+
+def _field(annotation: typing.Any) -> st.SearchStrategy[typing.Any]:
+    if annotation in PARAMS:
+        return PARAMS[annotation]
+    if not is_array(annotation):
+        return within(annotation.__metadata__[0])
+    dtype, top = (
+        np.dtype(annotation.__metadata__[0]),
+        1 if annotation.__metadata__[2].is_plain is FLAGS.is_plain else 100,
+    )
+    return st.lists(st.integers(0, top), max_size=9).map(lambda values: np.array(values, dtype))
 
 
 def _messages() -> st.SearchStrategy[Message]:

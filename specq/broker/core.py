@@ -18,7 +18,7 @@ from typing import cast
 
 import structlog
 
-from specq.broker.commits import Commit, read_commit
+from specq.broker.commits import Commit, fits_logprobs, read_commit
 from specq.broker.gate import Gate
 from specq.broker.intake import Intake
 from specq.broker.jobs import Job
@@ -233,15 +233,17 @@ class Broker:
         if job is None or job.verifier != identity or job.epoch != commit.epoch:
             self.state.counts["late_verdicts"] += 1
             return
-        known = job.commit(commit)
+        verdict = cast("Verdict", decode(frames)) if job.params.logprobs >= 0 else None
+        misfit = verdict is not None and not fits_logprobs(verdict, job.params.logprobs)
+        known = -1 if misfit else job.commit(commit)
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
             return
         self.state.emit(*relay(job, commit, frames))
         if known < len(commit.token_ids):
             job.stats.add(commit)
-            if job.params.logprobs >= 0:
-                job.logprobs.extend(cast("Verdict", decode(frames)), known)
+            if verdict is not None:
+                job.logprobs.extend(verdict, known)
         if job.finish:
             self.intake.finish(job)
         elif known < len(commit.token_ids):

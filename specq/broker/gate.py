@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from specq.bounds import ID, NAME
 from specq.broker.limits import admit_draft, check_heartbeat
 from specq.broker.roles import forbidden
 from specq.broker.roster import Worker
 from specq.broker.state import Effect, Send, State
 from specq.draft_checks import stripped
 from specq.errors import ProtocolError
-from specq.messages import Draft, Heartbeat, Hello, Message
-from specq.wire import decode, decode_header, encode
+from specq.messages import Draft, Failed, Heartbeat, Hello, Message, Refused, Submit
+from specq.wire import decode, decode_header, encode, type_of
 
 MAX_WORKERS = 4096
-MAX_NAME = 1000  # characters; they are shown on terminals
 QUIET_BEATS = 3  # heartbeats without a word, after which a verifier is sent no drafts
 
 
@@ -36,7 +36,11 @@ class Gate:
         if not self.state.limits.admit_request(who or identity.hex(), sum(map(len, frames)), now):
             self.state.counts["limited_requests"] += 1
             return None
-        message = decode(frames)
+        try:
+            message = decode(frames)
+        except ProtocolError as error:
+            self._answer_unreadable(identity, frames, who, error)
+            raise
         if isinstance(message, Heartbeat):
             check_heartbeat(self.state.roster.get(identity), message)
         reason = self._reason_against(identity, message, who)
@@ -48,12 +52,23 @@ class Gate:
             self.state.send_front(identity, answer)
         return None
 
+    def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
+        """Tell a peer that waits for an answer why its message was dropped: it would ask for ever."""
+        kind = type_of(frames)
+        if kind not in (Submit, Hello) or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
+            return
+        job_id = int.from_bytes(frames[0], "little")
+        if kind is Hello:
+            self.state.send_front(identity, Refused(reason=str(error)))
+        elif ID.admits(job_id):
+            self.state.send_front(identity, Failed(job_id=job_id, code="invalid", reason=str(error)))
+
     def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
         if not isinstance(message, Hello):
             return self.state.roles.refusal(identity, who, type(message))
         names = (message.name, message.model.name, message.model.engine)
-        if not all(name.isprintable() and len(name) <= MAX_NAME for name in names):
-            return f"names of workers and models have at most {MAX_NAME} printable characters"
+        if not all(map(str.isprintable, names)):  # they are shown on terminals
+            return f"names of workers and models have at most {NAME.most} printable characters"
         if len(self.state.roster.all()) >= MAX_WORKERS and self.state.roster.get(identity) is None:
             return f"this broker has {MAX_WORKERS} workers, and takes no more"
         return self.state.roles.refusal(identity, who, Hello, message.role)

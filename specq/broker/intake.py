@@ -26,8 +26,6 @@ from specq.verification import STRATEGIES
 
 log = structlog.get_logger(__name__)
 
-MAX_LABEL = 1000
-MAX_PRIORITY = 1000
 MAX_ASKING = 64  # messages about one job that wait for the journal's word of it
 MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
 
@@ -238,15 +236,4 @@ def misfit(message: Submit, model: ModelInfo) -> str:
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
             f"{model.max_length} tokens that {model.name} takes"
         )
-    return misfit_of_wishes(message)
-
-
-def misfit_of_wishes(message: Submit) -> str:
-    """Return what is wrong with how a job wants to be treated, or ""."""
-    if abs(message.priority) > MAX_PRIORITY:
-        return f"priority is {message.priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-    if message.deadline_ms < 0:
-        return f"deadline_ms is {message.deadline_ms}; it must be 0 (none) or more"
-    if len(message.label) > MAX_LABEL:
-        return f"the label has {len(message.label)} characters; at most {MAX_LABEL}"
     return ""

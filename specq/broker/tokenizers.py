@@ -37,13 +37,16 @@ class Tokenizers:
         self.state.send_back(verifiers[0].identity, message)
 
     def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
-        """Collect a piece; the last one serves all who wait."""
-        wanted = message.model.tokenizer_hash
+        """Collect a piece; the last one serves all who wait. What nobody asked this verifier for is dropped: it would be handed
+        out as another's, or be kept for ever."""
+        wanted, sender = message.model.tokenizer_hash, self.state.roster.get(verifier)
+        if sender is None or sender.model.tokenizer_hash != wanted or wanted not in self._waiting:
+            return
         pieces = self._pieces.setdefault((verifier, wanted), {})
         pieces[message.index] = encode(message)
         if len(pieces) < message.count:
             return
-        del self._pieces[verifier, wanted]
+        self._pieces = {key: kept for key, kept in self._pieces.items() if key[1] != wanted}
         self._known[wanted] = [pieces[index] for index in sorted(pieces)]
         for client in self._waiting.pop(wanted, set()):
             self._serve(client, wanted)
