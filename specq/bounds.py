@@ -167,10 +167,6 @@ class Elements:
     most: int = 1 << 24
 
 
-def _at_most(most: int, of: Elements) -> Elements:
-    return replace(of, most=most)
-
-
 def shown(value: object) -> str:
     """Return a wrong value as an error repeats it: cut, since the error travels."""
     text = repr(value)
@@ -194,9 +190,7 @@ def _are_ascii4(data: bytes) -> bool:
 
 
 TOKEN_IDS = Elements("token ids from 0 to 2**31 - 1", _are_ascii4)
-NODE_IDS = Elements("ids from 0 to 2**31 - 1", _are_ascii4)
-LENGTHS = Elements("lengths from 0 to 2**31 - 1", _are_ascii4)
-# -1: none
+NODE_IDS = LENGTHS = Elements("numbers from 0 to 2**31 - 1", _are_ascii4)
 REFERENCES = Elements("-1 or up to 2**31 - 1", _are_ascii4, lambda array: _least(array) >= -1)
 IDS = Elements("ids from 0 to 2**63 - 1", lambda data: data[7::8].isascii())
 FLAGS = Elements("0 or 1", lambda data: not data.translate(None, b"\0\1"))
@@ -209,8 +203,8 @@ LOGPROBS = Elements(
 )
 
 MAX_NODES = 4096  # of one session, in one message
-NODE_FLAGS, NODE_LANES = _at_most(MAX_NODES, FLAGS), _at_most(MAX_NODES, BYTES)
-NODE_NAMES, NODE_LAWS = _at_most(MAX_NODES, NODE_IDS), _at_most(MAX_NODES, REFERENCES)
+NODE_FLAGS, NODE_LANES = replace(FLAGS, most=MAX_NODES), replace(BYTES, most=MAX_NODES)
+NODE_NAMES, NODE_LAWS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
 # Of drafts, the most frequent messages: `specq.draft_checks` looks at each number of these as it is, and is stricter.
 NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)

@@ -44,12 +44,18 @@ class Values:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build and validate from JSON values; unknown names and wrong types raise JobError."""
-        known = {f.name: f for f in fields(cls)}
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise JobError for a name that is no field."""
+        known = [f.name for f in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise JobError(f"unknown {cls.LABEL} {unknown[0]!r}; known are {', '.join(known)}")
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown[0])}; known are {', '.join(known)}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build and validate from JSON values; unknown names and wrong types raise JobError."""
+        cls.check_names(values)
+        known = {f.name: f for f in fields(cls)}
         return cls(**{name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}).validate()
 
 

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 import orjson
 
-from specq.bounds import Bound, Elements, Items, Range, shown
+from specq.bounds import Elements
 from specq.errors import JobError, ProtocolError
+from specq.field_checks import Check, OutOfBoundsError, check_of
 from specq.messages import MESSAGES, PROTOCOL_VERSION, Message
 from specq.params import Values
-from specq.types import ModelInfo
 
 Frames = list[bytes]
 
@@ -31,12 +31,6 @@ MAX_ARRAY = 16 * 1024 * 1024
 MAX_FRAMES = 16
 _NO_KEY = bytes(8)
 _KEYS = ("session_id", "job_id")
-
-Check = Callable[[Any], Any]
-
-
-class _OutOfBoundsError(ValueError):
-    """A value of the right type outside its bound; the text goes on where the field's name ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ def _scalars(cls: type[Message], layout: _Layout, header: dict[str, Any]) -> dic
             raise ProtocolError(f"{cls.TYPE} has no field {name!r}")
         try:
             header[name] = check(value)
-        except _OutOfBoundsError as error:
+        except OutOfBoundsError as error:
             raise ProtocolError(f"{cls.TYPE}.{name} {error}") from None
         except (TypeError, ValueError, KeyError, JobError) as error:
             raise ProtocolError(f"{cls.TYPE}.{name}: {error}") from None
@@ -176,94 +170,6 @@ def _sizes(array: _Array) -> str:
 
 
 # --- building the layouts -----------------------------------------------------------------------------------------
-
-
-def _check_bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"{shown(value)} is no boolean")
-    return value
-
-
-def _check_dict(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise TypeError("not a JSON object")
-    return value
-
-
-def _bounded(kind: type, bound: Bound) -> Check:
-    """Return a check for values of a type within a bound."""
-    if kind is int and isinstance(bound, Range) and bound.extra is None:
-        return _whole_number(bound)
-
-    def check(value: Any) -> Any:
-        if type(value) is not kind or not bound.admits(value):
-            raise _OutOfBoundsError(f"is {shown(value)}; it must be {bound.allowed}")
-        return value
-
-    return check
-
-
-def _whole_number(bound: Range) -> Check:
-    """As `_bounded`, for what nearly every field is."""
-    low, high = bound.low, bound.high
-
-    def check(value: Any) -> Any:
-        if type(value) is int and low <= value <= high:
-            return value
-        raise _OutOfBoundsError(f"is {shown(value)}; it must be a whole number {bound.allowed}")
-
-    return check
-
-
-def _integers(bound: Items) -> Check:
-    of, most, least = typing.cast("Range", bound.of), bound.most, bound.least
-    low, high = of.low, of.high
-
-    def check(value: Any) -> Any:
-        if type(value) is not list or not least <= len(value) <= most:
-            raise _OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
-        for item in value:
-            if type(item) is not int or not low <= item <= high:
-                raise _OutOfBoundsError(f"has {shown(item)}; it must be a list of {bound.allowed}")
-        return tuple(value)
-
-    return check
-
-
-def _check_values(cls: type[Values]) -> Check:
-    return lambda value: cls.from_dict(_check_dict(value))
-
-
-def check_of(annotation: Any) -> Check:
-    """Return the check of a scalar field; raises TypeError for a field without a bound."""
-    if annotation is bool:
-        return _check_bool
-    if annotation is ModelInfo:
-        return _check_model
-    if isinstance(annotation, type) and issubclass(annotation, Values):
-        return _check_values(annotation)
-    if typing.get_origin(annotation) is not typing.Annotated:
-        raise TypeError(f"a field of type {annotation} has no bound; see specq.bounds")
-    kind, bound = annotation.__origin__, annotation.__metadata__[0]
-    if kind == tuple[int, ...]:
-        return _integers(bound)
-    return _bounded(dict if typing.get_origin(kind) is dict else kind, bound)
-
-
-_MODEL_CHECKS = {name: check_of(hint) for name, hint in typing.get_type_hints(ModelInfo, include_extras=True).items()}
-
-
-def _check_model(value: Any) -> ModelInfo:
-    found = {}
-    for name, item in _check_dict(value).items():
-        check = _MODEL_CHECKS.get(name)
-        if check is None:
-            raise KeyError(f"a model has no field {shown(name)}")
-        try:
-            found[name] = check(item)
-        except _OutOfBoundsError as error:
-            raise ValueError(f"{name} {error}") from None
-    return ModelInfo(**found)
 
 
 def is_array(annotation: Any) -> bool:

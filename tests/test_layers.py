@@ -44,7 +44,7 @@ LAYERS = (
         "specq.sockets",
         "specq.zap",
     ),
-    ("specq.wire",),
+    ("specq.wire", "specq.field_checks"),
     ("specq.messages",),
     (
         "specq.config",

@@ -169,13 +169,17 @@ class Broker:
     # --- the journal ------------------------------------------------------------------------------------------------
 
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
-        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients.
+        """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those that no
+        broker would take any more fail, with the reason.
 
         For a moment nobody is told that there is no verifier: clients are left to ask again.
         """
         self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
         for stored in jobs:
-            self.state.jobs.add(Job.restored(stored))
+            job = Job.restored(stored)
+            self.state.jobs.add(job)
+            if stored.misfit:
+                self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Learn that the journal has all records up to this one: now clients may hear of them."""
