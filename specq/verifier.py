@@ -27,6 +27,7 @@ from specq.text import StopMatcher, TextCodec
 from specq.tokenizer_chunks import tokenizer_chunks
 from specq.types import Int32Array, Judgement
 from specq.verdicts import verdict
+from specq.verification import STRATEGIES
 
 log = structlog.get_logger(__name__)
 
@@ -99,8 +100,8 @@ class Verifier:
     def _reason_against(self, message: Open) -> str:
         """Return why a session cannot be opened, or ""."""
         info = self.engine.info
-        if not len(message.token_ids) or message.tokens_left < 1:
-            return "an empty context, or no tokens left to generate"
+        if reason := _malformed(message):
+            return reason
         if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
             return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
         needed = len(message.token_ids) + message.tokens_left
@@ -282,3 +283,15 @@ class Verifier:
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),
         )
+
+
+def _malformed(message: Open) -> str:
+    """Return why a session could be opened nowhere, or ""."""
+    length = len(message.token_ids)
+    if not length or message.tokens_left < 1:
+        return "an empty context, or no tokens left to generate"
+    if not 0 < message.prompt_len <= length:
+        return f"a context of {length} tokens, of which {message.prompt_len} are the prompt"
+    if message.params.strategy not in STRATEGIES:
+        return f"unknown strategy {message.params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}"
+    return ""

@@ -70,7 +70,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         raise ProtocolError(f"verdict.us must be none or two {STEP_US.what}")
     if finish not in _FINISHES:
         raise ProtocolError(f"verdict.finish must be {VERDICT_FINISH.allowed}")
-    if stats and not (STATS.admits(stats) and is_stats(stats)):
+    if type(stats) is not dict or (stats and not (STATS.admits(stats) and is_stats(stats))):
         raise ProtocolError("verdict.stats must hold what `specq.session_stats` counts, or nothing")
     tokens = frames[_TOKENS] if len(frames) > _TOKENS else b""
     nodes = frames[_NODES] if len(frames) > _NODES else b""
