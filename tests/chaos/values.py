@@ -112,7 +112,7 @@ class Field:
             name: (self.deployment.directory / f"{name}.log").read_text("utf-8", "replace")
             for name in ("draft-0", "target-0")
         }
-        return {name: int(([*re.findall(r"dropped=(\d+)", text), -1])[-1]) for name, text in logs.items()}
+        return {name: int([-1, *re.findall(r"dropped=(\d+)", text)][-1]) for name, text in logs.items()}
 
 
 def attack(field: Field, peer: Peer, num: int) -> str:
