@@ -42,7 +42,8 @@ $(VLLM)/.ready: requirements-vllm.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh $(VLLM) requirements-vllm.lock --no-deps
 	@touch $@
 
-chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an hour); writes chaos.json
+chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an hour), and forge values; writes chaos.json, values.json
+	@$(BIN)/python -m tests.chaos.values --out values.json
 	@$(BIN)/python -m tests.chaos.run --out chaos.json $(ARGS)
 
 lint: $(READY) ## Lint, format and types only
@@ -57,5 +58,5 @@ bench: $(READY) ## Measure specq and its rivals on the bundled pair; writes benc
 	@$(BIN)/specq bench --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here
-	@rm -rf .venv $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json
+	@rm -rf .venv $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
 	@find specq workers tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

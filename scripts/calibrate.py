@@ -27,11 +27,11 @@ from specq import log
 from specq.bench.machine import describe
 from specq.bench.prompts import load_prompts
 from specq.bench.roundtrip import roundtrip
+from specq.bounds import MODES
 from specq.cli.columns import columns
 from specq.client.result import Result
 from specq.cpu import available_cores
 from specq.models import resolve_model
-from specq.params import MODES
 from specq.simulate.calibration import Measured
 from specq.simulate.hosts import measure_host
 from specq.simulate.settings import Scenario, TrafficSettings

@@ -13,6 +13,7 @@ from specq.isolation import Faults
 from specq.messages import Open
 from specq.session import Session
 from specq.types import ModelInfo
+from specq.verification import STRATEGIES
 
 log = structlog.get_logger(__name__)
 
@@ -37,8 +38,8 @@ def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engin
 
 def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
     """Return why a session can never be opened at an engine with this model, or ""."""
-    if not len(message.token_ids) or message.tokens_left < 1:
-        return "an empty context, or no tokens left to generate"
+    if reason := _malformed(message):
+        return reason
     if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
         return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
     needed = len(message.token_ids) + message.tokens_left
@@ -48,6 +49,18 @@ def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
         return f"{needed} tokens need as many KV slots; {info.name} has {info.kv_slots} (--kv-slots)"
     if message.params.stop and not has_codec:
         return f"stop strings need a tokenizer, and {info.name} has none"
+    return ""
+
+
+def _malformed(message: Open) -> str:
+    """Return why a session could be opened nowhere, or ""."""
+    length = len(message.token_ids)
+    if not length or message.tokens_left < 1:
+        return "an empty context, or no tokens left to generate"
+    if not 0 < message.prompt_len <= length:
+        return f"a context of {length} tokens, of which {message.prompt_len} are the prompt"
+    if message.params.strategy not in STRATEGIES:
+        return f"unknown strategy {message.params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}"
     return ""
 
 

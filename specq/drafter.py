@@ -28,6 +28,7 @@ from specq.messages import Assign, Draft, Heartbeat, Message, Release, Verdict
 from specq.proposers import Children, Expansion, Proposer
 from specq.proposers.chains import ChainProposer, expand_chain, level_ids
 from specq.types import Int32Array
+from specq.verification import STRATEGIES
 
 log = structlog.get_logger(__name__)
 
@@ -112,6 +113,8 @@ class Drafter:
         if not 0 < message.prompt_len <= len(message.token_ids):
             length = len(message.token_ids)
             raise ProtocolError(f"a context of {length} tokens, of which {message.prompt_len} are the prompt")
+        if message.params.strategy not in STRATEGIES:
+            raise ProtocolError(f"unknown strategy {message.params.strategy!r}")
         _check_tokens(message.token_ids)
         if self._refused.get(message.session_id) == message.epoch:
             return

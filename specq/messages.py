@@ -4,6 +4,8 @@ Rules: integers, floats and short strings travel in the header, arrays in frames
 message's key (`session_id` or `job_id`) where it has one, and travels as the first frame, so that the broker routes
 without decoding more. A new message is one dataclass here and one line in `MESSAGES`; `specq.wire` does the rest.
 
+Each names its bound, of `specq.bounds`: wire and table together refuse what is outside.
+
 Positions are counted from the start of the context, prompt included: `base_len` tokens come before the message's own.
 """
 
@@ -15,6 +17,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from specq import bounds
 from specq.params import SamplingParams, Speculation
 from specq.types import Float16Array, Float32Array, Int32Array, ModelInfo, UInt16Array
 
@@ -25,13 +28,28 @@ PROTOCOL_VERSION = 2
 BACKUP_LANE = 255  # of what a verifier looks up itself
 OWN_LANE = 254  # of the drafter in its own process; those of other processes have the lanes below
 
-# Array annotations carry the dtype on the wire (little-endian) and the number of dimensions.
-I32 = Annotated[Int32Array, "<i4", 1]
-I64 = Annotated[Int64Array, "<i8", 1]
-U8 = Annotated[UInt8Array, "<u1", 1]
-U16 = Annotated[UInt16Array, "<u2", 1]
-F16 = Annotated[Float16Array, "<f2", 1]
-F32 = Annotated[Float32Array, "<f4", 1]
+# Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
+Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
+NodeTokens = Annotated[Int32Array, "<i4", 1, bounds.NODE_TOKENS]
+NodeIds = Annotated[Int32Array, "<i4", 1, bounds.NODE_NAMES]
+NodeParents = Annotated[Int32Array, "<i4", 1, bounds.NODE_PARENTS]
+NodeLaws = Annotated[Int32Array, "<i4", 1, bounds.NODE_LAWS]
+NodeScores = Annotated[Float16Array, "<f2", 1, bounds.NODE_SCORES]
+NodeFlags = Annotated[UInt8Array, "<u1", 1, bounds.NODE_FLAGS]
+NodeLanes = Annotated[UInt8Array, "<u1", 1, bounds.NODE_LANES]
+References = Annotated[Int32Array, "<i4", 1, bounds.REFERENCES]
+Weights = Annotated[UInt16Array, "<u2", 1, bounds.WEIGHTS]
+Ids = Annotated[Int64Array, "<i8", 1, bounds.IDS]
+Lengths = Annotated[Int32Array, "<i4", 1, bounds.LENGTHS]
+Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
+Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
+Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
+
+Id = Annotated[int, bounds.ID]
+Count = Annotated[int, bounds.COUNT]
+Lane = Annotated[int, bounds.LANE]
+Name = Annotated[str, bounds.NAME]
+Reason = Annotated[str, bounds.REASON]
 
 
 def _empty(dtype: str) -> Any:
@@ -68,12 +86,12 @@ class Hello(Message):
     """
 
     TYPE: ClassVar[str] = "hello"
-    role: str
-    name: str
-    incarnation: int
+    role: Annotated[str, bounds.ROLE]
+    name: Name
+    incarnation: Id
     model: ModelInfo
-    endpoint: str = ""
-    max_sessions: int = 0
+    endpoint: Annotated[str, bounds.ENDPOINT] = ""
+    max_sessions: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,16 +106,16 @@ class Heartbeat(Message):
     """
 
     TYPE: ClassVar[str] = "heartbeat"
-    incarnation: int
-    state: str
-    load: int = 0
-    steps: int = 0
-    pending: int = 0
-    step_ms: int = 0
-    free_slots: int = 0
-    session_ids: I64 = _empty("<i8")
-    epochs: I64 = _empty("<i8")
-    lengths: I32 = _empty("<i4")
+    incarnation: Id
+    state: Annotated[str, bounds.STATE]
+    load: Count = 0
+    steps: Annotated[int, bounds.STEPS] = 0
+    pending: Count = 0
+    step_ms: Annotated[int, bounds.STEP_MS] = 0
+    free_slots: Count = 0
+    session_ids: Ids = _empty("<i8")
+    epochs: Ids = _empty("<i8")
+    lengths: Lengths = _empty("<i4")
 
 
 # --- to the broker, from clients ----------------------------------------------------------------------------------
@@ -114,15 +132,15 @@ class Submit(Message):
     """
 
     TYPE: ClassVar[str] = "submit"
-    job_id: int
+    job_id: Id
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
-    model: str = ""
-    have: int = 0
-    priority: int = 0
-    deadline_ms: int = 0
-    label: str = ""
-    prompt_ids: I32
+    model: Name = ""
+    have: Count = 0
+    priority: Annotated[int, bounds.PRIORITY] = 0
+    deadline_ms: Annotated[int, bounds.DEADLINE_MS] = 0
+    label: Annotated[str, bounds.LABEL] = ""
+    prompt_ids: Tokens32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,8 +148,8 @@ class Follow(Message):
     """Asks for a job by its id: a `JobInfo`, then its tokens beyond the first `have` as they come."""
 
     TYPE: ClassVar[str] = "follow"
-    job_id: int
-    have: int = 0
+    job_id: Id
+    have: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -139,8 +157,8 @@ class ListJobs(Message):
     """Asks for a `JobList`: the jobs that wait and run, and `limit` of those that ended, the last `skip` left out."""
 
     TYPE: ClassVar[str] = "list_jobs"
-    limit: int = 100
-    skip: int = 0
+    limit: Count = 100
+    skip: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,7 +166,7 @@ class Cancel(Message):
     """Stops a job; what is committed stays."""
 
     TYPE: ClassVar[str] = "cancel"
-    job_id: int
+    job_id: Id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -163,7 +181,7 @@ class FetchTokenizer(Message):
     """Asks for the tokenizer of a served model ("" for the only one); also broker to verifier."""
 
     TYPE: ClassVar[str] = "fetch_tokenizer"
-    model: str = ""
+    model: Name = ""
 
 
 # --- to a worker, from the broker ---------------------------------------------------------------------------------
@@ -174,7 +192,13 @@ class Welcome(Message):
     """The worker is registered and shall send a `Heartbeat` at least this often."""
 
     TYPE: ClassVar[str] = "welcome"
-    heartbeat_ms: int
+    heartbeat_ms: Annotated[int, bounds.HEARTBEAT_MS]
+
+
+def _cut_reason(message: Refused | SessionFailed | Failed) -> None:
+    """Cut a reason that is too long, so that whoever waits for it gets it."""
+    if len(message.reason) > bounds.REASON.most:
+        object.__setattr__(message, "reason", message.reason[: bounds.REASON.most - 3] + "...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -182,8 +206,11 @@ class Refused(Message):
     """The worker cannot be used, and why; `fatal` means that trying again is useless."""
 
     TYPE: ClassVar[str] = "refused"
-    reason: str
+    reason: Reason
     fatal: bool = True
+
+    def __post_init__(self) -> None:
+        _cut_reason(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -191,13 +218,13 @@ class Open(Message):
     """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`."""
 
     TYPE: ClassVar[str] = "open"
-    session_id: int
-    epoch: int
-    prompt_len: int
-    tokens_left: int
+    session_id: Id
+    epoch: Id
+    prompt_len: Count
+    tokens_left: Count
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
-    token_ids: I32
+    token_ids: Tokens32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -205,8 +232,8 @@ class Close(Message):
     """To a verifier: forget the session."""
 
     TYPE: ClassVar[str] = "close"
-    session_id: int
-    epoch: int
+    session_id: Id
+    epoch: Id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -214,9 +241,9 @@ class Committed(Message):
     """To a verifier: the journal holds `length` tokens; with `resend`, send what lies beyond them again."""
 
     TYPE: ClassVar[str] = "committed"
-    session_id: int
-    epoch: int
-    length: int
+    session_id: Id
+    epoch: Id
+    length: Count
     resend: bool = False
 
 
@@ -225,13 +252,13 @@ class Assign(Message):
     """To a drafter: draft for this session in this lane."""
 
     TYPE: ClassVar[str] = "assign"
-    session_id: int
-    epoch: int
-    lane: int
-    prompt_len: int
+    session_id: Id
+    epoch: Id
+    lane: Lane
+    prompt_len: Count
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
-    token_ids: I32
+    token_ids: Tokens32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -239,8 +266,8 @@ class Release(Message):
     """To a drafter: stop drafting for the session."""
 
     TYPE: ClassVar[str] = "release"
-    session_id: int
-    epoch: int
+    session_id: Id
+    epoch: Id
 
 
 # --- hot: drafter -> broker -> verifier -> broker -> drafters -----------------------------------------------------
@@ -259,18 +286,18 @@ class Draft(Message):
     """
 
     TYPE: ClassVar[str] = "draft"
-    session_id: int
-    epoch: int
-    lane: int
-    base_len: int
-    first_id: int
-    q_size: int = 0
-    token_ids: I32
-    parent_ids: I32
-    scores: F16
-    q_ids: I32 = _empty("<i4")
-    q_weights: U16 = _empty("<u2")
-    q_rows: I32 = _empty("<i4")
+    session_id: Id
+    epoch: Id
+    lane: Lane
+    base_len: Count
+    first_id: Count
+    q_size: Count = 0
+    token_ids: NodeTokens
+    parent_ids: NodeParents
+    scores: NodeScores
+    q_ids: References = _empty("<i4")
+    q_weights: Weights = _empty("<u2")
+    q_rows: NodeLaws = _empty("<i4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -289,21 +316,21 @@ class Verdict(Message):
     """
 
     TYPE: ClassVar[str] = "verdict"
-    session_id: int
-    epoch: int
-    base_len: int
-    finish: str = ""
-    worth: int = 0
-    seen: tuple[int, ...] = ()
-    us: tuple[int, ...] = ()
-    stats: dict[str, Any] = field(default_factory=dict)
-    token_ids: I32
-    node_ids: I32 = _empty("<i4")
-    mask: U8 = _empty("<u1")
-    node_lanes: U8 = _empty("<u1")
-    logprobs: F32 = _empty("<f4")
-    top_ids: I32 = _empty("<i4")
-    top_logprobs: F32 = _empty("<f4")
+    session_id: Id
+    epoch: Id
+    base_len: Count
+    finish: Annotated[str, bounds.VERDICT_FINISH] = ""
+    worth: Annotated[int, bounds.WORTH] = 0
+    seen: Annotated[tuple[int, ...], bounds.SEEN] = ()
+    us: Annotated[tuple[int, ...], bounds.STEP_US] = ()
+    stats: Annotated[dict[str, Any], bounds.STATS] = field(default_factory=dict)
+    token_ids: Tokens32
+    node_ids: NodeIds = _empty("<i4")
+    mask: NodeFlags = _empty("<u1")
+    node_lanes: NodeLanes = _empty("<u1")
+    logprobs: Logprobs32 = _empty("<f4")
+    top_ids: Tokens32 = _empty("<i4")
+    top_logprobs: Logprobs32 = _empty("<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -311,10 +338,13 @@ class SessionFailed(Message):
     """A verifier cannot go on with a session. `retry`: another verifier may."""
 
     TYPE: ClassVar[str] = "session_failed"
-    session_id: int
-    epoch: int
-    reason: str
+    session_id: Id
+    epoch: Id
+    reason: Reason
     retry: bool = False
+
+    def __post_init__(self) -> None:
+        _cut_reason(self)
 
 
 # --- to a client --------------------------------------------------------------------------------------------------
@@ -325,7 +355,7 @@ class Accepted(Message):
     """The job is in the journal."""
 
     TYPE: ClassVar[str] = "accepted"
-    job_id: int
+    job_id: Id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -336,13 +366,13 @@ class JobInfo(Message):
     """
 
     TYPE: ClassVar[str] = "job_info"
-    job_id: int
+    job_id: Id
     params: SamplingParams
-    model: str = ""
-    label: str = ""
+    model: Name = ""
+    label: Annotated[str, bounds.LABEL] = ""
     ended: bool = False
-    elapsed_ms: int = 0
-    prompt_ids: I32
+    elapsed_ms: Annotated[int, bounds.ELAPSED_MS] = 0
+    prompt_ids: Tokens32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -350,8 +380,8 @@ class JobList(Message):
     """Jobs, as JSON: a list of objects with the names of `specq.broker.listing.Line`; answers `ListJobs` of this skip."""
 
     TYPE: ClassVar[str] = "job_list"
-    skip: int = 0
-    data: U8
+    skip: Count = 0
+    data: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -365,15 +395,15 @@ class Tokens(Message):
     """
 
     TYPE: ClassVar[str] = "tokens"
-    job_id: int
-    base_len: int
-    finish: str = ""
-    stats: dict[str, Any] = field(default_factory=dict)
-    token_ids: I32
-    accepted: U8
-    logprobs: F32 = _empty("<f4")
-    top_ids: I32 = _empty("<i4")
-    top_logprobs: F32 = _empty("<f4")
+    job_id: Id
+    base_len: Count
+    finish: Annotated[str, bounds.FINISH] = ""
+    stats: Annotated[dict[str, Any], bounds.STATS] = field(default_factory=dict)
+    token_ids: Tokens32
+    accepted: Flags
+    logprobs: Logprobs32 = _empty("<f4")
+    top_ids: Tokens32 = _empty("<i4")
+    top_logprobs: Logprobs32 = _empty("<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -381,9 +411,12 @@ class Failed(Message):
     """The job was refused or failed; `code` as in JobError."""
 
     TYPE: ClassVar[str] = "failed"
-    job_id: int
-    code: str
-    reason: str
+    job_id: Id
+    code: Annotated[str, bounds.CODE]
+    reason: Reason
+
+    def __post_init__(self) -> None:
+        _cut_reason(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -391,7 +424,7 @@ class Status(Message):
     """The broker's state as a JSON-able dict: models, workers, sessions, counters."""
 
     TYPE: ClassVar[str] = "status"
-    report: dict[str, Any]
+    report: Annotated[dict[str, Any], bounds.REPORT]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -403,9 +436,9 @@ class TokenizerChunk(Message):
 
     TYPE: ClassVar[str] = "tokenizer_chunk"
     model: ModelInfo
-    index: int
-    count: int
-    data: U8
+    index: Annotated[int, bounds.PIECE]
+    count: Annotated[int, bounds.PIECES]
+    data: Bytes
 
 
 MESSAGES: dict[str, type[Message]] = {

@@ -6,26 +6,37 @@ JSON, without what is left at its default.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
+from specq.bounds import (
+    MAX_INT64,
+    MIN_TEMPERATURE,
+    SAMPLING,
+    SPECULATION,
+    Bound,
+    shown,
+)
 from specq.errors import JobError
 
-MAX_SEED = 2**63 - 1
-MAX_LOGPROBS = 20
-MAX_CANDIDATES = 64
-MODES = ("async", "sync", "plain")
+MAX_SEED = MAX_INT64
+MAX_DIGITS = 20  # of a token id as a string
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Base of both: a frozen dataclass with defaults, checked when it is read from JSON; `LABEL` names it in messages."""
+    """Base of both: a frozen dataclass with defaults, checked when it is read from JSON; `LABEL` names it in messages, `BOUNDS`
+    says what each field but the flags may be."""
 
     LABEL: ClassVar[str] = ""
+    BOUNDS: ClassVar[Mapping[str, Bound]] = {}
 
     def validate(self) -> Self:
         """Return self, or raise JobError that names the field, its value and what is allowed."""
+        for name, bound in self.BOUNDS.items():
+            value = getattr(self, name)
+            _require(name, value, bound.admits(value), bound.allowed)
         return self
 
     def to_dict(self) -> dict[str, Any]:
@@ -33,12 +44,18 @@ class Values:
         return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Build and validate from JSON values; unknown names and wrong types raise JobError."""
-        known = {f.name: f for f in fields(cls)}
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise JobError for a name that is no field."""
+        known = [f.name for f in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:
-            raise JobError(f"unknown {cls.LABEL} {unknown[0]!r}; known are {', '.join(known)}")
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown[0])}; known are {', '.join(known)}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build and validate from JSON values; unknown names and wrong types raise JobError."""
+        cls.check_names(values)
+        known = {f.name: f for f in fields(cls)}
         return cls(**{name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}).validate()
 
 
@@ -46,7 +63,7 @@ class Values:
 class SamplingParams(Values):
     """What the user asked of the sampler; the same for the target and for those who draft for it.
 
-    temperature   >= 0; 0 is greedy
+    temperature   in [0, 100]; 0 is greedy, and so is what is below `bounds.MIN_TEMPERATURE`: it becomes 0
     top_k         keep the k likeliest tokens; 0 keeps all
     top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in (0, 1]
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
@@ -60,12 +77,13 @@ class SamplingParams(Values):
     min_tokens    no end-of-sequence or stop token before so many
     logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
     presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
-    repetition_penalty   > 0; divides a positive logit of a token of prompt or text, multiplies a negative one
+    repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative one
     logit_bias    pairs (token id, what is added to its logit)
     bad_token_ids sequences of token ids that are never completed
     """
 
     LABEL: ClassVar[str] = "sampling parameter"
+    BOUNDS: ClassVar[Mapping[str, Bound]] = SAMPLING
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -87,6 +105,10 @@ class SamplingParams(Values):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
+    def __post_init__(self) -> None:
+        """The one place where a temperature that is as good as 0 becomes 0: all that judges or drafts asks for 0."""
+        object.__setattr__(self, "temperature", _or_zero(self.temperature))
+
     @property
     def has_penalties(self) -> bool:
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
@@ -103,30 +125,9 @@ class SamplingParams(Values):
 
     def validate(self) -> Self:
         """Return self, or raise JobError that names the field, its value and what is allowed."""
-        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "a finite number >= 0")
-        _require("top_k", self.top_k, self.top_k >= 0, "0 (off) or a positive number of tokens")
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]")
-        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
-        _require("seed", self.seed, 0 <= self.seed <= MAX_SEED, "in [0, 2**63)")
-        _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        _require("stop", self.stop, all(self.stop), "non-empty strings")
-        _require("stop_token_ids", self.stop_token_ids, all(t >= 0 for t in self.stop_token_ids), "token ids >= 0")
-        for name in ("threshold", "typical_eps", "typical_delta"):
-            _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        self._validate_shaping()
+        Values.validate(self)
+        _require("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, SAMPLING["min_tokens"].allowed)
         return self
-
-    def _validate_shaping(self) -> None:
-        """Check what changes logits beyond temperature and cuts; ranges as OpenAI's and vLLM's."""
-        _require("min_tokens", self.min_tokens, 0 <= self.min_tokens <= self.max_tokens, "in [0, max_tokens]")
-        _require("logprobs", self.logprobs, -1 <= self.logprobs <= MAX_LOGPROBS, f"in [-1, {MAX_LOGPROBS}]")
-        for name in ("presence_penalty", "frequency_penalty"):
-            _require(name, getattr(self, name), -2 <= getattr(self, name) <= 2, "in [-2, 2]")
-        _require("repetition_penalty", self.repetition_penalty, 0 < self.repetition_penalty < math.inf, "above 0")
-        bias_ok = all(token >= 0 and -100 <= bias <= 100 for token, bias in self.logit_bias)
-        _require("logit_bias", self.logit_bias, bias_ok, "pairs of a token id and a bias in [-100, 100]")
-        words_ok = all(word and min(word) >= 0 for word in self.bad_token_ids)
-        _require("bad_token_ids", self.bad_token_ids, words_ok, "non-empty sequences of token ids")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +148,7 @@ class Speculation(Values):
     """
 
     LABEL: ClassVar[str] = "drafting parameter"
+    BOUNDS: ClassVar[Mapping[str, Bound]] = SPECULATION
     mode: str = "async"
     num_candidates: int = 0
     candidate_temp: float = -1.0
@@ -157,40 +159,35 @@ class Speculation(Values):
     fan_out_hit: tuple[int, ...] = ()
     fan_out_miss: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidate_temp", _or_zero(self.candidate_temp))
+
     @property
     def has_fixed_shape(self) -> bool:
         return bool(self.tree or self.num_candidates or self.fan_out_hit or self.fan_out_miss)
 
     def validate(self) -> Self:
         """Return self, or raise JobError that names the field, its value and what is allowed."""
-        _require("mode", self.mode, self.mode in MODES, f"one of {', '.join(MODES)}")
-        ok = 0 <= self.num_candidates <= MAX_CANDIDATES
-        _require("num_candidates", self.num_candidates, ok, f"in [0, {MAX_CANDIDATES}]")
-        warm = self.candidate_temp == -1 or 0 <= self.candidate_temp < math.inf
-        _require("candidate_temp", self.candidate_temp, warm, "a finite number >= 0, or -1 for the job's")
-        _require("candidate_top_p", self.candidate_top_p, 0 <= self.candidate_top_p <= 1, "in [0, 1], 0 for the job's")
-        _require("max_depth", self.max_depth, 0 <= self.max_depth <= 1024, "in [0, 1024]")
-        _require("max_nodes", self.max_nodes, 0 <= self.max_nodes <= 1024, "in [0, 1024]")
-        paths_ok = all(path and min(path) >= 0 and max(path) < MAX_CANDIDATES for path in self.tree)
-        _require("tree", self.tree, paths_ok, f"non-empty paths of ranks in [0, {MAX_CANDIDATES})")
-        for name in ("fan_out_hit", "fan_out_miss"):
-            ok = all(0 <= count <= MAX_CANDIDATES for count in getattr(self, name))
-            _require(name, getattr(self, name), ok, f"numbers in [0, {MAX_CANDIDATES}]")
+        Values.validate(self)
         shapes = [name for name in ("tree", "num_candidates", "fan_out_hit", "fan_out_miss") if getattr(self, name)]
         if len(shapes) > 1 and shapes != ["fan_out_hit", "fan_out_miss"]:
             raise JobError(f"{' and '.join(shapes)} are given together; give one of them")
         return self
 
 
+def _or_zero(temperature: float) -> float:
+    return 0.0 if 0 < temperature < MIN_TEMPERATURE else temperature
+
+
 def _require(name: str, value: object, ok: bool, allowed: str) -> None:
     if not ok:
-        raise JobError(f"{name} is {value!r}; it must be {allowed}")
+        raise JobError(f"{name} is {shown(value)}; it must be {allowed}")
 
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:
     """Check one JSON value against the field's annotation; lists become tuples, whole floats stay floats."""
     if annotation == "float" and type(value) in (int, float):
-        return float(value)
+        return _float(name, value)
     if annotation == "tuple[str, ...]" and isinstance(value, str):
         return (value,)
     kinds = {"int": int, "bool": bool, "str": str}
@@ -199,17 +196,28 @@ def _coerce(name: str, value: Any, annotation: str) -> Any:
     element = {"tuple[str, ...]": str, "tuple[int, ...]": int}.get(annotation)
     if element and isinstance(value, (list, tuple)) and all(type(v) is element for v in value):
         return tuple(value)
-    if annotation.startswith("tuple[tuple[") and isinstance(value, (list, tuple, dict)):
-        return _coerce_nested(name, value, annotation)
-    raise JobError(f"{name} is {value!r}; it must be of type {annotation}")
-
-
-def _coerce_nested(name: str, value: Any, annotation: str) -> Any:
-    """Check sequences of token ids, or pairs (token id, float), for which {"token id": float} is taken too."""
-    try:
-        if annotation == "tuple[tuple[int, float], ...]":
-            pairs = value.items() if isinstance(value, dict) else value
-            return tuple((int(token), _coerce(name, bias, "float")) for token, bias in pairs)
+    if annotation == "tuple[tuple[int, float], ...]" and isinstance(value, (list, tuple, dict)):
+        return _coerce_pairs(name, value)
+    if annotation == "tuple[tuple[int, ...], ...]" and isinstance(value, (list, tuple)):
         return tuple(_coerce(name, sequence, "tuple[int, ...]") for sequence in value)
-    except (TypeError, ValueError):
-        raise JobError(f"{name} is {value!r}; it must be of type {annotation}") from None
+    raise JobError(f"{name} is {shown(value)}; it must be of type {annotation}")
+
+
+def _float(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise JobError(f"{name} is {shown(value)}; it must be a number that a float can hold") from None
+
+
+def _coerce_pairs(name: str, value: Any) -> Any:
+    """Check pairs (token id, float), for which {"token id": float} is taken too: JSON's keys are strings."""
+    pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
+    if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
+        raise JobError(f"{name} is {shown(value)}; it must be of type tuple[tuple[int, float], ...]")
+    return tuple((token, _coerce(name, bias, "float")) for token, bias in pairs)
+
+
+def _token(key: object) -> object:
+    """Return a key as the integer that it spells, if it does and is no longer than one can be."""
+    return int(key) if isinstance(key, str) and len(key) < MAX_DIGITS and key.isdecimal() else key

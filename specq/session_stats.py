@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from specq.bounds import MAX_INT64, MAX_NODES
 from specq.nodes import Node
 
 
@@ -58,3 +59,20 @@ class SessionStats:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+_COUNTS = {f.name for f in fields(SessionStats) if f.name != "positions"}
+
+
+def is_stats(values: dict[str, Any]) -> bool:
+    """Return whether values that a verifier sent are what `to_dict` gives: those who read them reckon with them."""
+    counts = [values[name] for name in _COUNTS & values.keys()]
+    positions = values.get("positions", [])
+    if type(positions) is not list or len(positions) > MAX_NODES or values.keys() - _COUNTS - {"positions"}:
+        return False
+    pairs = all(type(pair) is list and len(pair) == 2 for pair in positions)
+    return pairs and all(map(_is_count, [*counts, *(number for pair in positions for number in pair)]))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT64

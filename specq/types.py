@@ -1,16 +1,18 @@
 """The plain values that every room shares: draft trees, steps, judgements.
 
 Rule: frozen dataclasses of numbers and NumPy arrays, no behaviour beyond derived counts. Nothing here imports another
-module of specq but `errors` and `params`.
+module of specq but `bounds`, `errors` and `params`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
+from specq import bounds
 from specq.params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
@@ -40,17 +42,17 @@ class ModelInfo:
     may be padded beyond the tokenizer's `num_tokens`.
     """
 
-    name: str
-    fingerprint: str
-    dtype: str
-    engine: str
-    vocab_size: int
-    num_tokens: int
-    eos_ids: tuple[int, ...]
-    max_length: int
-    tokenizer_hash: str
-    kv_slots: int = 0
-    former_fingerprint: str = ""
+    name: Annotated[str, bounds.NAME]
+    fingerprint: Annotated[str, bounds.NAME]
+    dtype: Annotated[str, bounds.NAME]
+    engine: Annotated[str, bounds.NAME]
+    vocab_size: Annotated[int, bounds.COUNT]
+    num_tokens: Annotated[int, bounds.COUNT]
+    eos_ids: Annotated[tuple[int, ...], bounds.EOS_IDS]
+    max_length: Annotated[int, bounds.COUNT]
+    tokenizer_hash: Annotated[str, bounds.NAME]
+    kv_slots: Annotated[int, bounds.COUNT] = 0
+    former_fingerprint: Annotated[str, bounds.NAME] = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

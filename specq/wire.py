@@ -3,8 +3,8 @@
 Frames: [key, 8 bytes little-endian] [header, JSON] [array 0] [array 1] ...  The header holds `v`, `type` and the scalar
 fields that differ from their defaults; a message type fixes its arrays and their dtypes, lengths come from the frames.
 
-Rule: whatever arrives, `decode` returns a valid message or raises ProtocolError; it never runs code from the wire and
-never allocates more than the frames it was given.
+Rule: whatever arrives, `decode` returns a valid message, every value of it within its bound, or raises ProtocolError; it never
+runs code from the wire and never allocates more than the frames it was given.
 """
 
 from __future__ import annotations
@@ -18,23 +18,19 @@ from typing import Any
 import numpy as np
 import orjson
 
+from specq.bounds import MAX_INT64, NAME, Elements
 from specq.errors import JobError, ProtocolError
+from specq.field_checks import Check, OutOfBoundsError, check_of
 from specq.messages import MESSAGES, PROTOCOL_VERSION, Assign, JobInfo, Message, Open, Submit
-from specq.params import SamplingParams, Speculation, Values
-from specq.types import ModelInfo
+from specq.params import Values
 
 Frames = list[bytes]
 
 MAX_HEADER = 64 * 1024
 MAX_ARRAY = 16 * 1024 * 1024
 MAX_FRAMES = 16
-MAX_NAME = 1000  # characters of the name of a worker or model
 _NO_KEY = bytes(8)
 _KEYS = ("session_id", "job_id")
-_INT_LIMIT = 2**63
-
-
-Check = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +39,9 @@ class _Array:
     dtype: np.dtype[Any]
     itemsize: int
     empty: np.ndarray[Any, Any]
+    most_bytes: int
+    is_plain: Callable[[bytes], object] | None
+    bound: Elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +147,8 @@ def _scalars(cls: type[Message], layout: _Layout, header: dict[str, Any]) -> dic
             raise ProtocolError(f"{cls.TYPE} has no field {name!r}")
         try:
             header[name] = check(value)
+        except OutOfBoundsError as error:
+            raise ProtocolError(f"{cls.TYPE}.{name} {error}") from None
         except (TypeError, ValueError, KeyError, JobError) as error:
             raise ProtocolError(f"{cls.TYPE}.{name}: {error}") from None
     if not layout.required <= header.keys():
@@ -164,65 +165,35 @@ def _add_arrays(values: dict[str, Any], cls: type[Message], layout: _Layout, fra
             values[array.name] = array.empty
             continue
         data = frames[i]
-        if len(data) > MAX_ARRAY or len(data) % array.itemsize:
-            raise ProtocolError(f"{cls.TYPE}.{array.name} has {len(data)} bytes")
+        if len(data) > array.most_bytes or len(data) % array.itemsize:
+            raise ProtocolError(f"{cls.TYPE}.{array.name} has {len(data)} bytes; {_sizes(array)}")
         values[array.name] = np.frombuffer(data, array.dtype)
+        if array.is_plain is not None and not array.is_plain(data):
+            _check_elements(cls, array, values[array.name])
+
+
+def _check_elements(cls: type[Message], array: _Array, found: np.ndarray[Any, Any]) -> None:
+    if array.bound.admits is None or not array.bound.admits(found):
+        raise ProtocolError(f"{cls.TYPE}.{array.name} must hold {array.bound.allowed}")
+
+
+def _sizes(array: _Array) -> str:
+    return f"it has {array.itemsize} for each element, and at most {array.most_bytes}"
 
 
 # --- building the layouts -----------------------------------------------------------------------------------------
 
 
-def _check_int(value: Any) -> int:
-    if type(value) is not int or not -_INT_LIMIT <= value < _INT_LIMIT:
-        raise ValueError(f"{value!r} is no 64-bit integer")
-    return value
+def is_array(annotation: Any) -> bool:
+    """Return whether a field of a message is an array."""
+    return typing.get_origin(annotation) is typing.Annotated and isinstance(annotation.__metadata__[0], str)
 
 
-def _check_str(value: Any) -> str:
-    if type(value) is not str:
-        raise TypeError(f"{value!r} is no string")
-    return value
-
-
-def _check_bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise TypeError(f"{value!r} is no boolean")
-    return value
-
-
-def _check_dict(value: Any) -> dict[str, Any]:
-    if type(value) is not dict:
-        raise TypeError("not a JSON object")
-    return value
-
-
-def _check_ints(value: Any) -> tuple[int, ...]:
-    if type(value) is not list:
-        raise TypeError("not a list of integers")
-    return tuple(_check_int(item) for item in value)
-
-
-def _check_values(cls: type[Values]) -> Check:
-    return lambda value: cls.from_dict(_check_dict(value))
-
-
-_SCALAR_CHECKS: dict[Any, Check] = {
-    int: _check_int,
-    str: _check_str,
-    bool: _check_bool,
-    dict[str, Any]: _check_dict,
-    tuple[int, ...]: _check_ints,
-    SamplingParams: _check_values(SamplingParams),
-    Speculation: _check_values(Speculation),
-}
-
-
-def _check_model(value: Any) -> ModelInfo:
-    hints = typing.get_type_hints(ModelInfo)
-    return ModelInfo(**{name: _SCALAR_CHECKS[hints[name]](item) for name, item in _check_dict(value).items()})
-
-
-_SCALAR_CHECKS[ModelInfo] = _check_model
+def _array(name: str, annotation: Any) -> _Array:
+    dtype_name, _, bound = annotation.__metadata__
+    dtype = np.dtype(dtype_name)
+    most_bytes = min(MAX_ARRAY, bound.most * dtype.itemsize)
+    return _Array(name, dtype, dtype.itemsize, np.frombuffer(b"", dtype), most_bytes, bound.is_plain, bound)
 
 
 def _layout(cls: type[Message]) -> _Layout:
@@ -232,11 +203,10 @@ def _layout(cls: type[Message]) -> _Layout:
         annotation = hints[spec.name]
         if spec.name in _KEYS:
             key = spec.name
-        elif typing.get_origin(annotation) is typing.Annotated:
-            dtype = np.dtype(annotation.__metadata__[0])
-            arrays.append(_Array(spec.name, dtype, dtype.itemsize, np.frombuffer(b"", dtype)))
+        elif is_array(annotation):
+            arrays.append(_array(spec.name, annotation))
         else:
-            checks[spec.name] = _SCALAR_CHECKS[annotation]
+            checks[spec.name] = check_of(annotation)
             factory = spec.default_factory
             defaults.append((spec.name, spec.default if factory is MISSING else factory()))
     required = frozenset(name for name, default in defaults if default is MISSING)
@@ -251,7 +221,7 @@ _PREFIX = b'{"v":%d,"type":"' % PROTOCOL_VERSION
 # --- how large a job may be ---------------------------------------------------------------------------------------
 
 _REPEATED = ("params", "speculation", "label")  # of a Submit, in what it becomes
-_WIDEST = {int: -_INT_LIMIT, bool: False, str: "\U0001f40d" * MAX_NAME}  # no name has more than 4 bytes a character
+_WIDEST = {int: -MAX_INT64, bool: False, str: "\U0001f40d" * NAME.most}  # no name has more than 4 bytes a character
 
 
 def _most_added(cls: type[Message]) -> int:

@@ -132,9 +132,9 @@ def test_a_full_queue_refuses_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"priority": 1001}, "priority is 1001; it must be from -1000 to 1000"),
+        ({"priority": 1001}, "priority is 1001; it must be a whole number from -1000 to 1000"),
         ({"deadline_ms": -1}, "deadline_ms is -1"),
-        ({"label": "x" * 1001}, "the label has 1001 characters"),
+        ({"label": "x" * 1001}, "(1003 characters); it must be text of at most 1000 characters"),
     ],
 )
 def test_wishes_that_cannot_be_are_refused(fields: dict[str, object], reason: str) -> None:
@@ -322,7 +322,7 @@ SUBMIT = Submit(job_id=9, params=SamplingParams(), prompt_ids=np.array([5, 6]))
         (damaged(Follow(job_id=9), have="x"), "cannot read this follow"),
         (damaged(Cancel(job_id=9), now=True), "cancel has no field 'now'"),
         (damaged(SUBMIT, params={"stop": "x" * 60_000, "top_p": 7}), "top_p is 7"),
-        (damaged(SUBMIT, model=["x" * 60_000]), "submit.model: ['xxx"),
+        (damaged(SUBMIT, model=["x" * 60_000]), "submit.model is ['xxx"),
     ],
 )
 def test_who_cannot_be_read_is_told_why(
@@ -369,10 +369,10 @@ def test_a_job_that_would_not_fit_into_an_open_is_refused() -> None:
     desk = Desk()
     desk.sent.clear()
     for length, code in ((MAX_SUBMIT_HEADER, "invalid"), (MAX_SUBMIT_HEADER - 100, "")):
-        params = SamplingParams(stop=("x" * length,), max_tokens=9)
+        params = SamplingParams(logit_bias=((5, 1.0),) * (length // 8), max_tokens=9)  # eight bytes each
         (answer,) = desk.front(ANN, Submit(job_id=length, params=params, prompt_ids=np.array([5, 6])))
         assert getattr(answer, "code", "") == code
-        assert not code or "of them for stop; at most" in answer.reason
+        assert not code or "of them for logit_bias; at most" in answer.reason
     (opened,) = [message for to, message in desk.sent if to == VERIFIER]
     assert isinstance(opened, Open)
     assert opened.session_id == MAX_SUBMIT_HEADER - 100

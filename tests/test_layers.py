@@ -45,7 +45,7 @@ LAYERS = (
         "specq.sockets",
         "specq.zap",
     ),
-    ("specq.wire",),
+    ("specq.wire", "specq.field_checks"),
     ("specq.messages",),
     (
         "specq.config",
@@ -59,7 +59,7 @@ LAYERS = (
     ),
     ("specq.types",),
     ("specq.params",),
-    ("specq.table", "specq.engine_options"),
+    ("specq.table", "specq.engine_options", "specq.bounds"),
     ("specq.errors",),
 )
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}

@@ -18,7 +18,7 @@ LONG_AGO, NOW = -1000.0, 0.0
 def worker(name: str, num_jobs: int = 0, *, joined_at: float = LONG_AGO, **fields: object) -> Worker:
     hello = Hello(role="target", name=name, incarnation=1, model=toy_info(), endpoint="toy", max_sessions=64)
     jobs = set(range(hash(name) % 1000 * 1000, hash(name) % 1000 * 1000 + num_jobs))
-    return Worker(name.encode(), hello, NOW, joined_at, job_ids=jobs, **({"free_slots": 10_000} | fields))
+    return Worker(name.encode(), hello, NOW, joined_at=joined_at, job_ids=jobs, **({"free_slots": 10_000} | fields))
 
 
 def job(job_id: int, prompt_len: int = 20, *, verifier: str = "", max_tokens: int = 100) -> Job:

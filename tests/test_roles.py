@@ -202,7 +202,7 @@ def test_names_are_fit_to_be_shown(changes):
     guarded = Guarded()
     hello = {"role": "target", "name": "x", "incarnation": 1, "model": toy_info(), "endpoint": "x"}
     (refused,) = guarded.told("gpu", Hello(**hello | changes))
-    assert "printable" in refused.reason
+    assert "1000 printable characters" in refused.reason or "at most 1000 characters" in refused.reason
     assert guarded.broker.state.roster.all() == []
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.broker.tokenizers import MAX_PIECES
+from specq.bounds import PIECES
 from specq.messages import Failed, FetchTokenizer, Heartbeat, Message, TokenizerChunk
 from specq.wire import encode
 from tests.test_broker_jobs import ANN, VERIFIER, Desk
@@ -90,6 +90,6 @@ def test_a_verifier_tells_of_its_own_tokenizer_only() -> None:
     before = kept(desk)
     for number in range(50):
         assert piece(desk, VERIFIER, 0, count=1, tokenizer=f"made up {number}") == []
-    for index, count in ((0, MAX_PIECES + 1), (5, 2), (-1, 2), (0, 0)):
+    for index, count in ((0, int(PIECES.high) + 1), (5, 2), (-1, 2), (0, 0)):
         assert piece(desk, VERIFIER, index, count) == []
     assert (kept(desk), desk.broker.state.counts["dropped_back"]) == (before, 54)

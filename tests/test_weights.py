@@ -133,7 +133,7 @@ def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
     effects = hello(broker, b"same", fingerprint="new 3", former_fingerprint=OLD)
     assert [message.token_ids.tolist() for message in opened(effects)] == [[5, 7, 8]]
     records = [effect.record for effect in effects if isinstance(effect, Write)]
-    assert records == [JobBound(1, "new 3 int")]
+    assert records == [JobBound(1, "new 3 int", placed=1)]
     journal.write(records)
     (stored,) = journal.unfinished()
     assert (stored.weights, stored.num_tokens) == ("new 3 int", 2)

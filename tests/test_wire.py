@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.bounds import FLAGS, MAX_INT32, MODES, NAME, Bound, Items, OneOf, Range, Text
 from specq.errors import ProtocolError
 from specq.messages import (
     MESSAGES,
@@ -25,17 +26,13 @@ from specq.messages import (
     Submit,
     Verdict,
 )
-from specq.params import MODES, SamplingParams, Speculation
+from specq.params import SamplingParams, Speculation
 from specq.types import ModelInfo
-from specq.wire import MAX_FRAMES, MAX_HEADER, MAX_NAME, MAX_SUBMIT_HEADER, decode, encode, too_large, type_of
+from specq.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, is_array, too_large, type_of
 from tests.toy import toy_info
 
-_VALUES: dict[object, st.SearchStrategy[typing.Any]] = {
-    int: st.integers(0, 2**62),
-    str: st.text(max_size=20),
+PARAMS: dict[object, st.SearchStrategy[typing.Any]] = {
     bool: st.booleans(),
-    dict[str, typing.Any]: st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=3),
-    tuple[int, ...]: st.lists(st.integers(0, 2**40), max_size=4).map(tuple),
     SamplingParams: st.builds(
         SamplingParams,
         temperature=st.floats(0, 5),
@@ -53,11 +50,30 @@ _VALUES: dict[object, st.SearchStrategy[typing.Any]] = {
 }
 
 
-def _field(annotation: object) -> st.SearchStrategy[typing.Any]:
-    if typing.get_origin(annotation) is typing.Annotated:
-        dtype = np.dtype(annotation.__metadata__[0])
-        return st.lists(st.integers(0, 100), max_size=9).map(lambda values: np.array(values, dtype))
-    return _VALUES[annotation]
+def within(bound: Bound) -> st.SearchStrategy[typing.Any]:
+    """Values that a bound admits, its limits among them."""
+    if isinstance(bound, Range):
+        limits = st.sampled_from([int(bound.low), int(bound.high)])
+        return limits | st.integers(int(bound.low), int(bound.high))
+    if isinstance(bound, OneOf):
+        return st.sampled_from(bound.values)
+    if isinstance(bound, Text):
+        return st.text(max_size=min(bound.most, 20))
+    if isinstance(bound, Items):
+        return st.lists(within(bound.of), max_size=min(bound.most, 4)).map(tuple)
+    return st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=3)
+
+
+def _field(annotation: typing.Any) -> st.SearchStrategy[typing.Any]:
+    if annotation in PARAMS:
+        return PARAMS[annotation]
+    if not is_array(annotation):
+        return within(annotation.__metadata__[0])
+    dtype, top = (
+        np.dtype(annotation.__metadata__[0]),
+        1 if annotation.__metadata__[2].is_plain is FLAGS.is_plain else 100,
+    )
+    return st.lists(st.integers(0, top), max_size=9).map(lambda values: np.array(values, dtype))
 
 
 def _messages() -> st.SearchStrategy[Message]:
@@ -173,13 +189,13 @@ LAST = 2**63 - 1
 
 def _what_becomes_of(job: Submit) -> list[Message]:
     """Return the messages that repeat a job, all else in them as long as it can be."""
-    own = {"epoch": LAST, "prompt_len": LAST, "params": job.params, "speculation": job.speculation}
+    own = {"epoch": LAST, "prompt_len": MAX_INT32, "params": job.params, "speculation": job.speculation}
     own |= {"session_id": job.job_id, "token_ids": job.prompt_ids}
     info = JobInfo(
-        job_id=job.job_id, params=job.params, model=WIDE * MAX_NAME, label=job.label, ended=True, elapsed_ms=LAST,
+        job_id=job.job_id, params=job.params, model=WIDE * NAME.most, label=job.label, ended=True, elapsed_ms=2**53,
         prompt_ids=job.prompt_ids,
     )  # fmt: skip
-    return [Open(tokens_left=LAST, **own), Assign(lane=LAST, **own), info]
+    return [Open(tokens_left=MAX_INT32, **own), Assign(lane=255, **own), info]
 
 
 def _job(num_banned: int, stop: str, label: str = "") -> Submit:

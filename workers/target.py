@@ -17,7 +17,7 @@ from specq.curve import StepCurve
 from specq.engines import ENGINES, Engine
 from specq.errors import ConfigError, ProtocolError
 from specq.keys import AllowList, curve_to_broker, directory_of
-from specq.messages import Hello, Message
+from specq.messages import Hello, Message, Open
 from specq.models import resolve_model
 from specq.own_drafter import OwnDrafter
 from specq.proposers.chain_model import ChainModel
@@ -36,6 +36,7 @@ from workers.progress import teller
 log = structlog.get_logger(__name__)
 
 PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
 
 
@@ -60,7 +61,8 @@ class VerifierLoop:
             max_sessions=config.max_sessions,
         )
         self.link = BrokerLink(self.context, config.broker, hello, curve)
-        self.broker = b""  # the identity of the broker's DEALER at our ROUTER
+        self.broker = b""  # the identity of the broker's DEALER at our ROUTER: of who last opened a session
+        self._openers: dict[int, bytes] = {}  # session -> who opened it, and is sent what becomes of it
         self.poller = zmq.Poller()
         self.poller.register(self.router, zmq.POLLIN)
         self.poller.register(self.link.socket, zmq.POLLIN)
@@ -106,7 +108,7 @@ class VerifierLoop:
             self.verifier.account(time.monotonic() - started, self.verifier.num_grafted - num_before)
         if self.link.socket in ready:
             for message in self.link.receive():
-                self._handle(message)
+                self._handle(message, self.broker)
 
     def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield what brokers sent; of one whose key is not on the list any more, nothing, and it is told nothing more."""
@@ -125,22 +127,39 @@ class VerifierLoop:
         except ProtocolError as error:
             self._drop(error)
             return
-        self.broker = identity
-        self._handle(message)
+        self._handle(message, identity)
 
-    def _handle(self, message: Message) -> None:
+    def _handle(self, message: Message, identity: bytes) -> None:
+        """Handle a message, and answer who sent it: what is said of a session reaches who opened it, whoever else speaks."""
         try:
-            self._send(self.verifier.handle(message, time.monotonic()))
+            answers = self.verifier.handle(message, time.monotonic())
         except ProtocolError as error:
             self._drop(error)
+            return
+        if isinstance(message, Open) and not answers:
+            self._note_opener(message, identity)
+        for answer in answers:
+            try_send(self.router, [identity, *encode(answer)])
+
+    def _note_opener(self, message: Open, identity: bytes) -> None:
+        sessions = self.verifier.sessions
+        session = sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return
+        self.broker = identity
+        self._openers[message.session_id] = identity
+        if len(self._openers) > 2 * len(sessions) + MANY_OPENERS:
+            self._openers = {known: who for known, who in self._openers.items() if known in sessions}
 
     def _drop(self, error: ProtocolError) -> None:
         self.num_dropped += 1
         log.debug("message_dropped", reason=str(error))
 
     def _send(self, messages: list[Message]) -> None:
+        """Send what the last step gave."""
         for message in messages:
-            try_send(self.router, [self.broker, *encode(message)])
+            to = self._openers.get(getattr(message, "session_id", -1), self.broker)
+            try_send(self.router, [to, *encode(message)])
 
     def serve(self, stop: Stop) -> None:
         """Serve until asked to stop, then until nothing is under way here, or `drain_seconds` are over; take leave."""

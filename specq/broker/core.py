@@ -18,7 +18,7 @@ from typing import cast
 
 import structlog
 
-from specq.broker.commits import Commit, read_commit
+from specq.broker.commits import Commit, fits_logprobs, read_commit
 from specq.broker.gate import Gate
 from specq.broker.intake import Intake
 from specq.broker.jobs import Job
@@ -202,13 +202,16 @@ class Broker:
 
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
         """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those that a
-        verifier held wait until that has come back, or is taken for dead.
+        verifier held wait until that has come back, or is taken for dead; those that no broker would take any more fail.
 
         For a moment nobody is told that there is no verifier: clients are left to ask again.
         """
         self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
         for stored in jobs:
-            self.placement.bindings.restore(Job.restored(stored))
+            job = Job.restored(stored)
+            self.placement.bindings.restore(job)
+            if stored.misfit:
+                self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Learn that the journal has all records up to this one: now clients may hear of them."""
@@ -271,15 +274,17 @@ class Broker:
         if job is None or job.verifier != identity or job.epoch != commit.epoch:
             self.state.counts["late_verdicts"] += 1
             return
-        known = job.commit(commit)
+        verdict = cast("Verdict", decode(frames)) if job.params.logprobs >= 0 else None
+        misfit = verdict is not None and not fits_logprobs(verdict, job.params.logprobs)
+        known = -1 if misfit else job.commit(commit)
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
             return
         self.state.emit(*relay(job, commit, frames))
         if known < len(commit.token_ids):
             job.stats.add(commit)
-            if job.params.logprobs >= 0:
-                job.logprobs.extend(cast("Verdict", decode(frames)), known)
+            if verdict is not None:
+                job.logprobs.extend(verdict, known)
         if job.finish:
             self.intake.finish(job)
         elif known < len(commit.token_ids):

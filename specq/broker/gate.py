@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from specq.bounds import ID, NAME
 from specq.broker.limits import admit_draft, check_heartbeat, clipped
 from specq.broker.roles import NOBODY, forbidden
 from specq.broker.roster import Worker
 from specq.broker.state import Effect, Send, State
 from specq.draft_checks import stripped
 from specq.errors import ProtocolError
-from specq.messages import Cancel, Draft, Failed, Follow, Heartbeat, Hello, Message, Submit
-from specq.wire import MAX_NAME, decode, decode_header, encode, named_type
+from specq.messages import Cancel, Draft, Failed, Follow, Heartbeat, Hello, Message, Refused, Submit
+from specq.wire import decode, decode_header, encode, named_type
 
 MAX_WORKERS = 4096
-_AWAITED = (Submit, Follow, Cancel)  # whoever sends one waits for word of its job
+_AWAITED = (Submit, Follow, Cancel, Hello)  # whoever sends one waits for an answer
 QUIET_BEATS = 3  # heartbeats without a word, after which a verifier is sent no drafts
 
 
@@ -53,21 +54,25 @@ class Gate:
         return None
 
     def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
-        """Tell a client why its message about a job cannot be read, where its key and type can: it would wait for ever."""
+        """Tell a peer why its message cannot be read, where its key and type can: it would wait, or ask, for ever."""
         kind = named_type(frames)
         if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
             return
-        job_id = int.from_bytes(frames[0], "little")
-        if 0 < job_id < 2**63:
-            reason = clipped(f"the broker cannot read this {kind.TYPE}: {error}")
+        job_id, reason = (
+            int.from_bytes(frames[0], "little"),
+            clipped(f"the broker cannot read this {kind.TYPE}: {error}"),
+        )
+        if kind is Hello:
+            self.state.send_front(identity, Refused(reason=reason))
+        elif job_id and ID.admits(job_id):
             self.state.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
 
     def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
         if not isinstance(message, Hello):
             return self.state.roles.refusal(identity, who, type(message))
         names = (message.name, message.model.name, message.model.engine)
-        if not all(name.isprintable() and len(name) <= MAX_NAME for name in names):
-            return f"names of workers and models have at most {MAX_NAME} printable characters"
+        if not all(map(str.isprintable, names)):  # they are shown on terminals
+            return f"names of workers and models have at most {NAME.most} printable characters"
         if len(self.state.roster.all()) >= MAX_WORKERS and self.state.roster.get(identity) is None:
             return f"this broker has {MAX_WORKERS} workers, and takes no more"
         return self.state.roles.refusal(identity, who, Hello, message.role)

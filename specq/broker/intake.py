@@ -20,7 +20,6 @@ from specq.broker.status import status_report
 from specq.broker.tokenizers import no_verifier
 from specq.errors import JournalBusyError
 from specq.journal.records import JobDropped, StoredJob
-from specq.keys import MAX_PRIORITY
 from specq.messages import Accepted, Cancel, Failed, Follow, GetStatus, Status, Submit
 from specq.types import ModelInfo
 from specq.verification import STRATEGIES
@@ -28,7 +27,6 @@ from specq.wire import too_large
 
 log = structlog.get_logger(__name__)
 
-MAX_LABEL = 1000
 MAX_ASKING = 64  # messages about one job that wait for the journal's word of it
 MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
 
@@ -242,15 +240,4 @@ def misfit(message: Submit, model: ModelInfo) -> str:
             f"a prompt of {len(prompt)} tokens and max_tokens {message.params.max_tokens} exceed the "
             f"{model.max_length} tokens that {model.name} takes"
         )
-    return misfit_of_wishes(message)
-
-
-def misfit_of_wishes(message: Submit) -> str:
-    """Return what is wrong with how a job wants to be treated, or ""."""
-    if abs(message.priority) > MAX_PRIORITY:
-        return f"priority is {message.priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
-    if message.deadline_ms < 0:
-        return f"deadline_ms is {message.deadline_ms}; it must be 0 (none) or more"
-    if len(message.label) > MAX_LABEL:
-        return f"the label has {len(message.label)} characters; at most {MAX_LABEL}"
     return ""

@@ -60,7 +60,7 @@ class JobStats:
     def to_dict(self) -> dict[str, Any]:
         """Return the counts under the names that `Tokens.stats` uses."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "verifier"}
-        return own | self.verifier
+        return self.verifier | own
 
 
 @dataclass(slots=True)
@@ -200,12 +200,14 @@ class Job:
         return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)
 
     def commit(self, commit: Commit) -> int:
-        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, or an
-        overlap that disagrees."""
+        """Append what a verdict adds; return how many of its tokens were known, -1 if it does not fit: a gap, an overlap that
+        disagrees, or more tokens than were asked for."""
         tokens = commit.token_ids
         start = commit.base_len - self.prompt_len
         known = len(self.token_ids) - start
         if known < 0 or start < 0 or self.token_ids[start:] != tokens[:known]:
+            return -1
+        if start + len(tokens) > self.params.max_tokens:
             return -1
         self.token_ids.extend(tokens[known:])
         self.accepted.extend(commit.flags[known:])

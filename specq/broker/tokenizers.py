@@ -12,7 +12,6 @@ from specq.messages import Failed, FetchTokenizer, TokenizerChunk
 from specq.wire import Frames, encode
 
 MAX_WAITING = 4096  # clients for one tokenizer
-MAX_PIECES = 256  # of a tokenizer, of 1 MiB each
 
 
 class Tokenizers:
@@ -50,18 +49,21 @@ class Tokenizers:
             self.state.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
-        """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say."""
+        """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say; what
+        nobody asked for is dropped, or it would be kept for ever."""
         worker = self.state.roster.get(verifier)
         wanted = message.model.tokenizer_hash
         if worker is None or wanted != worker.model.tokenizer_hash:
             raise ProtocolError("a piece of a tokenizer that is not the sender's")
-        if not 0 <= message.index < message.count <= MAX_PIECES:
-            raise ProtocolError(f"piece {message.index} of {message.count}; a tokenizer has 1 to {MAX_PIECES}")
+        if not message.index < message.count:
+            raise ProtocolError(f"piece {message.index} of {message.count}")
+        if wanted not in self._waiting:
+            return
         pieces = self._pieces.setdefault((verifier, wanted), {})
         pieces[message.index] = encode(message)
         if len(pieces) < message.count:
             return
-        del self._pieces[verifier, wanted]
+        self._pieces = {key: kept for key, kept in self._pieces.items() if key[1] != wanted}
         self._known[wanted] = [pieces[index] for index in sorted(pieces)]
         for client in self._waiting.pop(wanted, set()):
             if self.state.roles.stands(self.state.roles.shown(client), "client"):

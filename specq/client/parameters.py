@@ -24,7 +24,6 @@ SAMPLING = tuple(f.name for f in fields(SamplingParams))
 DRAFTING = tuple(f.name for f in fields(Speculation))
 NAMES = (*SAMPLING, "n", "bad_words", *DRAFTING)
 
-_MAX_INT = 2**31 - 1  # what an engine can be asked for
 _OWNERS = {"threshold": "threshold", "typical_eps": "typical", "typical_delta": "typical"}  # parameter -> strategy
 
 
@@ -54,11 +53,9 @@ def read_parameters(values: dict[str, Any]) -> Parameters:
 
 
 def _check_sampling(params: SamplingParams) -> None:
-    """Check what `SamplingParams` cannot know, or lets through though no message could carry it."""
+    """Check what `SamplingParams` cannot know, or lets through though no model could use it."""
     if params.strategy not in STRATEGIES:
         raise JobError(f"unknown strategy {params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}")
-    if params.top_k > _MAX_INT:
-        raise JobError(f"top_k is {params.top_k}; it must be 0 (off) or a number of tokens below 2**31")
     biased = [token for token, _ in params.logit_bias]
     twice = [token for token in biased if biased.count(token) > 1]
     if twice:

@@ -17,13 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specq.bounds import DEADLINE_MS, LABEL, PRIORITY
 from specq.errors import JobError
 from specq.messages import Submit
 
 NAMES = ("priority", "deadline")
-MAX_PRIORITY = 1000
-_MOST_LABEL = 1000
-_MAX_MS = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,8 @@ def split_wishes(values: dict[str, Any]) -> tuple[Wishes, dict[str, Any]]:
     """Return the wishes among a request's values, and the rest, with a seed if the job's key shall give it."""
     rest = {name: value for name, value in values.items() if name not in (*NAMES, "job_key")}
     key, priority = values.get("job_key"), values.get("priority")
-    if priority is not None and (type(priority) is not int or abs(priority) > MAX_PRIORITY):
-        raise JobError(f"priority is {priority!r}; it must be a whole number in [{-MAX_PRIORITY}, {MAX_PRIORITY}]")
+    if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
+        raise JobError(f"priority is {priority!r}; it must be a whole number {PRIORITY.allowed}")
     if key is not None and rest.get("temperature") and rest.get("seed") is None:
         rest["seed"] = keyed_number(f"{key} seed")
     return Wishes(priority or 0, _milliseconds(values.get("deadline")), key), rest
@@ -63,8 +61,8 @@ def split_wishes(values: dict[str, Any]) -> tuple[Wishes, dict[str, Any]]:
 def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
-    if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 < _MAX_MS:
-        raise JobError(f"deadline is {seconds!r}; it must be a number of seconds above 0")
+    if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= DEADLINE_MS.high:
+        raise JobError(f"deadline is {seconds!r}; it must be a number of seconds above 0, at most a year")
     return max(1, int(seconds * 1000))
 
 
@@ -79,7 +77,7 @@ def label_of(request_id: Any) -> str:
         text = json.dumps(request_id)
     except (TypeError, ValueError):
         text = json.dumps(str(request_id))
-    return text if len(text) <= _MOST_LABEL else json.dumps(str(request_id)[: _MOST_LABEL // 8])
+    return text if len(text) <= LABEL.most else json.dumps(str(request_id)[: LABEL.most // 8])
 
 
 def id_of(label: str, job_id: int) -> Any:

@@ -95,7 +95,11 @@ Record = JobTaken | JobBound | JobSuspected | TokensAdded | JobEnded | JobDroppe
 
 @dataclass(slots=True)
 class StoredJob:
-    """A job as the journal holds it; fields as in the records. `rounds` and `draft_tokens` count up to its last tokens."""
+    """A job as the journal holds it; fields as in the records. `rounds` and `draft_tokens` count up to its last tokens.
+
+    misfit  what is wrong with values that an earlier broker took, and no verifier is sent any more; "" as a rule. Those are
+            at their defaults in `submit`
+    """
 
     submit: Submit
     owner: str = ""
@@ -114,6 +118,7 @@ class StoredJob:
     reason: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
     ended: float = 0.0
+    misfit: str = ""
 
     @property
     def num_tokens(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -11,7 +12,9 @@ import orjson
 from specq.errors import ConfigError, JobError
 from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
 from specq.messages import Submit
-from specq.params import SamplingParams, Speculation
+from specq.params import SamplingParams, Speculation, Values
+
+V = TypeVar("V", bound=Values)
 
 JOB = "job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
 COMMIT = "job_id, base_len, token_ids, accepted, logprobs, rounds, draft_tokens"
@@ -98,13 +101,17 @@ def merge(records: Sequence[Record]) -> dict[int, Merged]:
 
 
 def stored_job(row: tuple[Any, ...]) -> StoredJob:
-    """Return the job in a row of `JOB`, without its tokens; raises ConfigError for one that cannot be read."""
+    """Return the job in a row of `JOB`, without its tokens; raises ConfigError for one that cannot be read.
+
+    One that an earlier broker took, with values that are out of bounds now, is a `misfit`.
+    """
     job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids = row
     try:
+        (sampling, reason), (drafting, other) = _values(SamplingParams, params), _values(Speculation, speculation)
         submit = Submit(
             job_id=job_id,
-            params=SamplingParams.from_dict(orjson.loads(params)),
-            speculation=Speculation.from_dict(orjson.loads(speculation)),
+            params=sampling,
+            speculation=drafting,
             model=model,
             label=label,
             priority=priority,
@@ -112,7 +119,26 @@ def stored_job(row: tuple[Any, ...]) -> StoredJob:
         )
     except (JobError, ValueError) as error:
         raise ConfigError(f"job {job_id} cannot be read: {error}") from None
-    return StoredJob(submit, owner, submitted, deadline)
+    return StoredJob(submit, owner, submitted, deadline, misfit=reason or other)
+
+
+def _values(cls: type[V], text: str) -> tuple[V, str]:
+    """Return stored values and "", or, of those that are out of bounds now, the ones that are not, and what is wrong.
+
+    Raises JobError for names that are not known: a later specq wrote them, and might go on with the job.
+    """
+    values = orjson.loads(text)
+    cls.check_names(values)
+    try:
+        return cls.from_dict(values), ""
+    except JobError as error:
+        reason = str(error)
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        with suppress(JobError):
+            cls.from_dict(kept | {name: value})
+            kept[name] = value
+    return cls.from_dict(kept), reason
 
 
 def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int]) -> None:

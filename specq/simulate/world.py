@@ -13,6 +13,7 @@ from specq.broker.core import Broker
 from specq.broker.state import Connect, Effect, Send
 from specq.curve import StepCurve
 from specq.drafter import Drafter
+from specq.errors import ProtocolError
 from specq.messages import Heartbeat, Hello, Message
 from specq.simulate.events import EventQueue
 from specq.simulate.network import Line, LineSettings
@@ -129,7 +130,10 @@ class World:
     def _deliver(self, to: bytes, frames: Frames) -> None:
         process = self.processes.get(to)
         if process is not None:
-            process.hear(decode(frames))
+            try:
+                process.hear(decode(frames))
+            except ProtocolError:  # as the loops of real processes do
+                process.num_dropped += 1
         elif to in self._clients:
             self._clients[to](frames)
 

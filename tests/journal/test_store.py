@@ -306,6 +306,32 @@ def test_what_is_no_journal_is_refused(open_journal: Open, tmp_path: Path, make:
     assert str(path) in str(raised.value)
 
 
+OLD = '{"temperature":0.5,"top_k":9223372036854775808,"repetition_penalty":1e-40,"logprobs":1,"stop":["x"]}'
+
+
+def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, path: Path) -> None:
+    """Values that an earlier specq let in are read: what is out of bounds now is left out and said, the rest is as it was, and
+    the result of a job that ended with such values is there."""
+    journal = open_journal()
+    journal.write([taken(1), added(1, 0, [4, 5]), taken(2), ended(2, [7, 8]), taken(3)])
+    journal._connection.execute("UPDATE jobs SET params = ? WHERE job_id < 3", (OLD,))
+    journal._connection.execute("UPDATE jobs SET speculation = '{\"max_depth\":99999}' WHERE job_id = 3")
+
+    first, third = journal.unfinished()
+    assert "top_k is 9223372036854775808" in first.misfit
+    assert (first.submit.params, first.num_tokens) == (
+        SamplingParams(temperature=0.5, logprobs=1, stop=("x",)),
+        2,
+    )
+    assert "max_depth is 99999" in third.misfit
+    assert third.submit.params == PARAMS
+    reader = JournalReader(path)
+    found = reader.find(2)
+    reader.close()
+    assert found is not None
+    assert (found.finish, found.num_tokens) == ("length", 2)
+
+
 def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> None:
     """Steps that the file has not had are taken, once; what it held stays."""
     journal = open_journal()
