@@ -105,7 +105,8 @@ class OwnDrafter:
         left, rows, tokens = [], 0, 0.0
         enough = LEAD * self.choice.promise()
         for session in sessions:
-            promised = sum(node.reach for node in session.candidates(FLOOR)) if session.num_live else 0.0
+            nodes = session.candidates(FLOOR) if session.num_live else ()
+            promised = sum(node.reach for node in nodes if node.depends_on is None)  # known without a drawn token
             if promised < enough or session.is_sync:
                 left.append(session)
             else:
