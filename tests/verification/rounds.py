@@ -141,8 +141,7 @@ def draft_of(world, lane, families):
             tokens.append(token)
             parents.append(ids[prefix])
             rows.append(len(laws) - 1 if len(prefix) >= world.chosen else -1)
-    size = world.vocab if laws else 0
-    return _message(lane, tokens, parents, scores, q_size=size, **pack_laws(laws, rows))
+    return _message(lane, tokens, parents, scores, q_size=world.vocab * bool(laws), **pack_laws(laws, rows))
 
 
 def points_of(world):
@@ -195,17 +194,9 @@ def open_session(drafts, serving):
 def share_of(session, serving):
     """What the real scheduler gives a session in the next step."""
     session.kv_len = session.length - 1
-    planned = plan(
-        [session, *serving.others],
-        serving.curve,
-        max_rows=serving.max_rows,
-        free_slots=1000,
-        max_chain=serving.max_chain,
-    )
+    limits = {"max_rows": serving.max_rows, "free_slots": 1000, "max_chain": serving.max_chain}
+    planned = plan([session, *serving.others], serving.curve, **limits)
     return next(share for share in planned.shares if share.session is session)
-
-
-# --- the judge ----------------------------------------------------------------------------------------------------------
 
 
 def judged(world, tree, prefix):
@@ -244,9 +235,6 @@ def _descend(world, tree, children, node, prefix, chance, found):
     for token in np.flatnonzero(target).tolist():
         text = (*prefix, token)
         found[text] = found.get(text, 0.0) + chance * target[token]
-
-
-# --- rounds -------------------------------------------------------------------------------------------------------------
 
 
 def outcomes(world):
