@@ -1,12 +1,15 @@
 """Draft nodes as the verifier keeps them, and how a choice of them becomes arrays.
 
 Siblings are judged sampled ones first, in the order in which they were drawn, then point masses; the chance that a node is
-reached counts on all its elders having failed. So a sampled node is never likelier than its elders, and a cut by chance
-takes the youngest first: `probabilistic` is exact only if what is cut is chosen without looking at its own token.
+accepted counts on all before it having failed. So beside sampled siblings no node is likelier than those before it, and a cut
+by chance takes the last first. `probabilistic` is exact only if a sampled node is cut without looking at its own token
+(decision 0008): its chance is computed from the draft distribution and from what was drawn before, never from what a drafter
+says of it, and `depends_on` names the last node whose token the scheduler must know before it may count on this one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple, Protocol, Self
@@ -37,12 +40,13 @@ class Chain(NamedTuple):
 
 class Node:
     """A draft node in the tree; `position` is the one that its token would take. `law` is None for a point mass, `rank`
-    the place of a sampled node in the order in which its family was drawn. `stands` is LIVE, CUT, or for a node that was
-    committed the length of the transcript that it ends."""
+    the place of a sampled node in the order in which its family was drawn, `claim` what its score was made of. `stands` is LIVE, CUT, or for a node that was
+    committed the length of the transcript that it ends. `depends_on` is the last sampled node before it among its siblings,
+    or else above it: without that one's token neither its chance is known nor whether it is there at all."""
 
     __slots__ = (
-        "arrived", "children", "lane", "law", "node_id", "parent", "position", "rank", "reach", "score", "stands",
-        "token",
+        "arrived", "children", "claim", "depends_on", "lane", "law", "node_id", "parent", "position", "rank", "reach",
+        "score", "stands", "token",
     )  # fmt: skip
 
     def __init__(
@@ -51,10 +55,17 @@ class Node:
         self.lane, self.node_id, self.token, self.parent = lane, node_id, token, parent
         self.position, self.score, self.arrived = position, score, arrived
         self.law: Law | None = None
-        self.rank = 0
+        self.rank, self.claim = 0, score
         self.children: dict[int, Node] = {}
-        self.reach = 0.0  # probability of being accepted, set by `Session.candidates`
+        self.reach = 0.0  # probability of being accepted, set by `Session.candidates`, as is the next
+        self.depends_on: Node | None = None
         self.stands = LIVE
+
+    def draw(self, law: Law, rank: int, drawn: Node, chance: float) -> None:
+        """Become the node that was drawn; children stay. `chance` is that of earlier nodes with its claim to be accepted:
+        only more than the claim counts, lest a few bad drafts keep all later ones from being tried."""
+        self.law, self.rank, self.lane, self.node_id = law, rank, drawn.lane, drawn.node_id
+        self.claim, self.score = drawn.score, max(drawn.score, math.log(chance))
 
     def cut(self) -> int:
         """Cut this node and what hangs from it; return how many nodes that are."""
@@ -77,6 +88,37 @@ def laws_of(draft: Draft) -> list[Law | None]:
         for ids, weights in zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
     ]
     return [laws[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+
+
+def claims_of(draft: Draft) -> list[float]:
+    """Return how likely the nodes of a draft whose laws are well-formed are to be accepted, as log-probabilities.
+
+    Of a point mass it is what the drafter says. Of a sampled node it is the chance that a second draw from its draft
+    distribution, without the earlier siblings' tokens, would agree: what an honest drafter starts from, too, but here it
+    cannot depend on the node's own token.
+    """
+    if not draft.q_size:
+        return [float(score) for score in draft.scores]
+    claims = draft.scores.astype(np.float64)
+    ids, left = draft.q_ids.reshape(-1, draft.q_size), draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)
+    for nodes in _by_rank(draft.q_rows.tolist()):
+        rows = draft.q_rows[nodes]
+        weights = left[rows]
+        claims[nodes] = np.log((weights**2).sum(1) / weights.sum(1) ** 2)
+        left[rows] = np.where(ids[rows] == draft.token_ids[nodes, None], 0.0, weights)
+    return list(map(float, claims))
+
+
+def _by_rank(rows: Sequence[int]) -> list[list[int]]:
+    """Return the sampled nodes of a draft, given the rows of their laws: the first of all siblings, then the second, ..."""
+    seen: dict[int, int] = {}
+    found: list[list[int]] = []
+    for node, row in enumerate(rows):
+        if row >= 0:
+            rank = seen[row] = seen.get(row, -1) + 1
+            found += [[]] if rank == len(found) else []
+            found[rank].append(node)
+    return found
 
 
 def in_order(siblings: Iterable[Node]) -> list[Node]:
@@ -113,7 +155,8 @@ def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
     """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines that take no trees.
 
     `nodes` are a session's candidates, with `reach` set, parents before children, siblings in the order of judgement. Of
-    siblings that were drawn, the first stands for all: which one it is must not depend on their tokens.
+    siblings that were drawn, the first stands for all; and what a chain promises counts only as far as its first drawn
+    node. Which nodes are taken must not depend on their own tokens, nor on what hangs from these.
     """
     depths = {0: 0}  # by identity, 0 for the context
     families: dict[int, list[Node]] = {}
@@ -127,7 +170,7 @@ def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
     for above, family in reversed(families.items()):
         eligible = family if family[0].law is None else family[:1]
         node = following[above] = max(eligible, key=lambda node: node.reach + promises[id(node)])
-        promises[above] = node.reach + promises[id(node)]
+        promises[above] = node.reach + (promises[id(node)] if node.law is None else 0.0)
     chain: list[Node] = []
     while (end := id(chain[-1]) if chain else 0) in following:
         chain.append(following[end])

@@ -109,7 +109,8 @@ class OwnDrafter:
         for session in sessions:
             promised = 0.0
             with Faults().of(session, "drafted for"):  # the verifier will find it as well
-                promised = sum(node.reach for node in session.candidates(FLOOR)) if session.num_live else 0.0
+                nodes = session.candidates(FLOOR) if session.num_live else ()
+                promised = sum(node.reach for node in nodes if node.depends_on is None)  # known without a drawn token
             if promised < enough or session.is_sync:
                 left.append(session)
             else:

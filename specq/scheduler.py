@@ -4,6 +4,11 @@ Every decoding session takes part with at least its plain row (rule 5: never slo
 chunked to what room is left. Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
 goodput, which is (expected tokens) / (expected seconds). No fixed number of drafts, no second controller.
 
+The rule looks ahead, since a step's time is no smooth function of its rows: a node that does not pay by itself is added where
+it does with others that follow. But whether a sampled node is added must not depend on its own token, and so neither on what
+hangs from it or was drawn after it (decision 0008). So with n nodes added it looks at those that are known by then: those
+that depend on no token of another node. Of point masses that are all, and the number with the most goodput is found.
+
 Pure: sessions in, a plan out.
 """
 
@@ -18,7 +23,7 @@ import numpy as np
 from specq.curve import StepCurve
 from specq.nodes import Node, best_chain, tree_of
 from specq.session import Session
-from specq.types import Float64Array, SessionStep
+from specq.types import Float64Array, IntpArray, SessionStep
 
 FLOOR = 0.02  # nodes less likely than this are not worth looking at
 
@@ -109,8 +114,9 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
         return Chosen({}, {}, 0.0)
     sizes = [len(reach) for _, reach in offered]
     reach = np.concatenate([[node.reach for _, node in offers], *[own for _, own in offered]])
-    order = np.argsort(-reach, kind="stable")[:room]
-    taken = order[: best_count(reach[order], len(sessions), num_rows, curve)]
+    order = np.argsort(-reach, kind="stable")
+    needed = _needed(offers, order)
+    taken = order[: best_count(reach[order], needed, len(sessions), num_rows, room, curve)]
     nodes: dict[int, list[Node]] = {}
     for i in np.sort(taken[taken < len(offers)]).tolist():
         session, node = offers[i]
@@ -127,10 +133,35 @@ def _chain_reach(session: Session, max_chain: int) -> Float64Array:
     return session.chain.reach[: min(room, max_chain) if max_chain else room]
 
 
-def best_count(reach: np.ndarray, num_sessions: int, num_rows: int, curve: StepCurve) -> int:
-    """Return how many of the nodes, likeliest first, give the best goodput; 0 is a legal answer."""
+def _needed(offers: Sequence[tuple[Session, Node]], order: IntpArray) -> IntpArray:
+    """Return i64[nodes], in this order: how many nodes must be in the step before each is known, 0 for point masses that
+    hang from none that was drawn. What is needed comes first, so a node is known at the latest when it is next."""
+    needed = np.zeros(len(order), np.intp)
+    depending = [i for i, (_, node) in enumerate(offers) if node.depends_on is not None]
+    if depending:
+        place = np.empty(len(order), np.intp)
+        place[order] = np.arange(len(order))
+        index = {id(node): i for i, (_, node) in enumerate(offers)}
+        needed[place[depending]] = [place[index[id(offers[i][1].depends_on)]] + 1 for i in depending]
+    return needed
+
+
+def best_count(
+    reach: Float64Array, needed: IntpArray, num_sessions: int, num_rows: int, room: int, curve: StepCurve
+) -> int:
+    """Return how many of the nodes, likeliest first, to add: none more as soon as no number of those that are known by then
+    would raise the goodput; 0 is a legal answer, `room` the most."""
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach)))
-    return int(np.argmax(tokens / curve.times(num_rows, len(tokens))))
+    times = curve.times(num_rows, min(len(reach), room) + 1)
+    goodput = tokens[: len(times)] / times
+    if not needed.any():
+        return int(np.argmax(goodput))
+    for count in np.flatnonzero(goodput[1:] <= goodput[:-1]).tolist():  # where the next node does not pay by itself
+        known = reach[count:][needed[count:] <= count][: len(times) - count - 1]
+        ahead = (tokens[count] + np.cumsum(known)) / times[count + 1 : count + 1 + len(known)]
+        if ahead.max(initial=0.0) <= goodput[count]:
+            return int(count)
+    return len(goodput) - 1
 
 
 def _candidates(session: Session, max_chain: int) -> list[Node]:

@@ -15,11 +15,12 @@ from collections.abc import Set as AbstractSet
 import numpy as np
 
 from specq.backup import BACKUP_RARITY, backup_tokens, num_worthwhile
+from specq.calibration import Calibration
 from specq.lanes import MANY_NAMES, Lane
 from specq.logprob_record import LogprobRecord
 from specq.messages import BACKUP_LANE, Draft, Open
 from specq.ngram import NgramIndex
-from specq.nodes import Chain, Node, in_order, judged, laws_of
+from specq.nodes import Chain, Node, claims_of, in_order, judged, laws_of
 from specq.params import SamplingParams, Speculation
 from specq.session_stats import SessionStats
 from specq.types import History, Law
@@ -32,7 +33,7 @@ SYNC_PATIENCE = 3  # heartbeats
 class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner."""
 
-    def __init__(self, message: Open, end_ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, message: Open, end_ids: tuple[int, ...] = (), experience: Calibration | None = None) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.params: SamplingParams = message.params
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
@@ -41,6 +42,7 @@ class Session:
         self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
+        self.experience = experience or Calibration()  # of sampled nodes, in all sessions of a verifier
         self.finish = ""  # the finish reason, once there is one
         self.kv_len = 0
         self.is_open = False  # in the engine
@@ -87,10 +89,8 @@ class Session:
     # --- drafts -----------------------------------------------------------------------------------------------------
 
     def graft(self, draft: Draft, now: float) -> int:
-        """Hang the draft's nodes onto the tree; return how many of them are live. Never raises for its content.
-
-        A draft with laws that would not fit is dropped as a whole: what is dropped must not depend on its tokens.
-        """
+        """Hang the draft's nodes onto the tree; return how many of them are live. Never raises for its content. A draft with
+        laws that would not fit is dropped as a whole: what is dropped must not depend on its tokens."""
         lane = self._lane(draft.lane)
         if lane is None:
             return 0
@@ -103,9 +103,8 @@ class Session:
         if is_too_much or not lane.has_room(len(draft.token_ids), self.length):
             self.stats.stale += len(draft.token_ids)
             return 0
-        rows = zip(
-            draft.token_ids.tolist(), draft.parent_ids.tolist(), draft.scores.tolist(), laws_of(draft), strict=True
-        )
+        scores = claims_of(draft) if self.takes_laws else draft.scores.tolist()
+        rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), scores, laws_of(draft), strict=True)
         for rank, (token, parent_id, score, law) in enumerate(rows):
             node_id = draft.first_id + rank
             at = draft.base_len if parent_id < 0 else lane.find(parent_id)
@@ -187,7 +186,7 @@ class Session:
             self.num_live += 1
         self.lanes[fresh.lane].names[fresh.node_id] = node
         if law is not None and self.takes_laws and all(other.law in (None, law) for other in siblings.values()):
-            node.law, node.rank, node.lane, node.score = law, rank, fresh.lane, fresh.score
+            node.draw(law, rank, fresh, self.experience.probability(fresh.score))
 
     def _drop(self, *, stale: bool) -> None:
         if stale:
@@ -198,30 +197,34 @@ class Session:
     # --- what to verify ---------------------------------------------------------------------------------------------
 
     def candidates(self, floor: float) -> list[Node]:
-        """Return live nodes whose estimated chance of acceptance is at least `floor`, with `reach` set: parents before
-        children, siblings in the order of judgement, and none likelier than its parent or its elder sampled sibling."""
+        """Return live nodes whose estimated chance of acceptance is at least `floor`, with `reach` and `depends_on` set:
+        parents before children, siblings in the order of judgement, and none likelier than its parent or its elder sampled
+        sibling. So what a node depends on comes before it, and is at least as likely."""
         found: list[Node] = []
-        level = [(1.0, self.roots)]
+        level: list[tuple[float, dict[int, Node], Node | None]] = [(1.0, self.roots, None)]
         while level:
-            following: list[tuple[float, dict[int, Node]]] = []
-            for reach, siblings in level:
+            following = []
+            for reach, siblings, above in level:
+                last = above
                 for node in self._weighed(siblings, reach):
+                    node.depends_on = last
+                    last = last if node.law is None else node
                     if node.reach >= floor:
                         found.append(node)
-                        following.append((node.reach, node.children))
+                        following.append((node.reach, node.children, last))
             level = following
         return found
 
     def _weighed(self, siblings: dict[int, Node], reach: float) -> list[Node]:
-        """Set the reach of siblings whose parent has this one; return them in the order of judgement."""
+        """Set the reach of siblings whose parent has this one; return them in the order of judgement. Point masses are no
+        likelier than sampled siblings either: one that a sibling drew is not there, which must decide nothing before."""
         nodes = in_order(siblings.values())
         most = left = reach
         for node in nodes:
             chance = self.lanes[node.lane].calibration.probability(node.score)
-            if node.law is None:
-                node.reach = reach * chance
-            else:
-                most = node.reach = min(most, left * chance)
+            node.reach = min(most, left * chance)
+            if node.law is not None:
+                most = node.reach
                 left -= node.reach
         return nodes
 
@@ -249,6 +252,8 @@ class Session:
             self.stats.count_node(node.position - self.length + 1, i in accepted)
         for i in judged(nodes, accepted) if self.takes_laws else ():
             self.lanes[nodes[i].lane].calibration.observe(nodes[i].score, i in accepted)
+            if nodes[i].law is not None:
+                self.experience.observe(nodes[i].claim, i in accepted)
 
     def count_chain_round(self, num_verified: int, num_accepted: int) -> None:
         """Count a round that verified so many nodes of the offered chain, as `count_round` does."""

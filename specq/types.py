@@ -19,6 +19,7 @@ Int32Array = npt.NDArray[np.int32]
 Float16Array = npt.NDArray[np.float16]
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
+IntpArray = npt.NDArray[np.intp]
 BoolArray = npt.NDArray[np.bool_]
 UInt16Array = npt.NDArray[np.uint16]
 

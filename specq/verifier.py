@@ -16,6 +16,7 @@ import numpy as np
 import structlog
 
 from specq.admission import admit, reason_to_refuse
+from specq.calibration import Calibration
 from specq.curve import StepCurve
 from specq.draft_checks import reason_against, stripped
 from specq.engines import Engine
@@ -65,6 +66,7 @@ class Verifier:
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._worth = 0  # of the last step: see `Verdict.worth`
+        self._experience = Calibration()  # of sampled nodes: no drafter is asked how likely they are
         self._stops: dict[int, StopMatcher] = {}
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -109,7 +111,7 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        self.sessions[message.session_id] = Session(message, ends)
+        self.sessions[message.session_id] = Session(message, ends, self._experience)
         if message.params.stop and self.codec is not None:
             matcher = StopMatcher(self.codec, message.params.stop)
             matcher.push(message.token_ids[message.prompt_len :].tolist())

@@ -57,6 +57,18 @@ def test_of_drawn_siblings_the_first_is_taken_whatever_they_promise():
     assert best_chain([*in_order(reversed(siblings)), child], 5) == [siblings[0]]
 
 
+def test_what_hangs_from_a_drawn_node_does_not_choose_it():
+    """The chain goes where most is promised down to the first drawn node: what follows there depends on its token."""
+    points = [Node(0, i, i, None, 10, 0.0, 0.0) for i in range(2)]
+    drawn = [Node(0, 2 + i, 5, points[i], 11, 0.0, 0.0) for i in range(2)]
+    follower = Node(0, 4, 5, drawn[1], 12, 0.0, 0.0)
+    for node, reach in zip([*points, *drawn, follower], [0.9, 0.8, 0.7, 0.75, 0.7], strict=True):
+        node.reach, node.law = reach, LAW if node in drawn or node is follower else None
+    assert best_chain([*points, *drawn, follower], 5) == [points[0], drawn[0]]
+    drawn[1].law = follower.law = None
+    assert best_chain([*points, *drawn, follower], 5) == [points[1], drawn[1], follower]
+
+
 @pytest.mark.parametrize("wrong_every", [0, 2, 3, 7])
 def test_the_text_is_the_same_and_chains_pay(wrong_every):
     """The engine itself fails on what is no chain; what was verified, accepted and dropped still adds up."""

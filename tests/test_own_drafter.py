@@ -162,6 +162,27 @@ def test_where_others_are_ahead_nothing_is_drafted() -> None:
         assert (own.num_passes > before) is is_drafted_for
 
 
+def test_what_a_drawn_tree_promises_is_not_asked() -> None:
+    """Whether our nodes stand beside it must not depend on its tokens, and so on what hangs from these."""
+    own = make()
+    open_session(own, strategy="probabilistic", temperature=1.0)
+    turn(own)
+    session = own.verifier.sessions[7]
+    count = 8
+    drawn = Draft(
+        session_id=7, epoch=1, lane=1, base_len=session.length, first_id=0, token_ids=np.full(count, 9, np.int32),
+        parent_ids=np.arange(-1, count - 1, dtype=np.int32), scores=np.full(count, -0.01, np.float16), q_size=1,
+        q_ids=np.full(count, 9, np.int32), q_weights=np.full(count, 65535, np.uint16),
+        q_rows=np.arange(count, dtype=np.int32),
+    )  # fmt: skip
+    own.verifier.handle(drawn, 0.0)
+    assert sum(node.reach for node in session.candidates(0.0)) > own.choice.promise()
+    own.begin(0.0)
+    before = own.num_passes
+    own.finish(lambda: 0.0)
+    assert own.num_passes > before
+
+
 def test_chains_are_named_by_lane_beside_those_of_others() -> None:
     """A drafter that has sent something before does not take our nodes for its own."""
     own = make()

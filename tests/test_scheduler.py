@@ -81,15 +81,38 @@ def test_nodes_never_pass_the_limit() -> None:
     st.integers(1, 8),
 )
 def test_best_count_is_the_best(chances: list[float], slopes: list[float], num_sessions: int) -> None:
-    """No other number of nodes, likeliest first, has a better goodput."""
+    """No other number of nodes, likeliest first, has a better goodput, where all of them are known from the start."""
     curve = StepCurve([1, 8, 16, 64], np.cumsum([0.5, *slopes[1:]]).tolist())
     reach = np.sort(np.array(chances))[::-1]
-    count = best_count(reach, num_sessions, num_sessions, curve)
+    count = best_count(reach, np.zeros(len(reach), np.intp), num_sessions, num_sessions, 64, curve)
 
     def goodput(n: int) -> float:
         return (num_sessions + reach[:n].sum()) / curve(num_sessions + n)
 
     assert goodput(count) == pytest.approx(max(goodput(n) for n in range(len(reach) + 1)))
+
+
+@given(st.data(), st.integers(1, 8), st.integers(1, 24))
+def test_best_count_looks_at_what_is_known_by_then(data: st.DataObject, num_sessions: int, room: int) -> None:
+    """The number is the same whatever the nodes are that depend on those that are left out; no node that is known and
+    next in order would raise the goodput; and there is room."""
+    chances = data.draw(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20))
+    jumps = data.draw(st.lists(st.sampled_from([0.0, 0.0, 0.2, 1.0]), min_size=63, max_size=63))
+    curve = StepCurve(range(1, 65), np.cumsum([0.5, *jumps]).tolist())
+    reach = np.sort(np.array(chances))[::-1]
+    needed = np.array([data.draw(st.integers(0, i)) for i in range(len(reach))])
+    count = best_count(reach, needed, num_sessions, num_sessions, room, curve)
+    assert count <= min(room, len(reach))
+    known = needed <= count
+    most = float(reach[min(count, len(reach) - 1)])  # an unknown node is no likelier than what it depends on
+    others = np.array([data.draw(st.floats(0.0, most)) for _ in range(int((~known).sum()))])
+    changed = np.concatenate([reach[known], others])
+    order = np.argsort(-changed, kind="stable")
+    still_needed = np.concatenate([needed[known], np.full(len(others), count + 1)])[order]
+    assert best_count(changed[order], still_needed, num_sessions, num_sessions, room, curve) == count
+    if count < min(room, len(reach)):
+        tokens = num_sessions + reach[:count].sum()
+        assert (tokens + reach[count]) / curve(num_sessions + count + 1) <= tokens / curve(num_sessions + count) + 1e-12
 
 
 def test_a_curve_learns_what_steps_really_take() -> None:

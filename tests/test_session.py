@@ -1,5 +1,7 @@
 """The session tree: drafts are hints, aligned by content."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,9 +10,10 @@ from hypothesis import strategies as st
 from specq.backup import BACKUP_TOKENS, backup_tokens
 from specq.calibration import Calibration
 from specq.messages import Draft, Open
-from specq.nodes import Chain, tree_of
+from specq.nodes import Chain, claims_of, tree_of
 from specq.params import SamplingParams, Speculation
 from specq.session import MAX_LIVE_NODES, Session
+from specq.verification.drafting import draw_children
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
@@ -232,10 +235,11 @@ def test_grafting_before_or_after_a_commit_is_the_same(cut: int) -> None:
 WARM = SamplingParams(strategy="probabilistic", temperature=1.0)
 
 
-def make_warm_session() -> Session:
+def make_warm_session(experience: Calibration | None = None) -> Session:
     """Return a session of `probabilistic` with the context [1, 2, 3]."""
     token_ids = np.array([1, 2, 3], np.int32)
-    return Session(Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids))
+    message = Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids)
+    return Session(message, (), experience)
 
 
 def make_drawn(
@@ -309,14 +313,69 @@ def test_a_draft_with_laws_fits_as_a_whole_or_not_at_all() -> None:
     assert tree_of(session.candidates(0.0)).laws is not None
 
 
+def test_what_a_sampled_node_is_worth_is_known_before_it_is_drawn() -> None:
+    """It follows from its draft distribution and its elders: what `draw_children` says, whatever the drafter does."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ids = np.sort(rng.permutation(50)[:20]).astype(np.int32)[None]
+        weights = rng.integers(1, 65536, (1, 20)).astype(np.uint16)
+        drawn = draw_children(ids, weights, 4, rng)
+        draft = Draft(
+            session_id=7, epoch=1, lane=0, base_len=3, first_id=0, token_ids=np.append(drawn.token_ids[0], 60).astype(np.int32),
+            parent_ids=np.full(5, -1, np.int32), scores=np.log(rng.random(5)).astype(np.float16), q_size=20,
+            q_ids=ids[0], q_weights=weights[0], q_rows=np.array([0, 0, 0, 0, -1], np.int32),
+        )  # fmt: skip
+        assert claims_of(draft) == pytest.approx([*drawn.scores[0].tolist(), float(draft.scores[-1])], abs=1e-5)
+
+
+def test_what_became_of_sampled_nodes_raises_the_chances_of_those_to_come() -> None:
+    """In all sessions of a verifier; a bad start takes nothing from what the next one is given."""
+    experience = Calibration()
+    for accepted in (True, False):
+        for _ in range(30):
+            session = make_warm_session(experience)
+            session.graft(make_drawn([9], [-1], [0]), 0.0)
+            session.count_round(session.candidates(0.0), {0} if accepted else set())
+        later = make_warm_session(experience)
+        later.graft(make_drawn([9], [-1], [0]), 0.0)
+        (claim,) = claims_of(make_drawn([9], [-1], [0]))
+        (node,) = later.candidates(0.0)
+        assert node.score == pytest.approx(max(claim, np.log(experience.probability(claim))))
+        assert (node.reach > 0.9) if accepted else (np.exp(claim) * 0.99 < node.reach < 0.6)
+
+
+def test_a_point_mass_that_is_drawn_goes_by_the_name_that_its_drafter_gave() -> None:
+    """So that the drafter that drew it learns what became of it."""
+    session = make_warm_session()
+    session.graft(make_draft(3, 5, [4], [-1], lane=1), 0.0)
+    session.graft(make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
+    assert [(node.lane, node.node_id) for node in session.candidates(0.0)] == [(0, 0), (0, 1)]
+
+
+def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
+    """However likely they are said to be; and they depend on the last of it, as what hangs from it does."""
+    session = make_warm_session()
+    likely = replace(make_draft(3, 0, [8, 5], [-1, 0], lane=1), scores=np.zeros(2, np.float16))
+    session.graft(likely, 0.0)
+    session.graft(make_drawn([9, 4, 6], [-1, -1, 1], [0, 0, 1]), 0.0)
+    nodes = {node.token: node for node in session.candidates(0.0)}
+    depends_on = {token: node.depends_on and node.depends_on.token for token, node in nodes.items()}
+    assert depends_on == {9: None, 4: 9, 8: 4, 6: 4, 5: 4}
+    assert nodes[9].reach >= nodes[4].reach >= nodes[8].reach
+
+
 @given(
-    st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6),
+    st.lists(st.integers(1, 65535), min_size=20, max_size=20),
+    st.integers(1, 6),
     st.lists(st.tuples(st.floats(0.01, 1.0), st.booleans()), max_size=30),
 )
-def test_a_cut_by_chance_takes_the_youngest_first(claims: list[float], seen: list[tuple[float, bool]]) -> None:
-    """Whatever is claimed and was measured, no sampled node is likelier than its elder."""
+def test_a_cut_by_chance_takes_the_youngest_first(
+    weights: list[int], count: int, seen: list[tuple[float, bool]]
+) -> None:
+    """Whatever the draft distribution is and was measured, no sampled node is likelier than its elder."""
     session = make_warm_session()
-    session.graft(make_drawn(list(range(len(claims))), [-1] * len(claims), [0] * len(claims), scores=claims), 0.0)
+    drawn = make_drawn(list(range(count)), [-1] * count, [0] * count)
+    session.graft(replace(drawn, q_weights=np.array(weights, np.uint16)), 0.0)
     for claim, accepted in seen:
         session.lanes[0].calibration.observe(np.log(claim), accepted)
     reaches = [node.reach for node in session.candidates(0.0)]
@@ -333,9 +392,11 @@ def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
     session.count_round(nodes, {1})
     session.commit([4, 7], 3)
     expected = Calibration()
-    expected.observe(float(np.log(np.float16(0.5))), accepted=False)
-    expected.observe(float(np.log(np.float16(0.5))), accepted=True)
-    assert calibration.probability(np.log(0.5)) == expected.probability(np.log(0.5))
+    expected.observe(nodes[0].score, accepted=False)
+    expected.observe(nodes[1].score, accepted=True)
+    found = [calibration.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
+    assert found == [expected.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
+    assert found != [Calibration().probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
 
 
 def test_a_round_counts_its_leaves_and_its_depth() -> None:
