@@ -39,6 +39,7 @@ LAYERS = (
         "specq.text",
         "specq.chat_template",
         "specq.ngram",
+        "specq.history",
         "specq.tokenizer_chunks",
         "specq.logprob_record",
         "specq.sockets",

@@ -21,7 +21,7 @@ from specq.verification.devices import target_rows
 from specq.verification.draws import HASHED, Draws
 from specq.verification.logprobs import logprobs
 from specq.verification.packing import JudgedStep, place
-from specq.verification.processors import process
+from specq.verification.processors import shaped
 from specq.verification.target_rows import TargetRows
 
 
@@ -44,7 +44,16 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
     if logits.is_mps:  # has no float64, which the noise and the laws need
         logits = logits.cpu()
-    target = target_rows(process(placed, logits))
+    with shaped(placed, logits) as rows:
+        judgements = _by_strategy(placed, target_rows(rows), draws)
+    return [
+        judgements[i] if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgements[i], logits)
+        for i, judged in enumerate(placed)
+    ]
+
+
+def _by_strategy(placed: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> dict[int, Judgement]:
+    """Judge steps, those of a strategy together; return the judgements by index."""
     groups: dict[str, list[int]] = {}
     for index, judged in enumerate(placed):
         groups.setdefault(judged.step.params.strategy, []).append(index)
@@ -52,10 +61,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     for name, indices in groups.items():
         own = strategy(name).judge([placed[i] for i in indices], target, draws)
         judgements.update(zip(indices, own, strict=True))
-    return [
-        judgements[i] if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgements[i], logits)
-        for i, judged in enumerate(placed)
-    ]
+    return judgements
 
 
 @cache

@@ -14,9 +14,10 @@ from specq.curve import StepCurve
 from specq.engines.torch_engine import TorchEngine
 from specq.engines.vllm_engine import VllmEngine
 from specq.errors import EngineError
+from specq.history import Past
 from specq.messages import Open, Verdict
 from specq.params import SamplingParams
-from specq.types import NO_TREE, DraftLaws, History, Int32Array, SessionStep, Tree
+from specq.types import NO_TREE, DraftLaws, Int32Array, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verifier import Verifier
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
@@ -68,7 +69,7 @@ class Text:
     def step(self, tree: Tree = NO_TREE, most: int = 10_000) -> SessionStep:
         pending = np.array(self.tokens[self.kv_len :][:most], np.int32)
         is_end = self.kv_len + len(pending) == len(self.tokens)
-        history = History(np.array(self.tokens, np.int32), len(self.prompt), (1,))
+        history = Past(self.params, len(self.prompt), (1,)).history(self.tokens)
         params, tree = self.params, tree if is_end else NO_TREE
         return SessionStep(self.session_id, self.kv_len, pending, params, tree, judged=is_end, history=history)
 
