@@ -133,7 +133,8 @@ class SamplingParams(Values):
 class Speculation(Values):
     """How drafters shall draft for a job. Under `deterministic` it changes speed, never text.
 
-    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each; "plain": none is assigned
+    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each; "plain": nobody drafts,
+                    neither drafters nor the verifier
     num_candidates  0: the tree grows best first, as the verifier's need says; N >= 1: a round drafts N candidates, as one
                     tree: the N likeliest first tokens, each followed by its likeliest continuation
     candidate_temp  temperature that drafts are made with; -1: the job's
