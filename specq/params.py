@@ -15,6 +15,8 @@ from specq.errors import JobError
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
 MAX_CANDIDATES = 64
+MAX_STOP_STRINGS = 64
+MAX_STOP_LENGTH = 256  # characters of one: so many of a text may be held back at most
 MODES = ("async", "sync", "plain")
 
 
@@ -52,12 +54,13 @@ class SamplingParams(Values):
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
     seed          in [0, 2**63); keys all random draws
     max_tokens    most tokens to generate, >= 1
-    stop          strings that end the text (not part of it); stop_token_ids: tokens that end it
+    stop          at most 64 strings that end the text (not part of it), each of at most 256 characters
+    stop_token_ids   tokens that end the text
     ignore_eos    go on past the model's end-of-sequence tokens
     strategy      a name in `specq.verification.STRATEGIES`
     threshold     of strategy `threshold`: accept above this target probability; in [0, 1]
     typical_eps, typical_delta   of strategy `typical`: accept above min(eps, delta * exp(-entropy)); in [0, 1]
-    min_tokens    no end-of-sequence or stop token before so many
+    min_tokens    no end-of-sequence or stop token before so many, and no end by a stop string that is complete by then
     logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
     presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
     repetition_penalty   > 0; divides a positive logit of a token of prompt or text, multiplies a negative one
@@ -109,7 +112,14 @@ class SamplingParams(Values):
         _require("min_p", self.min_p, 0 <= self.min_p <= 1, "in [0, 1]")
         _require("seed", self.seed, 0 <= self.seed <= MAX_SEED, "in [0, 2**63)")
         _require("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1")
-        _require("stop", self.stop, all(self.stop), "non-empty strings")
+        _require(
+            "the number of stop strings",
+            len(self.stop),
+            len(self.stop) <= MAX_STOP_STRINGS,
+            f"at most {MAX_STOP_STRINGS}",
+        )
+        fits = all(0 < len(text) <= MAX_STOP_LENGTH for text in self.stop)
+        _require("stop", self.stop, fits, f"strings of 1 to {MAX_STOP_LENGTH} characters")
         _require("stop_token_ids", self.stop_token_ids, all(t >= 0 for t in self.stop_token_ids), "token ids >= 0")
         for name in ("threshold", "typical_eps", "typical_delta"):
             _require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")

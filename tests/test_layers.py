@@ -37,6 +37,7 @@ LAYERS = (
     ("specq.verification", "specq.journal"),
     (
         "specq.text",
+        "specq.stop_strings",
         "specq.chat_template",
         "specq.ngram",
         "specq.history",
