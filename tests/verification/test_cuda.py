@@ -14,8 +14,8 @@ from specq.verification import STRATEGIES, noise
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.judge import judge
 from specq.verification.packing import make_rows, place
-from specq.verification.seeds import Domain, row_keys
 from specq.verification.processors import shaped
+from specq.verification.seeds import Domain, row_keys
 from specq.verification.torch_rows import TorchRows
 from tests.devices import NEEDS_CUDA
 from tests.verification.workload import chains
