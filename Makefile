@@ -8,7 +8,7 @@ VLLM := .venv-vllm
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chaos test-vllm lint broker bench clean
+.PHONY: help setup demo test check chaos test-vllm test-gpu lint broker bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,12 @@ VLLM_PYTEST = LD_PRELOAD=$$(ls $(CURDIR)/$(VLLM)/lib/libiomp5.so 2>/dev/null) $(
 $(VLLM)/.ready: requirements-vllm.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh $(VLLM) requirements-vllm.lock --no-deps
 	@touch $@
+
+test-gpu: ## Run the tests that need a GPU, and vLLM's if it is there, with PYTHON (python3) as it is: nothing is set up
+	@$(GPU_PYTEST) tests/verification tests/engines tests/proposers $(ARGS)
+	@$(GPU_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
+
+GPU_PYTEST = $(or $(PYTHON),python3) -m pytest -m "cuda or vllm" -W default::DeprecationWarning -W default::FutureWarning
 
 chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an hour), and forge values; writes chaos.json, values.json
 	@$(BIN)/python -m tests.chaos.values --out values.json

@@ -1,9 +1,10 @@
-"""What `make demo` shows: the pipeline at work on this machine, and how much faster it is than plain decoding.
+"""What `make demo` shows: the pipeline at work on this machine, and how fast it is with and without speculation.
 
 A broker, one target verifier and two draft workers are started as processes of their own, which talk ZeroMQ over TCP;
 so is a second broker with a target and no drafters, for comparison. A few prompts are completed before your eyes, with
-colours that tell where each piece of text came from. Then the same prompts run again on both, in turn, and the medians
-are compared. All processes are stopped at the end.
+colours that tell where each piece of text came from. Then the same prompts run again in three ways, in turn, and the medians
+are compared: plain decoding, which is no speculation at all; lookup alone, where the verifier drafts what the text repeats; and
+with drafters, which the lookup helps out. All processes are stopped at the end.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from statistics import median
 
@@ -31,25 +33,30 @@ HEADER = (
     "ACCEPTED",
     "FIRST TOKEN MS",
     "TOKENS/S",
+    "LOOKUP ALONE",
     "PLAIN",
-    "SPEED-UP",
+    "VS LOOKUP",
+    "VS PLAIN",
 )
+DRAFTERS, LOOKUP, PLAIN = WAYS = ("with drafters", "by lookup alone", "plain")
+
+Measured = dict[str, list[Result]]  # way -> the results of a prompt
 
 
 @click.command()
 @click.option("--max-tokens", default=96, show_default=True, help="Most tokens for each prompt.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each prompt and side that the medians are of.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each prompt and way that the medians are of.")
 @click.option("--drafters", default=2, show_default=True, help="Draft workers.")
 def demo(max_tokens: int, repeats: int, drafters: int) -> None:
     """Start everything, show it, measure it, stop everything."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no process is left behind
     try:
         with ExitStack() as stack:
-            with_drafters, plain = (stack.enter_context(Servers("tiny", "tiny", n)) for n in (drafters, 0))
-            start(with_drafters, plain)
+            with_drafters, alone = (stack.enter_context(Servers("tiny", "tiny", n)) for n in (drafters, 0))
+            start(with_drafters, alone)
             prompts = load_prompts()
             show(with_drafters.client, prompts, max_tokens)
-            measured = measure((with_drafters.client, plain.client), prompts, max_tokens, repeats)
+            measured = measure(ways(with_drafters.client, alone.client, max_tokens), prompts, repeats)
             report(prompts, measured, repeats)
     except SpecqError as error:
         click.echo(f"demo: {error}", err=True)
@@ -57,12 +64,12 @@ def demo(max_tokens: int, repeats: int, drafters: int) -> None:
     click.echo("all processes stopped")
 
 
-def start(with_drafters: Servers, plain: Servers) -> None:
+def start(with_drafters: Servers, alone: Servers) -> None:
     """Wait until all processes are ready, and show them."""
     click.echo("starting the processes (the first time, the engine compiles its kernels) ...")
-    for servers in (with_drafters, plain):
+    for servers in (with_drafters, alone):
         servers.wait_ready()
-    click.echo(f"\n{processes(with_drafters)}\n\nand for plain decoding:\n{processes(plain)}\n")
+    click.echo(f"\n{processes(with_drafters)}\n\nand without drafters, for comparison:\n{processes(alone)}\n")
 
 
 def processes(servers: Servers) -> str:
@@ -136,45 +143,69 @@ def chat(prompt: str) -> list[dict[str, str]]:
 # --- the figures --------------------------------------------------------------------------------------------------
 
 
+def ways(with_drafters: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[str], Result]]:
+    """Return how a prompt is completed in each way. `alone` has no drafters, but looks up what repeats unless told not to."""
+
+    def way(client: Client, mode: str) -> Callable[[str], Result]:
+        return lambda prompt: client.generate(messages=chat(prompt), max_tokens=max_tokens, mode=mode)
+
+    return {DRAFTERS: way(with_drafters, "async"), LOOKUP: way(alone, "async"), PLAIN: way(alone, "plain")}
+
+
 def measure(
-    clients: tuple[Client, Client], prompts: list[tuple[str, str]], max_tokens: int, repeats: int
-) -> list[tuple[list[Result], list[Result]]]:
-    """Return, for each prompt, the results with and without drafters, taken in turn."""
-    click.echo(f"\nthe same prompts again, {repeats} times each, with drafters and without, in turn ...\n")
-    measured = []
+    complete: dict[str, Callable[[str], Result]], prompts: list[tuple[str, str]], repeats: int
+) -> list[Measured]:
+    """Return, for each prompt, the results of each way, taken in turn."""
+    click.echo(f"\nthe same prompts again, {repeats} times each: {', '.join(complete)}, in turn ...\n")
+    measured: list[Measured] = []
     for _, prompt in prompts:
-        pairs = [[c.generate(messages=chat(prompt), max_tokens=max_tokens) for c in clients] for _ in range(repeats)]
-        measured.append(([own for own, _ in pairs], [plain for _, plain in pairs]))
+        turns = [{name: run(prompt) for name, run in complete.items()} for _ in range(repeats)]
+        measured.append({name: [turn[name] for turn in turns] for name in complete})
     return measured
 
 
-def report(prompts: list[tuple[str, str]], measured: list[tuple[list[Result], list[Result]]], repeats: int) -> None:
+def report(prompts: list[tuple[str, str]], measured: list[Measured], repeats: int) -> None:
     """Print a line for each prompt, and the whole."""
-    click.echo(columns([HEADER, *(row(name, *both) for (name, _), both in zip(prompts, measured, strict=True))]))
-    own, plain = (rate([both[side] for both in measured]) for side in (0, 1))
-    same = all(a.token_ids == b.token_ids for both in measured for a, b in zip(*both, strict=True))
-    click.echo(f"\n{'the same texts' if same else 'NOT the same text everywhere'}, with drafters and without")
-    click.secho(
-        f"{own:.0f} tokens/s with drafters, {plain:.0f} without: {own / plain:.2f} times plain decoding "
-        f"(medians of {repeats} runs, one session at a time, on this machine as busy as it is)",
-        bold=True,
-    )
+    click.echo(columns([HEADER, *(row(name, results) for (name, _), results in zip(prompts, measured, strict=True))]))
+    texts = [{tuple(result.token_ids) for results in ways.values() for result in results} for ways in measured]
+    same = "the same texts" if all(len(found) == 1 for found in texts) else "NOT the same text everywhere"
+    click.echo(f"\n{same}: {', '.join(WAYS)}")
+    rates = {name: rate([results[name] for results in measured]) for name in WAYS}
+    for line in summaries(rates):
+        click.secho(line, bold=True)
+    click.echo(f"(medians of {repeats} runs, one session at a time, on this machine as busy as it is)")
 
 
-def row(name: str, own: list[Result], plain: list[Result]) -> tuple[object, ...]:
-    """Return the medians of one prompt."""
-    stats = [result.stats for result in own]
-    ours, theirs = (median(result.stats["tokens_per_second"] for result in results) for results in (own, plain))
+def summaries(rates: dict[str, float]) -> list[str]:
+    """Return what the rates in tokens/s say; plainly so, if drafters gain nothing over the lookup alone."""
+    drafters, lookup, plain = (rates[name] for name in WAYS)
+    over = f"{drafters / plain:.2f} times plain decoding, {drafters / lookup:.2f} times lookup alone"
+    lines = [
+        f"plain decoding (no speculation at all): {plain:.0f} tokens/s",
+        f"lookup alone (the verifier drafts what the text repeats): {lookup:.0f} tokens/s, {lookup / plain:.2f} times plain",
+        f"with drafters and lookup: {drafters:.0f} tokens/s, {over}",
+    ]
+    if drafters < lookup:
+        lines.append("here the drafters gain nothing over the lookup alone")
+    return lines
+
+
+def row(name: str, results: Measured) -> tuple[object, ...]:
+    """Return the medians of one prompt; what was drafted and accepted is that of the way with drafters."""
+    stats = [result.stats for result in results[DRAFTERS]]
+    drafters, lookup, plain = (median(result.stats["tokens_per_second"] for result in results[way]) for way in WAYS)
     return (
         name,
-        len(own[0].token_ids),
+        len(results[DRAFTERS][0].token_ids),
         f"{median(s['rounds'] for s in stats):.0f}",
         f"{median(s['mean_accepted_length'] for s in stats):.2f}",
         f"{median(s['acceptance_rate'] for s in stats):.0%}",
         f"{median(s['time_to_first_token_ms'] for s in stats):.0f}",
-        f"{ours:.0f}",
-        f"{theirs:.0f}",
-        f"{ours / theirs:.2f}x",
+        f"{drafters:.0f}",
+        f"{lookup:.0f}",
+        f"{plain:.0f}",
+        f"{drafters / lookup:.2f}x",
+        f"{drafters / plain:.2f}x",
     )
 
 

@@ -248,7 +248,7 @@ EOS_IDS = Items(_TOKEN, 1024, "token ids from 0 to 2**31 - 1")
 
 MAX_LOGPROBS = 20
 MAX_CANDIDATES = 64  # children of one node, and levels of a shape
-MAX_STOPS, MAX_STOP_LENGTH = 256, 1000
+MAX_STOPS, MAX_STOP_LENGTH = 64, 256  # so many characters of a text may be held back at most
 MAX_LISTED = 16_384  # more than a message can hold
 MODES = ("async", "sync", "plain")
 

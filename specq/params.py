@@ -69,12 +69,13 @@ class SamplingParams(Values):
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
     seed          in [0, 2**63); keys all random draws
     max_tokens    most tokens to generate, >= 1
-    stop          strings that end the text (not part of it); stop_token_ids: tokens that end it
+    stop          at most 64 strings that end the text (not part of it), each of at most 256 characters
+    stop_token_ids   tokens that end the text
     ignore_eos    go on past the model's end-of-sequence tokens
     strategy      a name in `specq.verification.STRATEGIES`
     threshold     of strategy `threshold`: accept above this target probability; in [0, 1]
     typical_eps, typical_delta   of strategy `typical`: accept above min(eps, delta * exp(-entropy)); in [0, 1]
-    min_tokens    no end-of-sequence or stop token before so many
+    min_tokens    no end-of-sequence or stop token before so many, and no end by a stop string that is complete by then
     logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
     presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
     repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative one
@@ -134,7 +135,8 @@ class SamplingParams(Values):
 class Speculation(Values):
     """How drafters shall draft for a job. Under `deterministic` it changes speed, never text.
 
-    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each; "plain": none is assigned
+    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each; "plain": nobody drafts,
+                    neither drafters nor the verifier
     num_candidates  0: the tree grows best first, as the verifier's need says; N >= 1: a round drafts N candidates, as one
                     tree: the N likeliest first tokens, each followed by its likeliest continuation
     candidate_temp  temperature that drafts are made with; -1: the job's

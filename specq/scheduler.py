@@ -90,14 +90,15 @@ def plan(
 
 def _share(session: Session, size: int, chosen: Chosen) -> Share:
     nodes, chain_len = chosen.nodes.get(session.session_id, ()), chosen.chains.get(session.session_id, 0)
+    is_judged = size == session.num_pending
     step = SessionStep(
         session_id=session.session_id,
         start=session.kv_len,
         token_ids=np.array(session.token_ids[session.kv_len : session.kv_len + size], np.int32),
         params=session.params,
         tree=session.chain.tree(chain_len) if session.chain is not None else tree_of(nodes),
-        judged=size == session.num_pending,
-        history=session.history(),
+        judged=is_judged,
+        history=session.history() if is_judged else None,
     )
     return Share(session, step, nodes, chain_len)
 

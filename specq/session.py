@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
-import numpy as np
-
 from specq.backup import BACKUP_RARITY, backup_tokens, num_worthwhile
 from specq.calibration import Calibration
+from specq.history import Past
 from specq.lanes import MANY_NAMES, Lane
 from specq.logprob_record import LogprobRecord
 from specq.messages import BACKUP_LANE, Draft, Open
@@ -38,6 +37,7 @@ class Session:
         self.params: SamplingParams = message.params
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
+        self._past = Past(message.params, message.prompt_len, end_ids)
         self.limit = len(self.token_ids) + message.tokens_left
         self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
@@ -82,9 +82,7 @@ class Session:
 
     def history(self) -> History | None:
         """Return what judging needs of the past, if the parameters ask for it."""
-        if not self.params.needs_history:
-            return None
-        return History(np.array(self.token_ids, np.int32), self.prompt_len, self.end_ids)
+        return self._past.history(self.token_ids)
 
     # --- drafts -----------------------------------------------------------------------------------------------------
 

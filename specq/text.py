@@ -19,6 +19,7 @@ import orjson
 from tokenizers import Tokenizer
 
 from specq.errors import ConfigError, JobError
+from specq.stop_strings import StopStrings
 
 TOKENIZER_FILES = (  # the large one last: a client that has it cached can compare all others by the first piece
     "tokenizer_config.json",
@@ -250,12 +251,14 @@ class StopMatcher:
     """Text that ends before the first stop string, wherever the token boundaries lie.
 
     The first is the one that is complete first; of several that end together the longest. Once found, tokens that
-    follow are ignored.
+    follow are ignored. A stop string that is complete within the first `min_tokens` tokens is text like any other, also
+    later; one that only begins there counts (as in vLLM).
     """
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = ()) -> None:
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
         self._detokenizer = Detokenizer(codec)
-        self._stop = tuple(s for s in stop if s)
+        self._strings = StopStrings(stop)
+        self._left = min_tokens  # tokens that cannot end the text
         self._hidden = ""  # text that is known but may be part of a stop string
         self._ready = ""  # text that may be shown and was not taken yet
         self.matched = False
@@ -263,8 +266,10 @@ class StopMatcher:
     def push(self, token_ids: Iterable[int]) -> int | None:
         """Take tokens; return the index (in `token_ids`) of the one that completes a stop string, or None."""
         for index, token_id in enumerate(token_ids):
-            if not self.matched and self._search(self._detokenizer.push(int(token_id))):
-                return index
+            if not self.matched:
+                self._left -= 1
+                if self._search(self._detokenizer.push(int(token_id))):
+                    return index
         return None
 
     def take(self) -> str:
@@ -281,20 +286,14 @@ class StopMatcher:
 
     def _search(self, piece: str) -> bool:
         """Add text; True if it completes a stop string. What can no longer become one is ready to be shown."""
-        text = self._hidden + piece
-        found = [(start + len(s), start) for s in self._stop if (start := text.find(s)) >= 0]
-        if found:
-            self.matched = True
-            self._ready += text[: min(found)[1]]
-            self._hidden = ""
-            return True
-        held = self._num_held(text)
-        self._ready += text[: len(text) - held]
-        self._hidden = text[len(text) - held :]
+        hidden, num_shown = self._hidden, 0
+        text = hidden + piece
+        for num_read, character in enumerate(piece, len(hidden) + 1):
+            hidden = self._strings.begun(hidden, character)
+            num_shown = num_read - len(hidden)
+            ended = self._strings.ended(hidden) if self._left < 0 else 0
+            if ended:
+                self._ready, self._hidden, self.matched = self._ready + text[: num_read - ended], "", True
+                return True
+        self._ready, self._hidden = self._ready + text[:num_shown], hidden
         return False
-
-    def _num_held(self, text: str) -> int:
-        """Return the length of the longest end of `text` with which a stop string begins."""
-        longest = min(len(text), max((len(s) for s in self._stop), default=1) - 1)
-        ends = (n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stop))
-        return next(ends, 0)

@@ -6,7 +6,7 @@ module of specq but `bounds`, `errors` and `params`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
@@ -27,6 +27,8 @@ NO_TOKENS: Int32Array = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
 NO_WEIGHTS: UInt16Array = np.zeros(0, np.uint16)
 NO_WEIGHTS.flags.writeable = False
+NO_COUNTS: Float32Array = np.zeros(0, np.float32)
+NO_COUNTS.flags.writeable = False
 
 # How a completion ended; `None` while it runs.
 FINISH_REASONS = ("stop", "length", "cancelled", "error")
@@ -111,15 +113,19 @@ NO_TREE = Tree(NO_TOKENS, NO_TOKENS, np.zeros(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What judging a session needs of its past, where `SamplingParams.needs_history`.
+    """What judging a session needs of its past, where `SamplingParams.needs_history`; `specq.history` makes it.
 
-    token_ids   i32[base_len], the committed context, the step's tokens included; the first prompt_len are the prompt
     end_ids     tokens that end the text: end-of-sequence unless ignored, and stop tokens
+    tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids look at
+    token_ids   i32[k], ascending: the tokens that penalties change: those generated, and for a repetition_penalty those
+                of the prompt; counts f32[k]: how often each was generated
     """
 
-    token_ids: Int32Array
     prompt_len: int
     end_ids: tuple[int, ...] = ()
+    tail: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
+    counts: Float32Array = field(default_factory=lambda: NO_COUNTS)
 
 
 @dataclass(frozen=True, slots=True)

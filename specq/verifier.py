@@ -113,7 +113,7 @@ class Verifier:
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
         self.sessions[message.session_id] = Session(message, ends, self._experience)
         if message.params.stop and self.codec is not None:
-            matcher = StopMatcher(self.codec, message.params.stop)
+            matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
             matcher.push(message.token_ids[message.prompt_len :].tolist())
             self._stops[message.session_id] = matcher
         return []

@@ -77,6 +77,17 @@ def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPECQ_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.fixture(scope="session")
+def vllm_device() -> str:
+    """The kind of device that the installed vLLM runs on; where there is none, the test is skipped."""
+    from tests.devices import vllm_choice
+
+    found = vllm_choice()
+    if not found.kind:
+        pytest.skip(found.reason)
+    return found.kind
+
+
 @pytest.fixture
 def broker() -> Iterator[FakeBroker]:
     """A small broker that answers at once."""

@@ -12,13 +12,14 @@ import torch
 from specq.curve import StepCurve
 from specq.engines.torch_engine import TorchEngine
 from specq.errors import EngineError, EngineLostError, ProtocolError
+from specq.history import Past
 from specq.isolation import Faults, in_halves
 from specq.messages import Draft, Open, SessionFailed, Verdict
 from specq.models import resolve_model
 from specq.params import SamplingParams
 from specq.session import Session
 from specq.text import StopMatcher
-from specq.types import History, Judgement, SessionStep, Tree
+from specq.types import Judgement, SessionStep, Tree
 from specq.verification import faults as judging
 from specq.verifier import Verifier
 from tests.toy import ToyEngine, toy_text
@@ -288,15 +289,15 @@ def test_a_judge_that_raises_for_one_session_fails_that_one(
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)
-    process = judging.process
+    shaped = judging.shaped
 
-    def raising(placed: Any, logits: torch.Tensor) -> torch.Tensor:
+    def raising(placed: Any, logits: torch.Tensor) -> Any:
         if any(judged.step.session_id == place for judged in placed):
             raise OverflowError("Python int too large to convert to C long")
-        return process(placed, logits)
+        return shaped(placed, logits)
 
-    monkeypatch.setattr("specq.verification.judge.process", raising)
-    monkeypatch.setattr(judging, "process", raising)
+    monkeypatch.setattr("specq.verification.judge.shaped", raising)
+    monkeypatch.setattr(judging, "shaped", raising)
     forward, passes = engine._forward, []
     monkeypatch.setattr(engine, "_forward", lambda rows: passes.append(1) or forward(rows))
     texts, failed = run(verifier)
@@ -345,7 +346,7 @@ def test_the_reason_says_which_it_was(shape: str, strategy: str, temperature: fl
     """All tokens banned, or penalties that overflow: one of two steps is at fault, and says so."""
     values, reason = SHAPES[shape]
     params = SamplingParams(strategy=strategy, temperature=temperature, **values)
-    history = History(np.array([1], np.int32), 1)
+    history = Past(params, prompt_len=1).history([1])
     bad = SessionStep(7, 0, np.array([1], np.int32), params, history=history)
     good = SessionStep(8, 0, np.array([1], np.int32), SamplingParams(strategy=strategy, temperature=temperature))
     logits = torch.linspace(1, 2, 12).repeat(3, 1)

@@ -38,8 +38,10 @@ LAYERS = (
     ("specq.verification", "specq.journal"),
     (
         "specq.text",
+        "specq.stop_strings",
         "specq.chat_template",
         "specq.ngram",
+        "specq.history",
         "specq.tokenizer_chunks",
         "specq.logprob_record",
         "specq.sockets",

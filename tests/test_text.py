@@ -208,9 +208,10 @@ def test_sentencepiece_like_decoder():
 # --- stop strings -------------------------------------------------------------------------------------------------
 
 
-def naive_stop(text: str, stop: list[str]) -> str:
-    """Return the text before the stop string that is complete first; of those, the longest."""
-    for end in range(1, len(text) + 1):
+def naive_stop(text: str, stop: list[str], num_free: int = 0) -> str:
+    """Return the text before the stop string that is complete first, but not within `num_free` characters; of those, the
+    longest."""
+    for end in range(num_free + 1, len(text) + 1):
         starts = [end - len(s) for s in stop if text[:end].endswith(s)]
         if starts:
             return text[: min(starts)]
@@ -236,6 +237,34 @@ def test_stop_against_naive(text, stop, by_bytes):
             break
     assert shown + matcher.finish() == expected
     assert matcher.matched == (expected != text)
+
+
+@settings(max_examples=300)
+@given(
+    st.text(st.sampled_from("ab中"), max_size=20),
+    st.lists(st.text(st.sampled_from("ab中"), min_size=1, max_size=4), max_size=3),
+    st.booleans(),
+    st.integers(0, 15),
+)
+def test_stop_strings_of_the_first_tokens_are_text(text, stop, by_bytes, min_tokens):
+    """One that is complete with the last of `min_tokens` ends nothing, also later; one that goes on beyond does."""
+    token_ids = byte_ids(text) if by_bytes else CODEC.encode(text)
+    expected = naive_stop(text, stop, len("".join(pieces(CODEC, token_ids[:min_tokens])[:min_tokens])))
+    matcher = StopMatcher(CODEC, tuple(stop), min_tokens)
+    found = matcher.push(token_ids)
+    assert found is None or found >= min_tokens
+    assert matcher.take() + matcher.finish() == expected
+    assert matcher.matched == (expected != text)
+
+
+def test_many_stop_strings_are_found_like_few():
+    """One of thousands ends the text, wherever it stands in their order, and what shares its beginning does not."""
+    many = [f"{number:04d}~" for number in range(5000)]
+    for found in ("0000~", "2499~", "4999~"):
+        text = f"249 4999 {found[:4]}! {found}3"
+        matcher = StopMatcher(CODEC, tuple(many))
+        assert matcher.push(byte_ids(text)) == len(text) - 2
+        assert matcher.finish() == text[: -len(found) - 1]
 
 
 @settings(max_examples=200)

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from specq.client.events import NewTokens
+from specq.client.result import PieceMaker, Result, completion_text
 from specq.curve import StepCurve
 from specq.errors import EngineError, ProtocolError
 from specq.messages import (
@@ -17,14 +19,16 @@ from specq.messages import (
     Verdict,
 )
 from specq.params import SamplingParams
+from specq.text import TextCodec
 from specq.tokenizer_chunks import CHUNK_BYTES, join_chunks
 from specq.verifier import Verifier
+from tests.tiny_text import tokenizer_files
 from tests.toy import ToyEngine, toy_info, toy_text
 
 PROMPT = [5, 6, 7]
 
 
-def make_verifier(engine: ToyEngine | None = None, **options: int) -> Verifier:
+def make_verifier(engine: ToyEngine | None = None, **options: object) -> Verifier:
     """Return a verifier with a toy engine."""
     return Verifier(engine or ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, **options)
 
@@ -184,6 +188,29 @@ def test_the_tokenizer_travels_in_pieces() -> None:
     assert join_chunks(list(reversed(chunks))) == files
     with pytest.raises(ProtocolError, match="missing"):
         join_chunks(chunks[:2])
+
+
+@pytest.mark.parametrize("num_there", [0, 1, 6], ids=["fresh", "moved within min_tokens", "moved later"])
+def test_a_stop_string_ends_nothing_before_min_tokens_at_the_verifier_and_at_the_client(num_there: int) -> None:
+    """Also where the session is opened again; and the client, who has tokens only, cuts the text where they end."""
+    codec, text = TextCodec(tokenizer_files()), toy_text(PROMPT, 120)
+    stop = codec.decode(text[2:3])
+    params = SamplingParams(stop=(stop,), min_tokens=5, max_tokens=120)
+    assert stop in codec.decode(text[:5])
+    verifier = make_verifier(tokenizer_files=tokenizer_files())
+    context = np.array(PROMPT + text[:num_there], np.int32)
+    opening = {"epoch": 1, "prompt_len": 3, "tokens_left": 120 - num_there, "params": params}
+    verifier.handle(Open(session_id=7, token_ids=context, **opening), 0.0)
+    while verifier.has_work:
+        step(verifier)
+    session = verifier.sessions[7]
+    tokens = session.token_ids[3:]
+    assert (tokens, session.finish) == (text[: 1 + text.index(text[2], 5)], "stop")
+    expected = codec.decode(tokens)[: -len(stop)]
+    assert completion_text(codec, tokens, params) == expected
+    maker = PieceMaker(codec, params)
+    shown = [maker.piece(NewTokens(7, (token,), (0,))).text for token in tokens]
+    assert "".join(shown) + maker.last(Result(1, None)).text == expected
 
 
 def test_a_common_prefix_is_computed_once() -> None:

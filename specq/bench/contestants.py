@@ -2,9 +2,10 @@
 
 transformers   transformers `generate`
 assisted       transformers assisted generation
-plain          specq without drafters
+plain          specq without any speculation: no drafters, and no lookups by the verifier (`mode="plain"`)
 plain-1        the same, one session at a time (where more are asked for)
-specq          specq with drafters
+lookup         specq without drafters, whose verifier drafts by prompt lookup; on the same processes as `plain`
+specq          specq with drafters, and lookups where they have sent nothing
 random         specq with a drafter of random weights (if asked for)
 """
 
@@ -26,7 +27,11 @@ if TYPE_CHECKING:
     from specq.bench.rivals import Rivals
 
 RIVALS = ("transformers", "assisted")
-NAMES = (*RIVALS, "plain-1", "plain", "specq", "random")
+NAMES = (*RIVALS, "plain-1", "plain", "lookup", "specq", "random")
+
+# The processes that complete for each of specq's contestants; "alone" are those without drafters.
+KINDS = {"plain-1": "alone", "plain": "alone", "lookup": "alone", "specq": "specq", "random": "random"}
+PLAIN = ("plain-1", "plain")
 
 
 class Contestant(Protocol):
@@ -92,15 +97,11 @@ def field(names: Sequence[str], settings: Settings, tell: Callable[[str], None])
 
 def _kinds(names: Sequence[str]) -> list[str]:
     """Return the sets of processes that are needed, in the order of NAMES."""
-    return list(dict.fromkeys(_kind(name) for name in NAMES if name in names and _kind(name)))
-
-
-def _kind(name: str) -> str:
-    return {"plain": "plain", "plain-1": "plain", "specq": "specq", "random": "random"}.get(name, "")
+    return list(dict.fromkeys(KINDS[name] for name in NAMES if name in names and name in KINDS))
 
 
 def _start(kind: str, settings: Settings, stack: ExitStack) -> Servers:
-    drafters = 0 if kind == "plain" else settings.drafters
+    drafters = 0 if kind == "alone" else settings.drafters
     draft_model = settings.draft_model
     if kind == "random":
         from specq.bench.drafts import make_random_draft
@@ -120,10 +121,9 @@ def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str],
 
 
 def _contestant(name: str, settings: Settings, started: dict[str, Servers], rivals: Rivals | None) -> Contestant:
-    kind = _kind(name)
-    if kind:
+    if name in KINDS:
         concurrency = 1 if name == "plain-1" else settings.concurrency
-        return Specq(name, started[kind].client, concurrency, {"mode": "plain"} if kind == "plain" else None)
+        return Specq(name, started[KINDS[name]].client, concurrency, {"mode": "plain"} if name in PLAIN else None)
     from specq.bench.rivals import Transformers
 
     assert rivals is not None, "they are loaded for whoever needs them"

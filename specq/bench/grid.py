@@ -1,7 +1,8 @@
 """Strategies or draft shapes side by side: every pair of models, every temperature, every variant, on the same prompts.
 
-The variants of a pair are served by the same processes and take turns, as `measure` has it; only what their jobs ask for
-differs. Each is compared with plain decoding in the same run: in speed, and token by token.
+The variants of a pair are served by the same processes (those without drafters by processes of their own) and take turns,
+as `measure` has it; only what their jobs ask for differs. Each is compared with plain decoding (no speculation at all) in the
+same run, in speed and token by token, and in speed with the verifier's own lookups.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from specq.bench.report import Row, figures, or_dash
 from specq.bench.run import codec_of
 from specq.bench.servers import Servers
 from specq.bench.settings import Settings
-from specq.bench.variants import PLAIN, Variant
+from specq.bench.variants import LOOKUP, PLAIN, Variant
 from specq.errors import ConfigError
 
 Tell = Callable[[str], None]
 PROOFS = ("tests/verification/test_exact.py", "tests/end_to_end/test_laws.py")
 NOTES = {
-    "ratio_to_plain": "of tokens/s, within a repetition; the median of the repetitions",
+    "ratio_to_plain": "of tokens/s, within a repetition; the median of the repetitions; plain: no drafters and no lookups",
+    "ratio_to_lookup": "the same, to a verifier without drafters that drafts what the text repeats",
     "same_text": "share of completions equal to plain decoding's with the same seed; null where only the law is the same",
     "in_law": f"a text that differs may have the target's law all the same; that is proved by {' and '.join(PROOFS)}",
 }
@@ -48,6 +50,7 @@ def run_grid(
         "settings": about | {"temperatures": list(temperatures)},
         "pairs": [asdict(pair) for pair in pairs],
         "variants": {variant.name: variant.options for variant in variants},
+        "without_drafters": [variant.name for variant in variants if not variant.has_drafters],
         "cells": cells,
         "notes": NOTES,
     }
@@ -62,10 +65,13 @@ def _run_pair(
     with (
         draft_model(pair.draft) as draft,
         Servers(pair.target, draft, settings.drafters, settings.keys) as servers,
+        Servers(pair.target, draft, 0, settings.keys) as alone,
     ):
         tell(f"waiting for specq's processes ({pair.name})")
-        servers.wait_ready()
-        contestants = [Specq(v.name, servers.client, settings.concurrency, v.options) for v in variants]
+        for started in (servers, alone):
+            started.wait_ready()
+        clients = {True: servers.client, False: alone.client}
+        contestants = [Specq(v.name, clients[v.has_drafters], settings.concurrency, v.options) for v in variants]
         cells = []
         for temperature in temperatures:
             tell(f"{pair.name} at temperature {temperature:g}")
@@ -93,6 +99,7 @@ def _cell(variant: Variant, own: dict[str, Any], turns: Sequence[Turn], temperat
         "lossless": variant.is_lossless(temperature),
         "tokens_per_second": own["tokens_per_second"],
         "ratio_to_plain": own["ratio_to"].get(PLAIN.name, 1.0),
+        "ratio_to_lookup": own["ratio_to"].get(LOOKUP.name) if variant.name != LOOKUP.name else 1.0,
         "same_text": same_text(turns, variant.name) if variant.keeps_text(temperature) else None,
         "num_tokens": own["num_tokens"],
         **{name: told[name] for name in names},
@@ -123,7 +130,18 @@ def _texts(turns: Sequence[Turn], name: str) -> list[tuple[Prompt, list[int]]]:
 
 def strategy_table(cells: Sequence[dict[str, Any]]) -> list[Row]:
     """Return cells as rows for the screen, a header first: acceptance, speed and losslessness."""
-    header = ("PAIR", "T", "STRATEGY", "LOSSLESS", "ACCEPTED", "TOKENS/ROUND", "TOKENS/S", "VS PLAIN", "SAME TEXT")
+    header = (
+        "PAIR",
+        "T",
+        "STRATEGY",
+        "LOSSLESS",
+        "ACCEPTED",
+        "TOKENS/ROUND",
+        "TOKENS/S",
+        "VS PLAIN",
+        "VS LOOKUP",
+        "SAME TEXT",
+    )
     return [
         header,
         *((*_where(c), "yes" if c["lossless"] else "NO", *_acceptance(c), *_speed(c), _same(c)) for c in cells),
@@ -143,6 +161,7 @@ def shape_table(cells: Sequence[dict[str, Any]]) -> list[Row]:
         "DEPTH",
         "TOKENS/S",
         "VS PLAIN",
+        "VS LOOKUP",
         "SAME TEXT",
     )
     return [header, *((*_where(c), *_acceptance(c), *_tree(c), *_speed(c), _same(c)) for c in cells)]
@@ -161,7 +180,8 @@ def _tree(cell: dict[str, Any]) -> Row:
 
 
 def _speed(cell: dict[str, Any]) -> Row:
-    return (f"{cell['tokens_per_second']['median']:.1f}", f"{cell['ratio_to_plain']:.2f}x")
+    to_lookup = or_dash(cell["ratio_to_lookup"], "{:.2f}x".format)
+    return (f"{cell['tokens_per_second']['median']:.1f}", f"{cell['ratio_to_plain']:.2f}x", to_lookup)
 
 
 def _same(cell: dict[str, Any]) -> str:

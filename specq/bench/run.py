@@ -20,6 +20,9 @@ from specq.text import TextCodec, load_tokenizer_files
 NOTES = {
     "transformers": "one prompt after the other, with as many threads as are fastest; specq's processes are idle meanwhile",
     "assisted": "the same, with the draft model as assistant",
+    "plain": "specq without any speculation: no drafters, no lookups",
+    "lookup": "specq without drafters; the verifier drafts what the text repeats",
+    "specq": "specq with drafters; the verifier drafts what the text repeats where they have sent nothing",
     "rate": "all tokens over all seconds of a repetition, prompts included; the median of the repetitions",
 }
 

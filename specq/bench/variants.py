@@ -1,4 +1,5 @@
-"""What is compared on one pair: ways to judge drafts, and shapes to draft in; each next to plain decoding.
+"""What is compared on one pair: ways to judge drafts, and shapes to draft in; each next to plain decoding, which is no
+speculation at all, and to the verifier's own lookups without drafters.
 
 To add one: a line here. `options` are parameters of the jobs, as `specq.Client.generate` takes them.
 """
@@ -17,6 +18,7 @@ class Variant:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+    has_drafters: bool = True
 
     @property
     def strategy(self) -> str:
@@ -34,7 +36,8 @@ class Variant:
         return temperature == 0 or self.strategy != "probabilistic"
 
 
-PLAIN = Variant("plain", {"mode": "plain"})
+PLAIN = Variant("plain", {"mode": "plain"}, has_drafters=False)
+LOOKUP = Variant("lookup", has_drafters=False)
 
 # Sixteen nodes, wide at the top: the likeliest child gets the most descendants.
 STATIC_TREE = [[0, 0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 2], [1, 0, 0], [1, 1], [2, 0], [3]]
@@ -48,11 +51,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def strategies() -> list[Variant]:
-    """Return plain decoding, and each strategy with drafts of the default shape."""
-    return [PLAIN, *(Variant(name, {"strategy": name}) for name in STRATEGIES)]
+    """Return plain decoding, lookup alone, and each strategy with drafts of the default shape."""
+    return [PLAIN, LOOKUP, *(Variant(name, {"strategy": name}) for name in STRATEGIES)]
 
 
 def shapes() -> list[Variant]:
-    """Return plain decoding, and each shape drafted ahead of the verdicts and, as in synchronous rounds, after them."""
+    """Return plain decoding, lookup alone, and each shape drafted ahead of the verdicts and, as in synchronous rounds,
+    after them. Only `best-first` is helped out by lookups where drafters have sent nothing."""
     modes: dict[str, dict[str, Any]] = {"": {}, " sync": {"mode": "sync"}}
-    return [PLAIN, *(Variant(f"{name}{tag}", o | mode) for tag, mode in modes.items() for name, o in SHAPES.items())]
+    return [
+        PLAIN,
+        LOOKUP,
+        *(Variant(f"{name}{tag}", o | mode) for tag, mode in modes.items() for name, o in SHAPES.items()),
+    ]

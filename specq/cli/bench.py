@@ -48,10 +48,10 @@ Outcome = tuple[dict[str, Any], list[Any], list[str]]  # figures, rows of the ta
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
 @click.option("--only", multiple=True, type=click.Choice(NAMES), help="Measure only this one; may be repeated.")
 @click.option(
-    "--compare-strategies", is_flag=True, help="Measure each strategy next to plain decoding, and nothing else."
+    "--compare-strategies", is_flag=True, help="Measure each strategy next to plain decoding and lookup alone."
 )
 @click.option(
-    "--compare-shapes", is_flag=True, help="Measure each shape of drafts next to plain decoding, and nothing else."
+    "--compare-shapes", is_flag=True, help="Measure each shape of drafts next to plain decoding and lookup alone."
 )
 @click.option(
     "--pair",
@@ -77,9 +77,12 @@ def bench(
     roundtrip: bool,
     **options: Any,
 ) -> None:
-    """Measure transformers generate and assisted generation, and specq without and with drafters, in one run.
+    """Measure transformers generate and assisted generation, and specq in one run: plain, by lookup alone, with drafters.
 
-    With --compare-strategies or --compare-shapes: specq alone, in many ways, against its own plain decoding.
+    plain is no speculation at all. lookup has no drafters; its verifier drafts what the text repeats. specq has drafters, and
+    lookups where they have sent nothing.
+
+    With --compare-strategies or --compare-shapes: specq alone, in many ways, against its own plain decoding and lookup.
     """
     comparison = _comparison(strategies=compare_strategies, shapes=compare_shapes, roundtrip=roundtrip)
     _refuse_idle(comparison, pair=pair, only=only, random_draft=random_draft, temperature=temperature)

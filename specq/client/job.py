@@ -103,7 +103,7 @@ class Completions:
     def __init__(self, request: Request, served: Served) -> None:
         self._request, self._codec = request, served.codec
         self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
-        self._makers = [PieceMaker(served.codec, request.stop, i) for i in range(len(request.submits))]
+        self._makers = [PieceMaker(served.codec, job.params, i) for i, job in enumerate(request.submits)]
         self._ends: dict[int, JobDone | RequestFailed] = {}
 
     def take(self, event: Event) -> None:

@@ -49,10 +49,6 @@ class Request:
     submits: tuple[Submit, ...]
     listed: bool = False
 
-    @property
-    def stop(self) -> tuple[str, ...]:
-        return self.submits[0].params.stop
-
 
 def build_request(source: dict[str, Any], values: dict[str, Any], served: Served, model: str = "") -> Request:
     """Check a request against the model and return it.

@@ -12,6 +12,7 @@ from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
+from specq.params import SamplingParams
 from specq.text import StopMatcher, TextCodec
 
 
@@ -76,8 +77,8 @@ class Piece:
 class PieceMaker:
     """Turns new tokens of one completion into pieces of text."""
 
-    def __init__(self, codec: TextCodec, stop: tuple[str, ...], index: int = 0) -> None:
-        self._matcher, self._index = StopMatcher(codec, stop), index
+    def __init__(self, codec: TextCodec, params: SamplingParams, index: int = 0) -> None:
+        self._matcher, self._index = StopMatcher(codec, params.stop, params.min_tokens), index
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
@@ -101,11 +102,11 @@ def _join(parts: Iterable[tuple[str, bool]]) -> str:
     return "".join(text for text, _ in parts)
 
 
-def completion_text(codec: TextCodec, token_ids: list[int], stop: tuple[str, ...]) -> str:
-    """Return the text of all tokens, without special tokens, up to the first stop string."""
-    if not stop:
+def completion_text(codec: TextCodec, token_ids: list[int], params: SamplingParams) -> str:
+    """Return the text of all tokens, without special tokens, up to the first stop string that may end it."""
+    if not params.stop:
         return codec.decode(token_ids)
-    matcher = StopMatcher(codec, stop)
+    matcher = StopMatcher(codec, params.stop, params.min_tokens)
     matcher.push(token_ids)
     return matcher.finish()
 
@@ -116,7 +117,7 @@ def make_result(request: Request, position: int, transcript: Transcript, codec: 
     return Result(
         id=request.id,
         prompt=request.prompt,
-        text=completion_text(codec, transcript.token_ids, job.params.stop),
+        text=completion_text(codec, transcript.token_ids, job.params),
         token_ids=transcript.token_ids,
         finish_reason=transcript.finish,
         usage={"prompt_tokens": len(job.prompt_ids), "completion_tokens": len(transcript.token_ids)},

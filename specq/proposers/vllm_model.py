@@ -81,6 +81,10 @@ class VllmModel:
             overrides=overrides(arguments),
         )
 
+    def shutdown(self) -> None:
+        """Let go of the device and of worker processes."""
+        self._asker.shutdown()
+
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """See `Proposer.open`."""
         self._sessions[session_id] = _Session(params, self._embeddable(token_ids))

@@ -41,7 +41,10 @@ class Outcome:
 
     @property
     def is_plain(self) -> bool:
-        return self.scenario.speculation.mode == "plain" or not self.scenario.draft.drafters
+        """Is it plain decoding: nobody drafts, neither drafters nor the verifier by lookup?"""
+        return self.scenario.speculation.mode == "plain" or not (
+            self.scenario.draft.drafters or self.figures.draft_tokens
+        )
 
     def to_dict(self) -> dict[str, Any]:
         speed = {

@@ -16,7 +16,7 @@ from specq.log import traced
 from specq.types import Judgement, SessionStep, Tree
 from specq.verification.devices import target_rows
 from specq.verification.packing import JudgedStep, node_tokens, pack, place
-from specq.verification.processors import process
+from specq.verification.processors import shaped
 
 ACCEPTED, REJECTED, NOT_REACHED = "accepted", "rejected", "not reached"
 
@@ -69,7 +69,8 @@ def explain(steps: Sequence[SessionStep], logits: torch.Tensor, judgements: Sequ
     placed = place(steps)
     if not placed:
         return
-    probs = _target_probs(placed, process(placed, logits))
+    with shaped(placed, logits) as rows:
+        probs = _target_probs(placed, rows)
     first = 0
     for judged, judgement in zip(placed, judgements, strict=True):
         tree, positions = judged.step.tree, judged.row_positions()

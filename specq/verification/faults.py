@@ -19,9 +19,9 @@ from specq.log import traced
 from specq.types import NO_TOKENS, Fault, Judgement, SessionStep
 from specq.verification.devices import check_alive
 from specq.verification.draws import HASHED, Draws
-from specq.verification.judge import judge, judge_shaped
+from specq.verification.judge import judge, judge_shaped, with_logprobs
 from specq.verification.packing import JudgedStep, place
-from specq.verification.processors import process
+from specq.verification.processors import shaped
 
 log = structlog.get_logger(__name__)
 
@@ -51,9 +51,11 @@ def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: E
     logits = logits.cpu() if logits.is_mps else logits  # as in `judge`
     try:
         placed = place([step])
-        shaped = process(placed, logits)
-        is_bad = ~shaped.amax(-1).isfinite()  # a NaN is the largest of all
-        (judgement,) = judge_shaped(placed, shaped.masked_fill(is_bad[:, None], 0), logits, draws)
+        with shaped(placed, logits) as rows:
+            highest = rows.amax(-1)  # a NaN is the largest of all
+            is_bad = ~highest.isfinite()
+            found = judge_shaped(placed, rows.masked_fill(is_bad[:, None], 0), draws)
+        (judgement,) = with_logprobs(placed, found, logits)
     except Exception as again:  # noqa: BLE001 - see above
         check_alive(logits.device)
         return _faulty(step, _fault_of(again), again)
@@ -61,7 +63,8 @@ def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: E
     bad = reached[is_bad.cpu().numpy()[reached]]
     if not len(bad):
         return judgement
-    return _faulty(step, _fault_of_row(placed[0], logits, shaped, int(bad[0])), error)
+    row = int(bad[0])
+    return _faulty(step, _fault_of_row(placed[0], logits, row, float(highest[row])), error)
 
 
 def _fault_of(error: Exception) -> Fault:
@@ -70,12 +73,12 @@ def _fault_of(error: Exception) -> Fault:
     return Fault(f"the session cannot be judged: {type(error).__name__}: {error}")
 
 
-def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, shaped: torch.Tensor, row: int) -> Fault:
-    """Return what is wrong with a row of a step, given its plain and its shaped logits."""
+def _fault_of_row(judged: JudgedStep, logits: torch.Tensor, row: int, highest: float) -> Fault:
+    """Return what is wrong with a row of a step, given its plain logits and the highest of its shaped ones."""
     position = judged.row_positions()[row]
     if not bool(logits[row].amax().isfinite()):
         return Fault(f"the target's logits are not finite numbers at position {position}", retry=True)
-    if float(shaped[row].amax()) == -torch.inf:
+    if highest == -torch.inf:
         causes = "bad_token_ids, min_tokens and logit_bias"
         return Fault(f"every token is banned at position {position}: {causes} leave none")
     causes = "repetition_penalty, presence_penalty, frequency_penalty and logit_bias"

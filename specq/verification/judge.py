@@ -22,7 +22,7 @@ from specq.verification.devices import target_rows
 from specq.verification.draws import HASHED, Draws
 from specq.verification.logprobs import logprobs
 from specq.verification.packing import JudgedStep, place
-from specq.verification.processors import process
+from specq.verification.processors import shaped
 from specq.verification.target_rows import TargetRows
 
 
@@ -45,14 +45,14 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
     if logits.is_mps:  # has no float64, which the noise and the laws need
         logits = logits.cpu()
-    return judge_shaped(placed, process(placed, logits), logits, draws)
+    with shaped(placed, logits) as rows:
+        judgements = judge_shaped(placed, rows, draws)
+    return with_logprobs(placed, judgements, logits)
 
 
-def judge_shaped(
-    placed: Sequence[JudgedStep], shaped: torch.Tensor, logits: torch.Tensor, draws: Draws = HASHED
-) -> list[Judgement]:
-    """Judge steps by logits that `process` has shaped; log-probabilities are those of the plain ones."""
-    target = target_rows(shaped)
+def judge_shaped(placed: Sequence[JudgedStep], rows: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
+    """Judge steps by logits that `shaped` has given; log-probabilities, which are of the plain ones, are left out."""
+    target = target_rows(rows)
     groups: dict[str, list[int]] = {}
     for index, judged in enumerate(placed):
         groups.setdefault(judged.step.params.strategy, []).append(index)
@@ -60,9 +60,16 @@ def judge_shaped(
     for name, indices in groups.items():
         own = strategy(name).judge([placed[i] for i in indices], target, draws)
         judgements.update(zip(indices, own, strict=True))
+    return [judgements[i] for i in range(len(placed))]
+
+
+def with_logprobs(
+    placed: Sequence[JudgedStep], judgements: Sequence[Judgement], logits: torch.Tensor
+) -> list[Judgement]:
+    """Return the judgements with log-probabilities where they were asked for; the logits are the plain ones."""
     return [
-        judgements[i] if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgements[i], logits)
-        for i, judged in enumerate(placed)
+        judgement if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgement, logits)
+        for judged, judgement in zip(placed, judgements, strict=True)
     ]
 
 

@@ -2,93 +2,239 @@
 
 Penalties count what stands before a row's token: the committed context and the drafted path to the row's node. So each
 node is judged as if its path had been committed, and speculation changes nothing. Steps that ask for none of this
-cost nothing; the others' rows are changed in a copy.
+cost nothing; of the others only the few logits that change are read and written, and put back when the step is judged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from specq.errors import EngineError
 from specq.params import SamplingParams
-from specq.types import History, Tree
-from specq.verification.packing import JudgedStep
+from specq.types import Float32Array, History, Int32Array, Tree
+from specq.verification.packing import Int64Array, JudgedStep
+
+Places = Int64Array  # of logits: rows * stride + token
 
 
-def process(steps: Sequence[JudgedStep], logits: torch.Tensor) -> torch.Tensor:
-    """Return f32[rows, vocab], a changed copy, or the logits themselves where no step asks for a change.
+@contextmanager
+def shaped(steps: Sequence[JudgedStep], logits: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield f32[rows, vocab] as the steps want them: the logits themselves where no step asks for a change; else they are
+    changed in place, and restored at the end, or are a copy if their type or layout is another.
 
     Raises EngineError for a step that needs its history and has none.
     """
     shaping = [judged for judged in steps if judged.step.params.logit_bias or judged.step.params.needs_history]
     if not shaping:
-        return logits
-    logits = logits.to(torch.float32, copy=True)
+        yield logits
+        return
     for judged in shaping:
-        rows = logits[judged.first_row : judged.first_row + judged.step.num_judged_rows]
-        _shape(rows, judged)
-    return logits
-
-
-def _shape(rows: torch.Tensor, judged: JudgedStep) -> None:
-    """Change one step's rows f32[1 + nodes, vocab] in place."""
-    params, history, tree = judged.step.params, judged.step.history, judged.step.tree
-    if params.needs_history:
-        if history is None:
+        if judged.step.params.needs_history and judged.step.history is None:
             raise EngineError(f"session {judged.step.session_id}: its parameters need the step's history")
-        _ban_sequences(rows, params.bad_token_ids, history, tree)
+    edited = _Edited(logits)
+    try:
+        _shape(edited, shaping)
+        yield edited.logits
+    finally:
+        edited.restore()
+
+
+class _Edited:
+    """Logits f32[rows, vocab], of which some are changed for a while."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        num_rows, vocab = logits.shape
+        is_plain = logits.dtype == torch.float32 and logits.stride(-1) == 1 and logits.stride(0) >= vocab
+        self.logits = logits if is_plain else logits.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        self.stride, self.vocab = self.logits.stride(0), vocab
+        self._flat = self.logits.as_strided(((num_rows - 1) * self.stride + vocab,), (1,))
+        self._before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def put(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Return an array as a tensor where the logits are."""
+        return torch.from_numpy(array).to(self.logits.device)
+
+    @torch.inference_mode()  # the logits may be of that kind
+    def change(self, places: Places, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Change the logits at some places; a place may come twice only if both get the same value."""
+        if not len(places):
+            return
+        index = self.put(places)
+        before = self._flat.index_select(0, index)
+        self._before.append((index, before))
+        self._flat.scatter_(0, index, how(before))
+
+    @torch.inference_mode()
+    def restore(self) -> None:
+        """Take all changes back."""
+        while self._before:
+            self._flat.scatter_(0, *self._before.pop())
+
+    def places(self, judged: JudgedStep, token_ids: npt.NDArray[np.integer]) -> Places:
+        """Return the places [rows * tokens] of some tokens in all rows of a step."""
+        rows = judged.first_row + np.arange(judged.step.num_judged_rows)
+        return (rows[:, None] * self.stride + token_ids).ravel()
+
+
+def _shape(edited: _Edited, steps: Sequence[JudgedStep]) -> None:
+    """Make the changes, those of one kind for all steps at once."""
+    banned = [places for judged in steps for places in _banned(edited, judged)]
+    if banned:
+        edited.change(np.concatenate(banned), lambda values: torch.full_like(values, -torch.inf))
+    biased = [_biased(edited, judged) for judged in steps if judged.step.params.logit_bias]
+    if biased:
+        places, biases = (np.concatenate(parts) for parts in zip(*biased, strict=True))
+        edited.change(places, lambda values: values + edited.put(biases))
+    penalised = [judged for judged in steps if judged.step.params.has_penalties]
+    if penalised:
+        places, penalties = _penalties(edited, penalised)
+        edited.change(places, lambda values: _penalise(values, penalties))
+
+
+# --- bans and biases ----------------------------------------------------------------------------------------------
+
+
+def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
+    """Yield the places that are taken out of a step's distributions."""
+    params, history = judged.step.params, judged.step.history
+    if history is None:
+        return
+    if params.bad_token_ids:
+        yield from _bad_places(edited, judged, history)
+    if judged.step.base_len - history.prompt_len < params.min_tokens:
         num_generated = np.array(judged.row_positions()) - history.prompt_len
-        _ban(rows, np.flatnonzero(num_generated < params.min_tokens).tolist(), history.end_ids)
-    for token, bias in params.logit_bias:
-        if token < rows.shape[1]:
-            rows[:, token] += bias
-    if params.has_penalties and history is not None:
-        _penalise(rows, params, history, tree)
+        rows = judged.first_row + np.flatnonzero(num_generated < params.min_tokens)
+        ends = np.array([token for token in history.end_ids if token < edited.vocab], np.int64)
+        yield (rows[:, None] * edited.stride + ends).ravel()
 
 
-def _ban(rows: torch.Tensor, of_rows: Sequence[int], token_ids: Sequence[int]) -> None:
-    """Take tokens out of some rows' laws."""
-    known = [token for token in token_ids if token < rows.shape[1]]
-    if of_rows and known:
-        index = torch.tensor(of_rows, dtype=torch.long, device=rows.device)
-        rows[index[:, None], torch.tensor(known, device=rows.device)] = -torch.inf
+def _bad_places(edited: _Edited, judged: JudgedStep, history: History) -> Iterator[Places]:
+    """Yield the places of the last tokens of sequences in the rows that follow the others."""
+    sequences = judged.step.params.bad_token_ids
+    alone = np.array([last for *first, last in sequences if not first and last < edited.vocab], np.int64)
+    yield edited.places(judged, alone)
+    lengths = {len(sequence) - 1 for sequence in sequences} - {0}
+    following = _rows_by_tail(_tails(history.tail.tolist(), judged.step.tree, max(lengths, default=0)), lengths)
+    found = [
+        (judged.first_row + row) * edited.stride + last
+        for *first, last in sequences
+        if first and last < edited.vocab
+        for row in following.get(tuple(first), ())
+    ]
+    yield np.array(found, np.int64)
 
 
-def _ban_sequences(rows: torch.Tensor, sequences: Sequence[tuple[int, ...]], history: History, tree: Tree) -> None:
-    """Ban the last token of each sequence in the rows that follow the others."""
-    reach = max((len(sequence) for sequence in sequences), default=1) - 1
-    tails = _tails(history.token_ids[max(0, len(history.token_ids) - reach) :].tolist(), tree, reach)
-    for *first, last in sequences:
-        of_rows = [row for row, tail in enumerate(tails) if tail[len(tail) - len(first) :] == first]
-        _ban(rows, of_rows, (last,))
+def _rows_by_tail(tails: Sequence[list[int]], lengths: set[int]) -> dict[tuple[int, ...], list[int]]:
+    """Return the rows that follow each sequence of tokens of some lengths."""
+    following: dict[tuple[int, ...], list[int]] = {}
+    for row, tail in enumerate(tails):
+        for length in lengths:
+            if length <= len(tail):
+                following.setdefault(tuple(tail[len(tail) - length :]), []).append(row)
+    return following
 
 
 def _tails(context: list[int], tree: Tree, reach: int) -> list[list[int]]:
-    """Return, for each row, the last tokens before its own: at least the last `reach` of them, if there are so many."""
-    tails = [context]
+    """Return, for each row, the last tokens before its own: `reach` of them, if there are so many."""
+    tails = [context[max(0, len(context) - reach) :]]
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        tails.append([*tails[parent + 1], token])
-    return [tail[max(0, len(tail) - reach) :] for tail in tails]
+        tail = [*tails[parent + 1], token]
+        tails.append(tail[max(0, len(tail) - reach) :])
+    return tails
 
 
-def _penalise(rows: torch.Tensor, params: SamplingParams, history: History, tree: Tree) -> None:
-    """Apply repetition (Keskar et al. 2019, CTRL), frequency and presence penalties (OpenAI), to the tokens that occur."""
-    generated = history.token_ids[history.prompt_len :]
-    occurring = history.token_ids if params.repetition_penalty != 1 else generated
-    token_ids = np.unique(np.concatenate([occurring, tree.token_ids]))
-    token_ids = token_ids[token_ids < rows.shape[1]]
-    counts = np.zeros((len(rows), len(token_ids)), np.float32)  # [rows, tokens], of generated ones
-    counts[0] = [np.count_nonzero(generated == token) for token in token_ids.tolist()]
-    for node, parent in enumerate(tree.parents.tolist()):
-        counts[node + 1] = counts[parent + 1]
-        counts[node + 1, token_ids == tree.token_ids[node]] += 1
-    index = torch.from_numpy(token_ids).long().to(rows.device)
-    count = torch.from_numpy(counts).to(rows.device)
-    seen = (count > 0) | torch.from_numpy(np.isin(token_ids, history.token_ids)).to(rows.device)
-    values = rows[:, index]
-    repeated = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    values = torch.where(seen, repeated, values)
-    rows[:, index] = values - params.frequency_penalty * count - params.presence_penalty * (count > 0)
+def _biased(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array]:
+    """Return the places [rows * tokens] of biased tokens, and the biases."""
+    biases: dict[int, float] = {}
+    for token, bias in judged.step.params.logit_bias:
+        if token < edited.vocab:
+            biases[token] = biases.get(token, 0.0) + bias
+    values = np.array(list(biases.values()), np.float32)
+    places = edited.places(judged, np.array(list(biases), np.int64))
+    return places, np.tile(values, judged.step.num_judged_rows)
+
+
+# --- penalties ----------------------------------------------------------------------------------------------------
+
+
+class _Penalties(NamedTuple):
+    """Of each of n places: what a positive logit is divided by and a negative one multiplied with (1 where the token has
+    not occurred), and what is taken off for each time it was generated, and once; f32[n], or None where nobody asks."""
+
+    divisors: torch.Tensor | None
+    for_each: torch.Tensor | None
+    for_any: torch.Tensor | None
+
+
+def _penalties(edited: _Edited, steps: Sequence[JudgedStep]) -> tuple[Places, _Penalties]:
+    """Return the places of the tokens that have occurred before any row of theirs, and what becomes of them."""
+    places, *penalties = map(np.concatenate, zip(*(_of_step(edited, judged) for judged in steps), strict=True))
+    params = [judged.step.params for judged in steps]
+    asked = (
+        any(own.repetition_penalty != 1 for own in params),
+        any(own.frequency_penalty for own in params),
+        any(own.presence_penalty for own in params),
+    )
+    parts = zip(penalties, asked, strict=True)
+    return places, _Penalties(*(edited.put(part) if is_asked else None for part, is_asked in parts))
+
+
+def _of_step(edited: _Edited, judged: JudgedStep) -> tuple[Places, Float32Array, Float32Array, Float32Array]:
+    """Return the same of one step, as arrays."""
+    params, history, tree = judged.step.params, judged.step.history, judged.step.tree
+    assert history is not None
+    num_known = int(history.token_ids.searchsorted(np.int32(edited.vocab)))
+    token_ids, counts = _row_counts(history.token_ids[:num_known], history.counts[:num_known], tree, edited.vocab)
+    return (
+        edited.places(judged, token_ids),
+        _divisors(params, counts, num_known).ravel(),
+        (np.float32(params.frequency_penalty) * counts).ravel(),
+        (np.float32(params.presence_penalty) * (counts > 0)).ravel(),
+    )
+
+
+def _row_counts(token_ids: Int32Array, counts: Float32Array, tree: Tree, vocab: int) -> tuple[Int32Array, Float32Array]:
+    """Return the tokens that may have occurred before a row's own, i32[t], those of the context first, and how often each
+    was generated there, f32[rows, t]: in the context, and on the path to the row's node."""
+    if not tree.num_nodes:
+        return token_ids, counts[None]
+    drafted = tree.token_ids.tolist()
+    columns = _columns(token_ids, tree.token_ids)
+    new = [token for token in dict.fromkeys(drafted) if token not in columns and token < vocab]
+    columns.update(zip(new, range(len(token_ids), len(token_ids) + len(new)), strict=True))
+    of_rows = np.zeros((1 + tree.num_nodes, len(token_ids) + len(new)), np.float32)
+    of_rows[0, : len(token_ids)] = counts
+    for node, (token, parent) in enumerate(zip(drafted, tree.parents.tolist(), strict=True)):
+        of_rows[node + 1] = of_rows[parent + 1]
+        if token in columns:
+            of_rows[node + 1, columns[token]] += 1
+    return np.concatenate([token_ids, np.array(new, np.int32)]), of_rows
+
+
+def _columns(token_ids: Int32Array, drafted: Int32Array) -> dict[int, int]:
+    """Return where drafted tokens stand among tokens in ascending order, of those that stand there."""
+    found = token_ids.searchsorted(drafted)
+    is_there = np.append(token_ids, np.int32(-1))[found] == drafted
+    return dict(zip(drafted[is_there].tolist(), found[is_there].tolist(), strict=True))
+
+
+def _divisors(params: SamplingParams, counts: Float32Array, num_known: int) -> Float32Array:
+    """Return f32[rows, t]: the repetition penalty where a token has occurred, as the first `num_known` have in all rows."""
+    divisors = np.full(counts.shape, params.repetition_penalty, np.float32)
+    divisors[:, num_known:][counts[:, num_known:] == 0] = 1
+    return divisors
+
+
+def _penalise(values: torch.Tensor, penalties: _Penalties) -> torch.Tensor:
+    """Apply repetition (Keskar et al. 2019, CTRL), frequency and presence penalties (OpenAI) to logits f32[n]."""
+    if penalties.divisors is not None:
+        values = values.clamp(min=0) / penalties.divisors + values.clamp(max=0) * penalties.divisors
+    for taken in (penalties.for_each, penalties.for_any):
+        values = values if taken is None else values - taken
+    return values

@@ -19,7 +19,7 @@ from specq.bench.stubs import Verdicts, draft_frames
 from specq.cli import main
 from specq.client import Client
 from specq.errors import ConfigError, EngineError, JobError
-from specq.messages import Draft, Verdict
+from specq.messages import Draft, Submit, Verdict
 from specq.text import TextCodec
 from specq.wire import decode
 from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker
@@ -87,10 +87,10 @@ def test_specq_as_a_contestant(tmp_path):
 
 def test_who_takes_part():
     """One plain session is measured beside many, random weights only on request; processes are shared."""
-    assert default_names(SETTINGS, random_draft=False) == ("transformers", "assisted", "plain", "specq")
+    assert default_names(SETTINGS, random_draft=False) == ("transformers", "assisted", "plain", "lookup", "specq")
     many = replace(SETTINGS, concurrency=16)
     assert default_names(many, random_draft=True) == contestants.NAMES
-    assert contestants._kinds(contestants.NAMES) == ["plain", "specq", "random"]
+    assert contestants._kinds(contestants.NAMES) == ["alone", "specq", "random"]
 
 
 def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
@@ -156,6 +156,8 @@ def test_bad_options(options, reason):
 def test_the_command(tmp_path, monkeypatch, keys):
     """The table goes to the screen, all figures and where they come from to the file; the processes have the keys."""
 
+    asked = {}
+
     class Fake(Servers):
         def __enter__(self):
             assert self.keys == keys
@@ -168,20 +170,23 @@ def test_the_command(tmp_path, monkeypatch, keys):
 
         def __exit__(self, *_):
             self.client.close()
+            heard = [message for message in self.broker.heard if isinstance(message, Submit)]
+            asked[self.drafters] = {job.speculation.mode for job in heard}
             self.broker.__exit__()
 
     path, out = tmp_path / "own.jsonl", tmp_path / "bench.json"
     path.write_text('{"token_ids": [5, 6]}\n' * 3)
     monkeypatch.setattr(contestants, "Servers", Fake)
     monkeypatch.setattr(run, "codec_of", lambda _: CODEC)
-    names = ["--only", "plain", "--only", "specq"]
+    names = ["--only", "plain", "--only", "lookup", "--only", "specq"]
     options = ["--dataset", str(path), "--output-len", "6", "--repeats", "2", "--keys", keys, *names, "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", *options])
     assert outcome.exit_code == 0, outcome.output
     assert "CONTESTANT" in outcome.stdout
-    assert "12 completions compared with plain: 0 differ" in outcome.stdout
+    assert "18 completions compared with plain: 0 differ" in outcome.stdout
+    assert asked == {0: {"plain", "async"}, 1: {"async"}}, "plain and lookup differ in the mode, not in the processes"
     result = json.loads(out.read_text())
-    assert list(result["contestants"]) == ["plain", "specq"]
+    assert list(result["contestants"]) == ["plain", "lookup", "specq"]
     own = result["contestants"]["specq"]
     assert (own["num_tokens"], own["speculation"]["rounds"], own["sessions"]) == (36, 24, 1)
     assert own["speculation"]["accepted_lengths"] == [6, 6, 6, 6]

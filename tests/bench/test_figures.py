@@ -126,11 +126,13 @@ def test_speculation_that_is_not_known():
 
 def test_table():
     """One row a contestant; a dash where there is nothing to tell."""
-    turns = [turn("transformers", 0, 2.0, [[1] * 8]), turn("specq", 0, 1.0, [[1] * 8], STATS)]
-    header, first, second = table(figures(turns, {"transformers": 1, "specq": 16}))
+    seconds = {"transformers": 2.0, "plain": 4.0, "lookup": 1.6}
+    turns = [turn(name, 0, duration, [[1] * 8]) for name, duration in seconds.items()]
+    turns.append(turn("specq", 0, 1.0, [[1] * 8], STATS))
+    header, first, *_, last = table(figures(turns, {"transformers": 1, "plain": 1, "lookup": 1, "specq": 16}))
     assert header == HEADER
-    assert first == ("transformers", 1, "4.0", "-", "-", "5", "-", "-", "-")
-    assert second == ("specq", 16, "8.0", "2.00x", "-", "5", "4.00", "50%", "20")
+    assert first == ("transformers", 1, "4.0", "-", "2.00x", "0.80x", "5", "-", "-", "-")
+    assert last == ("specq", 16, "8.0", "2.00x", "4.00x", "1.60x", "5", "4.00", "50%", "20")
 
 
 # --- differences --------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from specq.bench.measure import Turn
 from specq.bench.pairs import DEFAULT_PAIRS, Pair, draft_model, parse_pairs
 from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion
-from specq.bench.variants import PLAIN, SHAPES, Variant, shapes, strategies
+from specq.bench.variants import LOOKUP, PLAIN, SHAPES, Variant, shapes, strategies
 from specq.cli import main
 from specq.client import Client
 from specq.client.parameters import read_parameters
@@ -84,13 +84,15 @@ def test_a_draft_model_that_is_made(draft, monkeypatch):
 
 
 def test_variants():
-    """Plain decoding first; every strategy; every shape in both modes; each is a job that a client would send."""
-    assert [variant.name for variant in strategies()] == ["plain", *STRATEGIES]
-    assert [variant.name for variant in shapes()] == ["plain", *SHAPES, *(f"{name} sync" for name in SHAPES)]
+    """Plain decoding and lookup first, without drafters; every strategy; every shape in both modes; each is a job that a
+    client would send."""
+    assert [variant.name for variant in strategies()] == ["plain", "lookup", *STRATEGIES]
+    assert [variant.name for variant in shapes()] == ["plain", "lookup", *SHAPES, *(f"{name} sync" for name in SHAPES)]
     for variant in [*strategies(), *shapes()]:
         sent = read_parameters({"temperature": 0.8, **variant.options})
         assert (sent.sampling.strategy, sent.speculation.mode) == (variant.strategy, variant.mode)
-    assert len({json.dumps(variant.options) for variant in shapes()}) == len(shapes())
+    assert len({json.dumps([v.options, v.has_drafters]) for v in shapes()}) == len(shapes())
+    assert [v.name for v in [*strategies(), *shapes()] if not v.has_drafters] == ["plain", "lookup"] * 2
 
 
 def test_whose_text_can_be_compared():
@@ -120,19 +122,23 @@ def test_same_text_is_a_share_of_all_completions():
 
 def test_cells():
     """Speed against plain decoding within a repetition, what was verified, and whether the text is the same."""
-    variants = [PLAIN, Variant("probabilistic", {"strategy": "probabilistic"})]
+    variants = [PLAIN, LOOKUP, Variant("probabilistic", {"strategy": "probabilistic"})]
     turns = [
+        turn("lookup", 0, 4.0, [[1, 2, 3, 4]]),
+        turn("lookup", 1, 4.0, [[1, 2, 3, 4]]),
         turn("plain", 0, 2.0, [[1, 2, 3, 4]]),
         turn("probabilistic", 0, 1.0, [[1, 2, 3, 5]], STATS),
         turn("plain", 1, 20.0, [[1, 2, 3, 4]]),
         turn("probabilistic", 1, 10.0, [[1, 2, 3, 5]], STATS),
     ]
-    plain, drafted = cells_of(turns, variants, 0.8)
+    plain, lookup, drafted = cells_of(turns, variants, 0.8)
+    assert (plain["ratio_to_lookup"], lookup["ratio_to_plain"], lookup["ratio_to_lookup"]) == (1.1, 2.75, 1.0)
+    assert drafted["ratio_to_lookup"] == 2.2
     assert (plain["ratio_to_plain"], plain["same_text"], plain["mean_accepted_length"]) == (1.0, 1.0, 1.0)
     assert (drafted["ratio_to_plain"], drafted["lossless"], drafted["same_text"]) == (2.0, True, None)
     assert (drafted["acceptance_rate"], drafted["nodes_per_round"]) == (0.3333, 1.5)
     assert (drafted["leaves"], drafted["depth"]) == (1.5, 2.5)
-    assert cells_of(turns, variants, 0.0)[1]["same_text"] == 0.0
+    assert cells_of(turns, variants, 0.0)[2]["same_text"] == 0.0
 
 
 def test_tables():
@@ -143,8 +149,8 @@ def test_tables():
     cells = [{"pair": "p", "temperature": 0.8, **cell} for cell in cells_of(turns, variants, 0.8)]
     header, *rows = strategy_table(cells)
     assert all(len(row) == len(header) for row in rows)
-    assert rows[0] == ("p", "0.8", "plain", "yes", "-", "1.00", "1.0", "1.00x", "100%")
-    assert rows[1] == ("p", "0.8", "typical", "NO", "33%", "0.50", "2.0", "2.00x", "0%")
+    assert rows[0] == ("p", "0.8", "plain", "yes", "-", "1.00", "1.0", "1.00x", "-", "100%")
+    assert rows[1] == ("p", "0.8", "typical", "NO", "33%", "0.50", "2.0", "2.00x", "-", "0%")
     assert rows[2][-1] == "in law"
     header, *rows = shape_table(cells)
     assert all(len(row) == len(header) for row in rows)
@@ -175,7 +181,7 @@ def test_bad_options(options, reason):
     assert reason in outcome.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("option", "num_variants"), [("--compare-strategies", 6), ("--compare-shapes", 11)])
+@pytest.mark.parametrize(("option", "num_variants"), [("--compare-strategies", 7), ("--compare-shapes", 12)])
 def test_the_command(tmp_path, monkeypatch, option, num_variants):
     """Every pair, temperature and variant has a line and a cell; jobs ask for what the variant says."""
     served, jobs = [], []
@@ -207,7 +213,7 @@ def test_the_command(tmp_path, monkeypatch, option, num_variants):
     assert outcome.exit_code == 0, outcome.output
     lines = outcome.stdout.splitlines()
     assert len(lines) == 1 + 2 * 2 * num_variants + (option == "--compare-strategies")
-    assert served == [("tiny", "tiny", 1, "k"), ("tiny", "/d", 1, "k")]
+    assert served == [("tiny", draft, drafters, "k") for draft in ("tiny", "/d") for drafters in (1, 0)]
     assert {job.params.temperature for job in jobs} == {0.0, 0.5}
     variants = strategies() if option == "--compare-strategies" else shapes()
     asked = {

@@ -1,25 +1,29 @@
-"""`specq worker --role target --engine vllm` over real sockets, beside the torch engine: the same text. `make test-vllm`."""
+"""`specq worker --role target --engine vllm` over real sockets, beside the torch engine on the same device: the same text.
+
+`make test-vllm`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
+import torch
 
 from specq import Client
 from specq.addresses import free_address
 from specq.client.result import Result
 from specq.config import load
 from specq.cpu import available_cores
+from tests.devices import NEEDS_VLLM, vllm_arguments
 from workers.up import Group, members
 
 pytestmark = [
-    pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed"),
+    *NEEDS_VLLM,
     pytest.mark.slow,
     pytest.mark.timeout(600),
 ]
 CORES = available_cores()
+MEMORY = "kv_cache_memory_bytes=268435456"
 QUESTIONS = (
     "Tom has 3 boxes with 12 pencils each. He gives away 7 pencils. How many are left?",
     "Write a Python function that returns the sum of a list.",
@@ -32,14 +36,16 @@ ASKED = (
 )
 
 
-def answers(engine: str, *, drafters: int = 1, **options: object) -> list[Result]:
-    """Return the results of a broker, a verifier with this engine, and drafters, as processes."""
-    config = load()
+def answers(engine: str, kind: str, *, drafters: int = 1, **options: object) -> list[Result]:
+    """Return the results of a broker, a verifier with this engine, and drafters, as processes, on a kind of device; in
+    float32, which is the default on a CPU."""
+    config, dtype = load(), "auto" if kind == "cpu" else "float32"
     config = replace(
         config,
         up=replace(config.up, drafters=drafters),
         broker=replace(config.broker, bind=free_address()),
-        target=replace(config.target, engine=engine, **options),
+        target=replace(config.target, engine=engine, device=kind, dtype=dtype, **options),
+        draft=replace(config.draft, device=kind),
     )
     with Group(members(config, ["--log-level", "error"])) as group:
         group.wait_ready(240)
@@ -57,33 +63,45 @@ def answers(engine: str, *, drafters: int = 1, **options: object) -> list[Result
 
 
 @pytest.fixture(scope="module", name="theirs")
-def _theirs() -> list[Result]:
+def _theirs(vllm_device: str) -> list[Result]:
     """What the torch engine says."""
-    return answers("torch")
+    return answers("torch", vllm_device)
 
 
-def test_vllm_says_what_the_torch_engine_says(theirs: list[Result]) -> None:
+def vllm_answers(kind: str, **options: object) -> list[Result]:
+    """Return the results with vLLM, which takes a small share of a GPU."""
+    given = vllm_arguments(kind).get("options", {})
+    shared = (MEMORY, *(f"{name}={value}" for name, value in given.items()))
+    return answers("vllm", kind, engine_options=shared, **options)
+
+
+def test_vllm_says_what_the_torch_engine_says(theirs: list[Result], vllm_device: str) -> None:
     """Greedy and sampled, with drafts accepted and rejected."""
-    ours = answers("vllm", max_model_len=1024, engine_options=("kv_cache_memory_bytes=268435456",))
+    ours = vllm_answers(vllm_device, max_model_len=1024)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     accepted = sum(result.stats["accepted_tokens"] for result in ours)
     verified = sum(result.stats["draft_tokens"] for result in ours)
     assert 20 < accepted < verified
 
 
-def test_vllm_verifies_what_its_own_process_drafts(theirs: list[Result]) -> None:
+def test_vllm_verifies_what_its_own_process_drafts(theirs: list[Result], vllm_device: str) -> None:
     """Chains of a draft model beside vLLM, in the verifier's process."""
-    memory = "kv_cache_memory_bytes=268435456"
-    ours = answers("vllm", drafters=0, draft_model="tiny", backup="none", max_model_len=1024, engine_options=(memory,))
+    ours = vllm_answers(vllm_device, drafters=0, draft_model="tiny", backup="none", max_model_len=1024)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     accepted = sum(result.stats["accepted_tokens"] for result in ours)
     verified = sum(result.stats["draft_tokens"] for result in ours)
     assert 20 < accepted < verified
 
 
-@pytest.mark.skipif(len(CORES) < 2, reason="vLLM wants a core for each worker")
-def test_each_worker_judges_under_tensor_parallelism(theirs: list[Result], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_worker_judges_under_tensor_parallelism(
+    theirs: list[Result], vllm_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two workers, each with half of each layer and a judge of its own."""
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{CORES[0]}|{CORES[1]}")
-    ours = answers("vllm", tensor_parallel_size=2, cores=CORES, engine_options=("kv_cache_memory_bytes=268435456",))
+    there = {"cpu": len(CORES), "cuda": torch.cuda.device_count()}[vllm_device]
+    if there < 2:
+        pytest.skip(
+            f"vLLM wants a {'core' if vllm_device == 'cpu' else 'GPU'} for each of two workers; here is {there}"
+        )
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, CORES[:2])))
+    ours = vllm_answers(vllm_device, tensor_parallel_size=2, cores=CORES)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]

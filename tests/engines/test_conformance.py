@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import numpy as np
 import pytest
 
@@ -13,18 +11,22 @@ from specq.params import SamplingParams
 from specq.table import resolve
 from specq.types import NO_TREE, SessionStep, Tree
 from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
+from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
 
-VARIANTS = {"vllm-prompts": ("vllm", {"way": "prompts"})}
+VARIANTS = {"vllm-prompts": ("vllm", {"way": "prompts"}), "torch on cuda": ("torch", {"device": "cuda"})}
+MARKS = {"vllm": NEEDS_VLLM, "vllm-prompts": NEEDS_VLLM, "torch on cuda": NEEDS_CUDA}
 
 
-@pytest.fixture(params=sorted([*ENGINES, *VARIANTS]))
+@pytest.fixture(params=[pytest.param(name, marks=MARKS.get(name, ())) for name in sorted([*ENGINES, *VARIANTS])])
 def engine(request, tmp_path):
-    name, options = VARIANTS.get(request.param, (request.param, {}))
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed")
+    """Each of the table on the CPU, what runs on CUDA there too; vllm on what it was built for."""
+    name, options = VARIANTS.get(request.param, (request.param, {"device": "cpu"}))
+    if name == "vllm":
+        kind = request.getfixturevalue("vllm_device")
+        options = options | {"device": kind} | vllm_arguments(kind)
     made = resolve("engine", ENGINES, name)(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512, **options)
     yield made
     made.shutdown()

@@ -34,22 +34,23 @@ from tests.checkpoints import (
     random_tree,
     reference_logits,
 )
+from tests.devices import HAS_CUDA
 
-HAS_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 pytestmark = [
+    pytest.mark.cuda,
     pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed"),
-    pytest.mark.skipif(not HAS_GPU and not INTERPRETED, reason="no GPU, and TRITON_INTERPRET is not 1"),
+    pytest.mark.skipif(not HAS_CUDA and not INTERPRETED, reason="no GPU, and TRITON_INTERPRET is not 1"),
     pytest.mark.timeout(600),
     # the interpreter computes with NumPy, which speaks of what wraps and overflows
     pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning"),
 ]
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-KINDS = ("llama", "qwen2", "qwen3", "wide-heads") if HAS_GPU else ("qwen2", "qwen3", "wide-heads")
+DEVICE = torch.device("cuda" if HAS_CUDA else "cpu")
+KINDS = ("llama", "qwen2", "qwen3", "wide-heads") if HAS_CUDA else ("qwen2", "qwen3", "wide-heads")
 WIDE_HEADS = {**CONFIGS["llama"], "head_dim": 64, "num_hidden_layers": 2}
 TOLERANCE = 2e-4
 # The interpreter has no bfloat16 products.
-HALVES = (torch.float16, torch.bfloat16) if HAS_GPU else (torch.float16,)
+HALVES = (torch.float16, torch.bfloat16) if HAS_CUDA else (torch.float16,)
 
 
 @pytest.fixture(params=KINDS, scope="module")
@@ -177,7 +178,7 @@ def test_steps_beyond_the_largest_graph_and_lists_beyond_the_room(wide_heads, mo
         torch.testing.assert_close(ours(rows).logits, theirs(rows).logits, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
 def test_graphs_give_the_bits_of_single_launches(checkpoint):
     with_graphs, without = (load_fused(checkpoint, graphs=graphs).forward for graphs in (True, False))
     texts = Texts(4, 3)
@@ -311,7 +312,7 @@ def test_tree_type_is_not_needed_for_plain_rows(wide_heads):
     torch.testing.assert_close(ours(rows).logits, theirs(rows).logits, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@pytest.mark.skipif(not HAS_GPU, reason="needs a GPU")
+@pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")
 @pytest.mark.parametrize("count", [1, 3, 8])
 @pytest.mark.parametrize("width", [99, 4096, 151_936])
 def test_tokens_ranked_on_the_device_are_those_of_the_sampler(width, count):

@@ -1,9 +1,8 @@
-"""The vllm engine, by real vLLM on a CPU: against transformers, against the torch engine, short of room. `make test-vllm`."""
+"""The vllm engine, by real vLLM on the device that it was built for: against transformers, against the torch engine, short of room. `make test-vllm`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +13,16 @@ from specq.curve import StepCurve
 from specq.engines.torch_engine import TorchEngine
 from specq.engines.vllm_engine import VllmEngine
 from specq.errors import EngineError
+from specq.history import Past
 from specq.messages import Open, Verdict
 from specq.params import SamplingParams
-from specq.types import NO_TREE, DraftLaws, History, Int32Array, SessionStep, Tree
+from specq.types import NO_TREE, DraftLaws, Int32Array, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verifier import Verifier
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
+from tests.devices import NEEDS_VLLM, vllm_arguments
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+pytestmark = NEEDS_VLLM
 GREEDY = SamplingParams()
 NUM_TOKENS = 24
 
@@ -32,8 +33,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["sessions", "prompts"])
-def started(request, directory):
-    made = VllmEngine(str(directory), kv_slots=2048, way=request.param)
+def started(request, directory, vllm_device):
+    made = VllmEngine(str(directory), kv_slots=2048, way=request.param, **vllm_arguments(vllm_device))
     yield made
     made.shutdown()
 
@@ -68,7 +69,7 @@ class Text:
     def step(self, tree: Tree = NO_TREE, most: int = 10_000) -> SessionStep:
         pending = np.array(self.tokens[self.kv_len :][:most], np.int32)
         is_end = self.kv_len + len(pending) == len(self.tokens)
-        history = History(np.array(self.tokens, np.int32), len(self.prompt), (1,))
+        history = Past(self.params, len(self.prompt), (1,)).history(self.tokens)
         params, tree = self.params, tree if is_end else NO_TREE
         return SessionStep(self.session_id, self.kv_len, pending, params, tree, judged=is_end, history=history)
 
@@ -196,9 +197,9 @@ def test_log_probabilities_are_the_torch_engines(engine, directory):
     np.testing.assert_allclose(found[0].tokens, found[1].tokens, atol=1e-4)
 
 
-def test_a_shared_prefix_is_computed_once(directory):
+def test_a_shared_prefix_is_computed_once(directory, vllm_device):
     """Of another session's context, generated text included, whole blocks are found again."""
-    engine = VllmEngine(str(directory), kv_slots=512, way="sessions")
+    engine = VllmEngine(str(directory), kv_slots=512, way="sessions", **vllm_arguments(vllm_device))
     text = Text(1, random_tokens(np.random.default_rng(4), 80).tolist())
     engine.open(1, np.array(text.prompt, np.int32))
     for _ in range(20):
@@ -214,9 +215,9 @@ def test_a_shared_prefix_is_computed_once(directory):
     engine.shutdown()
 
 
-def test_text_stays_right_where_sessions_are_evicted_and_opened_again(directory):
+def test_text_stays_right_where_sessions_are_evicted_and_opened_again(directory, vllm_device):
     """Eight sessions that grow to twice the room; each ends with the text that transformers says."""
-    engine = VllmEngine(str(directory), kv_slots=256, way="sessions")
+    engine = VllmEngine(str(directory), kv_slots=256, way="sessions", **vllm_arguments(vllm_device))
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
     rng, reference = np.random.default_rng(5), load_reference(directory)
     prompts = {i: random_tokens(rng, 20) for i in range(8)}
@@ -267,8 +268,9 @@ def test_steps_that_do_not_fit_are_refused(engine, step, message):
         ([5, 6], False, "judged at the end"),
     ],
 )
-def test_what_vllm_could_not_follow_is_refused(directory, tokens, judged, message):
-    engine = VllmEngine(str(directory), kv_slots=64, way="sessions", max_sessions=1)
+def test_what_vllm_could_not_follow_is_refused(directory, vllm_device, tokens, judged, message):
+    arguments = vllm_arguments(vllm_device)
+    engine = VllmEngine(str(directory), kv_slots=64, way="sessions", max_sessions=1, **arguments)
     engine.open(1, np.array([5, 6], np.int32))
     with pytest.raises(EngineError, match=message):
         engine.step([SessionStep(1, 0, np.array(tokens, np.int32), GREEDY, judged=judged)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import os
 from pathlib import Path
 
 import pytest
@@ -11,13 +11,20 @@ from specq.engines.torch_engine import TorchEngine
 from specq.engines.vllm_engine import VllmEngine
 from specq.errors import ConfigError
 from tests.checkpoints import VOCAB, make_checkpoint
+from tests.devices import NEEDS_VLLM, vllm_arguments
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+pytestmark = NEEDS_VLLM
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture
+def own_environment(monkeypatch):
+    """What is set for vLLM is unset after the test: which devices it sees, before all."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
 
 
 @pytest.mark.parametrize(
@@ -30,17 +37,25 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"options": {"max_num_seqs": 5}}, "max_num_seqs is given by --max-sessions"),
         ({"options": {"scheduler_cls": "x.Y"}}, "scheduler_cls is set by specq"),
         ({"options": {"quantization": "none-such"}}, "vLLM cannot run .*none-such"),
-        ({"device": "cuda:0"}, "--device cuda:0: the vLLM that is installed runs on cpu"),
         ({"dtype": "float8"}, "vLLM cannot run .*float8"),
     ],
 )
+@pytest.mark.usefixtures("vllm_device")
 def test_options_that_vllm_does_not_take_are_named(directory, options, message):
     with pytest.raises(ConfigError, match=message):
         VllmEngine(str(directory), **options)
 
 
-def test_options_of_the_deployment_reach_vllm(directory):
-    engine = VllmEngine(str(directory), options={"max_model_len": 77, "block_size": 64}, kv_slots=100, name="mine")
+@pytest.mark.usefixtures("own_environment")
+def test_a_device_that_vllm_was_not_built_for_is_named(directory, vllm_device):
+    other = {"cpu": "cuda:0", "cuda": "cpu"}[vllm_device]
+    with pytest.raises(ConfigError, match=f"--device {other}: the vLLM that is installed runs on {vllm_device}"):
+        VllmEngine(str(directory), device=other)
+
+
+def test_options_of_the_deployment_reach_vllm(directory, vllm_device):
+    options = {"max_model_len": 77, "block_size": 64, **vllm_arguments(vllm_device).get("options", {})}
+    engine = VllmEngine(str(directory), options=options, dtype="float32", kv_slots=100, name="mine")
     assert (engine.info.max_length, engine.info.kv_slots, engine.info.name) == (77, 128, "mine")
     assert (engine.info.engine, engine.info.dtype, engine.info.vocab_size) == ("vllm", "float32", VOCAB)
     assert engine.info.fingerprint == TorchEngine(str(directory), device="cpu").info.fingerprint

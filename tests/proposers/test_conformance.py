@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
@@ -11,16 +9,29 @@ from specq.params import SamplingParams
 from specq.proposers import MODEL_FREE, PROPOSERS, Expansion
 from specq.table import resolve
 from tests.checkpoints import VOCAB, make_checkpoint
+from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
 CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)
 
 
-@pytest.fixture(params=sorted(PROPOSERS))
+# Each of the table on the CPU, what runs on CUDA there too; vllm on what it was built for.
+DEVICES = {"vllm": NEEDS_VLLM, "draft-model on cuda": NEEDS_CUDA}
+
+
+@pytest.fixture(params=[pytest.param(name, marks=DEVICES.get(name, ())) for name in sorted({*PROPOSERS, *DEVICES})])
 def proposer(request, tmp_path):
-    if request.param == "vllm" and find_spec("vllm") is None:
-        pytest.skip("vllm is not installed")
-    make = resolve("proposer", PROPOSERS, request.param)
-    return make() if request.param in MODEL_FREE else make(str(make_checkpoint("llama-bf16", tmp_path)))
+    name, _, kind = request.param.partition(" on ")
+    make = resolve("proposer", PROPOSERS, name)
+    if name in MODEL_FREE:
+        yield make()
+        return
+    directory = str(make_checkpoint("llama-bf16", tmp_path))
+    if name != "vllm":
+        yield make(directory, device=kind or "cpu")
+        return
+    made = make(directory, kv_slots=1024, **vllm_arguments(request.getfixturevalue("vllm_device")))
+    yield made
+    made.shutdown()
 
 
 def test_answers_come_in_order_and_within_bounds(proposer):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
@@ -13,16 +11,19 @@ from specq.proposers import Expansion
 from specq.proposers.draft_model import DraftModel
 from specq.proposers.vllm_model import VllmModel
 from tests.checkpoints import make_checkpoint, random_tokens
+from tests.devices import NEEDS_VLLM, vllm_arguments
 
-pytestmark = pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")
+pytestmark = NEEDS_VLLM
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """The two proposers, with the same model and the same random numbers."""
+def pair(tmp_path_factory, vllm_device):
+    """The two proposers, with the same model on the same device, and the same random numbers."""
     directory = str(make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama")))
-    options = {"device": "cpu", "law_size": 16, "kv_slots": 1024}
-    return tuple(make(directory, rng=np.random.default_rng(3), **options) for make in (VllmModel, DraftModel))
+    shared = {"device": vllm_device, "dtype": "float32", "law_size": 16, "kv_slots": 1024}
+    ours = VllmModel(directory, rng=np.random.default_rng(3), **shared | vllm_arguments(vllm_device))
+    yield ours, DraftModel(directory, rng=np.random.default_rng(3), **shared)
+    ours.shutdown()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,18 @@ ROOT = Path(__file__).parents[2]
 RUN = "import runpy; runpy.run_path('scripts/demo.py', run_name='__main__')"  # finds specq without its installation
 
 
+@pytest.fixture(scope="module")
+def demo():
+    spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demo():
-    """Drafts are accepted and corrected, and without drafters the texts are the same."""
+    """Drafts are accepted and corrected, and without drafters, or any speculation, the texts are the same."""
     demo = subprocess.run(
         [sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
     )
@@ -23,5 +32,35 @@ def test_demo():
     assert demo.returncode == 0, demo.stderr
     assert "checked drafts accepted" in demo.stdout
     assert "«" in demo.stdout, "the target's own tokens are marked"
-    assert "the same texts" in demo.stdout
-    assert "times plain decoding" in demo.stdout
+    assert "the same texts: with drafters, by lookup alone, plain" in demo.stdout
+    assert "plain decoding (no speculation at all)" in demo.stdout
+    assert "times lookup alone" in demo.stdout
+
+
+class Recorder:
+    """A client that notes the modes it is asked for."""
+
+    def __init__(self):
+        self.modes = []
+
+    def generate(self, **asked):
+        self.modes.append(asked["mode"])
+
+
+def test_plain_is_no_speculation_and_lookup_alone_a_way_of_its_own(demo):
+    with_drafters, alone = Recorder(), Recorder()
+    ways = demo.ways(with_drafters, alone, 8)
+    asked = {}
+    for name, complete in ways.items():
+        complete("a prompt")
+        asked[name] = (with_drafters.modes, alone.modes)
+        with_drafters.modes, alone.modes = [], []
+    assert asked == {"with drafters": (["async"], []), "by lookup alone": ([], ["async"]), "plain": ([], ["plain"])}
+
+
+def test_it_says_so_if_drafters_gain_nothing_over_the_lookup(demo):
+    rates = {"with drafters": 580.0, "by lookup alone": 600.0, "plain": 400.0}
+    *_, drafters, verdict = demo.summaries(rates)
+    assert "580 tokens/s, 1.45 times plain decoding, 0.97 times lookup alone" in drafters
+    assert verdict == "here the drafters gain nothing over the lookup alone"
+    assert "gain nothing" not in "".join(demo.summaries(rates | {"with drafters": 610.0}))

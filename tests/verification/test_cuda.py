@@ -7,17 +7,20 @@ import pytest
 import torch
 
 from specq.errors import EngineError
+from specq.history import Past
 from specq.params import SamplingParams
 from specq.types import SessionStep
 from specq.verification import STRATEGIES, noise
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.judge import judge
-from specq.verification.packing import make_rows
+from specq.verification.packing import make_rows, place
+from specq.verification.processors import shaped
 from specq.verification.seeds import Domain, row_keys
 from specq.verification.torch_rows import TorchRows
+from tests.devices import NEEDS_CUDA
 from tests.verification.workload import chains
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = NEEDS_CUDA
 
 SAMPLERS = [
     {},
@@ -47,6 +50,26 @@ def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(steps, at)] for at in (logits, logits.cuda())]
     assert outcomes[0] == outcomes[1]
     assert strategy != "deterministic" or any(path for path, _ in outcomes[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_penalties_shape_logits_as_on_the_cpu_and_leave_them_as_they_were(dtype):
+    """Operation by operation in float32: to the bit."""
+    torch.manual_seed(3)
+    rng = np.random.default_rng(4)
+    logits = (torch.randn(3 * 9, 50_000) * 3).to(dtype)
+    params = SamplingParams(
+        repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=-0.7, bad_token_ids=((3,), (5, 6)),
+        logit_bias=((9, 1.5),), min_tokens=200, max_tokens=300,
+    )  # fmt: skip
+    steps = [
+        replace(step, history=Past(params, 40, (0,)).history(rng.integers(0, 500, 100).tolist()))
+        for step in chains(3, 8, logits, params, rng)
+    ]
+    on_gpu = logits.cuda()
+    with shaped(place(steps), logits) as expected, shaped(place(steps), on_gpu) as found:
+        assert torch.equal(expected, found.cpu())
+    assert torch.equal(on_gpu.cpu(), logits)
 
 
 @pytest.mark.parametrize("way", [TorchRows, CudaRows])

@@ -1,6 +1,7 @@
 """Penalties, bias, bad tokens, min_tokens and log-probabilities: each node is judged with its own path's counts."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.errors import EngineError
+from specq.history import Past
 from specq.params import SamplingParams
-from specq.types import NO_TREE, History, SessionStep
+from specq.types import NO_TREE, SessionStep
+from specq.verification import host_rows
 from specq.verification.judge import judge
 from specq.verification.packing import place
-from specq.verification.processors import process
+from specq.verification.processors import shaped
 from tests.verification.strategies import VOCAB, packed_logits, trees
 
 TOKENS = st.integers(0, VOCAB - 1)
@@ -35,32 +38,48 @@ def shaping_params(draw):
     )
 
 
+class Case(NamedTuple):
+    """A step, and the context and prompt's length that its history was made of."""
+
+    step: SessionStep
+    context: list[int]
+    prompt_len: int
+
+
+END_IDS = (0, VOCAB + 1)
+
+
 @st.composite
-def shaped_steps(draw):
+def cases(draw):
+    """Histories are counted at once, or as the context grows by some tokens at a time."""
     context = draw(st.lists(TOKENS, min_size=1, max_size=12))
+    prompt_len = draw(st.integers(0, len(context)))
     num_last = draw(st.integers(1, len(context)))
-    return SessionStep(
+    params = draw(shaping_params())
+    past = Past(params, prompt_len, END_IDS)
+    for length in sorted(draw(st.sets(st.integers(max(prompt_len, 1), len(context))))):
+        past.history(context[:length])
+    step = SessionStep(
         session_id=draw(st.integers(0, 9)),
         start=len(context) - num_last,
         token_ids=np.array(context[-num_last:], np.int32),
-        params=draw(shaping_params()),
+        params=params,
         tree=draw(trees(max_nodes=6)),
-        history=History(np.array(context, np.int32), draw(st.integers(0, len(context))), (0, VOCAB + 1)),
+        history=past.history(context),
     )
+    return Case(step, context, prompt_len)
 
 
-def naive(row, params, context, prompt_len, end_ids):
+def naive(row, params, context, prompt_len):
     """The logits f32[vocab] of the token that follows `context`, one token at a time."""
     row, text = row.copy(), context[prompt_len:]
     for *first, last in params.bad_token_ids:
         if context[len(context) - len(first) :] == first and len(context) >= len(first):
             row[last] = -np.inf
     if len(text) < params.min_tokens:
-        row[[token for token in end_ids if token < len(row)]] = -np.inf
-    for token, bias in params.logit_bias:
-        if token < len(row):
-            row[token] += np.float32(bias)
+        row[[token for token in END_IDS if token < len(row)]] = -np.inf
     for token in range(len(row)):
+        row[token] += np.float32(sum(bias for biased, bias in params.logit_bias if biased == token))
         if token in context:
             factor = np.float32(params.repetition_penalty)
             row[token] = row[token] / factor if row[token] > 0 else row[token] * factor
@@ -69,26 +88,76 @@ def naive(row, params, context, prompt_len, end_ids):
     return row
 
 
-@given(st.lists(shaped_steps(), max_size=4), st.integers(0, 2**32))
-def test_rows_are_the_naive_ones_of_their_own_paths(batch, entropy):
-    logits = packed_logits(batch, entropy)
-    before, shaped = logits.clone(), process(place(batch), logits)
-    row = 0
-    for step in batch:
-        contexts = [step.history.token_ids.tolist()]
+def naive_rows(batch, logits):
+    """The same of all rows of a batch: each after its step's context and the path to its node."""
+    rows = []
+    for step, context, prompt_len in batch:
+        contexts = [context]
         for token, parent in zip(step.tree.token_ids.tolist(), step.tree.parents.tolist(), strict=True):
             contexts.append([*contexts[parent + 1], token])
-        for context in contexts:
-            expected = naive(before[row].numpy(), step.params, context, step.history.prompt_len, step.history.end_ids)
-            assert shaped[row].numpy() == pytest.approx(expected, rel=1e-5, abs=1e-5)
-            row += 1
-    assert torch.equal(before, logits)
+        rows += [naive(logits[len(rows) + i], step.params, text, prompt_len) for i, text in enumerate(contexts)]
+    return rows
+
+
+@given(st.lists(cases(), max_size=4), st.integers(0, 2**32))
+def test_rows_are_the_naive_ones_of_their_own_paths_to_the_bit(batch, entropy):
+    logits = packed_logits([case.step for case in batch], entropy)
+    before = logits.clone()
+    with shaped(place([case.step for case in batch]), logits) as rows:
+        shaped_rows = rows.numpy().copy()
+    expected = naive_rows(batch, before.numpy())
+    assert all(np.array_equal(own, row) for own, row in zip(shaped_rows, expected, strict=True))
+    assert torch.equal(before, logits), "they are as they were"
+
+
+@pytest.mark.parametrize(
+    "kind", ["bfloat16", "a part of wider rows", "columns first", "rows that are one", "inference"]
+)
+def test_logits_of_any_kind_are_shaped_and_left_as_they_were(kind):
+    torch.manual_seed(1)
+    made = {
+        "bfloat16": lambda: torch.randn(2, VOCAB).bfloat16(),
+        "a part of wider rows": lambda: torch.randn(3, VOCAB + 5)[1:, 2:-3],
+        "columns first": lambda: torch.randn(VOCAB, 2).T,
+        "rows that are one": lambda: torch.randn(1, VOCAB).expand(2, VOCAB),
+        "inference": torch.inference_mode()(lambda: torch.randn(2, VOCAB)),
+    }
+    logits = made[kind]()
+    params = SamplingParams(repetition_penalty=1.3, presence_penalty=0.5, bad_token_ids=((3,), (2, 4)))
+    context, tree = [1, 2, 2], replace(NO_TREE, token_ids=np.array([2], "i4"), parents=np.array([-1], "i4"))
+    step = SessionStep(1, 2, np.array([2], np.int32), params, tree, history=Past(params, 1).history(context))
+    before = logits.clone()
+    expected = naive_rows([Case(step, context, 1)], before.float().numpy())
+    with shaped(place([step]), logits) as rows:
+        assert np.array_equal(rows.numpy(), expected)
+    assert torch.equal(logits, before)
+
+
+def test_logits_are_restored_where_judging_fails():
+    params = SamplingParams(bad_token_ids=((0,), (1,)))
+    logits = torch.zeros(1, 2)
+    with pytest.raises(EngineError):
+        judge([SessionStep(1, 0, np.zeros(1, np.int32), params, history=Past(params, 1).history([0]))], logits)
+    assert torch.equal(logits, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["kernels", "portable"])
+def test_log_probabilities_are_those_of_the_target_where_penalties_shape_its_logits(library, monkeypatch):
+    if not library:
+        monkeypatch.setattr(host_rows, "kernels", lambda: None)
+    params = SamplingParams(logprobs=0, presence_penalty=2.0)
+    logits = torch.tensor([[0.6, 0.4]]).log()
+    step = SessionStep(1, 1, np.zeros(1, np.int32), params, history=Past(params, 0).history([0, 0]))
+    [judgement] = judge([step], logits)
+    assert judgement.token_ids.tolist() == [1]
+    assert np.exp(judgement.logprobs.tokens) == pytest.approx([0.4])
 
 
 def test_logits_are_passed_through_where_nothing_shapes_them():
     batch = [SessionStep(1, 0, np.zeros(1, np.int32), SamplingParams(temperature=0.8, top_p=0.9, logprobs=3))]
     logits = packed_logits(batch, 0)
-    assert process(place(batch), logits) is logits
+    with shaped(place(batch), logits) as rows:
+        assert rows is logits
 
 
 @pytest.mark.parametrize("shaping", [{"min_tokens": 1}, {"presence_penalty": 1.0}, {"bad_token_ids": ((1,),)}])
@@ -111,7 +180,7 @@ def test_speculation_changes_no_penalised_text(params, entropy):
     for tree in (NO_TREE, bushy):
         context, found = [1, 2, 3], []
         while len(context) < 13:
-            history = History(np.array(context, np.int32), 2, (0,))
+            history = Past(params, 2, (0,)).history(context)
             step = SessionStep(1, len(context) - 1, np.array(context[-1:], np.int32), params, tree, history=history)
             rows = table[[len(context), *(len(context) + tree.depths())]]
             [judgement] = judge([step], torch.from_numpy(rows))

@@ -1,0 +1,66 @@
+"""What tests say of the device that they need, and which vLLM runs on here. `make test-gpu` runs both kinds on a GPU.
+
+NEEDS_CUDA    of tests that run on CUDA only
+NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the installed one was built for, which the fixture
+              `vllm_device` tells; it skips them where there is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from specq.engines.vllm.options import prepare_environment
+
+HAS_CUDA = torch.cuda.is_available()
+NEEDS_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")]
+NEEDS_VLLM = [pytest.mark.vllm, pytest.mark.skipif(find_spec("vllm") is None, reason="vllm is not installed")]
+
+VLLM_KINDS = ("cpu", "cuda")  # that tests know
+VLLM_BYTES = 8 << 30  # of a GPU, for each vLLM of the tests: some are there at a time
+
+
+class Choice(NamedTuple):
+    """The kind of device that vLLM runs on; or why there is none."""
+
+    kind: str = ""
+    reason: str = ""
+
+
+def choose(device_type: Callable[[], str] | None) -> Choice:
+    """Return where to test vLLM, given what tells the kind of device it was built for (None: it is not installed)."""
+    if device_type is None:
+        return Choice(reason="vllm is not installed")
+    kind = device_type()
+    if not kind:
+        return Choice(reason="vllm finds no device here of the kind that it was built for")
+    if kind not in VLLM_KINDS:
+        return Choice(reason=f"vllm was built for {kind}; the tests know {' and '.join(VLLM_KINDS)}")
+    return Choice(kind)
+
+
+@cache
+def vllm_choice() -> Choice:
+    """Return where to test the vLLM that is installed."""
+    return choose(None if find_spec("vllm") is None else _device_type)
+
+
+def _device_type() -> str:
+    prepare_environment("auto")  # before vLLM is imported
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
+
+
+def vllm_arguments(kind: str) -> dict[str, Any]:
+    """Return what the vLLM engine or proposer is made with on a kind of device: float32, as what it is compared with, and of a
+    GPU a small share only."""
+    if kind == "cpu":
+        return {}  # float32 is the default there
+    share = min(0.9, VLLM_BYTES / torch.cuda.get_device_properties(0).total_memory)
+    return {"dtype": "float32", "options": {"gpu_memory_utilization": round(share, 3)}}
