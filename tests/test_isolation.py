@@ -21,6 +21,7 @@ from specq.session import Session
 from specq.text import StopMatcher
 from specq.types import Judgement, SessionStep, Tree
 from specq.verification import faults as judging
+from specq.verification.devices import check_alive
 from specq.verifier import Verifier
 from tests.toy import ToyEngine, toy_text
 
@@ -381,3 +382,17 @@ def test_a_bad_row_below_a_rejected_node_is_no_fault(strategy: str, temperature:
     logits[1], logits[2] = 0, torch.nan
     (judgement,) = judging.judge_each([step], logits)
     assert (judgement.fault is not None) == (strategy != "greedy")
+
+
+def test_a_device_in_error_is_told_from_a_session_at_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked, whatever the error said: where it answers with one, that is EngineLostError; a CPU is not asked."""
+
+    def synchronize(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    check_alive(torch.device("cpu"))
+    with pytest.raises(
+        EngineLostError, match=r"the device cuda:0 is in error, .*: CUDA error: device-side assert triggered$"
+    ):
+        check_alive(torch.device("cuda:0"))

@@ -15,8 +15,6 @@ from specq.broker.state import State
 from specq.broker.suspects import after_death, is_given_up
 from specq.journal.records import Deaths, JobBound
 
-MAX_PLACED = 2**63 - 1  # incarnations that the journal can hold
-
 
 class Bindings:
     """Binds jobs to verifiers, and lets go of them. `given_up`: jobs that no verifier can go on with, and why."""
@@ -28,7 +26,6 @@ class Bindings:
 
     def bind(self, job: Job, weights: str, placed: int = 0) -> None:
         """Note in job and journal which weights its text comes from, and the incarnation of the verifier that holds it."""
-        placed &= MAX_PLACED
         if (job.weights, job.placed) != (weights, placed):
             job.weights, job.placed = weights, placed
             self.state.record(JobBound(job.job_id, weights, placed), job)
@@ -67,7 +64,7 @@ class Bindings:
 
     def welcome_back(self, incarnation: int) -> None:
         """Clear the jobs of a verifier that has come back: it did not die of them."""
-        for job in _unfinished(self._absent.pop(incarnation & MAX_PLACED, [])):
+        for job in _unfinished(self._absent.pop(incarnation, [])):
             self.let_wait(job)
 
     def note_absent(self) -> None:

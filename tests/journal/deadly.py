@@ -15,6 +15,7 @@ from dataclasses import replace
 from specq import log
 from specq.cli import main as specq
 from specq.curve import StepCurve
+from specq.errors import EngineLostError
 from specq.sections import BrokerConfig, Config, TargetConfig, UpConfig
 from specq.text import num_tokens, tokenizer_hash
 from specq.types import Judgement, SessionStep
@@ -27,7 +28,7 @@ from workers.link import new_incarnation
 from workers.loop import Stop
 from workers.target import VerifierLoop
 
-MAGIC = 99
+MAGIC, LOST, RAISES = 99, 98, 97  # tokens of which a step ends the process, loses the engine, raises an ordinary error
 STATUS = 66
 STEP_S = 0.005
 BEATS = {"heartbeat_ms": 100, "liveness_ms": 600}
@@ -38,8 +39,13 @@ class DeadlyEngine(SlowEngine):
 
     def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
         """Die, or judge."""
-        if any(MAGIC in step.token_ids.tolist() for step in steps):
+        token_ids = {token for step in steps for token in step.token_ids.tolist()}
+        if MAGIC in token_ids:
             os._exit(STATUS)
+        if LOST in token_ids:
+            raise EngineLostError("the device is in error")
+        if RAISES in token_ids:
+            raise ValueError("magic")
         return super().step(steps)
 
 

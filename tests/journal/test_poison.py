@@ -18,16 +18,17 @@ import pytest
 from specq import Client
 from specq.client import Job
 from specq.errors import JobError
-from tests.journal.deadly import BEATS, MAGIC, STATUS
+from tests.journal.deadly import BEATS, LOST, MAGIC, RAISES, STATUS
 from tests.toy import toy_text
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # many starts of processes, one after the other
 
 DEADLY = (sys.executable, "-m", "tests.journal.deadly")
 PROMPT = [5, 6, 7]
 LENGTH = 60
 MOST_STARTS = 7  # four deaths find the job out; one may be missed by a broker that was killed before it was journaled
 PATIENCE_S = 60.0
+ORDERS = ("workers first", "broker first", "at once")
 
 Process = subprocess.Popen[bytes]
 Spawn = Callable[..., Process]
@@ -97,6 +98,31 @@ def test_up_ends_where_it_is_in_vain_and_heals_when_started_again(
         check(innocent, poison)
 
 
+def test_a_verifier_that_an_error_ends_says_so(spawn: Spawn, free_address: str, journal: Path, tmp_path: Path) -> None:
+    """Its engine is lost: it ends with status 1, and its last word counts against its jobs at once, not as a leave."""
+    spawn("broker", "--bind", free_address, "--journal", str(journal), "--liveness-ms", "600000", program=DEADLY)
+    worker = spawn("worker", "--broker", free_address, "--name", "toy", program=DEADLY)
+    with connect(free_address, tmp_path) as client:
+        client.wait_until_ready(timeout_s=PATIENCE_S)
+        client.submit(token_ids=[5, LOST], max_tokens=LENGTH)
+        assert worker.wait(PATIENCE_S) == 1
+        wait_until(lambda: deaths(journal) == [(1, 0)])
+
+
+def test_a_step_that_raises_costs_no_process(spawn: Spawn, free_address: str, journal: Path, tmp_path: Path) -> None:
+    """The job that makes it raise fails with the reason; those beside it have their texts from the same verifier."""
+    up = spawn("up", "0", free_address, str(journal), program=DEADLY)
+    with connect(free_address, tmp_path) as client:
+        client.wait_until_ready(timeout_s=PATIENCE_S)
+        innocent = [client.submit(token_ids=[*PROMPT, i], max_tokens=LENGTH) for i in (1, 2, 3)]
+        raising = client.submit(token_ids=[5, RAISES], max_tokens=LENGTH)
+        with pytest.raises(JobError, match=r"given up after 3 failures; .* could not be computed: ValueError: magic"):
+            raising.result(PATIENCE_S)
+        texts = [job.result(PATIENCE_S).token_ids for job in innocent]
+    assert texts == [toy_text([*PROMPT, i], LENGTH) for i in (1, 2, 3)]
+    assert up.poll() is None
+
+
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
 def test_broker_and_verifier_that_end_together(
     spawn: Spawn, free_address: str, journal: Path, tmp_path: Path, end: signal.Signals
@@ -122,9 +148,8 @@ def test_broker_and_verifier_that_end_together(
         check(innocent, poison)
 
 
-@pytest.mark.parametrize("order", ["workers first", "broker first", "at once"])
 def test_ten_clean_restarts_of_everything_hold_nothing_against_a_job(
-    spawn: Spawn, free_address: str, journal: Path, tmp_path: Path, order: str
+    spawn: Spawn, free_address: str, journal: Path, tmp_path: Path
 ) -> None:
     """Whatever is told to stop first: no death is counted, and the text is the right one."""
     beats = [value for name, ms in BEATS.items() for value in (f"--{name.replace('_', '-')}", str(ms))]
@@ -138,7 +163,7 @@ def test_ten_clean_restarts_of_everything_hold_nothing_against_a_job(
                 jobs = [client.submit(token_ids=[*PROMPT, i], max_tokens=1200) for i in (1, 2)]
             wait_until(lambda: num_journaled(journal) >= before + 20)  # noqa: B023
             if life < 10:
-                stop(order, broker, worker)
+                stop(ORDERS[life % len(ORDERS)], broker, worker)
                 assert deaths(journal) == [(0, 0), (0, 0)]
         assert [job.result(PATIENCE_S).token_ids for job in jobs] == [toy_text([*PROMPT, i], 1200) for i in (1, 2)]
 
