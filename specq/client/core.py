@@ -90,6 +90,7 @@ class ClientCore:
 
         self._requests[job.job_id] = Pending(message, self._patience, transcript=transcript)
         self._turns.add(job.job_id)
+        self._stops.forget(job.job_id)
         self._send_waiting(now)
 
     def cancel(self, job_id: int, now: float) -> None:

@@ -38,6 +38,10 @@ class Stops:
         self._stops.setdefault(job_id, _Stop(now + patience, patience))
         return Cancel(job_id=job_id)
 
+    def forget(self, job_id: int) -> None:
+        """Ask no more for a job: it is wanted again."""
+        self._stops.pop(job_id, None)
+
     def hear(self, message: Message) -> None:
         """Note the end of a job; that a broker knows no verifier for it is none."""
         match message:

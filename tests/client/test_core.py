@@ -250,6 +250,15 @@ def test_cancel_of_an_abandoned_job_is_repeated_for_a_while():
     assert cancels(core, 0.3, 30.0) == []
 
 
+def test_a_job_that_is_wanted_again_is_not_stopped():
+    """Who abandoned it submits it again under its id: its Cancel may have been lost, and is not repeated."""
+    core, job = make_core(timeout_s=100.0)
+    core.abandon(7, 0.2)
+    core.submit(job, 0.3)
+    core.take_outbox()
+    assert cancels(core, 0.3, 20.0) == []
+
+
 def submit_job(core: ClientCore, job_id: int, now: float) -> None:
     core.submit(Submit(job_id=job_id, params=SamplingParams(), prompt_ids=np.array([1], np.int32)), now)
 
