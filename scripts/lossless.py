@@ -2,9 +2,10 @@
 
     python scripts/lossless.py --out docs/results/lossless.json
 
-Greedy text is compared with transformers' own `generate`; sampled text (T = 0.8, a seed a prompt) with specq's own
-without a drafter. Drafters vary: none, one, three, one of random weights, the verifier itself; so do the jobs in flight: 1 and 16. A text
-that differs is explained: the gap of the two best (perturbed) scores at the first differing token, by transformers.
+Greedy text is compared with transformers' own `generate`; sampled text (T = 0.8, a seed a prompt) with specq's own plain
+decoding, which is no speculation at all. What drafts varies: the verifier's lookups alone, one drafter, three, one of random
+weights, the verifier itself; so do the jobs in flight: 1 and 16. A text that differs is explained: the gap of the two best
+(perturbed) scores at the first differing token, by transformers.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Variant:
     in_flight: int
     random_draft: bool = False
     own: bool = False  # the verifier drafts for itself
+    mode: str = "async"
 
 
 GREEDY = (
@@ -53,8 +55,9 @@ GREEDY = (
     Variant("greedy, the verifier's own drafter, 16 in flight", 0, 16, own=True),
 )
 SAMPLED = (
-    Variant("no drafter, 1 in flight", 0, 1),
-    Variant("no drafter, 16 in flight", 0, 16),
+    Variant("plain, 1 in flight", 0, 1, mode="plain"),
+    Variant("lookup alone, 1 in flight", 0, 1),
+    Variant("lookup alone, 16 in flight", 0, 16),
     Variant("1 drafter, 1 in flight", 1, 1),
     Variant("1 drafter, 16 in flight", 1, 16),
     Variant("3 drafters, 16 in flight", 3, 16),
@@ -97,7 +100,7 @@ def serve(variant: Variant, prompts: list[Prompt], params: dict[str, Any], draft
     with Group(members(config, ["--log-level", "error"])) as group:
         group.wait_ready(timeout_s=120)
         with specq.Client(group.address) as client:
-            return _run(client, variant.in_flight, prompts, params)
+            return _run(client, variant.in_flight, prompts, params | {"mode": variant.mode})
 
 
 def _run(client: specq.Client, in_flight: int, prompts: list[Prompt], params: dict[str, Any]) -> list[Result]:
@@ -147,7 +150,7 @@ def compare(
 def passed(variant: Variant, report: dict[str, Any]) -> bool:
     """Is every difference a near-tie, and did the drafters do what the check is about?"""
     same = all(case["near_tie"] for case in report["differing"])
-    if not (variant.drafters or variant.own) or variant.random_draft:  # then only the verifier's lookups help
+    if not (variant.drafters or variant.own) or variant.random_draft:  # then only the verifier's lookups help, if any
         return same
     return same and 0 < report["accepted_tokens"] < report["draft_tokens"]
 
