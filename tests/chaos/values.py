@@ -32,7 +32,8 @@ from specq import Client
 from specq.addresses import free_address
 from specq.bench.machine import describe
 from specq.types import ModelInfo
-from tests.chaos.forgers import Between, ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
+from tests.chaos.between import Between
+from tests.chaos.forgers import ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
 from tests.chaos.forging import Forger
 from tests.chaos.load import Load, Prompts
 from tests.chaos.processes import START_S, Deployment, toy_prompts
