@@ -6,7 +6,6 @@ Each has `send()`, which says one forged message, and `hear()`, which takes what
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ import numpy as np
 import zmq
 
 from specq.addresses import free_address
-from specq.errors import ProtocolError
 from specq.messages import (
     MESSAGES,
     Assign,
@@ -39,7 +37,6 @@ from specq.messages import (
     Submit,
     TokenizerChunk,
     Verdict,
-    Welcome,
 )
 from specq.params import SamplingParams
 from specq.types import ModelInfo
@@ -243,61 +240,6 @@ class ForgedBroker(Peer):
     def __init__(self, address: str, forger: Forger) -> None:
         super().__init__(address, forger)
         forger.sessions = {i: Session(i, length=3) for i in range(1, self.num_sessions)}
-
-
-class Between(Peer):
-    """Sits between a broker and a drafter, passes everything on, and adds what a broker would say, forged."""
-
-    weights: ClassVar[dict[type[Message], int]] = {Assign: 40, Verdict: 50, Release: 10}
-    num_sessions = 40
-
-    def __init__(self, address: str, forger: Forger) -> None:
-        super().__init__(address, forger, num_sockets=1)
-        forger.sessions = {i: Session(i, length=3) for i in range(1, self.num_sessions)}
-        self.address, self.drafter = free_address(), b""
-        self.router = self.context.socket(zmq.ROUTER)
-        self.router.setsockopt(zmq.SNDTIMEO, SEND_MS)
-        self.router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self.router.bind(self.address)
-        self._lock, self._stopped = threading.Lock(), threading.Event()
-        self._thread = threading.Thread(target=self._relay, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._stopped.set()
-        self._thread.join(10)
-        super().__exit__(kind, error, at)
-
-    def _relay(self) -> None:
-        while not self._stopped.wait(0.001):
-            self.hear()
-
-    def send(self) -> None:
-        """Add a forged message, but never a word that by itself ends the drafter: that is a broker's right."""
-        self.num_sent += 1
-        frames = self.forger.frames(self.choose())
-        if not is_last_word(frames):
-            with self._lock:
-                self.router.send_multipart([self.drafter, *frames])
-
-    def hear(self) -> None:
-        with self._lock:
-            while self.router.poll(0):
-                self.drafter, *frames = self.router.recv_multipart()
-                self.sockets[0].send_multipart(frames)
-            while self.drafter and self.sockets[0].poll(0):
-                self.router.send_multipart([self.drafter, *self.sockets[0].recv_multipart()])
-
-
-def is_last_word(frames: Frames) -> bool:
-    """Whether a drafter would rightly end, or rest for an hour, at this."""
-    try:
-        return isinstance(decode(frames), Refused | Welcome)
-    except ProtocolError:
-        return False
 
 
 def beat(sessions: Sequence[Session]) -> Heartbeat:

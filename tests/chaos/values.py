@@ -32,7 +32,8 @@ from specq import Client
 from specq.addresses import free_address
 from specq.bench.machine import describe
 from specq.types import ModelInfo
-from tests.chaos.forgers import Between, ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
+from tests.chaos.between import Between
+from tests.chaos.forgers import ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
 from tests.chaos.forging import Forger
 from tests.chaos.load import Load, Prompts
 from tests.chaos.processes import START_S, Deployment, toy_prompts
@@ -42,6 +43,7 @@ ROLES = ("client", "drafter", "verifier", "broker to verifier", "broker to draft
 RATE = 6000  # messages a second at most: a broker lets each socket ask 2000 times
 AT_ONCE = 32  # messages between two looks at what was answered
 NUM_JOBS = 4
+SETTLE_S = 60.0
 END_S = 120.0  # for the jobs beside to end, when all is over
 OTHER = "other"  # the forged verifier's model
 
@@ -144,12 +146,14 @@ def play(field: Field, role: str, client: Client, load: Load, others: list[int],
     trouble = attack(field, peer, num)
     if peer is not field.between:
         peer.__exit__(None, None, None)
+    settled = load.recovered(time.monotonic(), SETTLE_S)  # what was queued is worked off
     dead = [name for name, process in field.deployment.processes.items() if process.poll() is not None]
     now = Counter(client.status()["counts"]) if "broker" not in dead else Counter()
     return {
         "sent": peer.num_sent,
         "seconds": round(time.monotonic() - started, 1),
-        "trouble": trouble,
+        "trouble": trouble or ("" if settled is not None else f"jobs beside stood still for {SETTLE_S:g} s afterwards"),
+        "settled_s": settled and round(settled, 2),
         "broker_counts": {name: now[name] - counts[name] for name in sorted(now) if now[name] != counts[name]},
         "jobs": {name: load.tally.counts[name] - tally[name] for name in ("jobs", "lost", "wrong", "doubled")},
         "dead": {name: field.last_words(name) for name in dead},
@@ -222,7 +226,7 @@ def line(role: str, found: dict[str, Any]) -> str:
     jobs, dropped = found["jobs"], found["broker_counts"]
     return (
         f"{role:20} sent {found['sent']:7} in {found['seconds']:6} s | jobs beside {jobs['jobs']}, lost {jobs['lost']}, "
-        f"wrong {jobs['wrong']} | dead {', '.join(found['dead']) or 'none'} | growth MiB {found['growth_mib']} | broker {dropped} "
+        f"wrong {jobs['wrong']}, all on after {found['settled_s']} s | dead {', '.join(found['dead']) or 'none'} | growth MiB {found['growth_mib']} | broker {dropped} "
         f"{found['trouble']}"
     )
 
