@@ -23,19 +23,19 @@ from calibrate_lib import hardware
 from calibrate_lib.compare import compared, predict, rows
 from calibrate_lib.serving import Prompt, Setting, measure, serving
 
-from specq import log
 from specq.bench.machine import describe
 from specq.bench.prompts import load_prompts
 from specq.bench.roundtrip import roundtrip
-from specq.bounds import MODES
-from specq.cli.columns import columns
 from specq.client.result import Result
-from specq.cpu import available_cores
 from specq.models import resolve_model
+from specq.protocol.bounds import MODES
+from specq.runtime import log
+from specq.runtime.columns import columns
+from specq.runtime.cpu import available_cores
 from specq.simulate.calibration import Measured
 from specq.simulate.hosts import measure_host
 from specq.simulate.settings import Scenario, TrafficSettings
-from specq.text import TextCodec, load_tokenizer_files
+from specq.text.codec import TextCodec, load_tokenizer_files
 from workers.up import divide_cores
 
 

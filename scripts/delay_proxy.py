@@ -29,12 +29,12 @@ from typing import Any
 import click
 import zmq
 
-from specq.addresses import check_bind, check_connect
-from specq.errors import ConfigError, SpecqError
-from specq.keys import ROLES, SECRET, AllowList, curve_to_broker, directory_of, own_keys
+from specq.config.addresses import check_bind, check_connect
+from specq.protocol.errors import ConfigError, SpecqError
 from specq.simulate.network import Line, LineSettings
-from specq.sockets import bind_router, connect_dealer, drain, drain_named, try_send
-from specq.zap import Zap
+from specq.transport.keys import ROLES, SECRET, AllowList, curve_to_broker, directory_of, own_keys
+from specq.transport.sockets import bind_router, connect_dealer, drain, drain_named, try_send
+from specq.transport.zap import Zap
 
 _LONGEST_WAIT_S = 0.5
 

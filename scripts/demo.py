@@ -20,9 +20,9 @@ import click
 
 from specq.bench.prompts import DATA
 from specq.bench.servers import Servers
-from specq.cli.columns import columns
 from specq.client import Client, Result
-from specq.errors import SpecqError
+from specq.protocol.errors import SpecqError
+from specq.runtime.columns import columns
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
 HEADER = (

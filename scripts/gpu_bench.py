@@ -21,9 +21,9 @@ from gpu_bench_lib import chains, compiling, passes, speculation, steps, tiles, 
 from gpu_bench_lib.models import Model, load_inflated
 
 from specq.bench.machine import describe
+from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
-from specq.engines.torch_engine import TorchEngine
 from specq.models import resolve_model
 from specq.proposers.draft_model import DraftModel
 

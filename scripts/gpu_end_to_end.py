@@ -27,8 +27,8 @@ from gpu_end_to_end_lib import serving
 from gpu_end_to_end_lib.workload import Workload
 
 from specq.bench.machine import describe
-from specq.cli.columns import columns
-from specq.errors import SpecqError
+from specq.protocol.errors import SpecqError
+from specq.runtime.columns import columns
 
 HERE = Path(__file__).parent
 CONTESTANTS = ("alone", "own", "one", "two", "two-own", "vllm", "vllm-spec", "transformers")

@@ -123,7 +123,7 @@ def alone(work: Workload) -> dict[str, Any]:
     """Return milliseconds of a verify step over sessions and nodes, and of a draft step in a chain."""
     from gpu_bench_lib import chains, steps
 
-    from specq.engines.torch_engine import TorchEngine
+    from specq.engines.torch.engine import TorchEngine
     from specq.proposers.draft_model import DraftModel
 
     options: Any = {"device": work.device, "dtype": "bfloat16", "kv_slots": 32 * 1024}

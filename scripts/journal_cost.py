@@ -22,11 +22,11 @@ import numpy as np
 
 from specq.bench.machine import describe
 from specq.bench.roundtrip import roundtrip
-from specq.cli.columns import columns
 from specq.journal.records import JobTaken, TokensAdded
-from specq.journal.store import DURABILITIES, Journal
-from specq.messages import Submit
-from specq.params import SamplingParams
+from specq.journal.sqlite.store import DURABILITIES, Journal
+from specq.protocol.messages import Submit
+from specq.protocol.params import SamplingParams
+from specq.runtime.columns import columns
 
 ROWS = (1, 16, 64)
 TOKENS = 9  # of one round: a chain of 8 and a bonus

@@ -23,14 +23,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import specq
-from specq.addresses import free_address
 from specq.bench.machine import describe
 from specq.bench.prompts import load_prompts
 from specq.client.result import Result
-from specq.config import load
+from specq.config.addresses import free_address
+from specq.config.loading import load
 from specq.models import resolve_model
-from specq.params import SamplingParams
-from specq.text import TextCodec, load_tokenizer_files
+from specq.protocol.params import SamplingParams
+from specq.text.codec import TextCodec, load_tokenizer_files
 from specq.verification.sampling import perturbed_scores
 from workers.up import Group, members
 

@@ -29,11 +29,11 @@ import torch
 
 from specq.bench.machine import describe
 from specq.bench.prompts import load_prompts
-from specq.engines.torch_engine import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.params import SamplingParams
-from specq.text import TextCodec, load_tokenizer_files
-from specq.types import Judgement, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import Judgement, SessionStep, Tree
+from specq.text.codec import TextCodec, load_tokenizer_files
 from specq.verification import noise
 
 IN_FLIGHT = 16

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from specq.cli.options import core_list
-from specq.engine_options import parsed
+from specq.config.engine_options import parsed
 from specq.engines import Engine
-from specq.engines.vllm_engine import VllmEngine
+from specq.engines.vllm.engine import VllmEngine
 from specq.models import resolve_model
-from specq.params import SamplingParams
-from specq.types import NO_TREE, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, SessionStep, Tree
 
 GREEDY = SamplingParams(ignore_eos=True)
 WARM = SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True)
@@ -92,7 +92,7 @@ def greedy_texts(engine: Engine, options: argparse.Namespace) -> list[list[int]]
 
 def compare(ours: list[list[int]], model: str, options: argparse.Namespace) -> int:
     """Return how many greedy texts differ from the torch engine's."""
-    from specq.engines.torch_engine import TorchEngine
+    from specq.engines.torch.engine import TorchEngine
 
     theirs = greedy_texts(TorchEngine(model, device=options.device, dtype=options.dtype, kv_slots=1 << 14), options)
     return sum(a != b for a, b in zip(ours, theirs, strict=True))

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specq.client import AsyncClient, Client
-    from specq.params import SamplingParams
+    from specq.protocol import SamplingParams
 
 __version__ = "0.1.0"
 
 __all__ = ["AsyncClient", "Client", "SamplingParams", "__version__"]
 
-_LAZY = {"Client": "specq.client", "AsyncClient": "specq.client", "SamplingParams": "specq.types"}
+_LAZY = {"Client": "specq.client", "AsyncClient": "specq.client", "SamplingParams": "specq.protocol.types"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from specq.types import Int32Array, Tree
+from specq.protocol.types import Int32Array, Tree
 
 logging.disable_progress_bar()
 VOCAB = 99  # no multiple of anything

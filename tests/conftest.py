@@ -12,7 +12,7 @@ import pytest
 import structlog
 from hypothesis import settings
 
-from specq.addresses import free_address
+from specq.config.addresses import free_address
 from tests.fake_broker import FakeBroker
 
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.

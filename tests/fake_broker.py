@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 import zmq
 
-from specq.messages import (
+from specq.protocol.messages import (
     Accepted,
     Cancel,
     FetchTokenizer,
@@ -19,10 +19,10 @@ from specq.messages import (
     Submit,
     Tokens,
 )
-from specq.text import TextCodec, num_tokens, tokenizer_hash
-from specq.tokenizer_chunks import tokenizer_chunks
-from specq.types import ModelInfo
-from specq.wire import decode, encode
+from specq.protocol.types import ModelInfo
+from specq.protocol.wire import decode, encode
+from specq.text.codec import TextCodec, num_tokens, tokenizer_hash
+from specq.text.tokenizer_chunks import tokenizer_chunks
 from tests.tiny_text import tokenizer_files, tokenizer_json
 
 ANSWER = "A wörld of eggs.\nEND and more"

@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specq.addresses import free_address
-from specq.curve import StepCurve
-from specq.errors import ConfigError
-from specq.keys import make_keys
-from specq.sections import BrokerConfig, TargetConfig
-from specq.text import num_tokens, tokenizer_hash
-from specq.types import ModelInfo
-from specq.verifier import Verifier
+from specq.config.addresses import free_address
+from specq.config.sections import BrokerConfig, TargetConfig
+from specq.protocol.errors import ConfigError
+from specq.protocol.types import ModelInfo
+from specq.text.codec import num_tokens, tokenizer_hash
+from specq.transport.keys import make_keys
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
 from tests.tiny_text import tokenizer_files, tokenizer_json
 from tests.toy import ToyEngine, toy_info
 from workers.broker import BrokerLoop

@@ -1,8 +1,9 @@
-"""Imports point one way, and torch stays where it belongs."""
+"""The house: which package may import which, through which door, and where the heavy libraries stay."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -10,60 +11,47 @@ import pytest
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(path for package in ("specq", "workers") for path in (ROOT / package).rglob("*.py"))
 
-# Top to bottom: a module imports from its own layer and those below. A module inside a package has its package's layer.
-LAYERS = (
-    ("specq.cli", "specq.__main__", "workers"),
-    ("specq.bench", "specq.simulate", "specq.submit", "specq.submit_detached", "specq.results_file"),
-    ("specq.client",),
-    ("specq.broker", "specq.verifier", "specq.drafter", "specq.own_drafter"),
-    (
-        "specq.scheduler",
-        "specq.session",
-        "specq.lanes",
-        "specq.draft_session",
-        "specq.curve",
-        "specq.calibration",
-        "specq.nodes",
-        "specq.draft_checks",
-        "specq.shapes",
-        "specq.session_stats",
-        "specq.round_choice",
-        "specq.verdicts",
-        "specq.admission",
-        "specq.backup",
-        "specq.experience",
-        "specq.isolation",
+# Each package, and those that it may import from. There is no circle among them (tested below).
+PACKAGES = {
+    "protocol": (),
+    "config": ("protocol",),
+    "runtime": ("protocol", "config"),
+    "models": ("protocol",),
+    "transport": ("protocol",),
+    "text": ("protocol",),
+    "journal": ("protocol",),
+    "verification": ("protocol", "runtime"),
+    "engines": ("protocol", "runtime", "text", "verification"),
+    "proposers": ("protocol", "verification", "engines"),
+    "drafting": ("protocol", "runtime", "verification", "proposers"),
+    "verifier": ("protocol", "runtime", "text", "verification", "engines", "proposers", "drafting"),
+    "broker": ("protocol", "config", "transport", "journal", "verification"),
+    "client": ("protocol", "config", "transport", "text", "verification"),
+    "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
+    "bench": ("protocol", "config", "runtime", "models", "transport", "text", "verification", "client"),
+    "workers": (
+        *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
+        *("verifier", "broker", "client"),
     ),
-    ("specq.proposers", "specq.engines"),
-    ("specq.verification", "specq.journal"),
-    (
-        "specq.text",
-        "specq.stop_strings",
-        "specq.chat_template",
-        "specq.ngram",
-        "specq.history",
-        "specq.tokenizer_chunks",
-        "specq.logprob_record",
-        "specq.sockets",
-        "specq.zap",
+    "cli": (
+        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "bench"),
+        *("simulate", "workers"),
     ),
-    ("specq.wire", "specq.field_checks"),
-    ("specq.messages",),
-    (
-        "specq.config",
-        "specq.sections",
-        "specq.compiler",
-        "specq.log",
-        "specq.cpu",
-        "specq.addresses",
-        "specq.keys",
-        "specq.models",
+}
+# Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
+# of packages that only commands use.
+DOORS = {
+    *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options"),
+    *(
+        "specq.verification.judge",
+        "specq.verification.faults",
+        "specq.verification.explain",
+        "specq.verification.devices",
     ),
-    ("specq.types",),
-    ("specq.params",),
-    ("specq.table", "specq.engine_options", "specq.bounds"),
-    ("specq.errors",),
-)
+    *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
+    *("specq.proposers.chain_model", "specq.proposers.profiling"),
+}
+OPEN = ("bench", "simulate", "workers")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 HEAVY_HOMES = ("specq/engines/", "specq/verification/", "specq/proposers/", "specq/bench/rivals", "specq/bench/drafts")
 TABLES = ("specq/engines/__init__.py", "specq/verification/__init__.py", "specq/proposers/__init__.py")
@@ -74,36 +62,65 @@ def _name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+NAMES = {_name(path) for path in MODULES}
+
+
 def _imports(path: Path) -> set[str]:
-    """Return the modules that a file imports anywhere in it; of `from x import y` both x and x.y."""
+    """Return the modules that a file imports anywhere in it; `from x import y` is x.y where that is a module, else x."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import; name the package"
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            both = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
+            found |= {module if module in NAMES else package for package, module in both}
     return found
 
 
-def _layer(module: str) -> int | None:
-    """Return the index of a module's layer; None for what is no module of ours, and for `specq` itself."""
-    for index, names in enumerate(LAYERS):
-        if any(module == name or module.startswith(name + ".") for name in names):
-            return index
-    return None
+def _named(path: Path) -> set[str]:
+    """Return the modules that a file's `from ... import` lines name."""
+    return {node.module for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ImportFrom)}
+
+
+def _package(module: str) -> str | None:
+    """Return the package of one of our modules; None for others, and for `specq` itself."""
+    parts = module.split(".")
+    if parts[0] == "workers":
+        return "workers"
+    return parts[1] if parts[0] == "specq" and len(parts) > 1 else None
+
+
+def test_every_package_has_its_place():
+    assert {package for name in NAMES if (package := _package(name)) not in (None, "__main__")} == set(PACKAGES)
+
+
+def test_packages_form_no_circle():
+    assert set(TopologicalSorter(PACKAGES).static_order()) == set(PACKAGES)
+
+
+def test_the_root_holds_no_modules():
+    assert {p.name for p in (ROOT / "specq").iterdir() if p.is_file()} == {"__init__.py", "__main__.py", "py.typed"}
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
-def test_imports_point_one_way(path):
-    name = _name(path)
-    layer = _layer(name)
-    if name == "specq":
+def test_packages_import_only_what_they_may(path):
+    package = _package(_name(path))
+    if package in (None, "__main__"):
         return
 
-    assert layer is not None, f"{name} has no layer yet: give it one in {Path(__file__).name}"
-    upward = sorted(m for m in _imports(path) if (other := _layer(m)) is not None and other < layer)
-    assert upward == [], f"{name} imports from a layer above its own"
+    others = {other for module in _imports(path) if (other := _package(module)) not in (None, package)}
+    assert others <= set(PACKAGES[package]), f"{_name(path)} reaches beyond what {package} may import"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=_name)
+def test_packages_are_entered_by_their_doors(path):
+    package = _package(_name(path))
+    foreign = {module for module in _named(path) if _package(module) not in (None, package, *OPEN)}
+
+    assert {m for m in foreign if m not in DOORS and m.count(".") > 1} == set(), (
+        f"{_name(path)}: import from the package"
+    )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)
@@ -115,11 +132,25 @@ def test_torch_stays_where_it_belongs(path):
     assert allowed or not heavy, f"{place} imports {heavy}"
 
 
+def test_modules_form_no_circle():
+    """Imports inside functions and for annotations count too; a package's front door is no part of its own rooms."""
+    graph = {
+        _name(path): {m for m in _imports(path) if m in NAMES and m != _name(path) and not _is_front(m, _name(path))}
+        for path in MODULES
+    }
+
+    assert len(list(TopologicalSorter(graph).static_order())) == len(NAMES)
+
+
+def _is_front(imported: str, importer: str) -> bool:
+    return importer.startswith(imported + ".")
+
+
 def test_only_config_reads_the_environment():
     """Two write to it: for the thread pools that read it when torch is imported, and for vLLM."""
     users = {_name(path) for path in MODULES if "environ" in _attributes(path)}
 
-    assert users <= {"specq.config", "specq.cpu", "specq.engines.vllm.options"}
+    assert users <= {"specq.config.loading", "specq.runtime.cpu", "specq.engines.vllm.options"}
 
 
 def _attributes(path: Path) -> set[str]:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
 from specq.proposers import Children, Expansion, draws_children
 from specq.proposers.chain_model import NO_TOKEN, Chains
 from specq.proposers.chains import chain_by_passes, level_ids
-from specq.types import Int32Array, Judgement, Law, ModelInfo, SessionStep
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import Int32Array, Judgement, Law, ModelInfo, SessionStep
 
 VOCAB = 50
 EOS = 0

@@ -1,6 +1,6 @@
 """`specq.simulate.world` for tests: toy models, one client that keeps what it hears, and lines that lose and double.
 
-Everything travels as frames through `specq.wire`, as over sockets. One event at a time, in the order of its time; the
+Everything travels as frames through `specq.protocol.wire`, as over sockets. One event at a time, in the order of its time; the
 same seed gives the same run.
 """
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.curve import StepCurve
-from specq.drafter import Drafter
-from specq.messages import Accepted, Failed, Message, Status, Submit, Tokens
-from specq.params import SamplingParams, Speculation
+from specq.drafting.drafter import Drafter
+from specq.protocol.messages import Accepted, Failed, Message, Status, Submit, Tokens
+from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.wire import Frames, decode
 from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.simulate.world import World as SimulatedWorld
-from specq.verifier import Verifier
-from specq.wire import Frames, decode
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
 from tests.toy import ToyEngine, ToyProposer
 
 CLIENT = b"client"

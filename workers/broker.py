@@ -12,15 +12,10 @@ from collections.abc import Iterable
 import structlog
 import zmq
 
-from specq.broker.core import Broker
-from specq.broker.state import Connect, Disconnect, Effect, Send
-from specq.config import journal_path
-from specq.errors import ConfigError, JournalLostError
-from specq.sections import BrokerConfig
-from specq.sockets import connect_dealer, drain, try_send
-from workers.front import Front
-from workers.journal import JournalLink
-from workers.loop import Beat, Stop, calm_collector
+from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink, Send
+from specq.config import BrokerConfig, journal_path
+from specq.protocol import ConfigError, JournalLostError
+from specq.transport import Beat, Stop, calm_collector, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
 

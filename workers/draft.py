@@ -9,20 +9,13 @@ import numpy as np
 import structlog
 import zmq
 
-from specq.config import options_of
-from specq.cpu import apply_cpu
-from specq.drafter import Drafter
-from specq.errors import ProtocolError
-from specq.keys import curve_to_broker
-from specq.messages import Assign, Hello, Release
+from specq.config import DraftConfig, options_of
+from specq.drafting import Drafter
 from specq.models import resolve_model
-from specq.params import SamplingParams
 from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
-from specq.sections import DraftConfig
-from specq.table import resolve
-from workers.link import BrokerLink, new_incarnation
-from workers.loop import Stop, calm_collector
-from workers.progress import Tell, teller
+from specq.protocol import Assign, Hello, ProtocolError, Release, SamplingParams
+from specq.runtime import Tell, apply_cpu, resolve, teller
+from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
 

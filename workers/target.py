@@ -10,28 +10,30 @@ from typing import Any
 import structlog
 import zmq
 
-from specq.broker.roster import fits, mismatch
-from specq.config import options_of
-from specq.cpu import apply_cpu
-from specq.curve import StepCurve
+from specq.broker import fits, mismatch
+from specq.config import TargetConfig, options_of
 from specq.engines import ENGINES, Engine
-from specq.errors import ConfigError, ProtocolError
-from specq.keys import AllowList, curve_to_broker, directory_of
-from specq.messages import Hello, Message, Open
 from specq.models import resolve_model
-from specq.own_drafter import OwnDrafter
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.profiling import level_times
-from specq.sections import TargetConfig
-from specq.sockets import bind_router, drain, drain_named, try_send
-from specq.table import resolve
+from specq.protocol import ConfigError, Hello, Message, Open, ProtocolError, decode, encode
+from specq.runtime import apply_cpu, resolve, teller
 from specq.text import load_tokenizer_files
-from specq.verifier import Verifier
-from specq.wire import decode, encode
-from specq.zap import Zap
-from workers.link import BrokerLink, new_incarnation
-from workers.loop import Stop, calm_collector
-from workers.progress import teller
+from specq.transport import (
+    AllowList,
+    BrokerLink,
+    Stop,
+    Zap,
+    bind_router,
+    calm_collector,
+    curve_to_broker,
+    directory_of,
+    drain,
+    drain_named,
+    new_incarnation,
+    try_send,
+)
+from specq.verifier import OwnDrafter, StepCurve, Verifier
 
 log = structlog.get_logger(__name__)
 

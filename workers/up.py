@@ -25,16 +25,10 @@ from typing import Any, Self
 import click
 
 from specq import Client
-from specq.addresses import connect_address
-from specq.cli.columns import columns
-from specq.cli.options import to_arguments
-from specq.config import environment_of_children
-from specq.cpu import available_cores
-from specq.errors import ConfigError, EngineError, JobError
-from specq.keys import directory_of, own_keys
-from specq.sections import BrokerConfig, Config, Section
-from workers.loop import Stop
-from workers.progress import Readiness, Tell
+from specq.config import BrokerConfig, Config, Section, connect_address, environment_of_children, to_arguments
+from specq.protocol import ConfigError, EngineError, JobError
+from specq.runtime import Readiness, Tell, available_cores, columns
+from specq.transport import Stop, directory_of, own_keys
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed

@@ -14,10 +14,10 @@ import numpy as np
 
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
-from specq.params import SamplingParams
 from specq.proposers import PROPOSERS, Expansion, Proposer
-from specq.table import resolve
-from specq.types import SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import SessionStep, Tree
+from specq.runtime.table import resolve
 
 STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)

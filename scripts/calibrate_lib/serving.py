@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from specq import Client
-from specq.addresses import free_address
 from specq.client.result import Result
-from specq.config import load
-from specq.errors import EngineError
-from specq.sections import Config
+from specq.config.addresses import free_address
+from specq.config.loading import load
+from specq.config.sections import Config
+from specq.protocol.errors import EngineError
 from workers.up import Group, members
 
 PROXY = Path(__file__).parents[1] / "delay_proxy.py"

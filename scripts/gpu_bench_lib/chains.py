@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from specq.params import SamplingParams
 from specq.proposers import Expansion
 from specq.proposers.draft_model import DraftModel
+from specq.protocol.params import SamplingParams
 
 DEPTHS = (2, 10)
 

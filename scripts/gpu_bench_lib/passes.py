@@ -13,8 +13,8 @@ from specq.engines.torch.attention_plan import lay_out, max_list_length
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_tiles import NARROW
 from specq.engines.torch.rows import pack_steps
-from specq.params import SamplingParams
-from specq.types import SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import SessionStep, Tree
 
 CONTEXT = 256
 # Padded number of rows -> (sessions, drafted nodes of each)

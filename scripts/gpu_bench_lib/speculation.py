@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from specq.bench.prompts import load_prompts
-from specq.engines.torch_engine import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.params import SamplingParams
 from specq.proposers import Expansion
 from specq.proposers.draft_model import DraftModel
-from specq.text import TextCodec, load_tokenizer_files
-from specq.types import NO_TREE, Judgement, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, Judgement, SessionStep, Tree
+from specq.text.codec import TextCodec, load_tokenizer_files
 
 GREEDY = SamplingParams(logprobs=2)
 

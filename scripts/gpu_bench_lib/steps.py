@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.rows import PackedRows
-from specq.engines.torch_engine import TorchEngine
-from specq.params import SamplingParams
-from specq.types import SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import SessionStep, Tree
 
 WARM_UP = 4
 

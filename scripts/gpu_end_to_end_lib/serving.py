@@ -11,10 +11,10 @@ from typing import Any
 
 from gpu_end_to_end_lib.workload import Workload
 from specq import Client
-from specq.addresses import free_address
 from specq.client.result import Result
-from specq.config import load
-from specq.sections import Config
+from specq.config.addresses import free_address
+from specq.config.loading import load
+from specq.config.sections import Config
 from workers.up import Group, members
 
 READY_S = 400.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.bench.prompts import load_prompts
 from specq.models import resolve_model
-from specq.text import TextCodec, load_tokenizer_files
+from specq.text.codec import TextCodec, load_tokenizer_files
 
 LEAST_JOBS = 8  # of a run
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little

@@ -20,7 +20,7 @@ from specq.bench.run import codec_of
 from specq.bench.servers import Servers
 from specq.bench.settings import Settings
 from specq.bench.variants import LOOKUP, PLAIN, Variant
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 Tell = Callable[[str], None]
 PROOFS = ("tests/verification/test_exact.py", "tests/end_to_end/test_laws.py")

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from specq.cpu import available_cores
+from specq.runtime import available_cores
 
 _PACKAGES = ("specq", "numpy", "orjson", "pyzmq", "tokenizers", "torch", "transformers")
 

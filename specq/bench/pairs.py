@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 MADE_OF = "tiny"  # the draft model that the made ones are made of
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from specq.errors import ConfigError, JobError
-from specq.submit import Line, read_lines
+from specq.client import Line, read_lines
+from specq.protocol import ConfigError, JobError
 from specq.text import TextCodec
 
-DATA = Path(__file__).parent.parent / "data"
+DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from transformers.generation.streamers import BaseStreamer
 from specq.bench.drafts import quiet
 from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion, Settings
-from specq.cpu import available_cores
 from specq.models import resolve_model
+from specq.runtime import available_cores
 
 _TRIALS = 20
 

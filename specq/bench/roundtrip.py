@@ -18,15 +18,11 @@ from typing import Any
 import numpy as np
 import zmq
 
-from specq.addresses import free_address
 from specq.bench.servers import check_keys, keys_option
 from specq.bench.stubs import NUM_SESSIONS, Verdicts, draft_frames
-from specq.errors import EngineError
-from specq.keys import curve_to_broker
-from specq.messages import Submit
-from specq.params import SamplingParams
-from specq.sockets import connect_dealer, drain
-from specq.wire import encode
+from specq.config import free_address
+from specq.protocol import EngineError, SamplingParams, Submit, encode
+from specq.transport import connect_dealer, curve_to_broker, drain
 
 MOST_ADDED_US = 250.0
 LEAST_RATE = 0.45  # of the direct rate, with all sessions outstanding

@@ -13,8 +13,8 @@ from specq.bench.measure import measure
 from specq.bench.prompts import load_prompts
 from specq.bench.report import figures
 from specq.bench.settings import Settings
-from specq.errors import ConfigError
 from specq.models import resolve_model
+from specq.protocol import ConfigError
 from specq.text import TextCodec, load_tokenizer_files
 
 NOTES = {

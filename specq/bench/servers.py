@@ -10,11 +10,10 @@ import time
 from types import TracebackType
 from typing import Self
 
-from specq.addresses import free_address
-from specq.client import Client
-from specq.client.sync import count_ready
-from specq.errors import EngineError, JobError
-from specq.keys import own_keys
+from specq.client import Client, count_ready
+from specq.config import free_address
+from specq.protocol import EngineError, JobError
+from specq.transport import own_keys
 
 _STOP_S = 20.0
 _POLL_S = 0.2

@@ -20,12 +20,8 @@ from statistics import median
 import numpy as np
 import zmq
 
-from specq.keys import AllowList, Curve, curve_to_broker, directory_of, own_keys
-from specq.messages import Assign, Draft, Hello, Message, Open, Verdict
-from specq.sockets import bind_router, connect_dealer
-from specq.types import ModelInfo
-from specq.wire import Frames, decode, encode
-from specq.zap import Zap
+from specq.protocol import Assign, Draft, Frames, Hello, Message, ModelInfo, Open, Verdict, decode, encode
+from specq.transport import AllowList, Curve, Zap, bind_router, connect_dealer, curve_to_broker, directory_of, own_keys
 
 CHAIN = 8
 NUM_SESSIONS = 64

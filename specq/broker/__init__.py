@@ -1,13 +1,22 @@
 """The broker: routes drafts and verdicts, places sessions on workers, and keeps every job's transcript.
 
-    core        messages in, effects out: the broker without its sockets
-    intake      clients: their jobs come in, tokens go out
-    placement   workers: sessions to verifiers, drafters to sessions, mending of what was lost
-    roster      the workers: who is there, what they run, whether they are alive
-    jobs        a job: what was asked, what is committed, who works on it; job_table: all of them
-    fair_queue  whose job is placed next
-    ledger      what of the jobs is in the journal, so that clients may hear of it
-    listing, status, tokenizers   what `specq jobs` and `specq status` show; what clients fetch
+    core                  messages in, effects out: the broker without its sockets
+    state                 what its components share, and the effects that they emit
+    jobs/                 jobs: taken in, kept in order, sent to their readers
+    workers/              verifiers and drafters: registered, given sessions, lost
+    admission/            what is let in: roles, limits, revoked keys
+    front, journal_link   the sockets of clients and workers; the journal's two threads
+
+In: frames of clients, drafters and verifiers. Out: frames, records for the journal. To handle a message: one line in
+`Broker._front` or `Broker._back`.
 
 Rule: the broker moves integers only; no text, no model, no torch. Time is an argument.
 """
+
+from specq.broker.core import Broker
+from specq.broker.front import Front
+from specq.broker.journal_link import JournalLink
+from specq.broker.state import Connect, Disconnect, Effect, Send
+from specq.broker.workers.registry import fits, mismatch
+
+__all__ = ["Broker", "Connect", "Disconnect", "Effect", "Front", "JournalLink", "Send", "fits", "mismatch"]

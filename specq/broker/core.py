@@ -1,7 +1,7 @@
 """The broker without its sockets: frames in, effects out, time as an argument.
 
     from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of the key
-                                   that the socket saw (`specq.broker.gate`)
+                                   that the socket saw (`specq.broker.admission.gate`)
     from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it
     tick()                         liveness, deadlines, refilling of slow readers
     journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
@@ -18,23 +18,21 @@ from typing import cast
 
 import structlog
 
-from specq.broker.commits import Commit, fits_logprobs, read_commit
-from specq.broker.gate import Gate
-from specq.broker.intake import Intake
-from specq.broker.jobs import Job
-from specq.broker.listing import Listing
-from specq.broker.placement import Placement
-from specq.broker.registration import Registration
-from specq.broker.relay import relay
-from specq.broker.revocation import Revocation
+from specq.broker.admission.gate import Gate
+from specq.broker.admission.revocation import Revocation
+from specq.broker.jobs.commits import Commit, fits_logprobs, read_commit
+from specq.broker.jobs.intake import Intake
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.listing import Listing
+from specq.broker.jobs.relay import relay
 from specq.broker.state import Effect, FindFinished, Send, State
-from specq.broker.suspects import is_acquitted
-from specq.broker.tokenizers import Tokenizers
-from specq.broker.unserved import Unserved
-from specq.errors import JournalBusyError, ProtocolError
-from specq.journal.records import JobSummary, StoredJob
-from specq.keys import Grant
-from specq.messages import (
+from specq.broker.workers.placement import Placement
+from specq.broker.workers.quarantine import is_acquitted
+from specq.broker.workers.registration import Registration
+from specq.broker.workers.tokenizers import Tokenizers
+from specq.broker.workers.unserved import Unserved
+from specq.journal import JobSummary, StoredJob
+from specq.protocol import (
     Cancel,
     Draft,
     FetchTokenizer,
@@ -42,15 +40,19 @@ from specq.messages import (
     GetStatus,
     Heartbeat,
     Hello,
+    JournalBusyError,
     ListJobs,
     Message,
+    ProtocolError,
     SessionFailed,
     Submit,
     TokenizerChunk,
     Tokens,
     Verdict,
+    decode,
+    type_of,
 )
-from specq.wire import decode, type_of
+from specq.transport import Grant
 
 log = structlog.get_logger(__name__)
 
@@ -128,7 +130,9 @@ class Broker:
         worker = self.state.roster.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
-        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `specq.broker.revocation`
+        if not self.state.roles.stands(
+            worker.shown, "target"
+        ):  # and so is this one: see `specq.broker.admission.revocation`
             self.state.counts["forbidden"] += 1
             return []
         self.state.now = worker.heard = now

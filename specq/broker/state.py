@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from specq.broker.job_table import Jobs
-from specq.broker.jobs import Job
-from specq.broker.ledger import Ledger
-from specq.broker.limits import Limits
-from specq.broker.roles import Roles
-from specq.broker.roster import Roster
-from specq.journal.records import Record
-from specq.keys import Grant
-from specq.messages import Message
-from specq.wire import Frames, encode
+from specq.broker.admission.limits import Limits
+from specq.broker.admission.roles import Roles
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.ledger import Ledger
+from specq.broker.jobs.table import Jobs
+from specq.broker.workers.registry import Roster
+from specq.journal import Record
+from specq.protocol import Frames, Message, encode
+from specq.transport import Grant
 
 
 class Send(NamedTuple):

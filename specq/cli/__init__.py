@@ -8,12 +8,14 @@ Rule: what a user can set right exits with 2, any other failure with 1, both wit
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import click
 
 from specq import __version__
-from specq.errors import ConfigError, JobError, SpecqError
-from specq.table import resolve
+
+if TYPE_CHECKING:
+    from specq.protocol import SpecqError
 
 COMMANDS = {
     "up": "specq.cli.up:up",
@@ -55,6 +57,8 @@ class _LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        from specq.runtime import resolve
+
         command: click.Command = resolve("command", COMMANDS, cmd_name)
         return command
 
@@ -63,6 +67,8 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(SUMMARIES.items()))
 
     def invoke(self, ctx: click.Context) -> object:
+        from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without
+
         try:
             return _with_extras(super().invoke, ctx)
         except SpecqError as error:
@@ -77,12 +83,16 @@ def _with_extras(call: Callable[[click.Context], object], ctx: click.Context) ->
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
             raise
+        from specq.protocol import ConfigError
+
         extra = EXTRAS[error.name]
         raise ConfigError(f"this needs {error.name}, which is not installed: pip install 'specq[{extra}]'") from None
 
 
 def exit_status(error: SpecqError) -> int:
     """Return 2 for what the user can set right (options, files, input), else 1."""
+    from specq.protocol import ConfigError, JobError
+
     invalid_job = isinstance(error, JobError) and error.code == "invalid"
     return 2 if invalid_job or isinstance(error, ConfigError) else 1
 

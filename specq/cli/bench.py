@@ -19,7 +19,7 @@ from specq.bench.pairs import Pair, parse_pairs
 from specq.bench.prompts import shipped
 from specq.bench.report import table
 from specq.bench.settings import Settings
-from specq.cli.columns import columns
+from specq.runtime import columns
 
 _COUNT = click.IntRange(1)
 _COMPARED_AT = (0.0, 0.8)  # temperatures

@@ -6,12 +6,9 @@ from typing import Any
 
 import click
 
-from specq import log
 from specq.cli.options import log_options, section_options
-from specq.config import load, override
-from specq.cpu import apply_cpu
-from specq.sections import BrokerConfig
-from specq.table import resolve
+from specq.config import BrokerConfig, load, override
+from specq.runtime import apply_cpu, log, resolve
 
 PROCESS = {"broker": "workers.broker:run"}
 

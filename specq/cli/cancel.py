@@ -8,9 +8,8 @@ import click
 
 from specq.cli.options import section_options
 from specq.cli.results import JOB_ID
-from specq.client.detached import FoundJob, JobDesk
-from specq.config import load, override
-from specq.sections import ClientConfig
+from specq.client import FoundJob, JobDesk
+from specq.config import ClientConfig, load, override
 
 
 @click.command()

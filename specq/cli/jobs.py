@@ -7,12 +7,10 @@ from typing import Any
 
 import click
 
-from specq.cli.columns import columns
 from specq.cli.options import section_options
-from specq.client.detached import JobDesk
-from specq.client.wishes import id_of
-from specq.config import load, override
-from specq.sections import ClientConfig
+from specq.client import JobDesk, id_of
+from specq.config import ClientConfig, load, override
+from specq.runtime import columns
 
 _HEADER = ("JOB", "ID", "STATE", "TOKENS", "AGE", "PRIORITY", "MODEL")
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))

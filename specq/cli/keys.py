@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from specq.keys import ROLES, make_keys
+from specq.transport import ROLES, make_keys
 
 
 @click.command()

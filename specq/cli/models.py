@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 import click
 
-from specq.cli.columns import columns
 from specq.models import bundled
+from specq.runtime import columns
 
 
 @click.command()

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from specq import log
-from specq.engine_options import Options
-from specq.sections import Cores, Section, kinds, section_name
+from specq.config import Cores, Options, Section, kinds, of_one, section_name
+from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,7 +71,7 @@ def _option(f: Field[Any], kind: Any, only: str) -> Callable[[F], F]:
         return click.option(flag, f.name, type=core_list, metavar="LIST", help=text)
     if kind == Options:
         return click.option(
-            _of_one(flag),
+            of_one(flag),
             f.name,
             multiple=True,
             callback=lambda _context, _parameter, values: values or None,
@@ -80,27 +79,6 @@ def _option(f: Field[Any], kind: Any, only: str) -> Callable[[F], F]:
             help=text,
         )
     return click.option(flag, f.name, type=kind, help=text)
-
-
-def _of_one(flag: str) -> str:
-    """Return the flag of a key that holds several values, of which each is given by itself."""
-    return flag.removesuffix("s")
-
-
-def to_arguments(section: Section) -> list[str]:
-    """Return the options that make this section of the defaults: what `section_options` reads back."""
-    arguments = []
-    for f in fields(section):
-        value, flag = getattr(section, f.name), f.name.replace("_", "-")
-        if value == f.default:
-            continue
-        if isinstance(value, bool):
-            arguments.append(f"--{'' if value else 'no-'}{flag}")
-        elif kinds(type(section))[f.name] == Options:
-            arguments += [part for option in value for part in (_of_one(f"--{flag}"), option)]
-        else:
-            arguments += [f"--{flag}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-    return arguments
 
 
 def log_options(default: str) -> Callable[[F], F]:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from specq.cli.groups import GroupedOption
-from specq.params import SamplingParams, Speculation
+from specq.protocol import SamplingParams, Speculation
 from specq.verification import STRATEGIES
 
 F = TypeVar("F", bound=Callable[..., Any])

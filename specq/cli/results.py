@@ -8,16 +8,9 @@ from typing import Any
 import click
 
 from specq.cli.options import section_options
-from specq.client import Client, Result
-from specq.client.detached import FoundJob, JobDesk
-from specq.client.request import Request
-from specq.client.result import failed_result, make_result
-from specq.client.wishes import id_of
-from specq.config import load, override
-from specq.errors import JobError
-from specq.messages import JobInfo, Submit
-from specq.sections import ClientConfig
-from specq.submit import result_line
+from specq.client import Client, FoundJob, JobDesk, Request, Result, failed_result, id_of, make_result, result_line
+from specq.config import ClientConfig, load, override
+from specq.protocol import JobError, JobInfo, Submit
 from specq.text import TextCodec
 
 JOB_ID = click.IntRange(1, 2**63 - 1)

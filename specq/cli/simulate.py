@@ -9,9 +9,8 @@ from pathlib import Path
 import click
 import orjson
 
-from specq import log
 from specq.bench.machine import describe
-from specq.cli.columns import columns
+from specq.runtime import columns, log
 from specq.simulate.calibration import read_measured, to_toml
 from specq.simulate.report import Outcome, run_points, table, to_json
 from specq.simulate.sweep import apply_settings, points, read_tables

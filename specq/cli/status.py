@@ -8,10 +8,9 @@ from typing import Any
 import click
 
 from specq import Client
-from specq.cli.columns import columns
 from specq.cli.options import section_options
-from specq.config import load, override
-from specq.sections import ClientConfig
+from specq.config import ClientConfig, load, override
+from specq.runtime import columns
 
 _SHOWN = ("name", "role", "model", "engine", "state", "jobs", "steps", "free_slots", "heard_s_ago")
 

@@ -14,15 +14,20 @@ import click
 from specq.cli.groups import GroupedCommand, GroupedOption
 from specq.cli.options import section_options
 from specq.cli.parameters import given, parameter_options
-from specq.client import Client, Result
-from specq.client.detached import JobDesk
-from specq.client.parameters import read_parameters
-from specq.client.wishes import split_wishes
-from specq.config import load, override
-from specq.results_file import ResultsFile
-from specq.sections import ClientConfig
-from specq.submit import Line, read_lines, result_line, run_lines
-from specq.submit_detached import detach_lines
+from specq.client import (
+    Client,
+    JobDesk,
+    Line,
+    Result,
+    ResultsFile,
+    detach_lines,
+    read_lines,
+    read_parameters,
+    result_line,
+    run_lines,
+    split_wishes,
+)
+from specq.config import ClientConfig, load, override
 
 _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 

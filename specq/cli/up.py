@@ -7,9 +7,8 @@ from dataclasses import replace
 import click
 
 from specq.cli.options import log_options, section_options
-from specq.config import load, override
-from specq.sections import Config, UpConfig
-from specq.table import resolve
+from specq.config import Config, UpConfig, load, override
+from specq.runtime import resolve
 
 PROCESS = {"up": "workers.up:run"}
 

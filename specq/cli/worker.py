@@ -6,11 +6,9 @@ from typing import Any
 
 import click
 
-from specq import log
 from specq.cli.options import log_options, section_options
-from specq.config import load, override
-from specq.sections import DraftConfig, TargetConfig
-from specq.table import resolve
+from specq.config import DraftConfig, TargetConfig, load, override
+from specq.runtime import log, resolve
 
 PROCESSES = {"target": "workers.target:run", "draft": "workers.draft:run"}
 

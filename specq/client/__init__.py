@@ -1,17 +1,47 @@
 """The client: prompts in, text out, over one socket to a broker.
 
-core      the protocol: messages in, events out; no socket, no clock
-    events    what it tells
-link      the I/O thread that drives it
-    pending, stops  what waits for its answer, and the jobs that shall stop
-request   what the user asks for, checked at the edge
-    batch     several prompts in one call
-result    pieces and results
-sync, aio the two faces: `Client` and `AsyncClient`
+    core, events          the protocol: messages in, events out; no socket, no clock
+    link                  the I/O thread that drives it
+    request, parameters   what the user asks for, checked at the edge
+    result                pieces and results
+    sync, aio             the two faces: `Client` and `AsyncClient`
+    detached              jobs that nobody waits for
+    prompt_files, detached_files, results_file   files of prompts to files of results
+
+In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 """
 
 from specq.client.aio import AsyncClient, AsyncJob
-from specq.client.result import Piece, Result
-from specq.client.sync import Client, Job
+from specq.client.detached import FoundJob, JobDesk
+from specq.client.detached_files import detach_lines
+from specq.client.job_options import id_of, split_wishes
+from specq.client.parameters import read_parameters
+from specq.client.prompt_files import Line, read_lines, result_line, run_lines
+from specq.client.request import Request
+from specq.client.result import Piece, Result, failed_result, make_result
+from specq.client.results_file import ResultsFile
+from specq.client.sync import Client, Job, count_ready
 
-__all__ = ["AsyncClient", "AsyncJob", "Client", "Job", "Piece", "Result"]
+__all__ = [
+    "AsyncClient",
+    "AsyncJob",
+    "Client",
+    "FoundJob",
+    "Job",
+    "JobDesk",
+    "Line",
+    "Piece",
+    "Request",
+    "Result",
+    "ResultsFile",
+    "count_ready",
+    "detach_lines",
+    "failed_result",
+    "id_of",
+    "make_result",
+    "read_lines",
+    "read_parameters",
+    "result_line",
+    "run_lines",
+    "split_wishes",
+]

@@ -27,11 +27,10 @@ from specq.client.link import Sink
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
 from specq.client.sync import POLL_S, missing_workers
+from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
-from specq.errors import JobError
-from specq.keys import CLIENT_ROLES, curve_to_broker
-from specq.sections import DEFAULT_BROKER
-from specq.types import ModelInfo
+from specq.protocol import JobError, ModelInfo
+from specq.transport import CLIENT_ROLES, curve_to_broker
 
 
 def _in_this_loop(callback: Sink) -> Sink:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from specq.errors import JobError
+from specq.protocol import JobError
 from specq.text import TextCodec
 
 TokenIds = tuple[int, ...]

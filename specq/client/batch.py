@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specq.client.request import SOURCES
-from specq.errors import JobError
+from specq.protocol import JobError
 
 
 def is_batch(arguments: dict[str, Any]) -> bool:

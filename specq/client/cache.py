@@ -12,8 +12,7 @@ from pathlib import Path
 
 import orjson
 
-from specq.errors import ConfigError
-from specq.messages import TokenizerChunk
+from specq.protocol import ConfigError, TokenizerChunk
 from specq.text import tokenizer_hash
 
 MIN_PIECES = 2  # a tokenizer of one piece is here as soon as it could be found on disk

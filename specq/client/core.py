@@ -27,20 +27,21 @@ from specq.client.events import (
 )
 from specq.client.pending import Pending, Turns
 from specq.client.stops import Stops
-from specq.errors import JobError, ProtocolError
-from specq.logprob_record import LogprobRecord
-from specq.messages import (
+from specq.protocol import (
     Accepted,
     Failed,
     FetchTokenizer,
     GetStatus,
+    JobError,
+    LogprobRecord,
     Message,
+    ProtocolError,
     Status,
     Submit,
     TokenizerChunk,
     Tokens,
 )
-from specq.tokenizer_chunks import join_chunks
+from specq.text import join_chunks
 
 RETRY_S = 1.0  # silence after which a request is sent again, at first
 RETRY_MAX_S = 4.0

@@ -26,12 +26,24 @@ import zmq
 
 from specq.client.events import Transcript
 from specq.client.pending import no_broker
-from specq.errors import JobError, ProtocolError
-from specq.keys import CLIENT_ROLES, curve_to_broker
-from specq.logprob_record import LogprobRecord
-from specq.messages import Accepted, Cancel, Failed, Follow, JobInfo, JobList, ListJobs, Message, Submit, Tokens
-from specq.sockets import connect_dealer, drain, try_send
-from specq.wire import decode, encode
+from specq.protocol import (
+    Accepted,
+    Cancel,
+    Failed,
+    Follow,
+    JobError,
+    JobInfo,
+    JobList,
+    ListJobs,
+    LogprobRecord,
+    Message,
+    ProtocolError,
+    Submit,
+    Tokens,
+    decode,
+    encode,
+)
+from specq.transport import CLIENT_ROLES, connect_dealer, curve_to_broker, drain, try_send
 
 RETRY_S = 1.0
 WINDOW = 64  # requests that are under way at a time
@@ -103,7 +115,7 @@ class JobDesk:
     def list_jobs(self, limit: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield all jobs that wait and run, then so many that ended (None: all), the last one first.
 
-        The names are those of `specq.broker.listing.Line`.
+        The names are those of `specq.broker.jobs.listing.Line`.
         """
         seen: set[int] = set()
         skip, found = 0, True

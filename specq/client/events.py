@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.errors import JobError
-from specq.logprob_record import LogprobRecord
-from specq.types import ModelInfo
+from specq.protocol import JobError, LogprobRecord, ModelInfo
 
 
 @dataclass(slots=True)

@@ -14,10 +14,9 @@ from specq.client.events import Event, JobDone, NewTokens, RequestFailed, Tokeni
 from specq.client.link import Action, Link, Sink
 from specq.client.request import SOURCES, Request, Served, build_request
 from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
-from specq.errors import BROKER_GONE, JobError
-from specq.keys import Curve
-from specq.messages import Submit
+from specq.protocol import BROKER_GONE, JobError, Submit
 from specq.text import TextCodec
+from specq.transport import Curve
 
 _SOURCE_KEYS = (*SOURCES, "id")
 

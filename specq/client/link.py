@@ -17,10 +17,8 @@ import zmq
 
 from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed, StatusReport, TokenizerReady
-from specq.errors import JobError, ProtocolError
-from specq.keys import Curve
-from specq.sockets import connect_dealer, drain, try_send
-from specq.wire import decode, encode
+from specq.protocol import JobError, ProtocolError, decode, encode
+from specq.transport import Curve, connect_dealer, drain, try_send
 
 Sink = Callable[[Event], None]
 Action = Callable[[ClientCore, float], None]

@@ -14,9 +14,7 @@ import secrets
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from specq.errors import JobError
-from specq.params import MAX_SEED, SamplingParams, Speculation
-from specq.types import ModelInfo
+from specq.protocol import MAX_SEED, JobError, ModelInfo, SamplingParams, Speculation
 from specq.verification import STRATEGIES
 
 MAX_COMPLETIONS = 128

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from specq.client.events import Transcript
-from specq.messages import Message
+from specq.protocol import Message
 
 MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
 

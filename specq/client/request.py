@@ -14,15 +14,11 @@ from typing import Any
 import numpy as np
 
 from specq.client.bad_words import bad_word_ids
+from specq.client.job_options import split_wishes
 from specq.client.parameters import check_against, read_parameters
-from specq.client.wishes import split_wishes
-from specq.errors import JobError
-from specq.messages import Submit
-from specq.params import MAX_SEED
+from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, Submit, too_large
 from specq.text import TextCodec
-from specq.types import Int32Array, ModelInfo
-from specq.verification.seeds import derived_seed
-from specq.wire import too_large
+from specq.verification import derived_seed
 
 SOURCES = ("prompt", "messages", "token_ids")
 

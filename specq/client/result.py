@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
-from specq.params import SamplingParams
+from specq.protocol import SamplingParams
 from specq.text import StopMatcher, TextCodec
 
 

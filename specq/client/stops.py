@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from specq.messages import Cancel, Failed, Message, Tokens
+from specq.protocol import Cancel, Failed, Message, Tokens
 
 MAX_TRIES = 6
 RETRY_S = 0.25  # at first; then twice as long each time

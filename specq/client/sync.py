@@ -25,11 +25,10 @@ from specq.client.events import Event, RequestFailed, StatusReport, Waiting
 from specq.client.job import Completions, Connection
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
+from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
-from specq.errors import JobError
-from specq.keys import CLIENT_ROLES, curve_to_broker
-from specq.sections import DEFAULT_BROKER
-from specq.types import ModelInfo
+from specq.protocol import JobError, ModelInfo
+from specq.transport import CLIENT_ROLES, curve_to_broker
 
 POLL_S = 0.1
 
@@ -83,7 +82,7 @@ class Client:
                broker `timeout_s`, for a verifier 60 s
     on_wait    called with what is waited for, when it comes to that
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
-    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.keys`); "": none, as the broker must have none then
+    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`); "": none, as the broker must have none then
 
     Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops all
     of its jobs that still run.

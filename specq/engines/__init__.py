@@ -5,55 +5,13 @@ To add one: a file with a class that fulfils `Engine`, and one line in `ENGINES`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
-from specq.types import Int32Array, Judgement, ModelInfo, SessionStep
+from specq.engines.checkpoint import describe, resolve_directory
+from specq.engines.checks import check_works
+from specq.engines.interface import Engine
 
 ENGINES = {
-    "torch": "specq.engines.torch_engine:TorchEngine",
-    "vllm": "specq.engines.vllm_engine:VllmEngine",
+    "torch": "specq.engines.torch.engine:TorchEngine",
+    "vllm": "specq.engines.vllm.engine:VllmEngine",
 }
 
-
-class Engine(Protocol):
-    """What a verifier needs of a model.
-
-    An engine keeps the KV of each session in a fixed pool of `info.kv_slots` slots, one a token; it is driven by one
-    thread. `step` is the only expensive call.
-    """
-
-    info: ModelInfo
-    max_chain: int  # a session's tree in one step must be a chain of so many nodes at most; 0: any tree
-
-    def open(self, session_id: int, token_ids: Int32Array) -> int:
-        """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
-        prefix), at most n - 1. Raises EngineError if the session is open."""
-        ...
-
-    def close(self, session_id: int) -> None:
-        """Free the session's KV; unknown sessions are ignored. Shared prefixes stay cached until slots run short."""
-        ...
-
-    @property
-    def free_slots(self) -> int:
-        """KV slots that a step may still take, cached prefixes that can be dropped included."""
-        ...
-
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
-        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order.
-
-        Each step's `start` equals the session's KV length. Afterwards the KV holds start + m tokens plus the accepted
-        path (not the correction). A session that cannot be judged has a judgement with a `fault`, and is to be closed.
-        Raises EngineError, with nothing changed, if `free_slots` is less than the rows. After any other error but
-        EngineLostError nothing has changed either: the step may be repeated with some of its sessions.
-        """
-        ...
-
-    def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up."""
-        ...
-
-    def shutdown(self) -> None:
-        """Let go of the device, and of processes that were started; nothing else may be asked afterwards."""
-        ...
+__all__ = ["ENGINES", "Engine", "check_works", "describe", "resolve_directory"]

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
-from specq.errors import ConfigError
+from specq.protocol import ConfigError, ModelInfo
 from specq.text import num_tokens, tokenizer_hash
-from specq.types import ModelInfo
 
 
 def resolve_directory(model: str) -> Path:

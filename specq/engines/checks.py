@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.engines import Engine
-from specq.errors import EngineError, EngineLostError
-from specq.params import SamplingParams
-from specq.types import Int32Array, ModelInfo, SessionStep
+from specq.engines.interface import Engine
+from specq.protocol import EngineError, EngineLostError, Int32Array, ModelInfo, SamplingParams, SessionStep
 
 PROBE = -1  # the id of a session that is nobody's
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 LEFT_OUT = frozenset(
     {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"}

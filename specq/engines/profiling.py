@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.engines import Engine
-from specq.params import SamplingParams
-from specq.types import Int32Array, SessionStep, Tree
+from specq.engines.interface import Engine
+from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
 
 SESSIONS = 8
 CONTEXT = 8  # tokens

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specq.logprob_record import LogprobRecord
+from specq.protocol import LogprobRecord
 
 
 def pack(record: LogprobRecord, start: int) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from specq.messages import Submit
+from specq.protocol import Submit
 
 
 class JobTaken(NamedTuple):
@@ -34,7 +34,7 @@ class JobBound(NamedTuple):
 
 
 class Deaths(NamedTuple):
-    """What is held against a job: see `specq.broker.suspects`.
+    """What is held against a job: see `specq.broker.workers.quarantine`.
 
     total   verifiers that died while they held it; lone: of these, so many since it runs alone
     length  generated tokens that it had at the last of them

@@ -19,11 +19,11 @@ from typing import Any
 
 import structlog
 
-from specq.errors import JournalBusyError, JournalLostError
-from specq.journal import rows
-from specq.journal.reader import JournalReader
 from specq.journal.records import Record
-from specq.journal.store import Journal
+from specq.journal.sqlite import rows
+from specq.journal.sqlite.reader import JournalReader
+from specq.journal.sqlite.store import Journal
+from specq.protocol import JournalBusyError, JournalLostError
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 ROLES = ("target", "draft")
 _HOME = Path(__file__).parent

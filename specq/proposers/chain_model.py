@@ -14,13 +14,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from specq.engines.torch.loading import LoadedModel
-from specq.engines.torch.rows import ChainStart, RowPacker
-from specq.params import SamplingParams
-from specq.proposers import Children
+from specq.engines.torch import ChainStart, LoadedModel, RowPacker
 from specq.proposers.contexts import Contexts
+from specq.proposers.interface import Children
 from specq.proposers.making import ChildMaker, Wanted
-from specq.types import NO_TOKENS, Float32Array, Int32Array, Law, ModelInfo
+from specq.protocol import NO_TOKENS, Float32Array, Int32Array, Law, ModelInfo, SamplingParams
 
 NO_TOKEN = -1
 

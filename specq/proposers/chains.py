@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from specq.proposers import Children, Expansion, Proposer
+from specq.proposers.interface import Children, Expansion, Proposer
 
 
 @runtime_checkable

@@ -10,11 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.engines.torch.kv_pool import KvPool
-from specq.engines.torch.loading import LoadedModel, chain_drafter, load
-from specq.engines.torch.rows import RowPacker
-from specq.params import SamplingParams
-from specq.types import NO_TOKENS, Int32Array
+from specq.engines.torch import KvPool, LoadedModel, RowPacker, chain_drafter, load
+from specq.protocol import NO_TOKENS, Int32Array, SamplingParams
 from specq.verification.devices import check_alive
 
 MAX_PREFILL_ROWS = 512  # of a pass

@@ -19,15 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.engines.torch.loading import LoadedModel
-from specq.engines.torch.rows import ChainStart, RowPacker
-from specq.errors import ConfigError, EngineError
-from specq.params import SamplingParams
-from specq.proposers import Children, Expansion
+from specq.engines.torch import ChainStart, LoadedModel, RowPacker
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.proposers.contexts import Context, Contexts
+from specq.proposers.interface import Children, Expansion
 from specq.proposers.making import ChildMaker, Wanted
-from specq.types import NO_TOKENS, Float32Array, Int32Array
+from specq.protocol import NO_TOKENS, ConfigError, EngineError, Float32Array, Int32Array, SamplingParams
 
 CONTEXT = -1  # the node id that stands for the committed context
 NO_SLOT = -1

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specq.engines.torch.top import rank_tokens
-from specq.params import SamplingParams
-from specq.proposers import Children, draws_children
-from specq.types import Law
+from specq.engines.torch import rank_tokens
+from specq.proposers.interface import Children, draws_children
+from specq.protocol import Law, SamplingParams
 from specq.verification.drafting import draw_children, truncated_laws
 
 

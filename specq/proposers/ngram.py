@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from specq.ngram import NgramIndex
-from specq.params import SamplingParams
-from specq.proposers import Children, Expansion
-from specq.types import Int32Array, ModelInfo
+from specq.proposers.interface import Children, Expansion
+from specq.proposers.ngram_index import NgramIndex
+from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
 CONTEXT = -1
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specq.params import SamplingParams
 from specq.proposers.chain_model import ChainSource
+from specq.protocol import SamplingParams
 
 CONTEXT = 32  # tokens
 REPEATS = 3

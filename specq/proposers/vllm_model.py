@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from specq.engines.checkpoint import describe, resolve_directory
+from specq.engines import describe, resolve_directory
 from specq.engines.vllm.options import make_options, overrides, prepare_environment
-from specq.errors import EngineError
-from specq.params import SamplingParams
-from specq.proposers import Children, Expansion
+from specq.proposers.interface import Children, Expansion
 from specq.proposers.making import ChildMaker, Wanted
-from specq.types import NO_TOKENS, Int32Array
+from specq.protocol import NO_TOKENS, EngineError, Int32Array, SamplingParams
 
 CONTEXT = -1
 CANDIDATES = 64
@@ -38,7 +36,7 @@ class _Session:
 
 class VllmModel:
     """Fulfils `specq.proposers.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `law_size` and `rng` those of
-    `specq.proposers.making.ChildMaker`, the others as of `specq.engines.vllm_engine.VllmEngine`."""
+    `specq.proposers.making.ChildMaker`, the others as of `specq.engines.vllm.engine.VllmEngine`."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 from specq.simulate.settings import refuse_unknown
 
 NUM_BINS = 12  # of claims, each with its measured acceptance

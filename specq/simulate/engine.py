@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.errors import EngineError
+from specq.protocol import EngineError, Int32Array, Judgement, ModelInfo, SessionStep
 from specq.simulate.curve import HardwareCurve
 from specq.simulate.settings import EngineSettings
 from specq.simulate.stub_text import StubText
-from specq.types import Int32Array, Judgement, ModelInfo, SessionStep
 
 PROFILED_SESSIONS = 8  # a profiled step's rows are divided among so many, as the torch engine does it
 

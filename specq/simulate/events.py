@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-from specq.errors import EngineError
+from specq.protocol import EngineError
 
 
 class EventQueue:

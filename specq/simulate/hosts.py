@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from specq.messages import Draft, Message, Verdict
+from specq.protocol import Draft, Message, Verdict, decode, encode
 from specq.simulate.run import Simulation
 from specq.simulate.settings import Scenario
-from specq.wire import decode, encode
 
 _SAMPLES = 300  # messages of a kind that are encoded and decoded again
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from specq.drafter import Drafter
-from specq.errors import ProtocolError
-from specq.messages import Draft, Hello, Message, Refused, Verdict, Welcome
+from specq.drafting import Drafter
+from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Welcome
 from specq.simulate.events import EventQueue
 from specq.simulate.settings import HostSettings
 from specq.verifier import Verifier

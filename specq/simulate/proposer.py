@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
+from specq.protocol import EngineError, Int32Array, ModelInfo, SamplingParams
 from specq.simulate.curve import HardwareCurve
 from specq.simulate.settings import DraftSettings
 from specq.simulate.stub_text import StubGuesses
-from specq.types import Int32Array, ModelInfo
 
 CONTEXT = -1  # the node id that stands for the committed context
 _MOST_NODES = 4096  # of one session, before those that were passed are forgotten

@@ -7,7 +7,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from specq import log
+from specq.runtime import log
 from specq.simulate.figures import Figures
 from specq.simulate.run import Speed, simulate_timed
 from specq.simulate.settings import Scenario

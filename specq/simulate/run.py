@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from specq.curve import StepCurve
+from specq.protocol import ModelInfo
 from specq.simulate.engine import TimedEngine
 from specq.simulate.figures import Counts, Figures, figures
 from specq.simulate.network import LineSettings
@@ -17,7 +17,7 @@ from specq.simulate.settings import NetworkSettings, Scenario
 from specq.simulate.stub_text import StubGuesses, StubText
 from specq.simulate.traffic import CLIENT, Users
 from specq.simulate.world import World
-from specq.types import ModelInfo
+from specq.verifier import StepCurve
 
 _BOOT_S = 1.0  # workers register before the first job comes
 _MAX_LENGTH = 2**31 - 1

@@ -11,8 +11,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from specq.errors import ConfigError, JobError
-from specq.params import Speculation
+from specq.protocol import ConfigError, JobError, Speculation
 
 Floats = tuple[float, ...]
 Points = tuple[tuple[float, ...], ...]
@@ -73,7 +72,7 @@ class DraftSettings(Section):
     drafters     how many there are; 0: none. models: how many draft models they are spread over; each errs by itself
     pass_ms      [[rows, milliseconds], ...]: a pass over so many nodes (and tokens without KV)
     acceptance, ranks, claims   as in `specq.simulate.stub_text.StubGuesses`
-    width, fan_out, max_ahead   as in `specq.sections.DraftConfig`
+    width, fan_out, max_ahead   as in `specq.config.sections.DraftConfig`
     """
 
     NAME = "draft"

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.types import Float32Array, Int32Array
+from specq.protocol import Float32Array, Int32Array
 
 _MASK = 2**64 - 1
 _SESSION, _POSITION, _TOKEN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7  # odd, without a pattern

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specq.errors import ConfigError
-from specq.params import Speculation
+from specq.protocol import ConfigError, Speculation
 from specq.simulate.settings import SECTIONS, Scenario
 
 Tables = dict[str, dict[str, Any]]

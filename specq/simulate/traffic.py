@@ -12,13 +12,21 @@ from typing import Any
 
 import numpy as np
 
-from specq.errors import EngineError
-from specq.messages import Failed, Submit, Tokens
-from specq.params import SamplingParams
+from specq.protocol import (
+    EngineError,
+    Failed,
+    Frames,
+    SamplingParams,
+    Submit,
+    Tokens,
+    array_frame,
+    decode,
+    decode_header,
+    type_of,
+)
 from specq.simulate.settings import Scenario
 from specq.simulate.stub_text import StubText
 from specq.simulate.world import World
-from specq.wire import Frames, array_frame, decode, decode_header, type_of
 
 CLIENT = b"users"
 _TOKENS = array_frame(Tokens, "token_ids")

@@ -1,6 +1,6 @@
 """A broker, its workers and clients, the lines between them, and a virtual clock.
 
-Everything travels as frames through `specq.wire`, as over sockets.
+Everything travels as frames through `specq.protocol.wire`, as over sockets.
 """
 
 from __future__ import annotations
@@ -9,18 +9,14 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
 
-from specq.broker.core import Broker
-from specq.broker.state import Connect, Effect, Send
-from specq.curve import StepCurve
-from specq.drafter import Drafter
-from specq.errors import ProtocolError
-from specq.messages import Heartbeat, Hello, Message
+from specq.broker import Broker, Connect, Effect, Send
+from specq.drafting import Drafter
+from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings
-from specq.verifier import Verifier
-from specq.wire import Frames, decode, encode
+from specq.verifier import StepCurve, Verifier
 
 ENDPOINT = "simulated"
 NEAR = LineSettings(delay_s=0.0001)

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.params import SamplingParams
-from specq.table import resolve
-from specq.types import Int32Array
+from specq.protocol import Int32Array, SamplingParams
+from specq.runtime import resolve
 from specq.verification.packing import Int64Array, Rows, make_rows
 from specq.verification.target_rows import LookUp, check_numbers
 from specq.verification.torch_rows import TorchRows
@@ -28,7 +27,7 @@ WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row
 KERNELS = {
     "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
     "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
-    "laws": "specq.verification.gpu_kernels.laws:laws_kernel",
+    "laws": "specq.verification.gpu_kernels.distributions:laws_kernel",
     "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
 }
 _compiled: dict[tuple[Any, ...], Any] = {}

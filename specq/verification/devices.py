@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specq.errors import EngineLostError
+from specq.protocol import EngineLostError
 from specq.verification import cuda_rows, host_rows
 from specq.verification.target_rows import TargetRows
 from specq.verification.torch_rows import TorchRows

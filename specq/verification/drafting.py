@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specq.params import SamplingParams
-from specq.types import Float32Array, Int32Array, UInt16Array
+from specq.protocol import Float32Array, Int32Array, SamplingParams, UInt16Array
 from specq.verification.sampling import target_probs
 
 FULL = 65535  # the weight of a law's likeliest token
@@ -25,7 +24,7 @@ FULL = 65535  # the weight of a law's likeliest token
 class SampledChildren:
     """Children of some contexts, drawn without replacement, in draw order.
 
-    ids i32[rows, k], weights u16[rows, k]: the laws, as in `specq.types.DraftLaws`
+    ids i32[rows, k], weights u16[rows, k]: the laws, as in `specq.protocol.types.DraftLaws`
     token_ids i32[rows, c]: -1 where a law had no more tokens
     scores f32[rows, c]: log of the chance that a draw from the target would agree, were the target's law the draft's:
                 sum of squares. It is known before the token is drawn; a score that depends on the token would bias what

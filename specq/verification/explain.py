@@ -12,8 +12,8 @@ import numpy as np
 import structlog
 import torch
 
-from specq.log import traced
-from specq.types import Judgement, SessionStep, Tree
+from specq.protocol import Judgement, SessionStep, Tree
+from specq.runtime import traced
 from specq.verification.devices import target_rows
 from specq.verification.packing import JudgedStep, node_tokens, pack, place
 from specq.verification.processors import shaped

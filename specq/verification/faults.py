@@ -14,9 +14,8 @@ import numpy as np
 import structlog
 import torch
 
-from specq.errors import EngineError, EngineLostError
-from specq.log import traced
-from specq.types import NO_TOKENS, Fault, Judgement, SessionStep
+from specq.protocol import NO_TOKENS, EngineError, EngineLostError, Fault, Judgement, SessionStep
+from specq.runtime import traced
 from specq.verification.devices import check_alive
 from specq.verification.draws import HASHED, Draws
 from specq.verification.judge import judge, judge_shaped, with_logprobs

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.compiler import library
-from specq.types import Float32Array, Float64Array, Int32Array
+from specq.protocol import Float32Array, Float64Array, Int32Array
+from specq.runtime import library
 from specq.verification.packing import Int64Array, Rows
 from specq.verification.target_rows import Edits, Laws, LookUp, check_numbers
 

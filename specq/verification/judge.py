@@ -15,8 +15,8 @@ from typing import Protocol
 
 import torch
 
-from specq.table import resolve
-from specq.types import Judgement, SessionStep
+from specq.protocol import Judgement, SessionStep
+from specq.runtime import resolve
 from specq.verification import STRATEGIES
 from specq.verification.devices import target_rows
 from specq.verification.draws import HASHED, Draws

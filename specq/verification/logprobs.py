@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specq.types import Int32Array, Logprobs
+from specq.protocol import Int32Array, Logprobs
 
 
 def logprobs(logits: torch.Tensor, token_ids: Int32Array, num_top: int) -> Logprobs:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.types import BoolArray, Float64Array, Judgement, Tree
+from specq.protocol import BoolArray, Float64Array, Judgement, Tree
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import TargetRows
 

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.types import Float32Array, Int32Array
+from specq.protocol import Float32Array, Int32Array
 from specq.verification.seeds import Domain, row_keys
 
 __all__ = [

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.params import SamplingParams
-from specq.types import Int32Array, Judgement, SessionStep
+from specq.protocol import Int32Array, Judgement, SamplingParams, SessionStep
 from specq.verification import seeds
 
 Int64Array = npt.NDArray[np.int64]

@@ -15,9 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
-from specq.types import Float32Array, History, Int32Array, Tree
+from specq.protocol import EngineError, Float32Array, History, Int32Array, SamplingParams, Tree
 from specq.verification.packing import Int64Array, JudgedStep
 
 Places = Int64Array  # of logits: rows * stride + token

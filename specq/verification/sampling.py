@@ -22,8 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specq.params import SamplingParams
-from specq.types import Int32Array
+from specq.protocol import Int32Array, SamplingParams
 from specq.verification import noise, torch_rows
 from specq.verification.devices import target_rows
 from specq.verification.packing import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys

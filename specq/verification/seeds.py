@@ -11,7 +11,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from specq.types import Int32Array
+from specq.protocol import Int32Array
 
 UInt64Array = npt.NDArray[np.uint64]
 

@@ -13,8 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from specq.errors import EngineError
-from specq.types import Float32Array, Float64Array, Int32Array
+from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array
 from specq.verification.packing import Int64Array, Rows
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from specq.types import Float32Array, Float64Array, Int32Array
+from specq.protocol import Float32Array, Float64Array, Int32Array
 from specq.verification import noise
 from specq.verification.packing import CUT, GREEDY, Int64Array, Rows, by_kind, noise_keys
 from specq.verification.target_rows import Edits, Laws, LookUp, check_numbers

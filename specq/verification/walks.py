@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.types import BoolArray, DraftLaws, Float64Array, Int32Array, Tree, UInt16Array
+from specq.protocol import BoolArray, DraftLaws, Float64Array, Int32Array, Tree, UInt16Array
 from specq.verification import host_rows
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import Edits

@@ -18,10 +18,10 @@ from specq.bench.settings import Settings
 from specq.bench.stubs import Verdicts, draft_frames
 from specq.cli import main
 from specq.client import Client
-from specq.errors import ConfigError, EngineError, JobError
-from specq.messages import Draft, Submit, Verdict
-from specq.text import TextCodec
-from specq.wire import decode
+from specq.protocol.errors import ConfigError, EngineError, JobError
+from specq.protocol.messages import Draft, Submit, Verdict
+from specq.protocol.wire import decode
+from specq.text.codec import TextCodec
 from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker
 from tests.secured import make_all
 from tests.tiny_text import tokenizer_json

@@ -16,9 +16,9 @@ from specq.bench.variants import LOOKUP, PLAIN, SHAPES, Variant, shapes, strateg
 from specq.cli import main
 from specq.client import Client
 from specq.client.parameters import read_parameters
-from specq.errors import ConfigError
-from specq.messages import Submit
-from specq.params import Speculation
+from specq.protocol.errors import ConfigError
+from specq.protocol.messages import Submit
+from specq.protocol.params import Speculation
 from specq.verification import STRATEGIES
 from tests.fake_broker import CODEC, FakeBroker
 

@@ -8,10 +8,10 @@ from typing import ClassVar, Self
 
 import zmq
 
-from specq.addresses import free_address
-from specq.errors import ProtocolError
-from specq.messages import Assign, Message, Refused, Release, Verdict, Welcome
-from specq.wire import Frames, decode
+from specq.config.addresses import free_address
+from specq.protocol.errors import ProtocolError
+from specq.protocol.messages import Assign, Message, Refused, Release, Verdict, Welcome
+from specq.protocol.wire import Frames, decode
 from tests.chaos.forgers import SEND_MS, Peer
 from tests.chaos.forging import Forger, Session
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import zmq
 
-from specq.addresses import free_address
-from specq.messages import (
+from specq.config.addresses import free_address
+from specq.protocol.messages import (
     MESSAGES,
     Assign,
     Cancel,
@@ -38,9 +38,9 @@ from specq.messages import (
     TokenizerChunk,
     Verdict,
 )
-from specq.params import SamplingParams
-from specq.types import ModelInfo
-from specq.wire import Frames, decode, encode, type_of
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import ModelInfo
+from specq.protocol.wire import Frames, decode, encode, type_of
 from tests.chaos.forging import Forger, Session
 
 BEAT_S = 0.1

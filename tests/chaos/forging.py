@@ -1,6 +1,6 @@
 """Well-formed messages with values that nobody honest sends: extreme, wrong, missing, too many, or right in the wrong place.
 
-A forger walks the fields of a message type as `specq.messages` has them, so a new message or field is forged without a line
+A forger walks the fields of a message type as `specq.protocol.messages` has them, so a new message or field is forged without a line
 here. Most values are plausible, so that a message comes as far as it can; a few are at a bound's limits, beyond them, or of
 another type. Ids, epochs and lanes come from what the forger was told of sessions that there are.
 """
@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from specq.bounds import Elements, Items, Json, OneOf, Pair, Range, Text
-from specq.messages import PROTOCOL_VERSION, Message
-from specq.params import SamplingParams, Speculation, Values
-from specq.types import ModelInfo
+from specq.protocol.bounds import Elements, Items, Json, OneOf, Pair, Range, Text
+from specq.protocol.messages import PROTOCOL_VERSION, Message
+from specq.protocol.params import SamplingParams, Speculation, Values
+from specq.protocol.types import ModelInfo
+from specq.protocol.wire import Frames, is_array
 from specq.verification import STRATEGIES
-from specq.wire import Frames, is_array
 
 KEYS = ("session_id", "job_id")
 JUNK = (None, True, -1, 2**31, 2**63, 2**64, 10**400, -(2**63), 1e-320, 1e308, float("nan"), float("inf"), "", "x" * 3000, [],

@@ -16,10 +16,9 @@ import orjson
 
 from specq.broker.core import Broker
 from specq.client.core import ClientCore
-from specq.curve import StepCurve
-from specq.drafter import Drafter
-from specq.errors import ProtocolError
-from specq.messages import (
+from specq.drafting.drafter import Drafter
+from specq.protocol.errors import ProtocolError
+from specq.protocol.messages import (
     MESSAGES,
     PROTOCOL_VERSION,
     Assign,
@@ -36,9 +35,10 @@ from specq.messages import (
     Tokens,
     Verdict,
 )
-from specq.params import SamplingParams
-from specq.verifier import Verifier
-from specq.wire import Frames, decode, encode
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import Frames, decode, encode
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
 from tests.toy import ToyEngine, ToyProposer, toy_info
 
 JOB, EPOCH = 1, 1

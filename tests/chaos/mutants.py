@@ -8,17 +8,18 @@ from typing import Any
 
 import pytest
 
-from specq.broker import core, placement
-from specq.broker.commits import Commit, read_commit
+from specq.broker import core
 from specq.broker.core import Broker
-from specq.broker.job_table import Jobs
-from specq.broker.jobs import Job
-from specq.broker.staffing import Staffing
+from specq.broker.jobs.commits import Commit, read_commit
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.table import Jobs
 from specq.broker.state import Effect
+from specq.broker.workers import placement
+from specq.broker.workers.assignment import Staffing
 from specq.client.core import ClientCore
-from specq.messages import Message, Open, Verdict
-from specq.types import Judgement, SessionStep
-from specq.verifier import Verifier
+from specq.protocol.messages import Message, Open, Verdict
+from specq.protocol.types import Judgement, SessionStep
+from specq.verifier.core import Verifier
 from tests.chaos.stubs import SlowEngine
 
 Patch = pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.broker.suspects import LONE_DEATHS
+from specq.broker.workers.quarantine import LONE_DEATHS
 from specq.simulate.network import LineSettings
 from tests.chaos.stubs import moody_text_is_right
 from tests.chaos.users import Client

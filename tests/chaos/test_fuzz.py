@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.errors import ProtocolError
-from specq.messages import PROTOCOL_VERSION, Assign, Message, Verdict
-from specq.params import SamplingParams
-from specq.wire import Frames, decode, encode
+from specq.protocol.errors import ProtocolError
+from specq.protocol.messages import PROTOCOL_VERSION, Assign, Message, Verdict
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import Frames, decode, encode
 from tests.chaos.fuzz import PARTIES, PROMPT, Parties, fuzz, real_messages
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from specq.errors import EngineError
+from specq.protocol.errors import EngineError
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.schedule import play
 

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from specq.errors import ProtocolError
-from specq.messages import MESSAGES
-from specq.wire import decode
+from specq.protocol.errors import ProtocolError
+from specq.protocol.messages import MESSAGES
+from specq.protocol.wire import decode
 from tests.chaos import values
 from tests.chaos.forging import Forger, Session
 from tests.chaos.fuzz import PARTIES, SUITED, Parties

@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specq import log
-from specq.drafter import Drafter
+from specq.config.sections import DraftConfig
+from specq.drafting.drafter import Drafter
 from specq.proposers import Children, Expansion
-from specq.sections import DraftConfig
-from specq.text import num_tokens, tokenizer_hash
+from specq.runtime import log
+from specq.text.codec import num_tokens, tokenizer_hash
+from specq.transport.broker_link import new_incarnation
+from specq.transport.loop import Stop
 from tests.tiny_text import tokenizer_json
 from tests.toy import ToyProposer, toy_info
 from workers.draft import DrafterLoop
-from workers.link import new_incarnation
-from workers.loop import Stop
 
 PASS_S = 0.001
 

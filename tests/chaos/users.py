@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed
-from specq.messages import Submit
+from specq.protocol.messages import Submit
 
 
 class Client:

@@ -29,9 +29,9 @@ import click
 import zmq
 
 from specq import Client
-from specq.addresses import free_address
 from specq.bench.machine import describe
-from specq.types import ModelInfo
+from specq.config.addresses import free_address
+from specq.protocol.types import ModelInfo
 from tests.chaos.between import Between
 from tests.chaos.forgers import ForgedBroker, ForgedClient, ForgedDrafter, ForgedVerifier, Peer
 from tests.chaos.forging import Forger

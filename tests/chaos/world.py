@@ -17,15 +17,15 @@ import numpy as np
 
 from specq.broker.core import Broker
 from specq.broker.state import Effect, Find, FindFinished, Send, Write
-from specq.curve import StepCurve
-from specq.drafter import Drafter
-from specq.messages import Accepted, Failed, Heartbeat, Hello, Message, Submit, Tokens
-from specq.params import SamplingParams
+from specq.drafting.drafter import Drafter
+from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, Message, Submit, Tokens
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import DrafterProcess, Process, VerifierProcess
-from specq.verifier import Verifier
-from specq.wire import Frames, decode, encode
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
 from tests.chaos.stubs import Moods, MoodyEngine, SlowEngine, slow_proposer
 from tests.chaos.users import Client
 from tests.journal.fake import FakeJournal

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from specq.client.cache import TokenizerCache
-from specq.messages import TokenizerChunk
+from specq.protocol.messages import TokenizerChunk
 from tests.fake_broker import INFO
 from tests.tiny_text import tokenizer_files
 

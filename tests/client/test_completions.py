@@ -9,8 +9,8 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.errors import JobError
-from specq.messages import Accepted, Cancel, Failed, Submit
+from specq.protocol.errors import JobError
+from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.verification.seeds import derived_seed
 from tests.fake_broker import CODEC, FakeBroker, answer, tokens
 

@@ -9,8 +9,8 @@ from specq.client.core import RETRY_MAX_S, STATUS, TOKENIZER, VERIFIER_WAIT_S, C
 from specq.client.events import JobDone, NewTokens, RequestFailed, StatusReport, TokenizerReady, Waiting
 from specq.client.pending import MAX_UNANSWERED
 from specq.client.stops import MAX_TRIES
-from specq.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
-from specq.params import SamplingParams
+from specq.protocol.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
+from specq.protocol.params import SamplingParams
 from tests.fake_broker import INFO, STATS, tokens
 
 TEXT = list(range(10, 30))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from specq.client.detached import JobDesk
-from specq.errors import JobError
-from specq.messages import Accepted, Submit
-from specq.params import SamplingParams
+from specq.protocol.errors import JobError
+from specq.protocol.messages import Accepted, Submit
+from specq.protocol.params import SamplingParams
 from tests.fake_broker import FakeBroker, answer
 
 

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, processors
 
 from specq.client.parameters import read_parameters
 from specq.client.request import Served, build_request
-from specq.errors import JobError
-from specq.text import TextCodec
+from specq.protocol.errors import JobError
+from specq.protocol.wire import decode, encode
+from specq.text.codec import TextCodec
 from specq.verification.seeds import derived_seed
-from specq.wire import decode, encode
 from tests.fake_broker import CODEC, INFO
 from tests.tiny_text import tokenizer_json
 

@@ -16,10 +16,10 @@ from typing import Self
 import numpy as np
 import zmq
 
-from specq.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict, Welcome
-from specq.sockets import connect_dealer
-from specq.types import ModelInfo
-from specq.wire import decode, encode
+from specq.protocol.messages import Assign, Draft, Heartbeat, Hello, Release, Verdict, Welcome
+from specq.protocol.types import ModelInfo
+from specq.protocol.wire import decode, encode
+from specq.transport.sockets import connect_dealer
 
 BEAT_S = 0.1
 FULL = 65_535

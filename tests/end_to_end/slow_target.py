@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 from specq.cli import main
 from specq.engines import ENGINES
-from specq.engines.torch_engine import TorchEngine
-from specq.types import Judgement, SessionStep
+from specq.engines.torch.engine import TorchEngine
+from specq.protocol.types import Judgement, SessionStep
 
 STEP_S = 0.008
 

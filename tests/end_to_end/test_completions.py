@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from specq import Client
-from specq.addresses import free_address
-from specq.config import load
+from specq.config.addresses import free_address
+from specq.config.loading import load
 from specq.verification.seeds import derived_seed
 from workers.up import Group, members
 

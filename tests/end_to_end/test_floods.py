@@ -15,10 +15,10 @@ import pytest
 import zmq
 
 from specq import Client
-from specq.keys import SECRET, curve_to_broker
-from specq.messages import Assign, Draft, FetchTokenizer, GetStatus, Heartbeat, Hello, Release, Verdict
-from specq.sockets import connect_dealer, try_send
-from specq.wire import decode, encode
+from specq.protocol.messages import Assign, Draft, FetchTokenizer, GetStatus, Heartbeat, Hello, Release, Verdict
+from specq.protocol.wire import decode, encode
+from specq.transport.keys import SECRET, curve_to_broker
+from specq.transport.sockets import connect_dealer, try_send
 from tests.secured import make_all, model
 from tests.toy import toy_text
 

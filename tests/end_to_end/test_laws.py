@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from specq import Client
-from specq.addresses import free_address
 from specq.client.result import Result
+from specq.config.addresses import free_address
 from tests.end_to_end.hostile import Hostile
 from tests.end_to_end.memoryless import (
     MARKOV,

@@ -16,12 +16,12 @@ import zmq
 from transformers import AutoModelForCausalLM
 
 from specq import Client
-from specq.addresses import free_address
 from specq.client.result import Result
-from specq.config import load
-from specq.messages import PROTOCOL_VERSION
+from specq.config.addresses import free_address
+from specq.config.loading import load
 from specq.models import resolve_model
-from specq.sockets import connect_dealer
+from specq.protocol.messages import PROTOCOL_VERSION
+from specq.transport.sockets import connect_dealer
 from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

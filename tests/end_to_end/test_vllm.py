@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from specq import Client
-from specq.addresses import free_address
 from specq.client.result import Result
-from specq.config import load
-from specq.cpu import available_cores
+from specq.config.addresses import free_address
+from specq.config.loading import load
+from specq.runtime.cpu import available_cores
 from tests.devices import NEEDS_VLLM, vllm_arguments
 from workers.up import Group, members
 

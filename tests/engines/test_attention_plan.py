@@ -9,8 +9,8 @@ from specq.engines.torch import rows as packing
 from specq.engines.torch.attention_plan import ITEM, BlockLayout, lay_out, max_list_length
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.rows import PackedRows, pack_steps
-from specq.params import SamplingParams
-from specq.types import NO_TREE, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, SessionStep, Tree
 from tests.checkpoints import random_tokens, random_tree
 
 GREEDY = SamplingParams()

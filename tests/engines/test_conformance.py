@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from specq.engines import ENGINES
-from specq.errors import EngineError
-from specq.params import SamplingParams
-from specq.table import resolve
-from specq.types import NO_TREE, SessionStep, Tree
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, SessionStep, Tree
+from specq.runtime.table import resolve
 from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 

@@ -12,9 +12,9 @@ import pytest
 
 from specq.engines.checkpoint import describe
 from specq.engines.fingerprint import fingerprint, tensors_hash
-from specq.errors import ConfigError
 from specq.models import resolve_model
-from specq.types import ModelInfo
+from specq.protocol.errors import ConfigError
+from specq.protocol.types import ModelInfo
 
 # What f8b254c called the fingerprint of the bundled target: journals from then hold it.
 FORMER = "23f5fd6edf13db6afa86118cf95218c49c25ca978bedb84c47b898185bd3b854"

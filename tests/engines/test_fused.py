@@ -18,12 +18,12 @@ from specq.engines.torch import loading
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import LoadedModel
 from specq.engines.torch.rows import PackedRows, pack_steps
-from specq.params import SamplingParams
 from specq.proposers import Expansion
 from specq.proposers.chain_model import ChainModel
 from specq.proposers.chains import chain_by_passes
 from specq.proposers.draft_model import DraftModel
-from specq.types import SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import SessionStep, Tree
 from tests.checkpoints import (
     CONFIGS,
     VOCAB,

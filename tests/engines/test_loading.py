@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.engines.checkpoint import fingerprint
 from specq.engines.torch import loading
+from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.rows import RowPacker
-from specq.engines.torch_engine import TorchEngine
-from specq.errors import ConfigError
+from specq.protocol.errors import ConfigError
 from tests.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from specq import compiler
 from specq.engines.torch.compiler import SOURCE, kernels
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import NativeForward, pack_panels
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.engines.torch.top import top_tokens
+from specq.runtime import compiler
 from tests.checkpoints import make_checkpoint, random_tokens, random_tree
 
 KINDS = ("llama", "llama-bias", "llama-bf16", "qwen2", "qwen3")

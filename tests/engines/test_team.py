@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from specq.cpu import available_cores
 from specq.engines.torch import compiler, native
+from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
 from specq.engines.torch.rows import PackedRows, RowPacker
-from specq.engines.torch_engine import TorchEngine
-from specq.errors import ConfigError
+from specq.protocol.errors import ConfigError
+from specq.runtime.cpu import available_cores
 from tests.checkpoints import CONFIGS, make_checkpoint, random_tokens
 
 SLOTS = 1024
 RUN_AND_LEAVE = """
 import sys
 import numpy as np
-from specq.engines.torch_engine import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 engine = TorchEngine(sys.argv[1], device="cpu", kv_slots=256, threads=3)
 engine.step_times([32, 32])
 print("done", flush=True)

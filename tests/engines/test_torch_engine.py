@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from specq.engines.profiling import REPEATS
+from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
-from specq.engines.torch_engine import TorchEngine
-from specq.errors import EngineError
-from specq.params import SamplingParams
-from specq.types import NO_TREE, Int32Array, Judgement, SessionStep, Tree
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, Int32Array, Judgement, SessionStep, Tree
 from tests.checkpoints import (
     CONFIGS,
     VOCAB,

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import structlog
 
-from specq.curve import StepCurve
-from specq.engines.torch_engine import TorchEngine
-from specq.engines.vllm_engine import VllmEngine
-from specq.errors import EngineError
-from specq.history import Past
-from specq.messages import Open, Verdict
-from specq.params import SamplingParams
-from specq.types import NO_TREE, DraftLaws, Int32Array, SessionStep, Tree
+from specq.engines.torch.engine import TorchEngine
+from specq.engines.vllm.engine import VllmEngine
+from specq.protocol.errors import EngineError
+from specq.protocol.messages import Open, Verdict
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, DraftLaws, Int32Array, SessionStep, Tree
 from specq.verification import STRATEGIES
-from specq.verifier import Verifier
+from specq.verifier.core import Verifier
+from specq.verifier.history import Past
+from specq.verifier.step_curve import StepCurve
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
 from tests.devices import NEEDS_VLLM, vllm_arguments
 

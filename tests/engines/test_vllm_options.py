@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specq.engines.torch_engine import TorchEngine
-from specq.engines.vllm_engine import VllmEngine
-from specq.errors import ConfigError
+from specq.engines.torch.engine import TorchEngine
+from specq.engines.vllm.engine import VllmEngine
+from specq.protocol.errors import ConfigError
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_VLLM, vllm_arguments
 

@@ -12,20 +12,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specq import log
 from specq.cli import main as specq
-from specq.curve import StepCurve
-from specq.errors import EngineLostError
-from specq.sections import BrokerConfig, Config, TargetConfig, UpConfig
-from specq.text import num_tokens, tokenizer_hash
-from specq.types import Judgement, SessionStep
-from specq.verifier import Verifier
+from specq.config.sections import BrokerConfig, Config, TargetConfig, UpConfig
+from specq.protocol.errors import EngineLostError
+from specq.protocol.types import Judgement, SessionStep
+from specq.runtime import log
+from specq.text.codec import num_tokens, tokenizer_hash
+from specq.transport.broker_link import new_incarnation
+from specq.transport.loop import Stop
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
 from tests.journal.toy_target import SlowEngine
 from tests.tiny_text import tokenizer_files, tokenizer_json
 from tests.toy import toy_info
 from workers import up
-from workers.link import new_incarnation
-from workers.loop import Stop
 from workers.target import VerifierLoop
 
 MAGIC, LOST, RAISES = 99, 98, 97  # tokens of which a step ends the process, loses the engine, raises an ordinary error

@@ -27,11 +27,11 @@ import zmq
 
 sys.path.insert(0, str(Path.cwd()))
 
-from specq.addresses import free_address
 from specq.client.sync import Client
-from specq.messages import Failed, Submit, Tokens
-from specq.params import SamplingParams, Speculation
-from specq.wire import decode, encode
+from specq.config.addresses import free_address
+from specq.protocol.messages import Failed, Submit, Tokens
+from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.wire import decode, encode
 
 NAME = "f8b254c"
 PATIENCE_S = 120.0

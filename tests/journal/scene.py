@@ -17,7 +17,7 @@ from specq.broker.core import Broker
 from specq.broker.state import Effect, Find, Send, Write
 from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed
-from specq.messages import (
+from specq.protocol.messages import (
     Accepted,
     Close,
     Committed,
@@ -32,8 +32,8 @@ from specq.messages import (
     Tokens,
     Verdict,
 )
-from specq.params import SamplingParams
-from specq.wire import decode, encode
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
 from tests.journal.fake import FakeJournal
 from tests.toy import next_token, toy_info
 

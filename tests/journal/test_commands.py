@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from specq import Client
 from specq.cli import main
 from specq.client.detached import JobDesk
-from specq.client.wishes import label_of
-from specq.errors import JobError
-from specq.messages import Submit
-from specq.params import SamplingParams
-from specq.text import TextCodec
+from specq.client.job_options import label_of
+from specq.protocol.errors import JobError
+from specq.protocol.messages import Submit
+from specq.protocol.params import SamplingParams
+from specq.text.codec import TextCodec
 from tests.journal.test_processes import BEATS, TOY, Process, wait_until
 from tests.tiny_text import tokenizer_files
 from tests.toy import toy_text

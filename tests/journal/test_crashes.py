@@ -9,11 +9,11 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from specq.broker.intake import Intake
-from specq.broker.job_table import Jobs
-from specq.broker.jobs import Job
-from specq.messages import Follow
-from specq.wire import encode
+from specq.broker.jobs.intake import Intake
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.table import Jobs
+from specq.protocol.messages import Follow
+from specq.protocol.wire import encode
 from tests.journal.fake import FakeJournal
 from tests.journal.scene import CLIENT, Scene
 from tests.toy import toy_text

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from specq.broker.core import Broker
+from specq.broker.journal_link import JournalLink
 from specq.broker.state import Find, FindFinished, Write
-from specq.errors import JournalBusyError, JournalLostError
-from specq.journal.reader import JournalReader
-from specq.journal.store import Journal, Kept
+from specq.config.sections import BrokerConfig
+from specq.journal.sqlite.reader import JournalReader
+from specq.journal.sqlite.store import Journal, Kept
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
-from specq.sections import BrokerConfig
+from specq.protocol.errors import JournalBusyError, JournalLostError
 from tests.journal.test_store import added, ended, taken
-from workers.journal import JournalLink
 
 PATIENCE_S = 30.0
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from specq.messages import Failed, Follow, Tokens
-from specq.wire import decode, encode
+from specq.protocol.messages import Failed, Follow, Tokens
+from specq.protocol.wire import decode, encode
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ import pytest
 
 from specq import Client
 from specq.client import Job
-from specq.errors import JobError
+from specq.protocol.errors import JobError
 from tests.journal.deadly import BEATS, LOST, MAGIC, RAISES, STATUS
 from tests.toy import toy_text
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from specq import Client
-from specq.addresses import free_address
-from specq.errors import JobError
-from specq.journal.store import connect
+from specq.config.addresses import free_address
+from specq.journal.sqlite.store import connect
+from specq.protocol.errors import JobError
 from tests.toy import toy_text
 
 pytestmark = pytest.mark.slow

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from specq.broker.admission.limits import REQUEST_BYTES, REQUESTS_S
 from specq.broker.core import Broker
-from specq.broker.limits import REQUEST_BYTES, REQUESTS_S
 from specq.broker.state import Find, Send, Write
 from specq.journal.records import JobEnded, JobTaken, Record
-from specq.journal.store import Journal
+from specq.journal.sqlite.store import Journal
 from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
-from specq.messages import Failed, Hello, Submit
-from specq.params import SamplingParams
-from specq.wire import decode, encode
+from specq.protocol.messages import Failed, Hello, Submit
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
 from tests.journal.test_store import added, ended, taken
 from tests.toy import toy_info
 

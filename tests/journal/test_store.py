@@ -13,10 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specq.errors import ConfigError, JournalBusyError, JournalLostError
-from specq.journal import fence
 from specq.journal.logprob_rows import pack, unpack
-from specq.journal.reader import JournalReader
 from specq.journal.records import (
     Deaths,
     JobBound,
@@ -28,12 +25,15 @@ from specq.journal.records import (
     StoredJob,
     TokensAdded,
 )
-from specq.journal.room import room
-from specq.journal.schema import STEPS, prepare
-from specq.journal.store import Journal, connect
-from specq.logprob_record import LogprobRecord
-from specq.messages import Submit
-from specq.params import SamplingParams, Speculation
+from specq.journal.sqlite import fence
+from specq.journal.sqlite.reader import JournalReader
+from specq.journal.sqlite.room import room
+from specq.journal.sqlite.schema import STEPS, prepare
+from specq.journal.sqlite.store import Journal, connect
+from specq.protocol.errors import ConfigError, JournalBusyError, JournalLostError
+from specq.protocol.logprob_record import LogprobRecord
+from specq.protocol.messages import Submit
+from specq.protocol.params import SamplingParams, Speculation
 from tests.journal.fake import FakeJournal
 
 PARAMS = SamplingParams(temperature=0.5, seed=2**62, stop=("ü",), logit_bias=((3, -1.5),), logprobs=1)
@@ -206,7 +206,7 @@ def test_an_id_that_comes_again_begins_anew(open_journal: Open) -> None:
 
 def test_commits_of_jobs_that_ended_are_cleared_away(open_journal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they are many, and more than those of use; the others stay."""
-    monkeypatch.setattr("specq.journal.store.MOST_STALE", 30)
+    monkeypatch.setattr("specq.journal.sqlite.store.MOST_STALE", 30)
     journal, most = open_journal(), 0
     journal.write([taken(1000)])
     for job_id in range(1, 60):
@@ -390,7 +390,7 @@ def test_a_frozen_owner_is_shut_out(open_journal: Open, path: Path) -> None:
 
 def test_planted_no_fence_is_caught(open_journal: Open, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the look at the fence both write."""
-    monkeypatch.setattr("specq.journal.store.is_newest", lambda connection, number: True)
+    monkeypatch.setattr("specq.journal.sqlite.store.is_newest", lambda connection, number: True)
     with pytest.raises(pytest.fail.Exception):
         take_over_and_go_on(open_journal)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from specq.client.wishes import id_of, label_of, split_wishes
-from specq.errors import JobError
-from specq.results_file import SUFFIX
+from specq.client.job_options import id_of, label_of, split_wishes
+from specq.client.results_file import SUFFIX
+from specq.protocol.errors import JobError
 from tests.journal.test_commands import Deployment, deployment  # noqa: F401 - a fixture
 from tests.journal.test_processes import PATIENCE_S, wait_until
 from tests.toy import toy_text

@@ -10,16 +10,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specq import log
-from specq.curve import StepCurve
-from specq.sections import TargetConfig
-from specq.text import num_tokens, tokenizer_hash
-from specq.types import Judgement, ModelInfo, SessionStep
-from specq.verifier import Verifier
+from specq.config.sections import TargetConfig
+from specq.protocol.types import Judgement, ModelInfo, SessionStep
+from specq.runtime import log
+from specq.text.codec import num_tokens, tokenizer_hash
+from specq.transport.broker_link import new_incarnation
+from specq.transport.loop import Stop
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
 from tests.tiny_text import tokenizer_files, tokenizer_json
 from tests.toy import ToyEngine, toy_info
-from workers.link import new_incarnation
-from workers.loop import Stop
 from workers.target import VerifierLoop
 
 

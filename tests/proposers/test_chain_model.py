@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
 from specq.proposers import Expansion
 from specq.proposers.chain_model import NO_TOKEN, ChainModel, Chains
 from specq.proposers.chains import chain_by_passes
 from specq.proposers.draft_model import DraftModel
 from specq.proposers.profiling import level_times
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
 from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)

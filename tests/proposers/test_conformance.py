@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.params import SamplingParams
 from specq.proposers import MODEL_FREE, PROPOSERS, Expansion
-from specq.table import resolve
+from specq.protocol.params import SamplingParams
+from specq.runtime.table import resolve
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 

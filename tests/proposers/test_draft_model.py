@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
 from specq.proposers import Children, Expansion
 from specq.proposers import contexts as module
 from specq.proposers.draft_model import DraftModel
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
 from specq.verification.drafting import truncated_laws
 from specq.verification.sampling import perturbed_scores
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits

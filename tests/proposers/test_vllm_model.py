@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
 from specq.proposers import Expansion
 from specq.proposers.draft_model import DraftModel
 from specq.proposers.vllm_model import VllmModel
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
 from tests.checkpoints import make_checkpoint, random_tokens
 from tests.devices import NEEDS_VLLM, vllm_arguments
 

@@ -18,16 +18,16 @@ import pytest
 import zmq
 
 from specq import Client
-from specq.addresses import free_address
 from specq.client.detached import JobDesk
 from specq.client.sync import count_ready
-from specq.errors import ConfigError, JobError
-from specq.keys import curve_to_broker, make_keys
-from specq.messages import Submit
-from specq.params import SamplingParams
+from specq.config.addresses import free_address
+from specq.protocol.errors import ConfigError, JobError
+from specq.protocol.messages import Submit
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
 from specq.simulate.network import LineSettings
-from specq.sockets import bind_router, connect_dealer, drain
-from specq.wire import decode, encode
+from specq.transport.keys import curve_to_broker, make_keys
+from specq.transport.sockets import bind_router, connect_dealer, drain
 from tests.secured import make_all, served
 from tests.toy import toy_text
 

@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
-from specq.engines.torch_engine import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specq.params import SamplingParams
-from specq.types import Judgement, Logprobs
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import Judgement, Logprobs
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "numerics.py"
 PROMPTS = [[5, 6, 7 + i] for i in range(20)]

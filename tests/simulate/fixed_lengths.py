@@ -14,10 +14,11 @@ from unittest import mock
 
 import numpy as np
 
-from specq import log, scheduler
 from specq.bench.machine import describe
+from specq.runtime import log
 from specq.simulate import Scenario, simulate
 from specq.simulate.calibration import read_measured
+from specq.verifier import scheduler
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
 SCENARIO = {

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 
-from specq.errors import ConfigError
+from specq.protocol.errors import ConfigError
 from specq.simulate.calibration import Measured, drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.hosts import measure_host

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.errors import EngineError
+from specq.protocol.errors import EngineError
 from specq.simulate.events import EventQueue
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.errors import ConfigError
+from specq.protocol.errors import ConfigError
 from specq.simulate.network import Line, LineSettings
 
 

@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.errors import EngineError
-from specq.params import Speculation
+from specq.protocol.errors import EngineError
+from specq.protocol.params import Speculation
+from specq.protocol.types import Judgement
 from specq.simulate import Scenario, simulate
 from specq.simulate.engine import TimedEngine
 from specq.simulate.run import Simulation
@@ -20,7 +21,6 @@ from specq.simulate.settings import (
     NetworkSettings,
     TrafficSettings,
 )
-from specq.types import Judgement
 
 T_S = 0.025
 NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)
@@ -148,7 +148,7 @@ def test_the_same_scenario_gives_the_same_figures():
     assert simulate(replace(one, traffic=replace(traffic, seed=5))).to_dict() != figures
     program = (
         "import json\nfrom specq.simulate import *\nfrom specq.simulate.settings import *\n"
-        f"from specq.params import Speculation\nprint(json.dumps(simulate({one!r}).to_dict()))"
+        f"from specq.protocol.params import Speculation\nprint(json.dumps(simulate({one!r}).to_dict()))"
     )
     other = subprocess.run(
         [sys.executable, "-c", program], check=True, capture_output=True, text=True, env={"PYTHONHASHSEED": "7"}

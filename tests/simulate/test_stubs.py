@@ -6,15 +6,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
 from specq.proposers import Expansion
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import SessionStep, Tree
 from specq.simulate.curve import HardwareCurve
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
 from specq.simulate.settings import DraftSettings, EngineSettings
 from specq.simulate.stub_text import StubGuesses, StubText
-from specq.types import SessionStep, Tree
 from tests.toy import toy_info
 
 TEXT = StubText(seed=5)

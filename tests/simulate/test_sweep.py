@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from specq.errors import ConfigError
+from specq.protocol.errors import ConfigError
 from specq.simulate.calibration import to_toml
 from specq.simulate.settings import Scenario
 from specq.simulate.sweep import apply_settings, points, read_tables

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specq.messages import Assign, Close, Committed, Draft, Open, Verdict
-from specq.params import Speculation
+from specq.protocol.messages import Assign, Close, Committed, Draft, Open, Verdict
+from specq.protocol.params import Speculation
 from specq.simulate.run import Simulation
 from specq.simulate.settings import (
     DraftSettings,

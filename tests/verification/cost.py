@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from specq.bench.machine import describe
-from specq.params import SamplingParams
+from specq.protocol.params import SamplingParams
 from specq.verification.devices import warm_up
 from specq.verification.judge import judge
 from tests.verification.workload import Tiny, chains

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from specq.params import SamplingParams
-from specq.types import DraftLaws, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import DraftLaws, SessionStep, Tree
 from specq.verification.judge import judge
 from tests.verification import oracle
 

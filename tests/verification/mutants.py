@@ -2,7 +2,7 @@
 
 import shutil
 
-from specq.compiler import FLAGS, library
+from specq.runtime.compiler import FLAGS, library
 from specq.verification.host_rows import SOURCE
 
 
@@ -15,7 +15,7 @@ def mutated_kernels(directory, monkeypatch, before, after):
     for path, text in texts.items():
         path.write_text(text.replace(before, after), "utf-8")
     monkeypatch.setenv("SPECQ_CACHE", str(directory / "cache"))
-    monkeypatch.setattr("specq.compiler.FLAGS", ("-O0", *FLAGS[1:]))  # each is built once, and hardly run
+    monkeypatch.setattr("specq.runtime.compiler.FLAGS", ("-O0", *FLAGS[1:]))  # each is built once, and hardly run
     built = library(kernels / SOURCE.name)
     assert built is not None, "the mutant does not compile"
     return built

@@ -11,12 +11,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from specq.messages import Draft, Open
-from specq.nodes import pack_laws
-from specq.params import SamplingParams
-from specq.scheduler import plan
-from specq.session import Session
-from specq.types import Law
+from specq.protocol.draft_distributions import pack_laws
+from specq.protocol.messages import Draft, Open
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import Law
+from specq.verifier.scheduler import plan
+from specq.verifier.session import Session
 
 CONTEXT = (0,)
 TARGET, DRAFT, SCORE, SHAPE, POINT = range(5)  # what random functions of a context say

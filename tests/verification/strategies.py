@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from specq.params import SamplingParams
-from specq.types import DraftLaws, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import DraftLaws, SessionStep, Tree
 
 VOCAB = 12
 

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from specq.errors import EngineError
-from specq.history import Past
-from specq.params import SamplingParams
-from specq.types import SessionStep
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import SessionStep
 from specq.verification import STRATEGIES, noise
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.judge import judge
@@ -17,6 +16,7 @@ from specq.verification.packing import make_rows, place
 from specq.verification.processors import shaped
 from specq.verification.seeds import Domain, row_keys
 from specq.verification.torch_rows import TorchRows
+from specq.verifier.history import Past
 from tests.devices import NEEDS_CUDA
 from tests.verification.workload import chains
 

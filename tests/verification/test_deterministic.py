@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.errors import ConfigError
-from specq.params import SamplingParams
-from specq.types import NO_TREE, SessionStep, Tree
+from specq.protocol.errors import ConfigError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.verification.judge import judge
 from tests.verification import oracle
 from tests.verification.strategies import packed_logits, split, steps

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.params import SamplingParams
+from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children, truncated_laws
 from tests.verification import oracle
 

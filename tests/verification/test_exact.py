@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.params import SamplingParams
-from specq.types import NO_TREE
-from specq.verification import host_rows, probabilistic, walks
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE
+from specq.verification import host_rows, walks
 from specq.verification.longest import longest_path
+from specq.verification.strategies import probabilistic
 from tests.verification import exact
 from tests.verification.exact import World, drafts, error, joint_law, point, sampled
 from tests.verification.mutants import mutated_kernels

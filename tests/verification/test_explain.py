@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.engines import torch_engine
-from specq.engines.torch_engine import TorchEngine
-from specq.params import SamplingParams
-from specq.sections import TargetConfig
-from specq.types import NO_TREE, DraftLaws, SessionStep, Tree
+from specq.config.sections import TargetConfig
+from specq.engines.torch import engine as torch_engine
+from specq.engines.torch.engine import TorchEngine
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, DraftLaws, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verification.explain import explain, log_decisions
 from specq.verification.judge import judge

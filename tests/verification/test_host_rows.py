@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
 from specq.verification import draws, host_rows
 from specq.verification.host_rows import HostRows, kernels
 from specq.verification.packing import make_rows

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.errors import EngineError
-from specq.history import Past
-from specq.params import SamplingParams
-from specq.types import NO_TREE, SessionStep
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, SessionStep
 from specq.verification import host_rows
 from specq.verification.judge import judge
 from specq.verification.packing import place
 from specq.verification.processors import shaped
+from specq.verifier.history import Past
 from tests.verification.strategies import VOCAB, packed_logits, trees
 
 TOKENS = st.integers(0, VOCAB - 1)

@@ -9,16 +9,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specq import scheduler
-from specq import session as session_module
-from specq.curve import StepCurve
-from specq.messages import Open
-from specq.nodes import in_order
-from specq.params import SamplingParams
-from specq.session import Session
-from tests.test_session import make_draft
+from specq.protocol.messages import Open
+from specq.protocol.params import SamplingParams
+from specq.verifier import scheduler
+from specq.verifier import session as session_module
+from specq.verifier.draft_tree import in_order
+from specq.verifier.session import Session
+from specq.verifier.step_curve import StepCurve
 from tests.verification import exact, rounds
 from tests.verification.rounds import FIRST_LANE, POINT_LANE, Serving, World, distance, num_draws
+from tests.verifier.test_session import make_draft
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EXACT = 1e-9  # total variation

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.params import SamplingParams
+from specq.protocol.params import SamplingParams
 from specq.verification.sampling import choose_tokens, perturbed_scores, target_probs
 from tests.verification import oracle
 from tests.verification.strategies import sampling_params

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
-from specq.types import NO_TREE, SessionStep
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import NO_TREE, SessionStep
 from specq.verification import LOSSY, STRATEGIES, draws, is_lossless, packing
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specq.bounds import MIN_TEMPERATURE
-from specq.draft_session import drafting_params
-from specq.params import SamplingParams, Speculation
+from specq.drafting.session import drafting_params
+from specq.protocol.bounds import MIN_TEMPERATURE
+from specq.protocol.params import SamplingParams, Speculation
 from specq.verification import STRATEGIES
 from specq.verification.drafting import truncated_laws
 from specq.verification.judge import judge

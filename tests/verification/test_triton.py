@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specq.errors import EngineError
-from specq.params import SamplingParams
+from specq.protocol.errors import EngineError
+from specq.protocol.params import SamplingParams
 from specq.verification import cuda_rows
 from specq.verification.cuda_rows import CudaRows
 from specq.verification.packing import make_rows

@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from specq.bench.prompts import load_prompts
-from specq.engines.torch_engine import TorchEngine
+from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.params import SamplingParams
-from specq.text import TextCodec, load_tokenizer_files
-from specq.types import DraftLaws, SessionStep, Tree
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import DraftLaws, SessionStep, Tree
+from specq.text.codec import TextCodec, load_tokenizer_files
 from specq.verification.drafting import draw_children, truncated_laws
 from specq.verification.sampling import choose_tokens
 

@@ -11,3 +11,10 @@
 Both forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
 engine and the draft-model proposer use either without knowing which.
 """
+
+from specq.engines.torch.kv_pool import KvPool
+from specq.engines.torch.loading import LoadedModel, chain_drafter, load
+from specq.engines.torch.rows import ChainStart, RowPacker
+from specq.engines.torch.top import rank_tokens
+
+__all__ = ["ChainStart", "KvPool", "LoadedModel", "RowPacker", "chain_drafter", "load", "rank_tokens"]

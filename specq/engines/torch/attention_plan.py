@@ -32,7 +32,7 @@ import numpy as np
 
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.rows import PackedRows, address
-from specq.types import Int32Array
+from specq.protocol import Int32Array
 
 ITEM = 8  # integers
 LENGTH = 3  # where in an item its list's length stands

@@ -23,8 +23,7 @@ from specq.engines.torch.fused_layers import Batch
 from specq.engines.torch.fused_top import is_uncut
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.rows import ChainStart, PackedRows, RowPacker
-from specq.params import SamplingParams
-from specq.types import Float32Array, Int32Array
+from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.noise import Domain, row_keys
 
 MAX_STEPS = 32

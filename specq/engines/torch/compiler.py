@@ -1,11 +1,11 @@
-"""The C kernels of the engine's fast CPU path, built at first use; see `specq.compiler`."""
+"""The C kernels of the engine's fast CPU path, built at first use; see `specq.runtime.compiler`."""
 
 from __future__ import annotations
 
 import ctypes
 from pathlib import Path
 
-from specq.compiler import library
+from specq.runtime import library
 
 SOURCE = Path(__file__).parent / "kernels" / "forward.c"
 

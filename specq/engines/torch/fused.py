@@ -21,7 +21,7 @@ from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_tiles import NARROW
 from specq.engines.torch.fused_weights import merge
 from specq.engines.torch.rows import PackedRows
-from specq.types import Int32Array
+from specq.protocol import Int32Array
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
 BEYOND = 64  # sizes above the largest are multiples of this

@@ -12,8 +12,7 @@ import torch
 import triton
 
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
-from specq.params import SamplingParams
-from specq.types import Float32Array, Int32Array
+from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.noise import Domain, row_keys
 
 TILE = 1024  # tokens

@@ -19,8 +19,7 @@ from transformers import AttentionInterface
 
 from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.engines.torch.rows import PackedRows
-from specq.errors import ConfigError
-from specq.types import BoolArray
+from specq.protocol import BoolArray, ConfigError
 
 ATTENTION = "specq"
 # What some architectures add to attention and this one has not.

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.errors import EngineError
-from specq.types import Int32Array
+from specq.protocol import EngineError, Int32Array
 
 BLOCK = 16  # tokens
 NO_BLOCK = -1  # the id before the first block of any context

@@ -25,8 +25,7 @@ from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import ALONE, NativeForward, Threads, supports
 from specq.engines.torch.rows import RowPacker
-from specq.errors import ConfigError
-from specq.types import ModelInfo
+from specq.protocol import ConfigError, ModelInfo
 
 TESTED = ("llama", "opt", "qwen2", "qwen3")
 DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit

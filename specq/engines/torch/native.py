@@ -22,7 +22,7 @@ import torch
 
 from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.engines.torch.rows import PackedRows, address
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone

@@ -15,8 +15,7 @@ from itertools import accumulate, chain, islice, pairwise
 import numpy as np
 
 from specq.engines.torch.compiler import kernels
-from specq.params import SamplingParams
-from specq.types import Int32Array, SessionStep
+from specq.protocol import Int32Array, SamplingParams, SessionStep
 
 MANY_ROWS = 6  # from which on a call of C is faster than lists
 

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from specq.engines.torch.compiler import kernels
-from specq.params import SamplingParams
-from specq.types import Float32Array, Int32Array
+from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification.sampling import perturbed_scores
 
 FEW = 8  # tokens that one of the device's programs looks for, one after the other

@@ -1,4 +1,4 @@
-"""The parts of the vLLM engine; `specq.engines.vllm_engine` puts them together. vLLM is imported nowhere else.
+"""The parts of the vLLM engine; `specq.engines.vllm.engine` puts them together. vLLM is imported nowhere else.
 
 `versions` says which vLLM was tested, and in which of two ways to drive it; `options` turns a verifier's options into
 vLLM's own. Way B (`sessions`): each session is one long-lived request, stepped by a scheduler of our own (`scheduler`,

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from specq.errors import ConfigError
+from specq.protocol import ConfigError
 
 CPU_KV_BYTES = 1 << 30
 BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32

@@ -14,9 +14,8 @@ import torch
 from vllm import SamplingParams
 
 from specq.engines.vllm.asking import ALL, Asker, asking, last_rows
-from specq.errors import EngineError
-from specq.params import SamplingParams as JobParams
-from specq.types import Int32Array, Judgement, SessionStep
+from specq.protocol import EngineError, Int32Array, Judgement, SessionStep
+from specq.protocol import SamplingParams as JobParams
 from specq.verification.faults import judge_each
 
 MAX_CHAIN = 16
@@ -24,7 +23,7 @@ BY_ARGMAX = frozenset({"deterministic", "probabilistic", "greedy"})  # of strate
 
 
 class Prompts:
-    """Sessions as prompts; made with the arguments of `EngineArgs`; see `specq.engines.vllm_engine.Way`."""
+    """Sessions as prompts; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
 
     max_chain = MAX_CHAIN
 

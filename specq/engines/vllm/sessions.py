@@ -14,8 +14,7 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 from specq.engines.vllm.scheduler import Grant, Holding, SessionScheduler
-from specq.errors import ConfigError, EngineError, EngineLostError
-from specq.types import Int32Array, Judgement, SessionStep
+from specq.protocol import ConfigError, EngineError, EngineLostError, Int32Array, Judgement, SessionStep
 
 MAX_CHAIN = 16
 OPTIONS = {
@@ -31,7 +30,7 @@ OPTIONS = {
 
 
 class Sessions:
-    """Sessions as requests; made with the arguments of `EngineArgs`; see `specq.engines.vllm_engine.Way`."""
+    """Sessions as requests; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
 
     max_chain = MAX_CHAIN
 

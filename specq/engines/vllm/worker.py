@@ -14,8 +14,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from specq.errors import EngineError
-from specq.types import Judgement, SessionStep
+from specq.protocol import EngineError, Judgement, SessionStep
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each

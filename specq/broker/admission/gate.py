@@ -1,0 +1,127 @@
+"""What the broker lets in from its front: drafts and requests, by role, by share, by form.
+
+Rules: what is not let in is counted and dropped, and whoever may know why is told. A draft is passed on unread but for who
+sent it and how much; the laws of drafters that nobody trusts are taken off, so that their nodes are judged as point masses,
+which is exact whatever they are. Drafts are not sent to a verifier that is silent, so that what waits for it is what it must
+hear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from specq.broker.admission.limits import admit_draft, check_heartbeat, clipped
+from specq.broker.admission.roles import NOBODY, forbidden
+from specq.broker.state import Effect, Send, State
+from specq.broker.workers.registry import Worker
+from specq.protocol import (
+    ID,
+    NAME,
+    Cancel,
+    Draft,
+    Failed,
+    Follow,
+    Heartbeat,
+    Hello,
+    Message,
+    ProtocolError,
+    Refused,
+    Submit,
+    decode,
+    decode_header,
+    encode,
+    named_type,
+    stripped,
+)
+
+MAX_WORKERS = 4096
+_AWAITED = (Submit, Follow, Cancel, Hello)  # whoever sends one waits for an answer
+QUIET_BEATS = 3  # heartbeats without a word, after which a verifier is sent no drafts
+
+
+class Gate:
+    """Looks at each message of the front before it is handled; `who` is the name of the key that it came with."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def admit(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> Message | None:
+        """Return a request or a worker's message that may be handled; raises ProtocolError for a malformed one."""
+        if not self.state.limits.admit_request(who or identity.hex(), sum(map(len, frames)), now):
+            self.state.counts["limited_requests"] += 1
+            return None
+        try:
+            message = decode(frames)
+        except ProtocolError as error:
+            self._answer_unreadable(identity, frames, who, error)
+            raise
+        if isinstance(message, Heartbeat):
+            check_heartbeat(self.state.roster.get(identity), message)
+        reason = self._reason_against(identity, message, who)
+        if not reason:
+            return message
+        self.state.counts["forbidden"] += 1
+        answer = forbidden(message, reason)
+        if answer is not None:
+            self.state.send_front(identity, answer)
+        return None
+
+    def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
+        """Tell a peer why its message cannot be read, where its key and type can: it would wait, or ask, for ever."""
+        kind = named_type(frames)
+        if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
+            return
+        job_id, reason = (
+            int.from_bytes(frames[0], "little"),
+            clipped(f"the broker cannot read this {kind.TYPE}: {error}"),
+        )
+        if kind is Hello:
+            self.state.send_front(identity, Refused(reason=reason))
+        elif job_id and ID.admits(job_id):
+            self.state.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
+
+    def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
+        if not isinstance(message, Hello):
+            return self.state.roles.refusal(identity, who, type(message))
+        names = (message.name, message.model.name, message.model.engine)
+        if not all(map(str.isprintable, names)):  # they are shown on terminals
+            return f"names of workers and models have at most {NAME.most} printable characters"
+        if len(self.state.roster.all()) >= MAX_WORKERS and self.state.roster.get(identity) is None:
+            return f"this broker has {MAX_WORKERS} workers, and takes no more"
+        return self.state.roles.refusal(identity, who, Hello, message.role)
+
+    def charge(self, client: bytes, effects: list[Effect]) -> list[Effect]:
+        """Count what a client is answered as what it asked for; return the effects."""
+        if self.state.roster.get(client) is None:
+            sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == client]
+            self.state.limits.charge_answer(self.state.roles.peer(client), sum(sum(map(len, f)) for f in sends))
+        return effects
+
+    def pass_draft(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> None:
+        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share."""
+        if self.state.roles.refusal(identity, who, Draft):
+            self.state.counts["forbidden"] += 1
+            return
+        header = decode_header(frames)
+        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
+        if job is None or job.epoch != header.get("epoch"):
+            self.state.counts["late_drafts"] += 1
+            return
+        lane = header.get("lane", -1)
+        if type(lane) is not int or job.drafters.get(lane) != identity:
+            raise ProtocolError("a draft for a lane that is not the sender's")
+        worker, verifier = self.state.roster.get(identity), self.state.roster.get(job.verifier)
+        if worker is not None:
+            worker.heard = now
+        num_bytes = sum(map(len, frames))
+        if verifier is None or self._is_quiet(verifier) or not admit_draft(job, lane, verifier, frames, num_bytes, now):
+            self.state.counts["limited_drafts"] += 1
+            return
+        if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
+            frames = encode(stripped(cast("Draft", decode(frames))))
+        job.stats.draft_bytes += num_bytes
+        self.state.emit(Send("back", job.verifier, list(frames)))
+
+    def _is_quiet(self, verifier: Worker) -> bool:
+        return self.state.now - verifier.heard > QUIET_BEATS * self.state.heartbeat_ms / 1000

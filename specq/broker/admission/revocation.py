@@ -1,0 +1,67 @@
+"""What becomes of those whose key was taken away, or may do less than before: looked after at each tick.
+
+    workers   are lost: their sessions go to others, which is held against no job, and what they still say has no effect
+    readers   are sent nothing more
+    jobs      of a key that may not submit any more fail
+    drafts    that were under way from a drafter that was trusted, and is no longer, may have been drawn from other
+              distributions than it says. Where that matters, the session is opened anew, without them
+
+Rule: a key is its name together with its public key. Another key under the same name is another key, but for jobs: they
+belong to the name.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from specq.broker.jobs.intake import Intake
+from specq.broker.jobs.job import Job
+from specq.broker.state import State
+from specq.broker.workers.placement import Placement
+from specq.broker.workers.registry import Worker
+from specq.protocol import Refused
+
+log = structlog.get_logger(__name__)
+
+
+class Revocation:
+    """Applies changes of the grants to what is under way."""
+
+    def __init__(self, state: State, placement: Placement, intake: Intake) -> None:
+        self.state, self.placement, self.intake = state, placement, intake
+
+    def apply(self) -> None:
+        """Lose the workers, drop the readers and fail the jobs of keys that are not allowed any more."""
+        if not self.state.roles.have_changed():
+            return
+        for worker in self.state.roster.all():
+            self._look_at(worker)
+        jobs = list(self.state.jobs.active.values())
+        for job in [*jobs, *self.state.jobs.finished.values()]:
+            self._drop_readers(job)
+        for job in jobs:
+            if not self.state.roles.may_own(job.owner):
+                self.intake.fail(job, "forbidden", "the key that submitted the job may not submit jobs any more")
+        self.placement.settle()
+
+    def _look_at(self, worker: Worker) -> None:
+        """Lose a worker whose key is gone; open anew the sessions that a drafter drafts for that is not trusted any more."""
+        stands = self.state.roles.stands(worker.shown, worker.hello.role)
+        was_trusted, worker.is_trusted = worker.is_trusted, self.state.roles.trusts(worker.shown)
+        drafted = self.placement.drafted_by(worker) if was_trusted and not worker.is_trusted else []
+        if not stands:
+            log.warning("worker_revoked", name=worker.name, role=worker.hello.role, key=worker.shown.name)
+            self.state.counts["workers_revoked"] += 1
+            reason = f"the key {worker.shown.name} may not be a {worker.hello.role} worker any more"
+            refused = Refused(reason=reason, fatal=False)  # its next `Hello` is the test: the key may be back by then
+            self.state.send_front(worker.identity, refused)
+            self.placement.lose(worker)
+        for job in drafted:
+            if job.params.strategy == "probabilistic":  # the only one that believes a drafter
+                self.placement.open_anew(job)
+
+    def _drop_readers(self, job: Job) -> None:
+        roles = self.state.roles
+        gone = [client for client, reader in job.readers.items() if not roles.stands(reader.shown, "client")]
+        for client in gone:
+            del job.readers[client]

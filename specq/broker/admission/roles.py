@@ -1,0 +1,158 @@
+"""Who may say what to the broker, where keys are on: each message is held against the roles of the key it came with.
+
+Rules: the socket says whose key it was (`who`, the key's name); a peer's word for who it is counts for nothing. A job belongs
+to the key that submitted it, and others learn nothing of it, not even that there is one. A key that is taken off the list
+(`Grant`s by name, which may change at any time) may do nothing from then on, and is sent nothing more: see
+`specq.broker.admission.revocation`. Without keys everyone may do everything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from specq.protocol import (
+    Cancel,
+    Draft,
+    Failed,
+    FetchTokenizer,
+    Follow,
+    GetStatus,
+    Heartbeat,
+    Hello,
+    ListJobs,
+    Message,
+    Refused,
+    Submit,
+)
+from specq.transport import Grant
+
+MAX_PEERS = 65_536  # sockets of which it is remembered whose they are
+_CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
+MAY: dict[type[Message], frozenset[str]] = {
+    Submit: _CLIENT,
+    Follow: _CLIENT,
+    Cancel: _CLIENT,
+    ListJobs: _CLIENT,
+    FetchTokenizer: _CLIENT,
+    GetStatus: frozenset({"broker", "target", "draft", "client"}),
+    Hello: _WORKER,
+    Heartbeat: _WORKER,
+    Draft: frozenset({"draft"}),
+}
+
+
+class Shown(NamedTuple):
+    """The key that a socket has shown: its name, and the public key that had this name at the time."""
+
+    name: str = ""
+    public_key: bytes = b""
+
+
+NOBODY = Shown()
+
+
+class Roles:
+    """The keys that are allowed, and whose the sockets are."""
+
+    def __init__(self, grants: Mapping[str, Grant] | None = None) -> None:
+        self._grants = grants
+        self._names: OrderedDict[bytes, Shown] = OrderedDict()
+        self._seen: dict[str, Grant] = {}  # the grants as of the last look
+
+    def refusal(self, identity: bytes, who: str, kind: type[Message], role: str = "") -> str:
+        """Return why this key may not send such a message, or ""; `role` is the one that a worker says it has."""
+        if self._grants is None:
+            return ""
+        grant = self._grants.get(who)
+        self._note(identity, Shown(who, grant.public_key) if grant is not None else NOBODY)
+        if grant is None:
+            return "this key is not allowed any more"
+        self._seen.setdefault(who, grant)  # it may come and go between two looks
+        wanted = MAY.get(kind, frozenset()) & ({role} if role else MAY.get(kind, frozenset()))
+        if wanted.isdisjoint(grant.roles):
+            its = " and ".join(grant.roles)
+            return f"the key {who} has the role {its}; this takes the role {' or '.join(sorted(wanted)) or 'of nobody'}"
+        return ""
+
+    def _note(self, identity: bytes, shown: Shown) -> None:
+        """Remember whose socket this is: libzmq lets nobody else have its identity while it is connected."""
+        if self._names.get(identity) != shown:
+            self._names[identity] = shown
+            if len(self._names) > MAX_PEERS:
+                self._names.popitem(last=False)
+
+    def peer(self, identity: bytes) -> str:
+        """Return what limits and shares go by: the key's name, or where there are no keys the socket."""
+        return identity.hex() if self._grants is None else self.shown(identity).name
+
+    def owns(self, identity: bytes, owner: str) -> bool:
+        """May this peer know of a job of this owner?"""
+        return self._grants is None or (bool(owner) and self.shown(identity).name == owner)
+
+    def owner(self, identity: bytes) -> str | None:
+        """Return whose jobs this peer may be told of; None: everybody's."""
+        return None if self._grants is None else self.shown(identity).name
+
+    def trusts(self, shown: Shown) -> bool:
+        """Is what a drafter with this key says its tokens were drawn from to be believed?"""
+        grant = self._grant(shown)
+        return self._grants is None or (grant is not None and grant.trusted)
+
+    def refused_priority(self, identity: bytes, priority: int) -> str:
+        """Return why this peer's job may not have such a priority, or ""; without keys, it may have any."""
+        grant = self._grant(self.shown(identity))
+        if grant is None or priority <= grant.max_priority:
+            return ""
+        most = f"the key {grant.name} may claim at most {grant.max_priority}"
+        return (
+            f"priority is {priority}; {most} (max_priority in its .pub file at the broker; specq keys --max-priority)"
+        )
+
+    def public_key(self, identity: bytes) -> bytes:
+        """Return the public key of a peer; b"" of a stranger."""
+        grant = self._grant(self.shown(identity))
+        return grant.public_key if grant is not None else b""
+
+    def shown(self, identity: bytes) -> Shown:
+        """Return the key that this socket has shown."""
+        return self._names.get(identity, NOBODY)
+
+    # --- keys that are taken away -----------------------------------------------------------------------------------
+
+    def have_changed(self) -> bool:
+        """Are the grants others than at the last call? The first call finds them changed."""
+        if self._grants is None or self._grants == self._seen:
+            return False
+        self._seen = dict(self._grants)
+        return True
+
+    def stands(self, shown: Shown, role: str) -> bool:
+        """Is this key still on the list, under this name and with this role?"""
+        grant = self._grant(shown)
+        return self._grants is None or (grant is not None and role in grant.roles)
+
+    def may_own(self, owner: str) -> bool:
+        """May the key of this name have jobs? One that was put in another's place has that one's."""
+        return self._grants is None or (owner in self._grants and "client" in self._grants[owner].roles)
+
+    @property
+    def are_on(self) -> bool:
+        return self._grants is not None
+
+    def _grant(self, shown: Shown) -> Grant | None:
+        """Return what a key may do now; None if it is not the one of that name any more."""
+        grant = (self._grants or {}).get(shown.name)
+        return grant if grant is not None and grant.public_key == shown.public_key else None
+
+
+def forbidden(message: Message, reason: str) -> Message | None:
+    """Return what a peer is told whose key may not send this; None: nothing."""
+    if isinstance(message, Hello):
+        return Refused(reason=reason)
+    if isinstance(message, Submit | Follow | Cancel):
+        return Failed(job_id=message.job_id, code="forbidden", reason=reason)
+    if isinstance(message, ListJobs | FetchTokenizer):
+        return Failed(job_id=0, code="forbidden", reason=reason)
+    return None

@@ -1,0 +1,146 @@
+"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn, and nobody for ever.
+
+Turns are by deficit round robin (Shreedhar and Varghese 1995), with tokens as the cost and the smallest quantum, so that
+a client with thousands of jobs waits behind one with a few. Who has nothing waiting keeps no credit. A job that comes
+back, since its verifier was lost or the broker restarted, goes first and costs nothing: it was paid for.
+
+A job that has waited for `AGED_S` since it was submitted is aged: while there are such jobs, every second one that is placed is
+the eldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a lower one is
+never starved.
+
+Rule: a job whose model has no room holds up no other.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from itertools import count
+from typing import TypeVar
+
+from specq.broker.jobs.job import Job, Wants
+
+AGED_S = 300.0  # seconds since its submission after which a job is placed in spite of higher priorities
+
+Place = TypeVar("Place")
+
+
+class _Line:
+    """The jobs of one client and priority, oldest first for each thing that they want."""
+
+    def __init__(self) -> None:
+        self.credit = 0
+        self.jobs: dict[Wants, OrderedDict[int, tuple[tuple[bool, int], Job]]] = {}
+
+    def head(self, able: Callable[[Wants], bool]) -> Job | None:
+        """Return the job whose turn it is among those that can be placed."""
+        heads = [next(iter(waiting.values())) for wants, waiting in self.jobs.items() if able(wants)]
+        return min(heads, key=lambda entry: entry[0])[1] if heads else None
+
+
+class FairQueue:
+    """Jobs by priority, client and what they want."""
+
+    def __init__(self) -> None:
+        self._lines: dict[int, OrderedDict[str, _Line]] = {}
+        self._wants: dict[int, Wants] = {}  # by job, as of when it was added
+        self._kinds: Counter[Wants] = Counter()  # how many jobs want what
+        self._aged_last = False  # was the last job taken for its age?
+        self._turns = count()
+
+    def __len__(self) -> int:
+        return len(self._wants)
+
+    def suspects(self) -> list[Wants]:
+        """Return what the waiting jobs want that must be alone."""
+        return [wants for wants in self._kinds if wants.alone]
+
+    def wanted(self) -> list[Wants]:
+        """Return all that waiting jobs want."""
+        return list(self._kinds)
+
+    def add(self, job: Job) -> None:
+        """Let a job wait; one that waits already keeps its place."""
+        if job.job_id in self._wants:
+            return
+        line = self._lines.setdefault(job.priority, OrderedDict()).setdefault(job.owner, _Line())
+        self._wants[job.job_id] = job.wants
+        self._kinds[job.wants] += 1
+        waiting = line.jobs.setdefault(job.wants, OrderedDict())
+        waiting[job.job_id] = ((not job.resumed, next(self._turns)), job)
+        if job.resumed:
+            waiting.move_to_end(job.job_id, last=False)
+
+    def discard(self, job: Job) -> None:
+        """Let a job wait no longer."""
+        wants = self._wants.pop(job.job_id, None)
+        if wants is None:
+            return
+        self._kinds[wants] -= 1
+        if not self._kinds[wants]:
+            del self._kinds[wants]
+        lines = self._lines[job.priority]
+        line = lines[job.owner]
+        del line.jobs[wants][job.job_id]
+        if not line.jobs[wants]:
+            del line.jobs[wants]
+        if not line.jobs:
+            del lines[job.owner]
+        if not lines:
+            del self._lines[job.priority]
+
+    def take(self, place: Callable[[Wants], Place | None], wall: float = 0.0) -> tuple[Job, Place] | None:
+        """Remove the next job for which there is a place, and return both; None if there is no place for any. `wall`: the time
+        in seconds since 1970."""
+        known: dict[Wants, Place | None] = {}
+
+        def able(wants: Wants) -> bool:
+            if wants not in known:
+                known[wants] = place(wants)
+            return known[wants] is not None
+
+        aged = None if self._aged_last else self._eldest(able, wall - AGED_S)
+        job = aged or self._first(able)
+        if job is None:
+            return None
+        self._aged_last = aged is not None
+        found = known[self._wants[job.job_id]]
+        assert found is not None, "only jobs that can be placed are taken"
+        self.discard(job)
+        return job, found
+
+    def _first(self, able: Callable[[Wants], bool]) -> Job | None:
+        """Return the next job of the highest priority that has one which can be placed."""
+        for priority in sorted(self._lines, reverse=True):
+            job = self._next(self._lines[priority], able)
+            if job is not None:
+                return job
+        return None
+
+    def _eldest(self, able: Callable[[Wants], bool], before: float) -> Job | None:
+        """Return the job that was submitted first, before then, of those that can be placed; None if none is that old, or
+        there are no priorities that it could have to wait for."""
+        if len(self._lines) < 2:
+            return None
+        heads = [line.head(able) for lines in self._lines.values() for line in lines.values()]
+        aged = [job for job in heads if job is not None and job.submitted < before]
+        return min(aged, key=lambda job: job.submitted, default=None)
+
+    def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Wants], bool]) -> Job | None:
+        """Return the job of the client that needs the least further credit, and give that credit to all."""
+        heads = [(line, job) for line in lines.values() if (job := line.head(able)) is not None]
+        if not heads:
+            return None
+        line, job = min(heads, key=lambda head: cost(head[1]) - head[0].credit)
+        missing = max(0, cost(job) - line.credit)
+        for other, _ in heads:
+            other.credit += missing
+        if cost(job):
+            line.credit -= cost(job)
+            lines.move_to_end(job.owner)
+        return job
+
+
+def cost(job: Job) -> int:
+    """Return the tokens that a job may take, which is what its client pays for its turn."""
+    return 0 if job.resumed else job.prompt_len + job.tokens_left

@@ -1,0 +1,39 @@
+"""What of the jobs is in the journal.
+
+Each record that goes to the journal has a sequence number; `settle` says up to which number all are there, and returns
+the jobs of which clients may now be told more. Without a journal every record counts as there at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from specq.broker.jobs.job import Job
+
+
+class Ledger:
+    """The records that are on their way to the journal, in order."""
+
+    def __init__(self, *, has_journal: bool) -> None:
+        self.has_journal = has_journal
+        self.sequence = self.settled = 0
+        self._marks: deque[tuple[int, Job, int, bool]] = deque()  # sequence, job, tokens it has by then, has it ended
+
+    def mark(self, job: Job, *, ended: bool = False) -> int:
+        """Return the sequence number for a record of this job as it is now; 0 if it need not go anywhere."""
+        if not self.has_journal:
+            job.journal(len(job.token_ids), ended=ended)
+            return 0
+        self.sequence += 1
+        self._marks.append((self.sequence, job, len(job.token_ids), ended))
+        return self.sequence
+
+    def settle(self, sequence: int) -> list[Job]:
+        """Note that the journal holds all records up to this one; return the jobs that it concerns."""
+        marks, concerned = self._marks, dict[int, Job]()
+        while marks and marks[0][0] <= sequence:
+            _, job, length, ended = marks.popleft()
+            job.journal(length, ended=ended)
+            concerned[job.job_id] = job
+        self.settled = max(self.settled, sequence)
+        return list(concerned.values())

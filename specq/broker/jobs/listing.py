@@ -1,0 +1,78 @@
+"""Lists of jobs, for `specq jobs`: those that wait and run from memory, those that ended from the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+
+from specq.broker.jobs.job import Job
+from specq.broker.state import FindFinished, State
+from specq.journal import JobSummary
+from specq.protocol import JobList, JournalBusyError, ListJobs
+
+MOST_LINES = 10_000
+_ENDED = {"stop": "finished", "length": "finished", "cancelled": "cancelled", "error": "failed"}
+
+
+class Line(NamedTuple):
+    """A job: `state` is waiting, running, finished, failed or cancelled; age_s: since it was submitted."""
+
+    job_id: int
+    label: str
+    state: str
+    tokens: int
+    age_s: float
+    priority: int
+    model: str
+    owner: str
+
+
+class Listing:
+    """Handlers of what clients ask of the list of jobs."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._asked: set[bytes] = set()  # clients for which the journal is asked
+
+    def _may_see(self, client: bytes, job: Job) -> bool:
+        return self.state.roles.owns(client, job.owner)
+
+    def ask(self, client: bytes, message: ListJobs, now: float) -> None:
+        """Answer with a list; if there is a journal, when it has told what it has."""
+        limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
+        if self.state.ledger.has_journal:
+            if client not in self._asked:  # else it is being answered
+                self._asked.add(client)
+                self.state.emit(FindFinished(client, limit, skip, self.state.roles.owner(client)))
+            return
+        finished = [job for job in reversed(self.state.jobs.finished.values()) if self._may_see(client, job)]
+        self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
+
+    def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
+        """Answer with what the journal told; of one that cannot be read, what is in memory."""
+        self._asked.discard(client)
+        if not self.state.roles.stands(self.state.roles.shown(client), "client"):
+            return
+        self._answer(client, skip, [] if isinstance(found, JournalBusyError) else found)
+
+    def _answer(self, client: bytes, skip: int, finished: Iterable[JobSummary]) -> None:
+        active = [] if skip else [job for job in self.state.jobs.active.values() if self._may_see(client, job)]
+        lines = [self._line(summary_of(job), "running" if job.verifier else "waiting") for job in active]
+        lines += [self._line(one, _ENDED.get(one.finish, one.finish)) for one in finished]
+        data = orjson.dumps([line._asdict() for line in lines])
+        self.state.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
+
+    def _line(self, job: JobSummary, state: str) -> Line:
+        age_s = round(max(0.0, self.state.wall - job.submitted), 1)
+        return Line(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
+
+
+def summary_of(job: Job) -> JobSummary:
+    """Return the summary of a job in memory, as the journal gives it of the others."""
+    submit, num_tokens = job.submit, len(job.token_ids)
+    return JobSummary(
+        job.job_id, submit.label, job.model, job.owner, job.priority, job.finish, num_tokens, job.submitted, job.ended
+    )

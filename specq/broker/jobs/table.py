@@ -1,0 +1,74 @@
+"""All jobs of which the broker keeps the transcript in memory: those that wait or run, and the most recent that ended."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from specq.broker.jobs.fair_queue import FairQueue
+from specq.broker.jobs.job import Job
+
+KEEP_FINISHED = 1000
+KEEP_TOKENS = 4_000_000  # prompts included, of jobs that ended
+
+
+class Jobs:
+    """Jobs by id; `queue` holds those without a verifier."""
+
+    def __init__(self) -> None:
+        self.active: OrderedDict[int, Job] = OrderedDict()
+        self.finished: OrderedDict[int, Job] = OrderedDict()
+        self.queue = FairQueue()
+        self.held: Counter[str] = Counter()  # active jobs by owner
+        self.num_tokens = 0  # that the active have or may have, prompts included
+        self._num_kept = 0  # tokens of the finished
+        self._suspects: dict[int, Job] = {}  # of the active
+
+    def get(self, job_id: int) -> Job | None:
+        return self.active.get(job_id) or self.finished.get(job_id)
+
+    def add(self, job: Job, *, waits: bool = True) -> None:
+        """Take a job that `waits` to be placed, or will do so later."""
+        self.active[job.job_id] = job
+        self.held[job.owner] += 1
+        self.num_tokens += job.prompt_len + job.params.max_tokens
+        if waits:
+            self.queue.add(job)
+        self.note_suspect(job)
+
+    def note_suspect(self, job: Job) -> None:
+        """Note whether an active job is a suspect now."""
+        if job.is_suspect:
+            self._suspects[job.job_id] = job
+        else:
+            self._suspects.pop(job.job_id, None)
+
+    def isolated(self) -> set[bytes]:
+        """Return the verifiers that run a suspect."""
+        return {job.verifier for job in self._suspects.values() if job.verifier}
+
+    def retire(self, job: Job) -> None:
+        """Move a job to the finished; the oldest of these is forgotten when there are too many."""
+        self.drop(job)
+        self.keep(job)
+
+    def drop(self, job: Job) -> None:
+        """Forget a job that waits or runs."""
+        self.queue.discard(job)
+        if self.active.pop(job.job_id, None) is None:
+            return
+        self.num_tokens -= job.prompt_len + job.params.max_tokens
+        self.held[job.owner] -= 1
+        if not self.held[job.owner]:
+            del self.held[job.owner]
+        self._suspects.pop(job.job_id, None)
+
+    def keep(self, job: Job) -> None:
+        """Keep a job that ended at hand."""
+        self.finished[job.job_id] = job
+        self._num_kept += job.length
+        while len(self.finished) > KEEP_FINISHED or self._num_kept > KEEP_TOKENS:
+            oldest = next(iter(self.finished.values()))
+            if oldest is job or not oldest.sealed:  # its end must be in the journal before it is forgotten here
+                return
+            del self.finished[oldest.job_id]
+            self._num_kept -= oldest.length

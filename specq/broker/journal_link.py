@@ -1,0 +1,108 @@
+"""The broker's link to its journal: records handed over, news of them heard, with the disk kept out of the loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from pathlib import Path
+
+from specq.broker.core import Broker
+from specq.broker.state import Effect, Find, FindFinished, Write
+from specq.config import BrokerConfig
+from specq.journal import Journal, JournalLookup, JournalReader, JournalWriter, Keep, Question, Record
+from specq.protocol import JournalLostError
+
+
+class JournalLink:
+    """An open journal and its two threads. Raises ConfigError if it cannot be used or belongs to another broker.
+
+    fileno   readable when there is news for `hear`
+    """
+
+    def __init__(self, path: Path, config: BrokerConfig) -> None:
+        self.journal = Journal(
+            path,
+            durability=config.durability,
+            owner=f"process {os.getpid()}, listening on {config.bind}",
+            floor=int(time.time()) << 10,  # above the epochs of brokers that kept no journal
+            take_over=config.take_over,
+        )
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._woken.setblocking(False)
+        self._signalled = False
+        self._records: list[Record] = []
+        self._sequence = 0
+        self._trouble = self._full = ""
+        keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)
+        self.writer = JournalWriter(self.journal, self._wake, keep)
+        self.lookup = JournalLookup(JournalReader(path), self._wake)
+
+    def fileno(self) -> int:
+        return self._woken.fileno()
+
+    def _wake(self) -> None:
+        """Wake the loop, from any thread; once is enough until it has heard."""
+        if not self._signalled:
+            self._signalled = True
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
+
+    # --- what the broker wants ----------------------------------------------------------------------------------------
+
+    def take(self, effect: Write | Find | FindFinished) -> None:
+        """Carry out an effect; records wait for `flush`."""
+        if isinstance(effect, Write):
+            self._records.append(effect.record)
+            self._sequence = effect.sequence
+        else:
+            self.lookup.ask(effect, _question(effect))
+
+    def flush(self) -> None:
+        """Hand the records of this turn over as one."""
+        if self._records:
+            self.writer.put(self._sequence, self._records)
+            self._records = []
+
+    def hear(self, broker: Broker, now: float) -> list[Effect]:
+        """Tell the broker the news; return what it wants done. Raises JournalLostError if the broker must stop.
+
+        The signal is taken first, then allowed again, then the news is read: whatever comes in between signals anew.
+        """
+        with contextlib.suppress(OSError):
+            self._woken.recv(4096)
+        self._signalled = False
+        effects = broker.journaled(self.writer.durable, now)
+        if self.writer.lost:
+            raise JournalLostError(self.writer.lost)
+        if self.writer.trouble != self._trouble:
+            self._trouble = self.writer.trouble
+            effects += broker.troubled(self._trouble, now)
+        if self.writer.full != self._full:
+            self._full = self.writer.full
+            effects += broker.filled(self._full, now)
+        while self.lookup.answers:
+            asked, answer = self.lookup.answers.popleft()
+            if isinstance(asked, Find):
+                effects += broker.found(asked.job_id, answer, now)
+            elif isinstance(asked, FindFinished):
+                effects += broker.listed(asked, answer, now)
+        return effects
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Journal what was handed over, and let go of the journal; `hear` has the last news after that."""
+        self.flush()
+        self.lookup.close()
+        self.writer.close()
+        self._waker.close()
+        self._woken.close()
+
+
+def _question(effect: Find | FindFinished) -> Question:
+    if isinstance(effect, Find):
+        return lambda reader: reader.find(effect.job_id)
+    return lambda reader: reader.finished(effect.limit, effect.skip, effect.owner)

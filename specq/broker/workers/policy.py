@@ -1,0 +1,62 @@
+"""Which verifier a job goes to, and which jobs move when a verifier joins: pure functions of what is known of the verifiers.
+
+Jobs whose prompts begin alike go to the same verifier, which then computes the common part once, as long as that verifier
+does not carry many more than the others. Else the one with the fewest jobs takes it; verifiers without KV room come last.
+
+Rule: a job that moves is computed anew at the other end, so jobs move only to a verifier that has just joined, or where the
+difference is gross, a few at a time, and not twice within a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specq.broker.jobs.job import Job
+from specq.broker.workers.registry import Worker
+
+AFFINITY_SLACK = 8  # jobs more than the least loaded verifier has, up to which a common prefix is worth it
+FRESH_S = 10.0  # a verifier has just joined
+GROSS = 16  # jobs of difference from which they move to one that has been there for long
+MOVES_AT_ONCE = 8
+REST_S = 10.0  # least time between two moves of a job
+WORTH_MOVING = 16  # tokens that a job must have left
+
+
+class Move(NamedTuple):
+    """A job that shall go on at another verifier."""
+
+    job: Job
+    to: Worker
+
+
+def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Worker:
+    """Return the verifier for a job that may need so many tokens of KV and whose prompt has these keys; `able` has one."""
+    roomy = [worker for worker in able if worker.free_slots >= num_tokens] or able
+    least = min(len(worker.job_ids) for worker in roomy)
+    near = [worker for worker in roomy if len(worker.job_ids) <= least + AFFINITY_SLACK]
+    return min(near, key=lambda worker: (-worker.num_known(keys), len(worker.job_ids), -worker.free_slots))
+
+
+def moves(alike: Sequence[Worker], jobs: Iterable[Job], now: float) -> list[Move]:
+    """Return the jobs that shall move between verifiers of equal weights; `jobs` are those that may."""
+    movable: dict[bytes, list[Job]] = {}
+    for job in sorted(
+        jobs, key=lambda job: job.length, reverse=True
+    ):  # the shortest are the cheapest: taken from the end
+        if job.tokens_left >= WORTH_MOVING and now >= job.moved_at + REST_S:
+            movable.setdefault(job.verifier, []).append(job)
+    loads = {worker.identity: len(worker.job_ids) for worker in alike}
+    found: list[Move] = []
+    for to in sorted((w for w in alike if w.has_room), key=lambda w: loads[w.identity]):
+        room = to.hello.max_sessions - loads[to.identity] if to.hello.max_sessions else MOVES_AT_ONCE
+        gap = 2 if now < to.joined_at + FRESH_S else GROSS
+        while room > 0 and len(found) < MOVES_AT_ONCE:
+            giver = max((i for i in loads if movable.get(i)), key=lambda i: loads[i], default=to.identity)
+            if loads[giver] - loads[to.identity] < gap:
+                break
+            found.append(Move(movable[giver].pop(), to))
+            loads[giver] -= 1
+            loads[to.identity] += 1
+            room -= 1
+    return found

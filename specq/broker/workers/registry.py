@@ -1,0 +1,152 @@
+"""The workers that the broker knows: what they run, what they carry, whether they are alive.
+
+A worker is alive while anything is heard from it; it is known by the identity of its socket, which is new at each start
+of the process. A drafter fits a verifier iff their tokenizers are equal (padding of the vocabularies may differ); one
+without a tokenizer of its own, which drafts from the text alone, fits all.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from specq.broker.admission.roles import NOBODY, Shown
+from specq.protocol import Heartbeat, Hello, ModelInfo
+
+HANGING_BEATS = 3
+MOST_PREFIXES = 1024  # that are remembered of a verifier
+
+
+@dataclass(slots=True)
+class Worker:
+    """One registered worker and the jobs that it carries."""
+
+    identity: bytes
+    hello: Hello
+    heard: float
+    shown: Shown = NOBODY  # the key that it registered with
+    is_trusted: bool = False  # of a drafter: what it says its tokens were drawn from was believed at the last look
+    joined_at: float = 0.0
+    progressed: float = 0.0  # when it last had worked since the heartbeat before, or had nothing to do
+    idle_beats: int = 0  # heartbeats since then
+    state: str = "ready"
+    steps: int = 0
+    step_s: float = 0.0  # that it may be silent in a step
+    is_deaf: bool = False  # an `Open` was given up on since it last confirmed one
+    free_slots: int = 0  # what was placed there since its last heartbeat taken off
+    job_ids: set[int] = field(default_factory=set)
+    prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
+
+    @property
+    def name(self) -> str:
+        return self.hello.name
+
+    @property
+    def model(self) -> ModelInfo:
+        return self.hello.model
+
+    @property
+    def weights(self) -> str:
+        """What a text depends on: verifiers of equal weights and number format say the same."""
+        return f"{self.model.fingerprint} {self.model.dtype}"
+
+    def has_weights(self, weights: str) -> bool:
+        """Does it say the same as those weights (as a job is bound to them, perhaps by an older version; "": any)?"""
+        former = self.model.former_fingerprint
+        return weights in ("", self.weights) or bool(former and weights == f"{former} {self.model.dtype}")
+
+    @property
+    def has_room(self) -> bool:
+        full = 0 < self.hello.max_sessions <= len(self.job_ids)
+        return self.state == "ready" and not full
+
+    def beat(self, heartbeat: Heartbeat, now: float) -> None:
+        """Take in what a heartbeat says of the worker as a whole."""
+        self.heard = now
+        self.idle_beats += 1
+        if heartbeat.steps != self.steps or not heartbeat.pending:
+            self.progressed, self.idle_beats = now, 0
+        self.state, self.steps, self.free_slots = heartbeat.state, heartbeat.steps, heartbeat.free_slots
+        self.step_s = heartbeat.step_ms / 1000
+
+    def is_silent(self, now: float, seconds: float) -> bool:
+        """Has nothing been heard of it for longer than this and a step?"""
+        return now - self.heard > seconds + self.step_s
+
+    def hangs(self, seconds: float) -> bool:
+        """Has it been beating for longer than this, with work to do, and done none of it? (One that was frozen beats once.)"""
+        return self.idle_beats >= HANGING_BEATS and self.heard - self.progressed > seconds + self.step_s
+
+    def take(self, num_tokens: int, keys: Iterable[int]) -> None:
+        """Note that a job was placed there, with so many tokens and these keys of its prompt."""
+        self.free_slots -= num_tokens
+        for key in keys:
+            self.prefixes[key] = None
+            self.prefixes.move_to_end(key)
+        while len(self.prefixes) > MOST_PREFIXES:
+            self.prefixes.popitem(last=False)
+
+    def num_known(self, keys: Iterable[int]) -> int:
+        """Return how many of a prompt's keys it has computed before."""
+        return sum(key in self.prefixes for key in keys)
+
+
+class Roster:
+    """All registered workers, by identity."""
+
+    def __init__(self) -> None:
+        self._workers: dict[bytes, Worker] = {}
+
+    def all(self) -> list[Worker]:
+        return list(self._workers.values())
+
+    def get(self, identity: bytes) -> Worker | None:
+        return self._workers.get(identity)
+
+    def add(self, worker: Worker) -> None:
+        self._workers[worker.identity] = worker
+
+    def remove(self, identity: bytes) -> Worker | None:
+        return self._workers.pop(identity, None)
+
+    def verifiers(self, model: str = "") -> list[Worker]:
+        """Return the verifiers of a model ("": any)."""
+        targets = [w for w in self._workers.values() if w.hello.role == "target"]
+        return [w for w in targets if model in ("", w.model.name)]
+
+    def alike(self) -> list[list[Worker]]:
+        """Return the verifiers that say the same, together."""
+        groups: dict[tuple[str, str], list[Worker]] = {}
+        for worker in self.verifiers():
+            groups.setdefault((worker.model.name, worker.weights), []).append(worker)
+        return list(groups.values())
+
+    def drafters(self) -> list[Worker]:
+        return [w for w in self._workers.values() if w.hello.role == "draft"]
+
+    def least_loaded(self, workers: Iterable[Worker]) -> Worker | None:
+        """Return the worker with room that carries the fewest jobs, or None."""
+        able = [w for w in workers if w.has_room]
+        return min(able, key=lambda w: len(w.job_ids), default=None)
+
+    def drafters_for(self, model: ModelInfo) -> list[Worker]:
+        return [w for w in self.drafters() if fits(w.model, model)]
+
+    def dead(self, now: float, seconds: float) -> list[Worker]:
+        """Return the workers that were silent, or have stood still, for longer than this."""
+        return [w for w in self._workers.values() if w.is_silent(now, seconds) or w.hangs(seconds)]
+
+
+def fits(draft: ModelInfo, target: ModelInfo) -> bool:
+    """Can drafts of one model be hints for the other?"""
+    return draft.tokenizer_hash in ("", target.tokenizer_hash)
+
+
+def mismatch(draft: ModelInfo, targets: list[ModelInfo]) -> str:
+    """Return why a draft model fits none of the targets, naming both sides."""
+    served = ", ".join(f"{t.name} ({t.num_tokens} tokens, tokenizer {t.tokenizer_hash[:12]})" for t in targets)
+    return (
+        f"draft model {draft.name} ({draft.num_tokens} tokens, tokenizer {draft.tokenizer_hash[:12]}) does not share "
+        f"the tokenizer of any target: {served}. Vocabulary, merges and added tokens must be equal"
+    )

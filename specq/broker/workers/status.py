@@ -1,0 +1,43 @@
+"""What `specq status` shows: the broker's state as JSON-able values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specq.broker.state import State
+from specq.broker.workers.registry import Worker
+
+
+def status_report(state: State, now: float) -> dict[str, Any]:
+    """Return models, workers, jobs and counters; times in seconds."""
+    workers = state.roster.all()
+    return {
+        "models": sorted({worker.model.name for worker in state.roster.verifiers()}),
+        "workers": [_worker(worker, now) for worker in workers],
+        "jobs": {
+            "waiting": len(state.jobs.queue),
+            "running": len(state.jobs.active) - len(state.jobs.queue),
+            "finished": len(state.jobs.finished),
+        },
+        "counts": dict(state.counts),
+        "journal": {
+            "kept": state.ledger.has_journal,
+            "records": state.ledger.sequence,
+            "records_waiting": state.ledger.sequence - state.ledger.settled,
+            "trouble": state.trouble,
+        },
+    }
+
+
+def _worker(worker: Worker, now: float) -> dict[str, Any]:
+    return {
+        "name": worker.name,
+        "role": worker.hello.role,
+        "model": worker.model.name,
+        "engine": worker.model.engine,
+        "state": worker.state,
+        "jobs": len(worker.job_ids),
+        "steps": worker.steps,
+        "free_slots": worker.free_slots,
+        "heard_s_ago": round(now - worker.heard, 3),
+    }

@@ -1,0 +1,68 @@
+"""Jobs that nobody can go on with: no verifier has their model, or the weights that their text began with.
+
+They wait, since a verifier may come back; but not for ever. Pure but for what it notes: since when which weights are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from specq.broker.jobs.job import Job
+from specq.broker.state import State
+from specq.broker.workers.registry import Worker
+
+SHOWN = 12  # digits of a fingerprint in texts
+
+
+class Missing(NamedTuple):
+    """A model, and the weights of it ("": any), that jobs wait for and no verifier has."""
+
+    model: str
+    weights: str
+
+
+class Unserved:
+    """Looks at each tick for what is missing; `patience_s`: how long jobs wait for it, 0: for ever."""
+
+    def __init__(self, state: State, patience_s: float) -> None:
+        self.state, self.patience_s = state, patience_s
+        self._since: dict[Missing, float] = {}
+
+    def given_up(self) -> list[tuple[Job, str]]:
+        """Return the jobs that have waited for too long for what nobody has, and what is missing."""
+        wanted = {Missing(wants.model, wants.weights) for wants in self.state.jobs.queue.wanted()}
+        missing = {one for one in wanted if not self._is_served(one)}
+        self._since = {one: self._since.get(one, self.state.now) for one in missing}
+        if not self.patience_s:
+            return []
+        late = {one for one, since in self._since.items() if self.state.now - since >= self.patience_s}
+        return [(job, self._reason(found)) for job in self._waiting(late) if (found := _wanted_by(job)) in late]
+
+    def _waiting(self, late: set[Missing]) -> list[Job]:
+        return [job for job in self.state.jobs.active.values() if not job.verifier] if late else []
+
+    def _is_served(self, missing: Missing) -> bool:
+        return any(worker.has_weights(missing.weights) for worker in self.state.roster.verifiers(missing.model))
+
+    def _reason(self, missing: Missing) -> str:
+        what = f"of the model {missing.model}"
+        if missing.weights:
+            what += f" with the weights {shown(missing.weights)}, which the text began with,"
+        served = _served(self.state.roster.verifiers())
+        return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
+
+
+def _wanted_by(job: Job) -> Missing:
+    return Missing(job.wants.model, job.wants.weights)
+
+
+def _served(verifiers: Iterable[Worker]) -> str:
+    served = sorted({f"{worker.model.name} with {shown(worker.weights)}" for worker in verifiers})
+    return f"served are {', '.join(served)}" if served else "none is served"
+
+
+def shown(weights: str) -> str:
+    """Return weights as texts name them."""
+    fingerprint, _, dtype = weights.partition(" ")
+    return f"{fingerprint[:SHOWN]} {dtype}".rstrip()

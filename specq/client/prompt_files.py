@@ -1,0 +1,228 @@
+"""Files of prompts to files of results, both JSONL: what `specq submit` does.
+
+A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id` and any parameter
+(`specq.client.parameters`). Each completion has a result line, in the same order; see `specq.client.Result` for its fields.
+
+Rule: a line that is wrong, or whose job fails, becomes a result with `error`, and harms no other line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
+
+from specq.client import job_options as wishes
+from specq.client.batch import is_batch
+from specq.client.parameters import NAMES
+from specq.client.request import SOURCES
+from specq.client.result import Piece, Result
+from specq.client.sync import Client
+from specq.protocol import BROKER_GONE, JobError
+
+_KEYS = (*SOURCES, "id", *NAMES, *wishes.NAMES)
+_READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others
+
+Write = Callable[[list[Result]], None]
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a prompts file; `error` says why it cannot be used."""
+
+    number: int
+    arguments: dict[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def id(self) -> Any:
+        """The id that the line gives, else its number."""
+        return self.arguments.get("id", self.number)
+
+    @property
+    def prompt(self) -> str | None:
+        prompt = self.arguments.get("prompt")
+        return prompt if isinstance(prompt, str) else None
+
+    def request(self, defaults: dict[str, Any], *, as_chat: bool) -> dict[str, Any]:
+        """Return the arguments of `Client.generate`; with `as_chat` a prompt is a user's message."""
+        arguments = defaults | {"id": self.id} | self.arguments
+        if is_batch(self.arguments):
+            raise JobError("a list of prompts; give each a line of its own")
+        return _to_chat(arguments) if as_chat else arguments
+
+    def job_key(self, run: str) -> str:
+        """Return the name of this line's jobs in a run."""
+        content = hashlib.blake2b(repr(self).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+        return f"{run} line {self.number} {content}"
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def read_lines(raw_lines: Iterable[bytes]) -> Iterator[Line]:
+    """Yield the lines of a prompts file, numbered from 1; blank ones are left out."""
+    for number, raw in enumerate(raw_lines, 1):
+        if raw.strip():
+            yield parse_line(number, raw)
+
+
+def parse_line(number: int, raw: bytes) -> Line:
+    """Return a line as arguments of `Client.generate`; of what is malformed, what is wrong with it."""
+    try:
+        values = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        return Line(number, error=f"line {number} is no JSON: {error}")
+    if not isinstance(values, dict):
+        return Line(number, error=f"line {number} is no JSON object, but {_kind(values)}")
+    given = {name: value for name, value in values.items() if value is not None}
+    known = {name: value for name, value in given.items() if name in _KEYS}
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        return Line(number, known, f"line {number} has {_unknown_key(unknown[0])}")
+    if not any(name in known for name in SOURCES):
+        return Line(number, known, f"line {number} has none of {', '.join(SOURCES)}")
+    return Line(number, known)
+
+
+def _unknown_key(name: str) -> str:
+    near = difflib.get_close_matches(name, _KEYS, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"the unknown key {name!r}; {hint}known are {', '.join(_KEYS)}"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _kind(value: object) -> str:
+    names = {list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def result_line(result: Result, *, verbose: bool = False) -> bytes:
+    """Return a result as a line of JSON, if `verbose` with all counters; plain ASCII if it echoes what UTF-8 cannot hold."""
+    values = result.to_dict(verbose=verbose)
+    try:
+        return json.dumps(values, ensure_ascii=False).encode() + b"\n"
+    except UnicodeEncodeError:
+        return json.dumps(values).encode() + b"\n"
+
+
+# --- running ------------------------------------------------------------------------------------------------------
+
+
+def run_lines(
+    client: Client,
+    lines: Iterable[Line],
+    defaults: dict[str, Any],
+    write: Write,
+    *,
+    concurrency: int = 16,
+    as_chat: bool = False,
+    show: Show | None = None,
+    key: str | None = None,
+) -> int:
+    """Complete all lines, at most `concurrency` at a time; return the number of results that are failures.
+
+    defaults  parameters for lines that do not give their own
+    write     is given each line's results, of which there are several if `n` asks for them, in the order of the lines
+    as_chat   a prompt is the user's message in a chat, for the model's template
+    show      is given each completion's text as it grows (and then one line runs at a time)
+    key       names the run: whoever runs a line again under the same gets the job that there is (`Line.job_key`)
+
+    Raises JobError if the broker is gone and there is a key: the run can be gone on with later. Its jobs are not stopped.
+    """
+    complete = _Completer(client, defaults, as_chat=as_chat, show=show, key=key)
+    num_failed = 0
+    try:
+        for results in _in_order(complete, lines, 1 if show else concurrency):
+            num_failed += sum(result.error is not None for result in results)
+            write(results)
+    except JobError as error:
+        client.leave()
+        raise JobError(f"{error}; run the same command again to go on where it stopped", error.code) from None
+    return num_failed
+
+
+class _Completer:
+    """Makes a line's results, whatever happens."""
+
+    def __init__(
+        self, client: Client, defaults: dict[str, Any], *, as_chat: bool, show: Show | None, key: str | None
+    ) -> None:
+        self._client, self._defaults, self._as_chat, self._show = client, {"n": 1} | defaults, as_chat, show
+        self._key = key
+
+    def __call__(self, line: Line) -> list[Result]:
+        if line.error:
+            return [failure(line, line.error)]
+        try:
+            arguments = line.request(self._defaults, as_chat=self._as_chat)
+            results = self._generate(arguments | ({"job_key": line.job_key(self._key)} if self._key else {}))
+        except JobError as error:
+            if self._key and error.code in BROKER_GONE:
+                raise
+            return [failure(line, f"line {line.number}: {error}")]
+        return [r if r.error is None else replace(r, error=f"line {line.number}: {r.error}") for r in results]
+
+    def _generate(self, arguments: dict[str, Any]) -> list[Result]:
+        if self._show is None:
+            results: list[Result] = self._client.generate(**arguments)
+            return results
+        return show_pieces(self._client.stream(**arguments), self._show)
+
+
+def show_pieces(pieces: Iterable[Piece], show: Show) -> list[Result]:
+    """Show the texts of all completions, one after the other, each as it grows when its turn comes; return the results."""
+    results: dict[int, Result] = {}
+    waiting: dict[int, str] = {}
+    turn = 0
+    for piece in pieces:
+        waiting[piece.index] = waiting.get(piece.index, "") + piece.text
+        if piece.result is not None:
+            results[piece.index] = piece.result
+        while turn in waiting:
+            show(waiting.pop(turn))
+            if turn in results:
+                show("\n")
+                turn += 1
+    return [results[index] for index in range(turn)]
+
+
+def _to_chat(arguments: dict[str, Any]) -> dict[str, Any]:
+    rest = dict(arguments)
+    prompt = rest.pop("prompt", None)
+    if prompt is None or rest.get("messages") is not None:
+        return arguments
+    if prompt == "":
+        raise JobError("the prompt is empty")
+    return rest | {"messages": [{"role": "user", "content": prompt}]}
+
+
+def failure(line: Line, reason: str) -> Result:
+    """Return the result of a line that has none."""
+    return Result(line.id, line.prompt, error=reason)
+
+
+def _in_order(
+    complete: Callable[[Line], list[Result]], lines: Iterable[Line], concurrency: int
+) -> Iterator[list[Result]]:
+    """Yield `complete` of each line, in order, while up to `concurrency` run."""
+    waiting: deque[Future[list[Result]]] = deque()
+    pool = ThreadPoolExecutor(concurrency)
+    try:
+        for line in lines:
+            waiting.append(pool.submit(complete, line))
+            while waiting and (waiting[0].done() or len(waiting) >= _READ_AHEAD * concurrency):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # whoever still waits hears of it when the client closes

@@ -1,0 +1,151 @@
+"""A file of results that can be gone on with: `specq submit`, killed and run again, does what was left to do.
+
+Beside `results.jsonl` lies `results.jsonl.unfinished` while the run is not done. Its first line says what the run is (its
+key and its options), each further line how far it came: {"done": prompts, "size": bytes of the results, "digest": of the
+prompts done}. A run that finds it cuts off what lies behind the last of these lines, a torn line for instance, and skips
+the prompts that are done. The jobs of the others have ids that follow from the key, so what the broker knows of them
+is not computed again.
+
+Rules: the results of a prompt are there whole, or not at all; one process at a time writes; what was done with other
+options or other prompts is never mixed, nor thrown away unasked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import io
+import json
+import os
+import secrets
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self, TypeVar
+
+from specq.protocol import ConfigError, JobError
+
+SUFFIX = ".unfinished"
+VERSION = 2  # of what lines and options are made of
+
+T = TypeVar("T")
+
+
+class ResultsFile:
+    """Results that are being written; leaving the block without an error means that the run is done.
+
+    options  what the results depend on, JSON-able; a run goes on only with the same
+    key      names the run: the same when it is gone on with, unless its jobs were cancelled (`interrupted`)
+
+    Raises ConfigError if the file is part of another run, or another process is writing it; OSError as of `open`.
+    """
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        self.path, self.key, self.num_done = path, secrets.token_hex(8), 0
+        self._digest, self._size = b"", 0
+        self._beside = path.with_name(path.name + SUFFIX)
+        self._waiting: deque[bytes] = deque()  # digests after each prompt that was handed out
+        self._log = self._beside.open("a+b")
+        try:
+            self._lock()
+            self._continue_or_begin(json.loads(json.dumps(options)))
+            self._file = self._open()
+        except BaseException:
+            self._log.close()
+            raise
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{self.path} is being written by another specq submit") from None
+
+    def _continue_or_begin(self, options: dict[str, Any]) -> None:
+        self._log.seek(0)
+        lines = list(_whole_lines(self._log.read()))
+        if not lines or not self.path.exists():
+            self._log.truncate(0)
+            self._note({"version": VERSION, "key": self.key, "options": options})
+            return
+        self._check(lines[0], options)
+        size = self.path.stat().st_size
+        for line in lines:
+            self.key = line.get("key", self.key)
+            if line.get("size", size + 1) <= size:
+                self.num_done, self._size = line["done"], line["size"]
+                self._digest = bytes.fromhex(line["digest"])
+
+    def _check(self, head: dict[str, Any], options: dict[str, Any]) -> None:
+        if head.get("version") != VERSION:
+            raise self._refusal(f"was begun by another version of specq ({head.get('version')!r})")
+        known = head.get("options", {})
+        names = [name for name in {**known, **options} if known.get(name) != options.get(name)]
+        if names:
+            name = names[0]
+            told = f"{name} was {known.get(name, 'not given')!r}, and is {options.get(name, 'not given')!r} now"
+            raise self._refusal(f"is the beginning of a run with other options: {told}")
+
+    def _refusal(self, what: str) -> ConfigError:
+        return ConfigError(f"{self.path} {what}; go on with the same, or delete {self._beside} to begin anew")
+
+    def _open(self) -> BinaryIO:
+        file = self.path.open("r+b" if self._size else "wb")
+        file.truncate(self._size)
+        file.seek(0, io.SEEK_END)
+        return file
+
+    # --- prompts in, results out --------------------------------------------------------------------------------------
+
+    def remaining(self, lines: Iterable[T]) -> Iterator[T]:
+        """Yield the prompts that are not done; raises ConfigError if those that are were others."""
+        digest, number = b"", 0
+        for number, line in enumerate(lines, 1):
+            digest = hashlib.blake2b(digest + repr(line).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if number == self.num_done and digest != self._digest:
+                raise self._refusal("was made from other prompts")
+            if number > self.num_done:
+                self._waiting.append(digest)
+                yield line
+        if number < self.num_done:
+            raise self._refusal(f"has the results of {self.num_done} prompts, of which {number} are left")
+
+    def write(self, data: bytes) -> None:
+        """Append all results of the next prompt of `remaining`."""
+        self._file.write(data)
+        self._file.flush()
+        self.num_done, self._size, self._digest = self.num_done + 1, self._size + len(data), self._waiting.popleft()
+        self._note({"done": self.num_done, "size": self._size, "digest": self._digest.hex()})
+
+    def interrupted(self) -> None:
+        """Say that the jobs under way were cancelled: whoever goes on needs new ones."""
+        self._note({"key": secrets.token_hex(8)})
+
+    def _note(self, line: dict[str, Any]) -> None:
+        self._log.write(json.dumps(line).encode() + b"\n")
+        self._log.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None:
+            os.fsync(self._file.fileno())
+            self._beside.unlink(missing_ok=True)
+        elif not isinstance(error, ConfigError | JobError):  # before there are jobs; the broker is gone, and has them
+            with contextlib.suppress(OSError):
+                self.interrupted()
+        self._file.close()
+        self._log.close()
+
+
+def _whole_lines(data: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a log up to one that is torn."""
+    for raw in data.split(b"\n")[:-1]:
+        try:
+            line = json.loads(raw)
+        except ValueError:
+            return
+        if isinstance(line, dict):
+            yield line

@@ -1,0 +1,128 @@
+"""Configuration: TOML, environment and command line to sections (`specq.config.sections`).
+
+Precedence, weakest first: the sections' defaults, the file, the environment, the command line (`override`).
+
+    SPECQ_CONFIG   the file to read where no `--config` is given
+    SPECQ_BROKER   the broker that workers and clients connect to
+    SPECQ_CACHE    where compiled kernels and fetched tokenizers are kept
+    SPECQ_STATE    where brokers keep their journals
+
+Rule: this is the only module that reads the environment (`specq.runtime.cpu` and the vllm engine write to it).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from specq.config import engine_options
+from specq.config.engine_options import Options
+from specq.config.sections import (
+    SECTIONS,
+    BrokerConfig,
+    Config,
+    DraftConfig,
+    Section,
+    TargetConfig,
+    kinds,
+    section_name,
+)
+from specq.protocol import ConfigError
+
+S = TypeVar("S", bound=Section)
+
+
+def load(path: str | Path | None = None) -> Config:
+    """Read a TOML file (`path`, else SPECQ_CONFIG, else none); raises ConfigError that names the file and the key."""
+    path = path or os.environ.get("SPECQ_CONFIG") or None
+    tables = _read(Path(path)) if path else {}
+    try:
+        sections: dict[str, Any] = {name: _section(name, tables.pop(name, {})) for name in SECTIONS}
+        _refuse_unknown("section", tables, SECTIONS)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}" if path else str(error)) from None
+    return Config(**sections)
+
+
+def override(section: S, **cli_values: Any) -> S:
+    """Return the section with the values that were given on the command line; None means not given."""
+    given = {name: value for name, value in cli_values.items() if value is not None}
+    _refuse_unknown(f"option of {section_name(type(section))}", given, kinds(type(section)))
+    return replace(section, **given)
+
+
+def cache_dir() -> Path:
+    """Return the directory for what can be made again: SPECQ_CACHE, or specq/ in the user's cache."""
+    own = os.environ.get("SPECQ_CACHE")
+    shared = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(own) if own else Path(shared) / "specq"
+
+
+def state_dir() -> Path:
+    """Return the directory for what must not be lost: SPECQ_STATE, or specq/ in the user's state."""
+    own = os.environ.get("SPECQ_STATE")
+    shared = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(own) if own else Path(shared) / "specq"
+
+
+def journal_path(config: BrokerConfig) -> Path | None:
+    """Return a broker's journal; None for one that keeps none. One that binds any free port has none unless it is named."""
+    if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
+        return None
+    if config.journal:
+        return Path(config.journal).expanduser()
+    name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.bind.replace("://", "-"))
+    return state_dir() / f"{name}.journal"
+
+
+def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
+    """Return what is handed on to what runs the model as it is; ConfigError for what is given twice."""
+    own = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "quantization")
+    given = {name: value for name in own if (value := getattr(config, name, 0))}
+    further = engine_options.parsed(config.engine_options)
+    for name in given.keys() & further.keys():
+        raise ConfigError(f"{section_name(type(config))}.{name} is given, and by engine_options too")
+    return given | further
+
+
+def environment_of_children() -> dict[str, str]:
+    """Return the environment for processes that get all of their configuration on the command line."""
+    return {name: value for name, value in os.environ.items() if name not in ("SPECQ_CONFIG", "SPECQ_BROKER")}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no TOML: {error}") from None
+
+
+def _section(name: str, values: Any) -> Section:
+    if not isinstance(values, dict):
+        raise ConfigError(f"{name} is {values!r}; it must be a section, [{name}]")
+    cls = SECTIONS[name]
+    _refuse_unknown(f"key {name}.", values, kinds(cls))
+    broker = os.environ.get("SPECQ_BROKER")
+    if broker and "broker" in kinds(cls):
+        values = values | {"broker": broker}
+    return cls(**{key: _plain(value, kinds(cls)[key]) for key, value in values.items()})
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """Return a TOML value as sections hold it: lists as tuples, a table of options as name=value."""
+    if kind == Options and isinstance(value, dict):
+        return engine_options.from_table(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
+    for name in given:
+        if name not in known:
+            label = f"{what}{name}" if what.endswith(".") else f"{what} {name}"
+            raise ConfigError(f"unknown {label}; known are {', '.join(known)}")

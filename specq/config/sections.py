@@ -1,0 +1,270 @@
+"""The sections of a configuration: frozen dataclasses, one for each role; a constructor takes its own section, not the whole.
+
+A value is checked when a section is made, wherever it came from. To add an option: one line in its section; file, checks and
+command line follow.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from specq.config import engine_options
+from specq.config.addresses import check_bind, check_connect, host_of, is_wildcard
+from specq.config.engine_options import Options
+from specq.protocol import ConfigError
+
+DEFAULT_BROKER = "tcp://127.0.0.1:5750"
+DURABILITIES = ("full", "process")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MAX_COUNT = 2**31 - 1
+
+T = TypeVar("T")
+Cores = tuple[int, ...]
+
+
+def _option(default: T, text: str, low: float = 0, high: float = MAX_COUNT, choices: tuple[str, ...] = ()) -> T:
+    """Return a field with its help text, and the range of its numbers or the choice of its words."""
+    return field(default=default, metadata={"help": text, "low": low, "high": high, "choices": choices})
+
+
+def _broker() -> str:
+    return _option(DEFAULT_BROKER, "address of the broker to connect to")
+
+
+def _keys() -> str:
+    return _option("", "directory of CURVE keys (specq keys), or DIRECTORY/NAME of one's own; empty: no encryption")
+
+
+def _drain() -> float:
+    return _option(5.0, "seconds that what runs may take to end or to go elsewhere, after SIGTERM", high=86_400)
+
+
+def _vllm_share() -> float:
+    return _option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
+
+
+def _vllm_length() -> int:
+    return _option(0, "longest context that vLLM takes; 0: the model's")
+
+
+def _engine_options() -> Options:
+    return _option((), "further options of what runs the model, name=value; vLLM: arguments of EngineArgs")
+
+
+def _cores() -> Cores:
+    return _option((), "CPU ids to stay on, as in 0,2-3; none: anywhere")
+
+
+def _threads() -> int:
+    return _option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Base of the sections: checks every value's type and range."""
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check_value(f"{section_name(type(self))}.{f.name}", getattr(self, f.name), kinds(type(self))[f.name])
+            _check_range(f"{section_name(type(self))}.{f.name}", getattr(self, f.name), f.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig(Section):
+    """The broker."""
+
+    bind: str = _option(DEFAULT_BROKER, "address to listen on")
+    heartbeat_ms: int = _option(500, "how often workers shall beat", low=10, high=60_000)
+    liveness_ms: int = _option(3000, "silence after which a worker is taken for dead", low=20, high=600_000)
+    max_jobs: int = _option(10_000, "jobs that may wait or run at a time", low=1)
+    drafters_per_job: int = _option(2, "draft workers at most for one job, no two of the same model", high=8)
+    journal: str = _option(
+        "", "file that outlives the broker; none: memory only; empty: one for each address, see README"
+    )
+    durability: str = _option(
+        "full", "full: survives loss of power; process: only of the process", choices=DURABILITIES
+    )
+    keep_hours: float = _option(168.0, "how long results are kept", low=0.0, high=1e6)
+    keep_mb: int = _option(
+        1024, "megabytes that the journal takes at most; the oldest results go, then no new jobs are taken", high=2**40
+    )
+    weights_wait_seconds: float = _option(
+        600.0,
+        "how long a job waits for its model's weights when no verifier has them, then fails; 0: for ever",
+        high=1e9,
+    )
+    take_over: bool = _option(
+        default=False, text="take the journal from a broker that hangs; that one stops when it wakes"
+    )
+    drain_seconds: float = _drain()
+    cores: Cores = _cores()
+    keys: str = _keys()
+    insecure: bool = _option(default=False, text="listen beyond this machine without keys")
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_bind("broker.bind", self.bind, insecure=self.insecure or bool(self.keys))
+        if self.liveness_ms < 2 * self.heartbeat_ms:
+            raise ConfigError(
+                f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms ({self.heartbeat_ms})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig(Section):
+    """A target verifier."""
+
+    broker: str = _broker()
+    model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    engine: str = _option("torch", "what runs the model")
+    name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
+    progress: bool = _option(default=False, text="say what is loaded and measured before the worker is ready")
+    bind: str = _option("tcp://127.0.0.1:*", "address to listen on for the broker; port *: any free one")
+    advertise: str = _option("", "address the broker shall connect to; empty: the one bound")
+    device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    threads: int = _threads()
+    cores: Cores = _cores()
+    helper_cores: Cores = _option((), "CPU ids on each of which one more thread helps with steps of many rows")
+    kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
+    gpu_memory_utilization: float = _vllm_share()
+    max_model_len: int = _vllm_length()
+    tensor_parallel_size: int = _option(0, "GPUs that vLLM divides each layer among; 0: one", high=1024)
+    quantization: str = _option("", "how vLLM quantises the weights, as in fp8; empty: as the checkpoint says")
+    engine_options: Options = _engine_options()
+    max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
+    max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    trust_drafts: bool = _option(
+        default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
+    )
+    backup: str = _option(
+        "ngram",
+        "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
+        choices=("ngram", "none"),
+    )
+    draft_model: str = _option("", "a draft model that drafts in this process, on the same device; empty: none")
+    fan_out: int = _option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
+    chain: int = _option(8, "most levels that this process drafts for a step", low=1, high=32)
+    drain_seconds: float = _drain()
+    verbose: bool = _option(default=False, text="log each drafted node with what was decided, and all else (debug)")
+    keys: str = _keys()
+    insecure: bool = _option(default=False, text="listen beyond this machine without keys")
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_connect("target.broker", self.broker)
+        check_bind("target.bind", self.bind, insecure=self.insecure or bool(self.keys))
+        if self.advertise:
+            check_connect("target.advertise", self.advertise)
+        elif is_wildcard(host_of(self.bind)):
+            raise ConfigError(f"target.bind is {self.bind}, no address to connect to; set advertise to one")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig(Section):
+    """A draft worker."""
+
+    broker: str = _broker()
+    model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    proposer: str = _option("draft-model", "what makes the drafts")
+    keys: str = _keys()
+    name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
+    progress: bool = _option(default=False, text="say what is loaded and measured before the worker is ready")
+    device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    threads: int = _threads()
+    cores: Cores = _cores()
+    kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the proposer")
+    gpu_memory_utilization: float = _vllm_share()
+    max_model_len: int = _vllm_length()
+    engine_options: Options = _engine_options()
+    width: int = _option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)
+    fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
+    max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
+    chain: int = _option(6, "levels drafted in one call, on a GPU", low=1, high=32)
+    law_size: int = _option(32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024)
+    nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_connect("draft.broker", self.broker)
+
+
+@dataclass(frozen=True, slots=True)
+class UpConfig(Section):
+    """What `specq up` starts."""
+
+    targets: int = _option(1, "target verifiers to start", low=1, high=256)
+    drafters: int = _option(2, "draft workers to start", high=1024)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConfig(Section):
+    """A client."""
+
+    broker: str = _broker()
+    keys: str = _keys()
+    timeout_s: float = _option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        check_connect("client.broker", self.broker)
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All sections: what one file holds."""
+
+    broker: BrokerConfig = field(default_factory=BrokerConfig)
+    target: TargetConfig = field(default_factory=TargetConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
+    up: UpConfig = field(default_factory=UpConfig)
+    client: ClientConfig = field(default_factory=ClientConfig)
+
+
+SECTIONS: dict[str, type[Section]] = {
+    "broker": BrokerConfig,
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "up": UpConfig,
+    "client": ClientConfig,
+}
+
+
+def section_name(section: type[Section]) -> str:
+    """Return the name that a section has in files."""
+    return next((name for name, cls in SECTIONS.items() if cls is section), section.__name__)
+
+
+def kinds(section: type[Section]) -> dict[str, Any]:
+    """Return the type of each key of a section."""
+    return typing.get_type_hints(section)
+
+
+def _check_value(key: str, value: object, kind: Any) -> None:
+    """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
+    if kind == Cores:
+        right = isinstance(value, tuple) and all(type(v) is int for v in value)
+    elif kind == Options:
+        right = isinstance(value, tuple) and all(type(v) is str for v in value)
+        engine_options.parsed(value if right else ())  # type: ignore[arg-type]
+    else:
+        right = type(value) is kind or (kind is float and type(value) is int)
+    if not right:
+        wanted = {
+            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of options"
+        }  # fmt: skip
+        shown = list(value) if isinstance(value, tuple) else value
+        raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")
+
+
+def _check_range(key: str, value: object, metadata: typing.Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a number lies in its key's range (NaN does not) and a word is one of its choices."""
+    low, high, choices = metadata["low"], metadata["high"], metadata["choices"]
+    numbers = value if isinstance(value, tuple) else (value,)
+    if not all(low <= v <= high for v in numbers if isinstance(v, (int, float))):
+        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
+    if choices and value not in choices:
+        raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")

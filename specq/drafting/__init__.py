@@ -1,0 +1,17 @@
+"""Drafting: a draft worker's sessions, what it drafts for each, and how far its scores can be believed.
+
+    drafter            verdicts in, drafts out, one proposer inside
+    session            the committed context and the nodes drafted beyond it
+    shapes             how many children each node of a tree gets
+    calibration        predicted to measured acceptance; acceptance_stats: over all sessions
+
+In: Assign, Verdict. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
+"""
+
+from specq.drafting.calibration import Calibration
+from specq.drafting.drafter import Drafter
+from specq.drafting.judged import judged
+from specq.drafting.session import LEAST_CHANCE, SIBLING_WORTH, drafting_params
+from specq.drafting.shapes import longest_chain
+
+__all__ = ["LEAST_CHANCE", "SIBLING_WORTH", "Calibration", "Drafter", "drafting_params", "judged", "longest_chain"]

@@ -1,0 +1,292 @@
+"""One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
+
+Rules: the tree grows best first, within what the verifier says is worth it; a verdict moves its root and cuts the rest.
+No I/O, no clock, no model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+import numpy as np
+
+from specq.drafting.acceptance_stats import Experience
+from specq.drafting.judged import judged
+from specq.drafting.shapes import Path, budget_of, shape_of
+from specq.proposers import Children, draws_children
+from specq.protocol import Assign, Draft, Law, SamplingParams, Speculation, Verdict, pack_laws
+
+MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
+LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it
+MAX_LIVE_NODES = 256
+LEAST_CHANCE = 1e-6  # that a node is given
+SIBLING_WORTH = 0.2  # where a node must be likelier than this, chains are drafted without siblings
+
+
+class DraftNode:
+    """A drafted node. `claim` is the proposer's log-probability given the parent, `score` what experience makes of it,
+    `reach` the sum of the scores from where drafting began; `rank` its place among its siblings, `law` what they were
+    drawn from, None for a point mass."""
+
+    __slots__ = (
+        "children", "claim", "expanded", "law", "node_id", "parent", "position", "rank", "reach", "score", "token",
+        "wire_id",
+    )  # fmt: skip
+
+    def __init__(
+        self, node_id: int, token: int, parent: DraftNode | None, position: int, rank: int, claim: float
+    ) -> None:
+        self.node_id, self.token, self.parent, self.position = node_id, token, parent, position
+        self.rank, self.claim = rank, claim
+        self.score = self.reach = 0.0
+        self.law: Law | None = None
+        self.children: dict[int, DraftNode] = {}
+        self.expanded = False
+        self.wire_id = -1  # what the verifier knows it by; -1: not sent
+
+    def path(self) -> Path:
+        """Return the ranks from the context down to this node."""
+        ranks, node = [], self
+        while True:
+            ranks.append(node.rank)
+            if node.parent is None:
+                return tuple(ranks[::-1])
+            node = node.parent
+
+
+class DraftSession:
+    """One session's context and tree at the drafter.
+
+    `experience` is that of sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not; `chain`
+    levels are drafted at a time.
+    """
+
+    def __init__(
+        self, message: Assign, experience: Experience, *, fan_out: int, max_ahead: int, chain: int = 1
+    ) -> None:
+        self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
+        self.experience = experience
+        self.params = drafting_params(message.params, message.speculation)
+        self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
+        self.is_sync = message.speculation.mode == "sync"
+        self.chain = chain
+        self.sends_one_chain = self.is_sync and chain > 1 and not message.speculation.has_fixed_shape
+        self.budget = message.speculation.max_nodes if self.sends_one_chain else budget_of(message.speculation)
+        self.token_ids: list[int] = message.token_ids.tolist()
+        self.limit = message.prompt_len + message.params.max_tokens
+        self.roots: dict[int, DraftNode] = {}
+        self.root_expanded = False
+        self.base_reach = 0.0  # reach of the committed context: what reaches count from
+        self.next_id = 0
+        self.next_wire_id = 0
+        self.num_live = 0
+        self.worth = 0.0  # as the last verdict said
+        self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
+        self.rest = 0 if self.is_sync else experience.rest  # verdicts to sit out
+        self.unused = 0  # verdicts in a row that used nothing of what was sent
+        self.awaits_verdict = False  # of a round that was sent as a whole
+        self.was_hit = False  # whether the context's last token was drafted before it was committed
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def ahead(self) -> int:
+        """How many tokens beyond the context may be drafted."""
+        return min(self.shape.max_depth, self.limit - self.length - 1)
+
+    def live_nodes(self) -> Iterator[DraftNode]:
+        """Yield the live nodes, parents first."""
+        level = list(self.roots.values())
+        while level:
+            yield from level
+            level = [child for node in level for child in node.children.values()]
+
+    def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
+        """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
+        ahead = self.ahead
+        if self.rest or self.awaits_verdict or ahead < 1 or self.num_live >= MAX_LIVE_NODES:
+            return
+        if not self.root_expanded:
+            yield 0.0, None
+            return
+        if self.sends_one_chain:
+            return
+        floor = self._floor()
+        for node in self.live_nodes():
+            if not node.expanded and node.reach >= floor and node.position + 1 - self.length < ahead:
+                if self.num_children(node):
+                    yield node.reach - self.base_reach, node
+                else:
+                    node.expanded = True
+
+    def num_children(self, node: DraftNode | None) -> int:
+        """Return how many children the shape gives to a node, or to the context."""
+        if self.shape.fan_out:
+            return self.shape.fan_out
+        return self.shape.num_children(node.path() if node is not None else (), hit=self.was_hit)
+
+    def chain_below(self, node: DraftNode | None) -> list[int]:
+        """Return how many children each level gets of a chain below a node of `frontier`."""
+        depth = 0 if node is None else node.position + 1 - self.length
+        room = min(self.chain, self.ahead - depth)
+        if self.shape.fan_out:
+            has_siblings = self.chain == 1 or self.worth <= SIBLING_WORTH
+            return [self.shape.fan_out if has_siblings else 1] * room
+        path: Path = node.path() if node is not None else ()
+        counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
+        return list(takewhile(bool, counts))
+
+    def _floor(self) -> float:
+        """Return the least reach of a node that is expanded or sent: it must be worth it, and among the likeliest.
+
+        What is not among the likeliest has no children that are, so a budget ends the growing by itself.
+        """
+        worth = self.base_reach + (math.log(MIN_REACH) if self.is_sync else self.floor)
+        if not self.budget or self.num_live <= self.budget:
+            return worth
+        return max(worth, heapq.nlargest(self.budget, (node.reach for node in self.live_nodes()))[-1])
+
+    def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> None:
+        """Hang a proposer's children below a node, or below the context.
+
+        A drawn child is reached if its elders fail, and is never given a better chance than they, so that a cut by chance
+        takes the youngest: nothing is cut for what its own token is.
+        """
+        siblings = self.roots if parent is None else parent.children
+        base = self.base_reach if parent is None else parent.reach
+        position = self.length if parent is None else parent.position + 1
+        left = most = 1.0
+        probability, log = self.experience.calibration.probability, math.log
+        tokens, claims = children.token_ids.tolist(), children.scores.tolist()
+        for rank, (node_id, token, claim) in enumerate(zip(ids, tokens, claims, strict=False)):
+            node = siblings[token] = DraftNode(node_id, token, parent, position, rank, claim)
+            chance = probability(claim)
+            node.score = log(max(chance, LEAST_CHANCE))
+            if children.law is None:
+                node.reach = base + node.score
+                continue
+            node.law = children.law
+            most = chance = min(most, left * chance)
+            left -= chance
+            node.reach = base + log(max(chance, LEAST_CHANCE))
+        self.num_live += min(len(ids), len(tokens))
+        if parent is None:
+            self.root_expanded = True
+        else:
+            parent.expanded = True
+
+    def draft(self) -> Draft | None:
+        """Return the nodes that are worth sending and were not sent yet, or None. A synchronous round is sent as a whole,
+        be it empty."""
+        if self.is_sync:
+            if next(self.frontier(), None) is not None:
+                return None
+            self.awaits_verdict = True
+        fresh = self._fresh()
+        if not fresh and not self.is_sync:
+            if not any(node.wire_id >= 0 for node in self.roots.values()):
+                self.rest = self.experience.count(fruitful=False)
+            return None
+        self.experience.count(fruitful=True)
+        return self._message(fresh)
+
+    def _fresh(self) -> list[DraftNode]:
+        """Return what is worth sending and was not sent yet; no more than the budget leaves room for."""
+        floor = self._floor()
+        nodes = list(self.live_nodes())
+        fresh = [node for node in nodes if node.wire_id < 0 and node.reach >= floor]
+        if not self.budget:
+            return fresh
+        room = max(0, self.budget - sum(node.wire_id >= 0 for node in nodes))
+        kept = {id(node) for node in sorted(fresh, key=lambda node: -node.reach)[:room]}
+        return [node for node in fresh if id(node) in kept]
+
+    def _message(self, fresh: Sequence[DraftNode]) -> Draft:
+        """Return nodes as a message, parents first.
+
+        What was drawn is sent as such only together with its elders, since the law of each depends on them; without them
+        it is sent as a point mass, which is exact too.
+        """
+        first_id = self.next_wire_id
+        for node in fresh:
+            node.wire_id = self.next_wire_id
+            self.next_wire_id += 1
+        whole = {id(node.law): row for row, node in enumerate(n for n in fresh if n.law is not None and not n.rank)}
+        laws = [node.law for node in fresh if node.law is not None and not node.rank]
+        return Draft(
+            session_id=self.session_id,
+            epoch=self.epoch,
+            lane=self.lane,
+            base_len=self.length,
+            first_id=first_id,
+            q_size=max((len(law.ids) for law in laws), default=0),
+            token_ids=np.array([node.token for node in fresh], np.int32),
+            parent_ids=np.array([-1 if node.parent is None else node.parent.wire_id for node in fresh], np.int32),
+            scores=np.array([min(node.score, 0.0) for node in fresh], np.float16),
+            **pack_laws(laws, [whole.get(id(node.law), -1) for node in fresh]),
+        )
+
+    def learn(self, verdict: Verdict) -> None:
+        """Learn how good drawn nodes are from those that were judged; the others teach in `commit`."""
+        if not draws_children(self.params) or verdict.base_len != self.length:
+            return
+        lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
+        sent = {node.wire_id: node for node in self.live_nodes()}
+        rows = zip(lanes, verdict.node_ids.tolist(), verdict.mask.tolist(), strict=False)
+        mine = [(sent[i], bool(bit)) for lane, i, bit in rows if lane == self.lane and i in sent]
+        accepted = {i for i, (_, bit) in enumerate(mine) if bit}
+        for i in judged([node for node, _ in mine], accepted):
+            self.experience.calibration.observe(mine[i][0].claim, i in accepted)
+
+    def commit(self, tokens: Sequence[int]) -> list[int]:
+        """Append committed tokens and re-root; return the ids of the drafted nodes that they followed."""
+        path: list[int] = []
+        siblings: dict[int, DraftNode] | None = self.roots
+        last: DraftNode | None = None
+        for token in tokens:
+            for node in siblings.values() if siblings and not draws_children(self.params) else ():
+                self.experience.calibration.observe(node.claim, node.token == token)
+            last = siblings.get(token) if siblings is not None else None
+            siblings = last.children if last is not None else None
+            if last is not None:
+                path.append(last.node_id)
+        self.token_ids.extend(tokens)
+        self.awaits_verdict, self.was_hit = False, last is not None
+        if self.is_sync:  # each round is drafted anew
+            siblings = last = None
+        self.roots = siblings or {}
+        self.root_expanded = last is not None and last.expanded
+        self.base_reach = last.reach if last is not None else 0.0
+        for node in self.roots.values():
+            node.parent = None
+        self.num_live = sum(1 for _ in self.live_nodes())
+        return path
+
+    def hear(self, verdict: Verdict) -> None:
+        """Take in what the verifier says of worth, and notice when what was sent must have been lost.
+
+        A node is drafted for the round after the next as well, by when what leads to it must have come true: so its
+        chance may be as low as the square of what is worth verifying.
+        """
+        self.rest = max(0, self.rest - 1)
+        self.worth = verdict.worth / 1000
+        worth = math.log(max(self.worth, math.sqrt(MIN_REACH)))
+        self.floor = 2 * worth
+        sent = any(node.wire_id >= 0 and node.reach - self.base_reach >= worth for node in self.roots.values())
+        self.unused = self.unused + 1 if sent and not len(verdict.node_ids) else 0
+        if self.unused >= LOST_AFTER:
+            self.unused = 0
+            for node in self.live_nodes():
+                node.wire_id = -1
+
+
+def drafting_params(params: SamplingParams, speculation: Speculation) -> SamplingParams:
+    """Return what to draft with: the job's parameters, but for the temperature and top-p of its candidates."""
+    temperature = params.temperature if speculation.candidate_temp < 0 else speculation.candidate_temp
+    return replace(params, temperature=temperature, top_p=speculation.candidate_top_p or params.top_p)

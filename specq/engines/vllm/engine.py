@@ -1,0 +1,185 @@
+"""The vLLM engine: every model, quantisation and tensor parallelism that vLLM has; drafts are chains.
+
+vLLM loads the model, keeps the KV and runs the forward passes; specq says what is in each, and its own judge takes the
+place of vLLM's samplers, so every strategy works. `specq.engines.vllm` has the parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import structlog
+
+from specq.engines.checkpoint import describe, resolve_directory
+from specq.engines.checks import check_step, check_tokens, misfit
+from specq.engines.profiling import step_times
+from specq.engines.vllm.options import make_options, overrides, prepare_environment
+from specq.engines.vllm.versions import ways_to_try
+from specq.protocol import ConfigError, EngineError, Int32Array, Judgement, SessionStep
+from specq.runtime import resolve
+
+log = structlog.get_logger(__name__)
+
+WAYS = {
+    "sessions": "specq.engines.vllm.sessions:Sessions",
+    "prompts": "specq.engines.vllm.prompts:Prompts",
+}
+
+
+class Way(Protocol):
+    """How vLLM is driven; made with the arguments of `EngineArgs`, and `verbose`. `open` to `free_slots` as of `Engine`."""
+
+    max_chain: int
+    dtype: str
+    vocab_size: int
+    max_length: int
+    kv_slots: int
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int: ...
+
+    def close(self, session_id: int) -> None: ...
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Run steps that were checked."""
+        ...
+
+    def length(self, session_id: int) -> int:
+        """Return how many of a session's tokens have KV; EngineError if it is not open."""
+        ...
+
+    @property
+    def free_slots(self) -> int: ...
+
+    def shutdown(self) -> None:
+        """Let go of the device and of worker processes."""
+        ...
+
+
+class VllmEngine:
+    """Fulfils `specq.engines.Engine`.
+
+    kv_slots        0: as many as memory allows
+    max_sessions    of a step; max_step_rows: its tokens and nodes
+    verbose         log the decision on each drafted node
+    options         arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`
+    way             a name in WAYS; empty: the best that this vLLM was tested with
+    eager           leave compiled kernels and CUDA graphs out; threads and helper_cores are of no use here
+
+    Raises ConfigError if vLLM cannot run the model so.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        eager: bool = False,
+        threads: int = 0,
+        helper_cores: tuple[int, ...] = (),
+        verbose: bool = False,
+        max_sessions: int = 64,
+        max_step_rows: int = 1024,
+        options: Mapping[str, Any] | None = None,
+        way: str = "",
+    ) -> None:
+        prepare_environment(device, int((options or {}).get("tensor_parallel_size", 1)))
+        directory = resolve_directory(model)
+        arguments = make_options(
+            directory,
+            device=device,
+            dtype=dtype,
+            kv_slots=kv_slots,
+            max_sessions=max_sessions,
+            max_step_rows=max_step_rows,
+            given={**({"enforce_eager": True} if eager else {}), **(options or {})},
+        )
+        self._way = _start((way,) if way else _ways(), arguments, verbose=verbose)
+        self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
+        self.max_chain = self._way.max_chain
+        self.info = describe(
+            directory,
+            engine="vllm",
+            name=name,
+            dtype=self._way.dtype,
+            vocab_size=self._way.vocab_size,
+            max_length=self._way.max_length,
+            kv_slots=self._way.kv_slots,
+            overrides=overrides(arguments),
+        )
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        """Start a session; see `Engine.open`."""
+        return self._way.open(session_id, token_ids)
+
+    def close(self, session_id: int) -> None:
+        """End a session; see `Engine.close`."""
+        self._way.close(session_id)
+
+    @property
+    def free_slots(self) -> int:
+        return self._way.free_slots
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        """Run and judge one forward pass; see `Engine.step`."""
+        for step in steps:
+            check_step(step, self._way.length(step.session_id), self.info)
+            self._check_chain(step)
+        check_tokens(np.concatenate([p for s in steps for p in (s.token_ids, s.tree.token_ids)]), steps, self.info)
+        self._check_room(steps)
+        return self._way.step(steps)
+
+    def step_times(self, sizes: Sequence[int]) -> list[float]:
+        """Measure; see `Engine.step_times`."""
+        return step_times(self, sizes)
+
+    def shutdown(self) -> None:
+        """Let go of the device and of worker processes."""
+        self._way.shutdown()
+
+    def _check_chain(self, step: SessionStep) -> None:
+        """Raise EngineError for a tree that is no chain, or too long a one."""
+        num_nodes = step.tree.num_nodes
+        if num_nodes > self.max_chain or not np.array_equal(step.tree.parents, np.arange(num_nodes) - 1):
+            raise misfit(step, f"the vllm engine takes chains of at most {self.max_chain} nodes")
+
+    def _check_room(self, steps: Sequence[SessionStep]) -> None:
+        """Raise EngineError if a step is larger than what is free, or than what vLLM was made for."""
+        num_rows = sum(step.num_rows for step in steps)
+        if num_rows > self.free_slots:
+            raise EngineError(f"{num_rows} KV slots are needed and {self.free_slots} of {self.info.kv_slots} are free")
+        if num_rows > self._most_rows or len(steps) > self._most_sessions:
+            raise EngineError(
+                f"a step of {len(steps)} sessions and {num_rows} rows; vLLM was made for "
+                f"{self._most_sessions} and {self._most_rows}"
+            )
+
+
+def _ways() -> tuple[str, ...]:
+    import vllm
+
+    return ways_to_try(str(vllm.__version__))
+
+
+def _start(ways: Sequence[str], arguments: dict[str, Any], *, verbose: bool) -> Way:
+    """Start vLLM in the first of these ways that it allows."""
+    for name in ways[:-1]:
+        try:
+            return _start_one(name, arguments, verbose=verbose)
+        except (ImportError, AttributeError, TypeError, EngineError) as error:
+            log.warning("vllm_way_failed", way=name, reason=str(error), trying=ways[-1])
+    return _start_one(ways[-1], arguments, verbose=verbose)
+
+
+def _start_one(name: str, arguments: dict[str, Any], *, verbose: bool) -> Way:
+    try:
+        way: Way = resolve("way to drive vLLM", WAYS, name)(arguments, verbose=verbose)
+    except (ValueError, AssertionError, RuntimeError) as error:  # what vLLM refuses
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"vLLM cannot run {arguments['model']} so: {reason}") from error
+    log.info("vllm_started", way=name)
+    return way

@@ -1,0 +1,58 @@
+"""The journal for those who only look: finished jobs and lists of them. A reader never waits for the writer (WAL)."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from specq.journal.records import JobSummary, StoredJob
+from specq.journal.sqlite import rows
+from specq.journal.sqlite.store import connect
+from specq.protocol import JournalBusyError
+
+
+class JournalReader:
+    """A journal that is there already. Raises JournalBusyError for what cannot be read now. One thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._connection = connect(path, read_only=True)
+
+    def find(self, job_id: int) -> StoredJob | None:
+        """Return a job, or None if the journal does not know it; of one that has not ended, without its tokens."""
+        try:
+            self._connection.execute("BEGIN")  # one view of all tables
+            found = self._one(f"SELECT {rows.JOB} FROM jobs WHERE job_id = ?", job_id)  # noqa: S608
+            result = self._one(f"SELECT {rows.RESULT} FROM results WHERE job_id = ?", job_id)  # noqa: S608
+        except sqlite3.Error as error:
+            raise self._busy(error) from None
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        job = rows.stored_job(found) if found else None
+        if job is not None and result is not None:
+            rows.add_result(job, result)
+        return job
+
+    def _one(self, query: str, job_id: int) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self._connection.execute(query, (job_id,)).fetchone()
+        return row
+
+    def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
+        """Return summaries of the jobs that ended, the last one first; of those of an owner, None: of all."""
+        query = (
+            f"SELECT {rows.SUMMARY} FROM results JOIN jobs USING (job_id) WHERE ? IS NULL OR owner = ? "  # noqa: S608
+            "ORDER BY ended DESC LIMIT ? OFFSET ?"
+        )
+        try:
+            found = self._connection.execute(query, (owner, owner, limit, skip)).fetchall()
+        except sqlite3.Error as error:
+            raise self._busy(error) from None
+        return [JobSummary(*row) for row in found]
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _busy(self, error: sqlite3.Error) -> JournalBusyError:
+        return JournalBusyError(f"the journal {self.path} cannot be read: {error}")

@@ -1,0 +1,157 @@
+"""Records and stored jobs as rows of the tables, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+
+from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
+from specq.protocol import ConfigError, JobError, SamplingParams, Speculation, Submit, Values
+
+V = TypeVar("V", bound=Values)
+
+JOB = "job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
+COMMIT = "job_id, base_len, token_ids, accepted, logprobs, rounds, draft_tokens"
+RESULT = "weights, finish, ended, code, reason, stats, token_ids, accepted, logprobs"
+SUMMARY = "job_id, label, model, owner, priority, finish, length(token_ids) / 4, submitted, ended"
+ROW_BYTES = 200  # what a result takes beside its arrays, about
+
+
+def job_row(record: JobTaken) -> tuple[Any, ...]:
+    """Return the values of a new row of `jobs`, in the order of `JOB`."""
+    submit = record.submit
+    return (
+        submit.job_id,
+        record.owner,
+        submit.label,
+        submit.model,
+        orjson.dumps(submit.params.to_dict()).decode(),
+        orjson.dumps(submit.speculation.to_dict()).decode(),
+        submit.priority,
+        record.submitted,
+        record.deadline,
+        submit.prompt_ids.astype("<i4").tobytes(),
+    )
+
+
+def num_bytes(record: Record) -> int:
+    """Return the bytes that a record adds to the journal, about: those of its arrays."""
+    if isinstance(record, JobTaken):
+        return record.submit.prompt_ids.nbytes
+    if isinstance(record, (TokensAdded, JobEnded)):
+        return len(record.token_ids) + len(record.accepted) + len(record.logprobs)
+    return 0
+
+
+def result_row(record: JobEnded) -> tuple[Any, ...]:
+    """Return the values of a row of `results`: finish, ended, code, reason, stats, num_bytes, arrays, job_id."""
+    stats = orjson.dumps(record.stats).decode()
+    arrays = (record.token_ids, record.accepted, record.logprobs)
+    size = num_bytes(record) + len(stats) + len(record.reason) + ROW_BYTES
+    return (record.finish, record.ended, record.code, record.reason, stats, size, *arrays, record.job_id)
+
+
+class Merged:
+    """The rounds of one job within a group of records: one row."""
+
+    def __init__(self, first: TokensAdded) -> None:
+        self.job_id, self.base_len = first.job_id, first.base_len
+        self._rounds: list[TokensAdded] = [first]
+
+    def add(self, record: TokensAdded) -> None:
+        """Append the next round."""
+        self._rounds.append(record)
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values of a row of `commits`, in the order of `COMMIT`."""
+        rounds = self._rounds
+        if len(rounds) == 1:
+            one = rounds[0]
+            return (self.job_id, self.base_len, one.token_ids, one.accepted, one.logprobs, 1, one.num_nodes)
+        return (
+            self.job_id,
+            self.base_len,
+            b"".join([one.token_ids for one in rounds]),
+            b"".join([one.accepted for one in rounds]),
+            b"".join([one.logprobs for one in rounds]),
+            len(rounds),
+            sum([one.num_nodes for one in rounds]),
+        )
+
+
+def merge(records: Sequence[Record]) -> dict[int, Merged]:
+    """Return what the records say of the tokens of each job, but for jobs that end or are dropped among them."""
+    merged: dict[int, Merged] = {}
+    for record in records:
+        if isinstance(record, TokensAdded):
+            known = merged.get(record.job_id)
+            if known is None:
+                merged[record.job_id] = Merged(record)
+            else:
+                known.add(record)
+        elif isinstance(record, (JobEnded, JobDropped)):
+            merged.pop(record.job_id, None)
+    return merged
+
+
+def stored_job(row: tuple[Any, ...]) -> StoredJob:
+    """Return the job in a row of `JOB`, without its tokens; raises ConfigError for one that cannot be read.
+
+    One that an earlier broker took, with values that are out of bounds now, is a `misfit`.
+    """
+    job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids = row
+    try:
+        (sampling, reason), (drafting, other) = _values(SamplingParams, params), _values(Speculation, speculation)
+        submit = Submit(
+            job_id=job_id,
+            params=sampling,
+            speculation=drafting,
+            model=model,
+            label=label,
+            priority=priority,
+            prompt_ids=np.frombuffer(prompt_ids, "<i4"),
+        )
+    except (JobError, ValueError) as error:
+        raise ConfigError(f"job {job_id} cannot be read: {error}") from None
+    return StoredJob(submit, owner, submitted, deadline, misfit=reason or other)
+
+
+def _values(cls: type[V], text: str) -> tuple[V, str]:
+    """Return stored values and "", or, of those that are out of bounds now, the ones that are not, and what is wrong.
+
+    Raises JobError for names that are not known: a later specq wrote them, and might go on with the job.
+    """
+    values = orjson.loads(text)
+    cls.check_names(values)
+    try:
+        return cls.from_dict(values), ""
+    except JobError as error:
+        reason = str(error)
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        with suppress(JobError):
+            cls.from_dict(kept | {name: value})
+            kept[name] = value
+    return cls.from_dict(kept), reason
+
+
+def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int]) -> None:
+    """Append a row of `COMMIT`; one that does not follow what is there is left out: its tokens are generated anew."""
+    _, base_len, token_ids, accepted, logprobs, rounds, draft_tokens = row
+    if base_len == job.num_tokens:
+        job.token_ids += token_ids
+        job.accepted += accepted
+        job.logprobs += logprobs
+        job.rounds += rounds
+        job.draft_tokens += draft_tokens
+
+
+def add_result(job: StoredJob, row: tuple[Any, ...]) -> None:
+    """Take in a row of `RESULT`."""
+    job.weights, job.finish, job.ended, job.code, job.reason, stats, *arrays = row
+    job.token_ids, job.accepted, job.logprobs = arrays
+    job.stats = orjson.loads(stats)

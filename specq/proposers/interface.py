@@ -1,0 +1,67 @@
+"""What a draft worker needs of whatever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specq.protocol import Float32Array, Int32Array, Law, ModelInfo, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """A request for the children of one node.
+
+    node_id   -1: what follows the committed context; else a node returned by an earlier `expand` and not cut since
+    child_ids the ids that the children shall bear; their number is the number of children wanted
+    """
+
+    session_id: int
+    node_id: int
+    child_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Children:
+    """The answer: at most len(child_ids) tokens, likeliest first, or in the order in which they were drawn.
+
+    token_ids i32[c]; scores f32[c]: log-probability that the target commits the token, given that it commits the parent
+                (of a drawn one: given too that it rejects its elders; and known before the token was drawn)
+    law         what they were drawn from, without replacement; None: they are point masses
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+    law: Law | None = None
+
+
+class Proposer(Protocol):
+    """What a draft worker needs of whatever drafts. Driven by one thread."""
+
+    info: ModelInfo
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """Start a session with this context i32[n]; `params` are those to draft with, and tell by the strategy whether
+        children are drawn (`probabilistic` above temperature 0)."""
+        ...
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        """Append committed tokens i32[m]; `path` has the node ids of the first len(path) <= m of them. All nodes that
+        do not descend from the last token's node are gone; descendants of it stay valid. If len(path) < m, all nodes
+        are gone."""
+        ...
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; unknown ones are ignored."""
+        ...
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        """Answer all requests in one batched pass. Several requests may be of one session; a request never asks for
+        the child of a node that the same call creates."""
+        ...
+
+
+def draws_children(params: SamplingParams) -> bool:
+    """Are the children for these parameters drawn from a law that travels with them, and not simply the likeliest?"""
+    return params.strategy == "probabilistic" and params.temperature > 0

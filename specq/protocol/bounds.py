@@ -1,0 +1,297 @@
+"""What a value that comes from outside may be: one table for broker, verifier, drafter and client.
+
+    Range     a number within two limits
+    OneOf     one of some strings
+    Text      a string of so many characters
+    Items     a tuple of at most so many items, each within its own bound
+    Json      a free JSON object, of limited depth and number of entries
+    Elements  the numbers in an array
+
+Rule: every number, string and list of every message names its bound here, and `specq.protocol.wire` refuses to load a message type
+with one that does not. A bound lies beyond whatever honest use needs, and within what the code behind it can hold: what was let
+in can neither overflow nor fill the memory. To add a field: give it a bound of the table, or add one to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_SHOWN = 80  # characters of a wrong value that an error repeats
+MAX_INT32 = 2**31 - 1
+MAX_INT64 = 2**63 - 1
+HOUR_MS, YEAR_MS = 3_600_000, 366 * 24 * 3_600_000
+
+# Below this a temperature is 0, as in vLLM: logits / T would overflow, and the law is all on the likeliest token anyway.
+MIN_TEMPERATURE = 1e-5
+
+
+class Bound(Protocol):
+    """What a value may be; `allowed` says it in words that follow "it must be"."""
+
+    @property
+    def allowed(self) -> str: ...
+
+    def admits(self, value: Any) -> bool:
+        """Return whether a value of the right type is within the bound."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A number in [low, high], which NaN never is; `extra` is let through too, as a value that stands for something."""
+
+    low: float
+    high: float
+    allowed: str = ""
+    extra: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "allowed", self.allowed or f"from {self.low} to {self.high}")
+
+    def admits(self, value: float) -> bool:
+        return self.low <= value <= self.high or value == self.extra
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """One of some strings."""
+
+    values: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        return f"one of {', '.join(value or repr(value) for value in self.values)}"
+
+    def admits(self, value: str) -> bool:
+        return value in self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A string of `least` to `most` characters."""
+
+    most: int
+    least: int = 0
+
+    @property
+    def allowed(self) -> str:
+        return f"text of {f'{self.least} to' if self.least else 'at most'} {self.most} characters"
+
+    def admits(self, value: str) -> bool:
+        return self.least <= len(value) <= self.most
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A tuple of `least` to `most` items within the bound `of`; a dict is taken as its pairs."""
+
+    of: Bound
+    most: int
+    what: str
+    least: int = 0
+
+    @property
+    def allowed(self) -> str:
+        count = f"{self.least} to" if self.least else "at most"
+        return f"{count} {self.most} {self.what}"
+
+    def admits(self, value: tuple[Any, ...]) -> bool:
+        return self.least <= len(value) <= self.most and all(map(self.of.admits, value))
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two values, each within its own bound."""
+
+    first: Bound
+    second: Bound
+
+    @property
+    def allowed(self) -> str:
+        return f"a pair: {self.first.allowed}; {self.second.allowed}"
+
+    def admits(self, value: tuple[Any, Any]) -> bool:
+        return len(value) == 2 and self.first.admits(value[0]) and self.second.admits(value[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """A free JSON object: so deep at most, with so many entries in all; its numbers are finite, and fit into 64 bits."""
+
+    depth: int
+    entries: int
+
+    @property
+    def allowed(self) -> str:
+        return f"a JSON object at most {self.depth} deep, with at most {self.entries} entries of finite 64-bit numbers"
+
+    def admits(self, value: Any) -> bool:
+        level, left = [value], self.entries
+        for _ in range(self.depth + 1):
+            if not all(map(_is_small, level)):
+                return False
+            inner = [one for one in level if type(one) in (dict, list)]
+            level = [entry for one in inner for entry in (one.values() if type(one) is dict else one)]
+            left -= len(level)
+            if not level or left < 0:
+                break
+        return not level and left >= 0
+
+
+def _is_small(value: Any) -> bool:
+    """Whether a number can be stored and added to."""
+    if type(value) is int:
+        return -MAX_INT64 <= value <= MAX_INT64
+    return type(value) is not float or math.isfinite(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The numbers in an array, little-endian.
+
+    is_plain  looks at the bytes, since a message has few, and NumPy's calls cost more than all the rest of its decoding;
+              None: all are as they should be
+    admits    looks at the values where that was not sure; None: it was
+    most      how many there may be; a frame has a limit besides
+    """
+
+    allowed: str
+    is_plain: Callable[[bytes], object] | None = None
+    admits: Callable[[npt.NDArray[Any]], bool] | None = None
+    most: int = 1 << 24
+
+
+def shown(value: object) -> str:
+    """Return a wrong value as an error repeats it: cut, since the error travels."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+# The highest byte of a number tells its sign; of a float32 it tells nearly whether it is a finite number at all.
+_F4_NUMBERS = bytes(byte for byte in range(256) if byte & 0x7F != 0x7F)
+_FEW = 64  # elements up to which a list is faster than NumPy
+
+
+def _least(array: npt.NDArray[Any]) -> int:
+    return int(min(array.tolist()) if len(array) <= _FEW else array.min())
+
+
+def _are_ascii4(data: bytes) -> bool:
+    """Whether no 32-bit number is negative: bytes below 128 are what ASCII is."""
+    return data[3::4].isascii()
+
+
+TOKEN_IDS = Elements("token ids from 0 to 2**31 - 1", _are_ascii4)
+NODE_IDS = LENGTHS = Elements("numbers from 0 to 2**31 - 1", _are_ascii4)
+REFERENCES = Elements("-1 or up to 2**31 - 1", _are_ascii4, lambda array: _least(array) >= -1)
+IDS = Elements("ids from 0 to 2**63 - 1", lambda data: data[7::8].isascii())
+FLAGS = Elements("0 or 1", lambda data: not data.translate(None, b"\0\1"))
+BYTES = Elements("any bytes")
+WEIGHTS = Elements("any 16-bit numbers")
+LOGPROBS = Elements(
+    "finite or -inf",
+    lambda data: not data[3::4].translate(None, _F4_NUMBERS),
+    lambda array: bool(np.all(array < np.float32(np.inf))),
+)
+
+MAX_NODES = 4096  # of one session, in one message
+NODE_FLAGS, NODE_LANES = replace(FLAGS, most=MAX_NODES), replace(BYTES, most=MAX_NODES)
+NODE_NAMES, NODE_LAWS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
+# Of drafts, the most frequent messages: `specq.protocol.draft_checks` looks at each number of these as it is, and is stricter.
+NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
+NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
+NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
+
+# --- scalars of messages ----------------------------------------------------------------------------------------------
+
+ID = Range(0, MAX_INT64, "from 0 to 2**63 - 1")  # of a session, a job, an epoch, a start of a process
+COUNT = Range(0, MAX_INT32, "from 0 to 2**31 - 1")  # of tokens, positions, nodes
+STEPS = Range(0, MAX_INT64, "from 0 to 2**63 - 1")
+LANE = Range(0, 255)
+PRIORITY = Range(-1000, 1000)
+DEADLINE_MS = Range(0, YEAR_MS, f"from 0 (none) to {YEAR_MS} (a year)")
+HEARTBEAT_MS = Range(1, HOUR_MS)
+STEP_MS = Range(0, HOUR_MS)
+ELAPSED_MS = Range(0, 2**53, "from 0 to 2**53")
+WORTH = Range(0, 9999)
+SEEN = Items(Range(-1, MAX_INT32, "from -1 to 2**31 - 1"), 512, "lanes and node ids, from -1 to 2**31 - 1")
+STEP_US = Items(Range(0, 2**32 - 1), 2, "times in microseconds, from 0 to 2**32 - 1")
+PIECES = Range(1, 256)  # of a tokenizer, of 1 MiB each
+PIECE = Range(0, 255)
+
+ROLE = Text(100)
+NAME = Text(1000)  # of a model, worker, engine; hashes
+LABEL = Text(1000)
+ENDPOINT = Text(1000)
+REASON = Text(10_000)
+CODE = Text(100)
+STATE = OneOf(("loading", "ready", "draining", "leaving", "failed"))
+FINISH = OneOf(("", "stop", "length", "cancelled", "error"))
+VERDICT_FINISH = OneOf(("", "stop", "length"))
+STATS = Json(depth=4, entries=8192)
+REPORT = Json(depth=8, entries=65_536)
+
+# --- what a model is --------------------------------------------------------------------------------------------------
+
+_TOKEN = Range(0, MAX_INT32, "a token id from 0 to 2**31 - 1")
+EOS_IDS = Items(_TOKEN, 1024, "token ids from 0 to 2**31 - 1")
+
+# --- what a job may ask for -------------------------------------------------------------------------------------------
+
+MAX_LOGPROBS = 20
+MAX_CANDIDATES = 64  # children of one node, and levels of a shape
+MAX_STOPS, MAX_STOP_LENGTH = 64, 256  # so many characters of a text may be held back at most
+MAX_LISTED = 16_384  # more than a message can hold
+MODES = ("async", "sync", "plain")
+
+_SHARE = Range(0, 1, "in [0, 1]")
+_PENALTY = Range(-2, 2, "in [-2, 2]")
+_TOKENS = Items(_TOKEN, MAX_LISTED, "token ids from 0 to 2**31 - 1")
+_RANKS = Items(Range(0, MAX_CANDIDATES - 1), MAX_CANDIDATES, f"ranks in [0, {MAX_CANDIDATES})", least=1)
+_FAN_OUT = Items(Range(0, MAX_CANDIDATES), MAX_CANDIDATES, f"numbers in [0, {MAX_CANDIDATES}]")
+
+SAMPLING: dict[str, Bound] = {
+    "temperature": Range(0, 100, "in [0, 100]"),
+    "top_k": Range(0, MAX_INT32, "0 (off) or a number of tokens below 2**31"),
+    "top_p": Range(math.ulp(0.0), 1, "in (0, 1]"),
+    "min_p": _SHARE,
+    "seed": Range(0, MAX_INT64, "in [0, 2**63)"),
+    "max_tokens": Range(1, MAX_INT32, "at least 1, and below 2**31"),
+    "stop": Items(
+        Text(MAX_STOP_LENGTH, 1), MAX_STOPS, f"non-empty strings of at most {MAX_STOP_LENGTH} characters each"
+    ),
+    "stop_token_ids": _TOKENS,
+    "strategy": Text(100),
+    "threshold": _SHARE,
+    "typical_eps": _SHARE,
+    "typical_delta": _SHARE,
+    "min_tokens": Range(0, MAX_INT32, "in [0, max_tokens]"),
+    "logprobs": Range(-1, MAX_LOGPROBS, f"in [-1, {MAX_LOGPROBS}]"),
+    "presence_penalty": _PENALTY,
+    "frequency_penalty": _PENALTY,
+    "repetition_penalty": Range(0.01, 100, "in [0.01, 100]"),
+    "logit_bias": Items(Pair(_TOKEN, Range(-100, 100)), MAX_LISTED, "pairs of a token id and a bias in [-100, 100]"),
+    "bad_token_ids": Items(
+        Items(_TOKEN, MAX_LISTED, "token ids", least=1), MAX_LISTED, "non-empty sequences of token ids"
+    ),
+}
+
+SPECULATION: dict[str, Bound] = {
+    "mode": OneOf(MODES),
+    "num_candidates": Range(0, MAX_CANDIDATES, f"in [0, {MAX_CANDIDATES}]"),
+    "candidate_temp": Range(0, 100, "in [0, 100], or -1 for the job's", extra=-1),
+    "candidate_top_p": Range(0, 1, "in [0, 1], 0 for the job's"),
+    "max_depth": Range(0, 1024, "in [0, 1024]"),
+    "max_nodes": Range(0, 1024, "in [0, 1024]"),
+    "tree": Items(_RANKS, 1024, f"non-empty paths of ranks in [0, {MAX_CANDIDATES}), each of at most {MAX_CANDIDATES}"),
+    "fan_out_hit": _FAN_OUT,
+    "fan_out_miss": _FAN_OUT,
+}

@@ -1,0 +1,71 @@
+"""The draft distributions that travel with a `Draft`: from its arrays and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from specq.protocol.messages import Draft
+from specq.protocol.types import Int32Array, Law, UInt16Array
+
+
+def laws_of(draft: Draft) -> list[Law | None]:
+    """Return the law of each node of a draft whose laws are well-formed; None for point masses."""
+    size = draft.q_size
+    if not size:
+        return [None] * len(draft.token_ids)
+    laws = [
+        Law(ids, weights)
+        for ids, weights in zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
+    ]
+    return [laws[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+
+
+def claims_of(draft: Draft) -> list[float]:
+    """Return how likely the nodes of a draft whose laws are well-formed are to be accepted, as log-probabilities.
+
+    Of a point mass it is what the drafter says. Of a sampled node it is the chance that a second draw from its draft
+    distribution, without the earlier siblings' tokens, would agree: what an honest drafter starts from, too, but here it
+    cannot depend on the node's own token.
+    """
+    if not draft.q_size:
+        return [float(score) for score in draft.scores]
+    claims = draft.scores.astype(np.float64)
+    ids, left = draft.q_ids.reshape(-1, draft.q_size), draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)
+    for nodes in _by_rank(draft.q_rows.tolist()):
+        rows = draft.q_rows[nodes]
+        weights = left[rows]
+        claims[nodes] = np.log((weights**2).sum(1) / weights.sum(1) ** 2)
+        left[rows] = np.where(ids[rows] == draft.token_ids[nodes, None], 0.0, weights)
+    return list(map(float, claims))
+
+
+def _by_rank(rows: Sequence[int]) -> list[list[int]]:
+    """Return the sampled nodes of a draft, given the rows of their laws: the first of all siblings, then the second, ..."""
+    seen: dict[int, int] = {}
+    found: list[list[int]] = []
+    for node, row in enumerate(rows):
+        if row >= 0:
+            rank = seen[row] = seen.get(row, -1) + 1
+            found += [[]] if rank == len(found) else []
+            found[rank].append(node)
+    return found
+
+
+def pack_laws(laws: Sequence[Law], rows: Sequence[int]) -> dict[str, Any]:
+    """Return the arrays of a `Draft` whose node i was drawn from laws[rows[i]]; -1: a point mass."""
+    if not laws:
+        return {}
+    ids, weights = stacked(laws)
+    return {"q_ids": ids.reshape(-1), "q_weights": weights.reshape(-1), "q_rows": np.array(rows, np.int32)}
+
+
+def stacked(laws: Sequence[Law]) -> tuple[Int32Array, UInt16Array]:
+    """Return (ids i32[g, k], weights u16[g, k]), padded to the longest law."""
+    width = max(len(law.ids) for law in laws)
+    ids, weights = np.full((len(laws), width), -1, np.int32), np.zeros((len(laws), width), np.uint16)
+    for row, law in enumerate(laws):
+        ids[row, : len(law.ids)], weights[row, : len(law.ids)] = law.ids, law.weights
+    return ids, weights

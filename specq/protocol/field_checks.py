@@ -1,0 +1,109 @@
+"""Checks of the scalar fields of messages, made of their annotations: the type, and the bound that stands beside it.
+
+Rule: `check_of` makes a check once, when a module is loaded, and refuses a field without a bound, so that none is forgotten.
+A check returns the value as the message has it, or raises `OutOfBoundsError`, TypeError, ValueError or JobError.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable
+from typing import Any
+
+from specq.protocol.bounds import Bound, Items, Range, shown
+from specq.protocol.params import Values
+from specq.protocol.types import ModelInfo
+
+Check = Callable[[Any], Any]
+
+
+class OutOfBoundsError(ValueError):
+    """A value of the right type outside its bound; the text goes on where the field's name ends."""
+
+
+def _check_bool(value: Any) -> bool:
+    if type(value) is not bool:
+        raise TypeError(f"{shown(value)} is no boolean")
+    return value
+
+
+def _check_dict(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise TypeError("not a JSON object")
+    return value
+
+
+def _bounded(kind: type, bound: Bound) -> Check:
+    """Return a check for values of a type within a bound."""
+    if kind is int and isinstance(bound, Range) and bound.extra is None:
+        return _whole_number(bound)
+
+    def check(value: Any) -> Any:
+        if type(value) is not kind or not bound.admits(value):
+            raise OutOfBoundsError(f"is {shown(value)}; it must be {bound.allowed}")
+        return value
+
+    return check
+
+
+def _whole_number(bound: Range) -> Check:
+    """As `_bounded`, for what nearly every field is."""
+    low, high = bound.low, bound.high
+
+    def check(value: Any) -> Any:
+        if type(value) is int and low <= value <= high:
+            return value
+        raise OutOfBoundsError(f"is {shown(value)}; it must be a whole number {bound.allowed}")
+
+    return check
+
+
+def _integers(bound: Items) -> Check:
+    of, most, least = typing.cast("Range", bound.of), bound.most, bound.least
+    low, high = of.low, of.high
+
+    def check(value: Any) -> Any:
+        if type(value) is not list or not least <= len(value) <= most:
+            raise OutOfBoundsError(f"is {shown(value)}; it must be a list of {bound.allowed}")
+        for item in value:
+            if type(item) is not int or not low <= item <= high:
+                raise OutOfBoundsError(f"has {shown(item)}; it must be a list of {bound.allowed}")
+        return tuple(value)
+
+    return check
+
+
+def _check_values(cls: type[Values]) -> Check:
+    return lambda value: cls.from_dict(_check_dict(value))
+
+
+def check_of(annotation: Any) -> Check:
+    """Return the check of a scalar field; raises TypeError for a field without a bound."""
+    if annotation is bool:
+        return _check_bool
+    if annotation is ModelInfo:
+        return _check_model
+    if isinstance(annotation, type) and issubclass(annotation, Values):
+        return _check_values(annotation)
+    if typing.get_origin(annotation) is not typing.Annotated:
+        raise TypeError(f"a field of type {annotation} has no bound; see specq.protocol.bounds")
+    kind, bound = annotation.__origin__, annotation.__metadata__[0]
+    if kind == tuple[int, ...]:
+        return _integers(bound)
+    return _bounded(dict if typing.get_origin(kind) is dict else kind, bound)
+
+
+_MODEL_CHECKS = {name: check_of(hint) for name, hint in typing.get_type_hints(ModelInfo, include_extras=True).items()}
+
+
+def _check_model(value: Any) -> ModelInfo:
+    found = {}
+    for name, item in _check_dict(value).items():
+        check = _MODEL_CHECKS.get(name)
+        if check is None:
+            raise KeyError(f"a model has no field {shown(name)}")
+        try:
+            found[name] = check(item)
+        except OutOfBoundsError as error:
+            raise ValueError(f"{name} {error}") from None
+    return ModelInfo(**found)

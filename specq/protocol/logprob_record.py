@@ -1,0 +1,72 @@
+"""The log-probabilities of a completion, token by token, as verifier, broker and client keep them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.protocol.types import Logprobs
+
+
+class CarriesLogprobs(Protocol):
+    """A `Verdict` or `Tokens`: see there."""
+
+    @property
+    def logprobs(self) -> npt.NDArray[np.float32]: ...
+    @property
+    def top_ids(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def top_logprobs(self) -> npt.NDArray[np.float32]: ...
+
+
+class LogprobRecord:
+    """Of each token its log-probability, and the `num_top` likeliest tokens with theirs."""
+
+    __slots__ = ("num_top", "tokens", "top", "top_ids")
+
+    def __init__(self, num_top: int) -> None:
+        """`num_top` < 0: nothing is recorded."""
+        self.num_top = num_top
+        self.tokens: list[float] = []
+        self.top_ids: list[int] = []
+        self.top: list[float] = []
+
+    def extend(self, message: CarriesLogprobs, known: int) -> None:
+        """Append a message's values but for the first `known` tokens."""
+        if self.num_top >= 0:
+            self.tokens += message.logprobs[known:].tolist()
+            self.top_ids += message.top_ids[known * self.num_top :].tolist()
+            self.top += message.top_logprobs[known * self.num_top :].tolist()
+
+    def add(self, logprobs: Logprobs, num_tokens: int) -> None:
+        """Append what the judge said of its first `num_tokens` tokens."""
+        self.tokens += logprobs.tokens[:num_tokens].tolist()
+        self.top_ids += logprobs.top_ids[:num_tokens].reshape(-1).tolist()
+        self.top += logprobs.top[:num_tokens].reshape(-1).tolist()
+
+    def arrays(self, start: int) -> dict[str, Any]:
+        """Return the fields of a message for the tokens from `start` on; none where nothing is recorded."""
+        if self.num_top < 0:
+            return {}
+        return {
+            "logprobs": np.array(self.tokens[start:], np.float32),
+            "top_ids": np.array(self.top_ids[start * self.num_top :], np.int32),
+            "top_logprobs": np.array(self.top[start * self.num_top :], np.float32),
+        }
+
+    def to_list(self, token_ids: list[int]) -> list[dict[str, Any]]:
+        """Return a JSON-able entry a token: {"token_id", "logprob", "top": [[token id, logprob], ...]}."""
+        n = self.num_top
+        return [
+            {
+                "token_id": token,
+                "logprob": logprob,
+                "top": [
+                    list(pair)
+                    for pair in zip(self.top_ids[i * n : i * n + n], self.top[i * n : i * n + n], strict=True)
+                ],
+            }
+            for i, (token, logprob) in enumerate(zip(token_ids, self.tokens, strict=False))
+        ]

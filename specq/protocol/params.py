@@ -1,0 +1,225 @@
+"""What a job may ask for: how its tokens are sampled, and how they shall be drafted.
+
+Rule: values that are wrong are refused where they are made, with the name, the value and what is allowed. They travel as
+JSON, without what is left at its default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+from specq.protocol.bounds import (
+    MAX_INT64,
+    MIN_TEMPERATURE,
+    SAMPLING,
+    SPECULATION,
+    Bound,
+    shown,
+)
+from specq.protocol.errors import JobError
+
+MAX_SEED = MAX_INT64
+MAX_DIGITS = 20  # of a token id as a string
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Base of both: a frozen dataclass with defaults, checked when it is read from JSON; `LABEL` names it in messages, `BOUNDS`
+    says what each field but the flags may be."""
+
+    LABEL: ClassVar[str] = ""
+    BOUNDS: ClassVar[Mapping[str, Bound]] = {}
+
+    def validate(self) -> Self:
+        """Return self, or raise JobError that names the field, its value and what is allowed."""
+        for name, bound in self.BOUNDS.items():
+            value = getattr(self, name)
+            _require(name, value, bound.admits(value), bound.allowed)
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields that differ from the defaults, as JSON-able values."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+
+    @classmethod
+    def check_names(cls, values: Mapping[str, Any]) -> None:
+        """Raise JobError for a name that is no field."""
+        known = [f.name for f in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise JobError(f"unknown {cls.LABEL} {shown(unknown[0])}; known are {', '.join(known)}")
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Build and validate from JSON values; unknown names and wrong types raise JobError."""
+        cls.check_names(values)
+        known = {f.name: f for f in fields(cls)}
+        return cls(**{name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}).validate()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams(Values):
+    """What the user asked of the sampler; the same for the target and for those who draft for it.
+
+    temperature   in [0, 100]; 0 is greedy, and so is what is below `bounds.MIN_TEMPERATURE`: it becomes 0
+    top_k         keep the k likeliest tokens; 0 keeps all
+    top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in (0, 1]
+    min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
+    seed          in [0, 2**63); keys all random draws
+    max_tokens    most tokens to generate, >= 1
+    stop          at most 64 strings that end the text (not part of it), each of at most 256 characters
+    stop_token_ids   tokens that end the text
+    ignore_eos    go on past the model's end-of-sequence tokens
+    strategy      a name in `specq.verification.STRATEGIES`
+    threshold     of strategy `threshold`: accept above this target probability; in [0, 1]
+    typical_eps, typical_delta   of strategy `typical`: accept above min(eps, delta * exp(-entropy)); in [0, 1]
+    min_tokens    no end-of-sequence or stop token before so many, and no end by a stop string that is complete by then
+    logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
+    presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
+    repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative one
+    logit_bias    pairs (token id, what is added to its logit)
+    bad_token_ids sequences of token ids that are never completed
+    """
+
+    LABEL: ClassVar[str] = "sampling parameter"
+    BOUNDS: ClassVar[Mapping[str, Bound]] = SAMPLING
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = 128
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    strategy: str = "deterministic"
+    threshold: float = 0.1
+    typical_eps: float = 0.09
+    typical_delta: float = 0.3
+    min_tokens: int = 0
+    logprobs: int = -1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_token_ids: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        """The one place where a temperature that is as good as 0 becomes 0: all that judges or drafts asks for 0."""
+        object.__setattr__(self, "temperature", _or_zero(self.temperature))
+
+    @property
+    def has_penalties(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether judging needs `SessionStep.history`."""
+        return self.has_penalties or bool(self.bad_token_ids) or self.min_tokens > 0
+
+    def token_ids_named(self) -> set[int]:
+        """Return all token ids that the parameters name, to be checked against a vocabulary."""
+        banned = {token for sequence in self.bad_token_ids for token in sequence}
+        return banned | set(self.stop_token_ids) | {token for token, _ in self.logit_bias}
+
+    def validate(self) -> Self:
+        """Return self, or raise JobError that names the field, its value and what is allowed."""
+        Values.validate(self)
+        _require("min_tokens", self.min_tokens, self.min_tokens <= self.max_tokens, SAMPLING["min_tokens"].allowed)
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation(Values):
+    """How drafters shall draft for a job. Under `deterministic` it changes speed, never text.
+
+    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each; "plain": nobody drafts,
+                    neither drafters nor the verifier
+    num_candidates  0: the tree grows best first, as the verifier's need says; N >= 1: a round drafts N candidates, as one
+                    tree: the N likeliest first tokens, each followed by its likeliest continuation
+    candidate_temp  temperature that drafts are made with; -1: the job's
+    candidate_top_p top-p that drafts are made with; 0: the job's
+    max_depth       most tokens drafted ahead of what is committed; 0: the drafter's own limit
+    max_nodes       most nodes of a session's tree at any time; 0: the drafter's own limit
+    tree            a static tree as a list of paths (Cai et al. 2024, Medusa): (0, 2) is the third likeliest child of the
+                    likeliest first token; its prefixes are part of the tree. Empty: none
+    fan_out_hit, fan_out_miss   fixed fan-outs as SSD has them: how many guesses are drafted for each token of a chain,
+                    after a round whose outcome was drafted, and after one whose was not. Empty: none
+    """
+
+    LABEL: ClassVar[str] = "drafting parameter"
+    BOUNDS: ClassVar[Mapping[str, Bound]] = SPECULATION
+    mode: str = "async"
+    num_candidates: int = 0
+    candidate_temp: float = -1.0
+    candidate_top_p: float = 0.0
+    max_depth: int = 0
+    max_nodes: int = 0
+    tree: tuple[tuple[int, ...], ...] = ()
+    fan_out_hit: tuple[int, ...] = ()
+    fan_out_miss: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "candidate_temp", _or_zero(self.candidate_temp))
+
+    @property
+    def has_fixed_shape(self) -> bool:
+        return bool(self.tree or self.num_candidates or self.fan_out_hit or self.fan_out_miss)
+
+    def validate(self) -> Self:
+        """Return self, or raise JobError that names the field, its value and what is allowed."""
+        Values.validate(self)
+        shapes = [name for name in ("tree", "num_candidates", "fan_out_hit", "fan_out_miss") if getattr(self, name)]
+        if len(shapes) > 1 and shapes != ["fan_out_hit", "fan_out_miss"]:
+            raise JobError(f"{' and '.join(shapes)} are given together; give one of them")
+        return self
+
+
+def _or_zero(temperature: float) -> float:
+    return 0.0 if 0 < temperature < MIN_TEMPERATURE else temperature
+
+
+def _require(name: str, value: object, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise JobError(f"{name} is {shown(value)}; it must be {allowed}")
+
+
+def _coerce(name: str, value: Any, annotation: str) -> Any:
+    """Check one JSON value against the field's annotation; lists become tuples, whole floats stay floats."""
+    if annotation == "float" and type(value) in (int, float):
+        return _float(name, value)
+    if annotation == "tuple[str, ...]" and isinstance(value, str):
+        return (value,)
+    kinds = {"int": int, "bool": bool, "str": str}
+    if annotation in kinds and type(value) is kinds[annotation]:
+        return value
+    element = {"tuple[str, ...]": str, "tuple[int, ...]": int}.get(annotation)
+    if element and isinstance(value, (list, tuple)) and all(type(v) is element for v in value):
+        return tuple(value)
+    if annotation == "tuple[tuple[int, float], ...]" and isinstance(value, (list, tuple, dict)):
+        return _coerce_pairs(name, value)
+    if annotation == "tuple[tuple[int, ...], ...]" and isinstance(value, (list, tuple)):
+        return tuple(_coerce(name, sequence, "tuple[int, ...]") for sequence in value)
+    raise JobError(f"{name} is {shown(value)}; it must be of type {annotation}")
+
+
+def _float(name: str, value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise JobError(f"{name} is {shown(value)}; it must be a number that a float can hold") from None
+
+
+def _coerce_pairs(name: str, value: Any) -> Any:
+    """Check pairs (token id, float), for which {"token id": float} is taken too: JSON's keys are strings."""
+    pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
+    if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
+        raise JobError(f"{name} is {shown(value)}; it must be of type tuple[tuple[int, float], ...]")
+    return tuple((token, _coerce(name, bias, "float")) for token, bias in pairs)
+
+
+def _token(key: object) -> object:
+    """Return a key as the integer that it spells, if it does and is no longer than one can be."""
+    return int(key) if isinstance(key, str) and len(key) < MAX_DIGITS and key.isdecimal() else key

@@ -1,0 +1,86 @@
+"""What only a verifier can count of a session; a job's last `Tokens` carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Protocol
+
+from specq.protocol.bounds import MAX_INT64, MAX_NODES
+
+
+class PlacedNode(Protocol):
+    """A node of a draft tree: the position that its token would take, and its parent, None at the context."""
+
+    @property
+    def position(self) -> int: ...
+    @property
+    def parent(self) -> object | None: ...
+
+
+@dataclass(slots=True)
+class SessionStats:
+    """Counts that only the verifier can make.
+
+    drafted, stale, orphans   nodes that arrived; that the transcript contradicted; whose parent is unknown
+    hits, misses   rounds that began with live nodes, so that what came of the last one was drafted already; without
+    drafted_rounds   rounds that verified nodes; leaves, depths: sums over them of their trees' leaves and depths, which
+                   are N and K of N candidates of K tokens
+    worths   sum over rounds of `Verdict.worth`: what takes the place of a window of nodes
+    positions [i] = [verified, accepted] nodes at depth i + 1
+    """
+
+    drafted: int = 0
+    stale: int = 0
+    orphans: int = 0
+    hits: int = 0
+    misses: int = 0
+    drafted_rounds: int = 0
+    leaves: int = 0
+    depths: int = 0
+    worths: int = 0
+    positions: list[list[int]] = field(default_factory=list)
+
+    def count_tree(self, nodes: Sequence[PlacedNode], length: int) -> None:
+        """Count the shape of a round's tree, at least one node, below a context of this length."""
+        inner = {id(node.parent) for node in nodes}
+        self.drafted_rounds += 1
+        self.leaves += sum(id(node) not in inner for node in nodes)
+        self.depths += max(node.position for node in nodes) - length + 1
+
+    def count_chain(self, num_verified: int, num_accepted: int) -> None:
+        """Count a round's chain, of any length, of which the first were accepted."""
+        if not num_verified:
+            return
+        self.drafted_rounds += 1
+        self.leaves += 1
+        self.depths += num_verified
+        for depth in range(1, num_verified + 1):
+            self.count_node(depth, depth <= num_accepted)
+
+    def count_node(self, depth: int, accepted: bool) -> None:
+        """Count one verified node at a depth of 1 or more."""
+        while len(self.positions) < depth:
+            self.positions.append([0, 0])
+        self.positions[depth - 1][0] += 1
+        self.positions[depth - 1][1] += accepted
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_COUNTS = {f.name for f in fields(SessionStats) if f.name != "positions"}
+
+
+def is_stats(values: dict[str, Any]) -> bool:
+    """Return whether values that a verifier sent are what `to_dict` gives: those who read them reckon with them."""
+    counts = [values[name] for name in _COUNTS & values.keys()]
+    positions = values.get("positions", [])
+    if type(positions) is not list or len(positions) > MAX_NODES or values.keys() - _COUNTS - {"positions"}:
+        return False
+    pairs = all(type(pair) is list and len(pair) == 2 for pair in positions)
+    return pairs and all(map(_is_count, [*counts, *(number for pair in positions for number in pair)]))
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_INT64

@@ -1,0 +1,29 @@
+"""The machine under a process: cores, logging, compiled kernels, and objects that are imported only when chosen.
+
+cpu        cores and threads of a process
+log        structlog to standard error
+compiler   C kernels, built at first use
+table      names to "package.module:object"
+"""
+
+from specq.runtime.columns import columns
+from specq.runtime.compiler import library
+from specq.runtime.cpu import apply_cpu, available_cores
+from specq.runtime.isolation import Faults, in_halves
+from specq.runtime.log import traced
+from specq.runtime.progress import Readiness, Tell, teller
+from specq.runtime.table import resolve
+
+__all__ = [
+    "Faults",
+    "Readiness",
+    "Tell",
+    "apply_cpu",
+    "available_cores",
+    "columns",
+    "in_halves",
+    "library",
+    "resolve",
+    "teller",
+    "traced",
+]

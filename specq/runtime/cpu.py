@@ -1,0 +1,47 @@
+"""What a worker process takes of the machine's processors.
+
+Rule: call `apply_cpu` before torch is imported; the thread pools that come with it read the environment only once.
+"""
+
+from __future__ import annotations
+
+import os
+
+from specq.protocol import ConfigError
+
+IDLE = 19  # the niceness that means: only what no other process wants
+_THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def available_cores() -> tuple[int, ...]:
+    """Return the CPU ids that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return tuple(sorted(os.sched_getaffinity(0)))
+    return tuple(range(os.cpu_count() or 1))
+
+
+def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0, nice: int = 0) -> int:
+    """Stay on `cores`, compute with `threads`, give way by `nice`; return the number of threads, 0: the library's own.
+
+    Where the system cannot pin (macOS), `cores` count only for the number of threads. Raises ConfigError if a core is
+    not there.
+    """
+    if cores and hasattr(os, "sched_setaffinity"):
+        _pin(cores)
+    if nice:
+        os.nice(nice)
+        if nice == IDLE and hasattr(os, "SCHED_IDLE"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    num_threads = threads or len(cores)
+    if num_threads:
+        os.environ.update(dict.fromkeys(_THREAD_SETTINGS, str(num_threads)))
+    return num_threads
+
+
+def _pin(cores: tuple[int, ...]) -> None:
+    missing = sorted(set(cores) - set(available_cores()))
+    if missing:
+        raise ConfigError(
+            f"core {missing[0]} is not there; this process may use {', '.join(map(str, available_cores()))}"
+        )
+    os.sched_setaffinity(0, cores)

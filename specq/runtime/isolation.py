@@ -1,0 +1,98 @@
+"""Faults kept to the session that causes them, whatever is raised on its behalf.
+
+    with faults.of(session, "planned"):    what is done for one session
+        ...
+    in_halves(sessions, act, faults, ...)  what is done for many at once, and may be repeated with some of them
+
+Rule: an error fails the session that it was raised for, and no other; only `EngineLostError`, which is nobody's fault, goes
+through and ends the process. What was raised is logged with the session's id, and never what users sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+import structlog
+
+from specq.protocol import EngineLostError, Fault, SpecqError
+from specq.runtime.log import traced
+
+log = structlog.get_logger(__name__)
+
+MOST_SAID = 500  # characters of an error's message
+
+
+class Identified(Protocol):
+    """A session, or something that is done for one."""
+
+    @property
+    def session_id(self) -> int: ...
+
+
+S = TypeVar("S", bound=Identified)
+R = TypeVar("R")
+
+
+class Faults:
+    """What is wrong with which sessions; `found` by session id, the first fault of each. `is_unexpected`: some of it is no
+    error that specq raises on purpose."""
+
+    def __init__(self) -> None:
+        self.found: dict[int, Fault] = {}
+        self.is_unexpected = False
+
+    def __contains__(self, session: Identified) -> bool:
+        return session.session_id in self.found
+
+    def add(self, session: Identified, fault: Fault) -> None:
+        """Note a fault that is known."""
+        self.found.setdefault(session.session_id, fault)
+
+    def note(self, session: Identified, doing: str, error: Exception, *, retry: bool = False) -> None:
+        """Note that this was raised when the session was being `doing`, as in "planned"."""
+        log.error("session_failed", session=session.session_id, doing=doing, **traced(error))
+        if isinstance(error, SpecqError):
+            self.add(session, Fault(str(error), retry=True))
+            return
+        self.is_unexpected = True
+        said = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()[:MOST_SAID]
+        self.add(session, Fault(f"the session could not be {doing}: {said}", retry))
+
+    @contextmanager
+    def of(self, session: Identified, doing: str) -> Iterator[None]:
+        """Whatever is raised inside is a fault of this session."""
+        try:
+            yield
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - that is what this is for
+            self.note(session, doing, error)
+
+
+def in_halves(
+    sessions: Sequence[S], act: Callable[[Sequence[S]], R], faults: Faults, doing: str, *, retry: bool = False
+) -> list[tuple[Sequence[S], R]]:
+    """Do something for sessions together; where that raises, for halves of them, down to the one that is at fault.
+
+    Return what came of it, with the sessions that it was done for. `act` must leave everything as it was where it raises.
+    retry   another process may do better with the session at fault
+    """
+    if not sessions:
+        return []
+    try:
+        return [(sessions, act(sessions))]
+    except EngineLostError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see `Faults.of`
+        if len(sessions) == 1:
+            faults.note(sessions[0], doing, error, retry=retry)
+            return []
+        log.warning("repeated_in_halves", doing=doing, num_sessions=len(sessions), **traced(error))
+    middle = len(sessions) // 2
+    return [
+        done
+        for half in (sessions[:middle], sessions[middle:])
+        for done in in_halves(half, act, faults, doing, retry=retry)
+    ]

@@ -1,0 +1,21 @@
+"""Text to token ids and back, without torch or transformers.
+
+    codec              the tokenizer of one model; incremental detokenizer; stop strings
+    chat_template      conversations to prompts, by the model's own template
+    tokenizer_chunks   a tokenizer's files as messages
+
+In: text, conversations, token ids. Out: token ids, text.
+"""
+
+from specq.text.codec import StopMatcher, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
+
+__all__ = [
+    "StopMatcher",
+    "TextCodec",
+    "join_chunks",
+    "load_tokenizer_files",
+    "num_tokens",
+    "tokenizer_chunks",
+    "tokenizer_hash",
+]

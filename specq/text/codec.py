@@ -1,0 +1,299 @@
+"""Text to token ids and back, without torch or transformers: encoding, decoding and stop strings.
+
+    TextCodec      the tokenizer of one model: prompts and chats to ids, ids to text
+    Detokenizer    ids in, text out, piece by piece
+    StopMatcher    the same, ending at the first stop string; client and verifier both use it, so they agree
+
+Rules: whatever the token boundaries, the joined pieces are the text of all ids; half a character is never shown, nor any
+part of a stop string. The identity of a tokenizer is `tokenizer_hash`, which ignores formatting and file layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+from tokenizers import Tokenizer
+
+from specq.protocol import ConfigError, JobError
+from specq.text.stop_strings import StopStrings
+
+TOKENIZER_FILES = (  # the large one last: a client that has it cached can compare all others by the first piece
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "tokenizer.json",
+)
+_UNFINISHED = "\ufffd"  # what half a character decodes to
+_MAX_PENDING = 16  # tokens held back for an unfinished character; more are garbage, not a character
+_CHARACTER_BYTES = 4  # most bytes, and so most tokens, of a UTF-8 character
+
+
+def load_tokenizer_files(model_dir: str | Path) -> dict[str, str]:
+    """Return the tokenizer files of a checkpoint as name -> text; empty if it has no tokenizer.json."""
+    folder = Path(model_dir)
+    if not (folder / "tokenizer.json").is_file():
+        return {}
+    return {name: (folder / name).read_text("utf-8") for name in TOKENIZER_FILES if (folder / name).is_file()}
+
+
+# --- identity -----------------------------------------------------------------------------------------------------
+
+
+def tokenizer_hash(tokenizer_json: str) -> str:
+    """Return the SHA-256 (64 hex digits) of vocabulary, merges and added tokens; raises ConfigError for no tokenizer."""
+    content = _parse(tokenizer_json)
+    model = content["model"]
+    identity = {
+        "vocab": sorted(_vocabulary(content).items()),
+        "merges": [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or []],
+        "added": sorted((token["id"], token["content"]) for token in content.get("added_tokens") or []),
+    }
+    return hashlib.sha256(orjson.dumps(identity)).hexdigest()
+
+
+def num_tokens(tokenizer_json: str) -> int:
+    """Return one more than the largest token id; raises ConfigError for no tokenizer."""
+    content = _parse(tokenizer_json)
+    added = [token["id"] for token in content.get("added_tokens") or []]
+    return 1 + max([*_vocabulary(content).values(), *added], default=-1)
+
+
+def _parse(tokenizer_json: str) -> dict[str, Any]:
+    """Return the content of a tokenizer.json that has at least a model with a vocabulary."""
+    try:
+        content = orjson.loads(tokenizer_json)
+    except orjson.JSONDecodeError as error:
+        raise ConfigError(f"tokenizer.json is no JSON: {error}") from None
+    model = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
+        raise ConfigError("tokenizer.json has no model with a vocabulary")
+    return dict(content)
+
+
+def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
+    """Return token -> id; a Unigram model lists [token, score] in the order of the ids."""
+    vocab = content["model"]["vocab"]
+    return vocab if isinstance(vocab, dict) else {piece[0]: i for i, piece in enumerate(vocab)}
+
+
+# --- the codec ----------------------------------------------------------------------------------------------------
+
+
+class TextCodec:
+    """The tokenizer of one model.
+
+    files   name -> text, as `load_tokenizer_files` returns them; "tokenizer.json" is needed, the others are used for
+            the chat template and the names of the special tokens
+    """
+
+    def __init__(self, files: dict[str, str]) -> None:
+        if "tokenizer.json" not in files:
+            raise ConfigError(f"the model has no tokenizer.json, only {', '.join(files) or 'no files at all'}")
+        self.hash = tokenizer_hash(files["tokenizer.json"])
+        self.num_tokens = num_tokens(files["tokenizer.json"])
+        self._tokenizer = _build(files["tokenizer.json"])
+        self._config = _settings(files)
+        self._template = files.get("chat_template.jinja") or _named_template(self._config.get("chat_template"))
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a plain prompt, with the special tokens (BOS) that the model wants around it."""
+        return list(self._tokenizer.encode(_encodable(text)).ids)
+
+    def encode_part(self, text: str) -> list[int]:
+        """Return the ids of text that stands within a text: without special tokens around it."""
+        return list(self._tokenizer.encode(_encodable(text), add_special_tokens=False).ids)
+
+    def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
+        """Return the ids of a conversation and the opening of the answer, by the model's chat template.
+
+        messages: dicts with "role" and "content"; `variables` are handed to the template (tools, enable_thinking ..).
+        Raises JobError if the model has no template or the template refuses the messages.
+        """
+        return self.encode_part(self.render_chat(messages, **variables))
+
+    def render_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> str:
+        """Return the conversation as the text that the model was trained on; raises JobError as `encode_chat` does."""
+        from specq.text.chat_template import render
+
+        if not self._template:
+            raise JobError("the model has no chat template; send a plain prompt")
+        return render(self._template, messages, {**self.special_tokens, "add_generation_prompt": True, **variables})
+
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._template)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """The named special tokens (bos_token, eos_token ..), as chat templates see them."""
+        named = {name: _text(value) for name, value in self._config.items() if name.endswith("_token")}
+        return {name: text for name, text in named.items() if text}
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token, or None if the vocabulary lacks it."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def decode(self, token_ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Return the text; an unfinished character becomes U+FFFD, an id outside the vocabulary nothing."""
+        return str(self._tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=skip_special))
+
+
+def _encodable(text: str) -> str:
+    """Return the text; raises JobError for half a surrogate pair, which JSON can carry but UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise JobError(f"the prompt is no valid Unicode at character {error.start}: {error.reason}") from None
+    return text
+
+
+def _build(tokenizer_json: str) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # noqa: BLE001 - the Rust side raises plain Exception
+        raise ConfigError(f"tokenizer.json cannot be used: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _settings(files: dict[str, str]) -> dict[str, Any]:
+    """Return tokenizer_config.json on top of special_tokens_map.json; raises ConfigError for what is no JSON object."""
+    settings: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        try:
+            content = orjson.loads(files.get(name, "{}"))
+        except orjson.JSONDecodeError as error:
+            raise ConfigError(f"{name} is no JSON: {error}") from None
+        if not isinstance(content, dict):
+            raise ConfigError(f"{name} is no JSON object")
+        settings |= content
+    return settings
+
+
+def _named_template(value: Any) -> str:
+    """Return the template itself; older files list several by name, of which "default" counts."""
+    if isinstance(value, list):
+        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        return str(named.get("default") or "")
+    return str(value or "")
+
+
+def _text(token: Any) -> str:
+    """Return a special token's text; some files wrap it in an object."""
+    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
+
+
+# --- piece by piece -----------------------------------------------------------------------------------------------
+
+
+class Detokenizer:
+    """Token ids in, text out: the joined pieces are the text of all ids, special tokens left out.
+
+    A window of tokens is decoded that starts at a whole character: those of the last piece (for decoders that look
+    back, as for the space before a word) and those since. What ends in U+FFFD may be half a character and waits.
+    (With byte fallback a run of byte tokens that is no UTF-8 turns U+FFFD as a whole; what was shown is not taken back.)
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._window: list[int] = []
+        self._num_read = 0  # tokens of the window whose text is out
+        self._num_shown = 0  # characters of the window's text that are out
+
+    def push(self, token_id: int) -> str:
+        """Take one token; return the text that is certain now, often the token's own, sometimes none."""
+        if token_id in self._codec.special_ids:
+            return ""
+        self._window.append(token_id)
+        text = self._codec.decode(self._window)
+        if not text.endswith(_UNFINISHED):
+            return self._advance(text)
+        if len(self._window) - self._num_read > _MAX_PENDING:
+            return self._give_up(text)
+        return self._show(text.rstrip(_UNFINISHED))
+
+    def flush(self) -> str:
+        """Return what was held back, when no token will follow."""
+        return self._show(self._codec.decode(self._window))
+
+    def _show(self, text: str) -> str:
+        piece = text[self._num_shown :]
+        self._num_shown = max(self._num_shown, len(text))
+        return piece
+
+    def _advance(self, text: str) -> str:
+        """Show all; the tokens just read become the head of the window."""
+        piece = self._show(text)
+        self._window = self._window[self._num_read :]
+        self._num_read = len(self._window)
+        self._num_shown = len(self._codec.decode(self._window))
+        return piece
+
+    def _give_up(self, text: str) -> str:
+        """Show all but the last character; UTF-8 finds itself again, so that a few bytes of context are enough."""
+        piece = self._show(text[:-1])
+        self._window = self._window[-_CHARACTER_BYTES:]
+        self._num_read = 0
+        self._num_shown = len(self._codec.decode(self._window)) - 1
+        return piece
+
+
+class StopMatcher:
+    """Text that ends before the first stop string, wherever the token boundaries lie.
+
+    The first is the one that is complete first; of several that end together the longest. Once found, tokens that
+    follow are ignored. A stop string that is complete within the first `min_tokens` tokens is text like any other, also
+    later; one that only begins there counts (as in vLLM).
+    """
+
+    def __init__(self, codec: TextCodec, stop: tuple[str, ...] = (), min_tokens: int = 0) -> None:
+        self._detokenizer = Detokenizer(codec)
+        self._strings = StopStrings(stop)
+        self._left = min_tokens  # tokens that cannot end the text
+        self._hidden = ""  # text that is known but may be part of a stop string
+        self._ready = ""  # text that may be shown and was not taken yet
+        self.matched = False
+
+    def push(self, token_ids: Iterable[int]) -> int | None:
+        """Take tokens; return the index (in `token_ids`) of the one that completes a stop string, or None."""
+        for index, token_id in enumerate(token_ids):
+            if not self.matched:
+                self._left -= 1
+                if self._search(self._detokenizer.push(int(token_id))):
+                    return index
+        return None
+
+    def take(self) -> str:
+        """Return the text that became safe to show since the last call."""
+        ready, self._ready = self._ready, ""
+        return ready
+
+    def finish(self) -> str:
+        """Return the text that is left, when no token will follow."""
+        if not self.matched and not self._search(self._detokenizer.flush()):
+            self._ready += self._hidden
+        self._hidden = ""
+        return self.take()
+
+    def _search(self, piece: str) -> bool:
+        """Add text; True if it completes a stop string. What can no longer become one is ready to be shown."""
+        hidden, num_shown = self._hidden, 0
+        text = hidden + piece
+        for num_read, character in enumerate(piece, len(hidden) + 1):
+            hidden = self._strings.begun(hidden, character)
+            num_shown = num_read - len(hidden)
+            ended = self._strings.ended(hidden) if self._left < 0 else 0
+            if ended:
+                self._ready, self._hidden, self.matched = self._ready + text[: num_read - ended], "", True
+                return True
+        self._ready, self._hidden = self._ready + text[:num_shown], hidden
+        return False

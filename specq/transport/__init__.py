@@ -1,0 +1,48 @@
+"""Transport: ZeroMQ sockets, the keys that protect them, and the loops and links around them.
+
+    sockets       bounded, non-blocking sockets
+    keys, zap     CURVE keys, their roles, and who may connect
+    loop          signals and equal intervals, as every process needs them
+    broker_link   a worker's registration and heartbeats
+
+In: addresses, keys, frames. Out: frames. Nothing here knows what a job is.
+"""
+
+from specq.transport.broker_link import BrokerLink, new_incarnation
+from specq.transport.keys import (
+    CLIENT_ROLES,
+    ROLES,
+    AllowList,
+    Curve,
+    Grant,
+    curve_to_broker,
+    directory_of,
+    make_keys,
+    own_keys,
+)
+from specq.transport.loop import Beat, Stop, calm_collector
+from specq.transport.sockets import bind_router, connect_dealer, drain, drain_named, try_send
+from specq.transport.zap import Zap
+
+__all__ = [
+    "CLIENT_ROLES",
+    "ROLES",
+    "AllowList",
+    "Beat",
+    "BrokerLink",
+    "Curve",
+    "Grant",
+    "Stop",
+    "Zap",
+    "bind_router",
+    "calm_collector",
+    "connect_dealer",
+    "curve_to_broker",
+    "directory_of",
+    "drain",
+    "drain_named",
+    "make_keys",
+    "new_incarnation",
+    "own_keys",
+    "try_send",
+]

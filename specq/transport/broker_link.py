@@ -1,0 +1,84 @@
+"""A worker's link to the broker: a DEALER over which it registers, beats, and hears whether it is welcome."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+
+import structlog
+import zmq
+
+from specq.protocol import ConfigError, Heartbeat, Hello, Message, ProtocolError, Refused, Welcome, decode, encode
+from specq.transport.keys import Curve
+from specq.transport.loop import Beat
+from specq.transport.sockets import connect_dealer, drain, try_send
+
+log = structlog.get_logger(__name__)
+
+HELLO_MS = 500
+
+
+def new_incarnation() -> int:
+    """Return a random number that tells this start of the process from others."""
+    return secrets.randbits(62)
+
+
+class BrokerLink:
+    """Registers with the broker, again after each of its restarts, and carries messages to and from it."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, hello: Hello, curve: Curve | None = None
+    ) -> None:
+        self.endpoint, self.hello = endpoint, hello
+        self.socket = connect_dealer(context, endpoint, curve=curve)
+        self.registered = False
+        self.heartbeat = Beat(HELLO_MS)
+        self.num_dropped = 0
+        self._warned_at = time.monotonic()
+
+    def send(self, message: Message) -> bool:
+        """Send without blocking; False if the broker is away or its queue is full."""
+        return try_send(self.socket, encode(message))
+
+    def receive(self) -> Iterator[Message]:
+        """Yield what the broker sent, but for registration, which is dealt with here.
+
+        Raises ConfigError if the broker refuses this worker for good.
+        """
+        for frames in drain(self.socket):
+            try:
+                message = decode(frames)
+            except ProtocolError as error:
+                self.num_dropped += 1
+                log.debug("message_dropped", reason=str(error))
+                continue
+            if isinstance(message, Welcome):
+                self._welcome(message)
+            elif isinstance(message, Refused):
+                self._refused(message)
+            else:
+                yield message
+
+    def _welcome(self, message: Welcome) -> None:
+        self.registered = True
+        self.heartbeat = Beat(max(message.heartbeat_ms, 10))
+        log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint)
+
+    def _refused(self, message: Refused) -> None:
+        if message.fatal:
+            raise ConfigError(f"the broker at {self.endpoint} refuses this worker: {message.reason}")
+        self.registered = False
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Send the heartbeat, or the `Hello` while the broker does not know this worker. Call when `heartbeat` is due."""
+        sent = self.send(heartbeat if self.registered else self.hello)
+        if not sent:
+            self.registered = False
+            self._warn()
+
+    def _warn(self) -> None:
+        if time.monotonic() - self._warned_at > 5:
+            self._warned_at = time.monotonic()
+            hint = "start one: make broker; with --keys it must know this key"
+            log.warning("broker_unreachable", broker=self.endpoint, hint=hint)

@@ -1,0 +1,249 @@
+"""CURVE keys: who may connect, and what each key may do. With keys, everything that specq sends is encrypted and signed.
+
+A directory holds two files for each name: NAME.secret, which only its owner has, and NAME.pub, which others may have.
+
+    broker        its own secret, and the .pub file of each key that may connect: its directory is the allow-list
+    all others    their own secret and the broker's .pub
+
+`keys` in configurations is such a directory, or DIRECTORY/NAME where it holds several secrets of one role.
+
+Rule: a public file is believed by whoever keeps it, a secret file says nothing to others. Secrets are in no log: they are
+left out of the representation of what holds them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from specq.protocol import ConfigError
+
+ROLES = ("broker", "target", "draft", "client")
+CLIENT_ROLES = ("client", "broker")  # which keys a client takes: whoever has the broker's may ask for its state
+MAX_PRIORITY = 1000  # of a job, and its negative the lowest
+SECRET, PUBLIC = ".secret", ".pub"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+_KEY_LENGTH = 40  # characters of a key in Z85, which are its 32 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One's own keys, in Z85."""
+
+    name: str
+    public_key: bytes
+    secret_key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The keys of a connection: one's own, and that which the other side must have."""
+
+    own: KeyPair
+    server_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a key may do.
+
+    trusted       of a drafter: what it says its tokens were drawn from is believed
+    max_priority  of a client: the highest priority that its jobs may have
+    """
+
+    name: str
+    public_key: bytes
+    roles: tuple[str, ...]
+    trusted: bool = False
+    max_priority: int = 0
+
+
+class AllowList:
+    """The public keys in a directory that may play a role ("": any), by name; read again when files change.
+
+    `grants` stays the same dict. Raises ConfigError if a file is malformed; later, what was read before holds on.
+    """
+
+    def __init__(self, directory: Path, role: str = "") -> None:
+        self.grants: dict[str, Grant] = {}
+        self._directory, self._role = directory, role
+        self._stamp: object = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the files if they have changed."""
+        stamp = _stamp(self._directory)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        found = {grant.name: grant for grant in read_grants(self._directory) if self._role in ("", *grant.roles)}
+        self.grants.clear()
+        self.grants.update(found)
+
+    def user_id(self, public_key: bytes) -> str:
+        """Return what marks each message of a connection with this key (in Z85): its name, and the key itself, since another
+        key may have that name some day; "" for nobody's."""
+        name = self.name_of(public_key)
+        return f"{name} {public_key.decode()}" if name else ""
+
+    def who(self, user_id: str) -> str:
+        """Return the name of the key that marked a message; "" if it is not the one of that name any more."""
+        name, _, key = user_id.partition(" ")
+        grant = self.grants.get(name)
+        return name if grant is not None and grant.public_key == key.encode() else ""
+
+    def name_of(self, public_key: bytes) -> str:
+        """Return whose key this is (in Z85); "" if nobody's."""
+        return next((grant.name for grant in self.grants.values() if grant.public_key == public_key), "")
+
+
+# --- making -----------------------------------------------------------------------------------------------------------
+
+
+def make_keys(
+    directory: Path, name: str, roles: tuple[str, ...], *, trusted: bool = False, max_priority: int = 0
+) -> tuple[Path, Path]:
+    """Write a new key pair; return the secret and the public file. Raises ConfigError; never overwrites a file."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is no name for keys: up to 64 letters, digits, and . _ - (not first)")
+    if trusted and "draft" not in roles:
+        raise ConfigError(f"only drafters can be trusted; the roles of {name} are {', '.join(roles)}")
+    if max_priority and "client" not in roles:
+        raise ConfigError(f"only clients have priorities; the roles of {name} are {', '.join(roles)}")
+    if abs(max_priority) > MAX_PRIORITY:
+        raise ConfigError(f"max_priority is {max_priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
+    rights = "trusted = true\n" * trusted + f"max_priority = {max_priority}\n" * bool(max_priority)
+    public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
+    shared = f'roles = [{", ".join(map(_quoted, roles))}]\npublic_key = "{public_key}"\n'
+    secret_path, public_path = (directory / f"{name}{ending}" for ending in (SECRET, PUBLIC))
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _write_new(secret_path, f'# Whoever has this file is {name}.\n{shared}secret_key = "{secret_key}"\n')
+        _write_new(public_path, shared + rights)
+    except OSError as error:
+        raise ConfigError(f"cannot write {error.filename}: {error.strerror}") from None
+    return secret_path, public_path
+
+
+def _quoted(text: str) -> str:
+    return f'"{text}"'
+
+
+def _write_new(path: Path, text: str) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(text)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def directory_of(keys: str) -> Path:
+    """Return the directory that the option `keys` names."""
+    path = Path(keys).expanduser()
+    return path if path.is_dir() else path.parent
+
+
+def own_keys(keys: str, *roles: str) -> KeyPair:
+    """Return one's own keys: those of a role (of several, the first that is there). Raises ConfigError."""
+    path = Path(keys).expanduser()
+    if not path.is_dir():
+        return _own(path.with_name(path.name + SECRET), roles)
+    secrets = {secret: _read(secret)["roles"] for secret in sorted(path.glob("*" + SECRET))}
+    for role in roles:
+        found = [secret for secret, its in secrets.items() if role in its]
+        if len(found) > 1:
+            names = " or ".join(f"{keys}/{secret.stem}" for secret in found)
+            raise ConfigError(f"{keys} holds several keys of the role {role}; name one: {names}")
+        if found:
+            return _own(found[0], roles)
+    raise ConfigError(
+        f"{keys} holds no secret key of the role {roles[0]}; make one: specq keys {keys} NAME --role {roles[0]}"
+    )
+
+
+def curve_to_broker(keys: str, *roles: str) -> Curve | None:
+    """Return what it takes to connect to the broker in one of these roles; None without keys. Raises ConfigError."""
+    if not keys:
+        return None
+    own, directory = own_keys(keys, *roles), directory_of(keys)
+    brokers = [grant for grant in read_grants(directory) if "broker" in grant.roles]
+    if len(brokers) != 1:
+        names = ", ".join(grant.name for grant in brokers) or "none"
+        raise ConfigError(
+            f"{directory} must hold the public key ({PUBLIC}) of the one broker to connect to; it has {names}"
+        )
+    return Curve(own, brokers[0].public_key)
+
+
+def read_grants(directory: Path) -> Iterator[Grant]:
+    """Yield what the public files of a directory grant; raises ConfigError for one that is malformed, or a key twice."""
+    names: dict[bytes, str] = {}
+    for path in sorted(directory.glob("*" + PUBLIC)):
+        values = _read(path)
+        rights = {right: values[right] for right in ("trusted", "max_priority") if right in values}
+        grant = Grant(path.stem, values["public_key"].encode(), tuple(values["roles"]), **rights)
+        other = names.setdefault(grant.public_key, grant.name)
+        if other != grant.name:
+            raise ConfigError(f"{path} holds the same key as {other}{PUBLIC}")
+        yield grant
+
+
+def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:
+    values = _read(path)
+    if not set(roles) & set(values["roles"]):
+        raise ConfigError(
+            f"{path} is a key of the role {', '.join(values['roles'])}; this takes one of {', '.join(roles)}"
+        )
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise ConfigError(f"others than its owner can read {path}; chmod 600 it")
+    if "secret_key" not in values:
+        raise ConfigError(f"{path} has no secret_key")
+    return KeyPair(path.stem, values["public_key"].encode(), values["secret_key"].encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return a key file's values; raises ConfigError, which repeats none of them."""
+    try:
+        values = tomllib.loads(path.read_text("ascii"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path} is no key file: it is no TOML") from None
+    if not _is_key_file(values):
+        known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, trusted, max_priority"
+        raise ConfigError(f"{path} is no key file: a key has {known}; keys are {_KEY_LENGTH} characters")
+    return values
+
+
+def _is_key_file(values: dict[str, Any]) -> bool:
+    roles, trusted, highest = values.get("roles"), values.get("trusted", False), values.get("max_priority", 0)
+    keys = [values.get("public_key"), *([values["secret_key"]] if "secret_key" in values else [])]
+    return (
+        values.keys() <= {"roles", "public_key", "secret_key", "trusted", "max_priority"}
+        and isinstance(roles, list)
+        and bool(roles)
+        and all(role in ROLES for role in roles)
+        and all(isinstance(key, str) and len(key) == _KEY_LENGTH for key in keys)
+        and isinstance(trusted, bool)
+        and type(highest) is int
+        and abs(highest) <= MAX_PRIORITY
+    )
+
+
+def _stamp(directory: Path) -> list[tuple[str, int, int]]:
+    found = []
+    for path in sorted(directory.glob("*" + PUBLIC)):
+        try:
+            about = path.stat()
+        except FileNotFoundError:
+            continue
+        found.append((path.name, about.st_mtime_ns, about.st_size))
+    return found

@@ -1,0 +1,1 @@
+"""One file for each strategy: which draft nodes are accepted. The table is `specq.verification.STRATEGIES`."""

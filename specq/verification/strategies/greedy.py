@@ -1,0 +1,25 @@
+"""`greedy`: always the target's top token, whatever was drafted and whatever the temperature; speculation off.
+
+For debugging: what remains is plain decoding. Lossless at T = 0 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specq.protocol import Judgement
+from specq.verification.draws import Draws
+from specq.verification.packing import JudgedStep, make_rows
+from specq.verification.target_rows import TargetRows
+
+
+class Greedy:
+    """Accepts nothing and emits the argmax after the committed context."""
+
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+        """See `specq.verification.judge.Strategy`."""
+        params = [judged.step.params for judged in steps]
+        rows = make_rows(params, [0] * len(steps), [judged.first_row for judged in steps])
+        rows["temperature"] = 0
+        tokens = target.own_tokens(rows)()
+        return [Judgement(j.step.session_id, (), tokens[i : i + 1]) for i, j in enumerate(steps)]

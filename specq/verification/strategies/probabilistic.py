@@ -1,0 +1,107 @@
+"""`probabilistic`: speculative sampling, exact over chains, N candidates and trees.
+
+The rule (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1; Chen et al.
+2023; for siblings, recursive rejection sampling without replacement: Yang et al. 2024, and Jeon et al. 2024): at a
+position with target law t, judge its children in order. Child x, drawn from law d, is accepted with probability
+min(1, t(x) / d(x)); if it is not, t becomes norm(max(t - d, 0)) and the next child is judged. After the last, the token is
+drawn from what t has become; after an accepted leaf, from the target's own law (the bonus).
+
+- Sampled siblings were drawn without replacement from one law (`DraftLaws`): the law of each is that law without its
+  elders' tokens, renormalised. They are judged first, in draw order; then the point masses, whose law is all on their
+  token: they are accepted with probability t(x).
+
+The seed project accepts a mismatch with min(1, p/q) but emits no residual sample, and picks the longest of N accepted
+candidates. Both bias the text (tests/verification/ has them as mutants); here depth and choice come out of the rule.
+
+Nothing waits for a sampled child that was drafted but is not in the step: whether it is verified is decided without
+looking at its token. So drawing the target's own token there, and keeping the child's subtree only if the two agree, is
+exact.
+
+Target laws are kept unnormalised: `walks.Family.residual` at the tokens that children or their laws name, the target's own
+probabilities everywhere else, and `mass` for their sum. So a rejection touches k numbers, not a vocabulary. Laws, their
+probabilities at those tokens, and the residual draws come for all sessions at once from the device; the walk in between
+asks a few numbers of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.protocol import Int32Array, Judgement
+from specq.verification.draws import Draws
+from specq.verification.packing import Int64Array, JudgedStep, Packed, by_temperature, pack
+from specq.verification.strategies.deterministic import Deterministic
+from specq.verification.target_rows import Laws, TargetRows
+from specq.verification.walks import Drafted, Paths, extend
+
+ALL_LEVELS = 2**31 - 1
+
+
+class Probabilistic:
+    """See the module. At T = 0 the target's law is a point mass, and the rule is that of `deterministic`."""
+
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+        """See `specq.verification.judge.Strategy`."""
+        return by_temperature(
+            steps,
+            lambda of: Deterministic().judge(of, target, draws),
+            lambda of: _judge_warm(of, target, draws),
+        )
+
+
+def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+    packed = pack(steps)
+    look_up = None if target.prefers_levels(len(packed.rows)) else target.laws(packed.rows)  # a GPU begins
+    drafted = Drafted.of(steps, packed)
+    at = packed.rows[packed.parent_rows]
+    drafted.uniforms[:] = draws.accept(at["seed"], at["position"], drafted.named[:, -1])
+    paths, tokens = Paths.of(drafted), np.zeros(len(steps), np.int32)
+    if look_up is None:
+        _walk_by_level(paths, tokens, packed, drafted, target, draws)
+    else:
+        laws, probs = look_up(packed.parent_rows, drafted.named)
+        extend(paths, drafted, probs, levels=ALL_LEVELS)
+        everyone = np.arange(len(steps))
+        tokens[:] = draw_tokens(paths, everyone, laws, _end_rows(paths, packed), target, draws)
+    return [
+        _judgement(judged, path, token)
+        for judged, path, token in zip(steps, paths.as_lists(drafted), tokens.tolist(), strict=True)
+    ]
+
+
+def _walk_by_level(
+    paths: Paths, tokens: Int32Array, packed: Packed, drafted: Drafted, target: TargetRows, draws: Draws
+) -> None:
+    """Ask for the laws of the rows that paths reach; fill in the tokens i32[steps] that follow the paths."""
+    probs = np.zeros(drafted.named.shape)
+    while len(live := np.flatnonzero(~paths.has_ended)):
+        rows = _end_rows(paths, packed)[live]
+        place = np.full(len(packed.rows), -1, np.int64)
+        place[rows] = np.arange(len(rows))
+        of_nodes = place[packed.parent_rows]
+        nodes = np.flatnonzero(of_nodes >= 0)
+        laws, probs[nodes] = target.laws(packed.rows[rows])(of_nodes[nodes], drafted.named[nodes])
+        extend(paths, drafted, probs, levels=1)
+        ended = paths.has_ended[live]
+        if ended.any():
+            tokens[live[ended]] = draw_tokens(paths, live[ended], laws, np.flatnonzero(ended), target, draws)
+
+
+def _end_rows(paths: Paths, packed: Packed) -> Int64Array:
+    """Return i64[steps]: the packed rows at the paths' ends."""
+    return np.array(packed.first_rows, np.int64) + paths.ends + 1
+
+
+def draw_tokens(
+    paths: Paths, which: Int64Array, laws: Laws, places: Int64Array, target: TargetRows, draws: Draws
+) -> Int32Array:
+    """Draw the corrections or bonuses of some steps, whose paths have ended at the places i64[n] of some laws."""
+    rows = laws.rows[places]
+    return target.draw(laws, places, paths.edits(which), draws.residual(rows["seed"], rows["position"]))
+
+
+def _judgement(judged: JudgedStep, path: list[int], token: int) -> Judgement:
+    tokens = [*judged.step.tree.token_ids[path].tolist(), token]
+    return Judgement(judged.step.session_id, tuple(path), np.array(tokens, np.int32))

@@ -1,0 +1,37 @@
+"""`threshold`: accept a node iff the target gives its token more than `SamplingParams.threshold` (default 0.1). Lossy.
+
+The bias: a drafted token above the threshold is emitted for certain, however often the target itself would say it.
+
+The target's probability is that after temperature and cuts; at T = 0, where that law is a point mass and the strategy
+would be plain greedy decoding, it is the softmax of the plain logits, so that a greedy job lets plausible drafts through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.protocol import Float64Array, Judgement
+from specq.verification.draws import Draws
+from specq.verification.longest import judge_longest
+from specq.verification.packing import Int64Array, JudgedStep, pack
+from specq.verification.target_rows import TargetRows
+
+
+class Threshold:
+    """See the module."""
+
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+        """See `specq.verification.judge.Strategy`."""
+        packed = pack(steps)
+        thresholds = np.repeat([judged.step.params.threshold for judged in steps], packed.sizes)
+        warm = packed.rows.copy()
+        warm["temperature"] = np.where(warm["temperature"] == 0, 1, warm["temperature"])
+
+        def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
+            rows, limits = (warm, thresholds) if at is None else (warm[at], thresholds[at])
+            _, probs = target.laws(rows)(which, token_ids[:, None])
+            return probs[:, 0], limits[which]
+
+        return judge_longest(steps, packed, target, bars)

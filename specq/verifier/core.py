@@ -1,0 +1,311 @@
+"""A verifier without its sockets: messages of the broker in, messages to the broker out, one engine inside.
+
+    handle(message)   opens, closes, grafts, re-sends
+    step()            plan -> engine.step -> commit -> verdicts
+
+Rules: a verifier waits for nobody, neither drafters nor the broker. It alone commits tokens, and keeps what it committed
+until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
+ahead of the journal rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import structlog
+
+from specq.drafting import Calibration
+from specq.engines import Engine, check_works
+from specq.protocol import (
+    Close,
+    Committed,
+    Draft,
+    Fault,
+    FetchTokenizer,
+    Heartbeat,
+    Int32Array,
+    Judgement,
+    Message,
+    Open,
+    ProtocolError,
+    SpecqError,
+    Verdict,
+    reason_against,
+    stripped,
+)
+from specq.runtime import Faults, in_halves, traced
+from specq.text import StopMatcher, TextCodec, tokenizer_chunks
+from specq.verifier.kv_admission import admit, reason_to_refuse
+from specq.verifier.scheduler import Share, plan
+from specq.verifier.session import Session
+from specq.verifier.step_curve import StepCurve
+from specq.verifier.verdicts import failure, verdict
+
+log = structlog.get_logger(__name__)
+
+NODE_COST_FADE = 0.02
+MAX_WORTH = 9999
+
+
+class Verifier:
+    """Sessions, an engine, and the loop's body between them."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        curve: StepCurve,
+        *,
+        incarnation: int,
+        max_sessions: int = 64,
+        max_step_rows: int = 512,
+        max_uncommitted: int = 1024,
+        trust_drafts: bool = True,
+        backup: bool = True,
+        tokenizer_files: dict[str, str] | None = None,
+    ) -> None:
+        self.engine, self.curve, self.incarnation = engine, curve, incarnation
+        self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
+        self.max_uncommitted, self.trust_drafts, self.backup = max_uncommitted, trust_drafts, backup
+        self.tokenizer_files = tokenizer_files or {}
+        self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
+        self.sessions: dict[int, Session] = {}  # in order of precedence: those that waited longest come first
+        self.state = "ready"
+        self.num_steps = 0
+        self.num_grafted = 0
+        self._last_end: float | None = None  # of the last step, if there was work to go on with at once
+        self._node_s = 0.0  # seconds that it takes to receive and graft a node
+        self._worth = 0  # of the last step: see `Verdict.worth`
+        self._experience = Calibration()  # of sampled nodes: no drafter is asked how likely they are
+        self._stops: dict[int, StopMatcher] = {}
+        self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
+            Open: self._open,
+            Close: self._close,
+            Committed: self._committed,
+            Draft: self._draft,
+            FetchTokenizer: self._fetch_tokenizer,
+        }
+
+    # --- messages in ------------------------------------------------------------------------------------------------
+
+    def handle(self, message: Message, now: float) -> list[Message]:
+        """Take one message from the broker and return the answers; raises ProtocolError for one that is no verifier's."""
+        handler = self._handlers.get(type(message))
+        if handler is None:
+            raise ProtocolError(f"a verifier takes no {message.TYPE}")
+        try:
+            return handler(message, now)
+        except SpecqError:
+            raise
+        except Exception as error:  # noqa: BLE001 - what a message says harms nobody but its session
+            return self._not_handled(message, error)
+
+    def _not_handled(self, message: Message, error: Exception) -> list[Message]:
+        """Fail a session that could not be opened; forget drafts, which are but hints; drop what else it was."""
+        log.error("message_not_handled", kind=message.TYPE, **traced(error))
+        if isinstance(message, Open):
+            faults = Faults()
+            faults.note(message, "opened", error)
+            self._forget(message.session_id)
+            return [failure(message, faults.found[message.session_id])]
+        if isinstance(message, Draft):
+            self.sessions[message.session_id].forget_drafts()
+        raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
+
+    def _open(self, message: Open, now: float) -> list[Message]:
+        known = self.sessions.get(message.session_id)
+        if known is not None and known.epoch >= message.epoch:
+            return []
+        reason = reason_to_refuse(message, self.engine.info, has_codec=self.codec is not None)
+        if reason:
+            return [failure(message, Fault(reason))]
+        self._forget(message.session_id)
+        ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
+        self.sessions[message.session_id] = Session(message, ends, self._experience)
+        if message.params.stop and self.codec is not None:
+            matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
+            matcher.push(message.token_ids[message.prompt_len :].tolist())
+            self._stops[message.session_id] = matcher
+        return []
+
+    def _close(self, message: Close, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is not None and session.epoch <= message.epoch:
+            self._forget(message.session_id)
+        return []
+
+    def _committed(self, message: Committed, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch or message.length > session.length:
+            return []
+        session.journaled = max(session.journaled, message.length)
+        if not message.resend or message.length == session.length:
+            return []
+        tokens = np.array(session.token_ids[message.length :], np.int32)
+        return [verdict(session, message.length, tokens, self._worth)]
+
+    def _draft(self, message: Draft, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return []
+        reason = reason_against(message, self.engine.info.vocab_size)
+        if reason:
+            raise ProtocolError(f"a draft was dropped: {reason}")
+        session.graft(message if self.trust_drafts else stripped(message), now)
+        self.num_grafted += len(message.token_ids)
+        return []
+
+    def account(self, seconds: float, num_nodes: int) -> None:
+        """Learn what it costs to take in draft nodes; a node must be worth that, too."""
+        if num_nodes:
+            self._node_s += NODE_COST_FADE * (seconds / num_nodes - self._node_s)
+
+    def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
+        return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
+
+    # --- the step ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_work(self) -> bool:
+        return any(self._runs(session) for session in self.sessions.values())
+
+    def may_run(self, session: Session) -> bool:
+        """Whether a session has more to say, and is not too far ahead of the journal."""
+        return not (session.finish or session.length - session.journaled > self.max_uncommitted)
+
+    def _runs(self, session: Session) -> bool:
+        return self.may_run(session) and not session.awaits_draft
+
+    @property
+    def worth(self) -> float:
+        """How likely a node had to be to be worth verifying in the last step."""
+        return self._worth / 1000
+
+    def exclude(self, seconds: float) -> None:
+        """Leave out time since the last step that was no part of the next one."""
+        if self._last_end is not None:
+            self._last_end += seconds
+
+    def step(self, clock: Callable[[], float]) -> list[Message]:
+        """Run one step for every session that can take part; return the verdicts."""
+        started, faults = clock(), Faults()
+        shares = self._plan(started, faults)
+        done = in_halves(shares, lambda some: self.engine.step([s.step for s in some]), faults, "computed", retry=True)
+        ended = clock()
+        step_us = int((ended - started) * 1e6)
+        if done:
+            self.num_steps += 1
+        if self._last_end is not None and len(done) == 1 and not faults.found:
+            self.curve.learn(sum(share.step.num_rows for share in shares), ended - self._last_end)
+        self._rotate(shares)
+        verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, step_us)]
+        failed = self._fail(faults)
+        if shares and not done and faults.is_unexpected:
+            check_works(self.engine)  # else nobody's fault
+        self._last_end = ended if shares and self.has_work else None
+        return [*verdicts, *failed]
+
+    def _plan(self, now: float, faults: Faults) -> Sequence[Share]:
+        """Return the shares of those sessions that can be planned together."""
+        running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
+        admit(running, self.sessions.values(), self.engine, faults)
+        opened = [session for session in running if session.is_open]
+        for session in opened if self.backup else ():
+            if session.num_pending == 1:
+                with faults.of(session, "drafted for"):
+                    session.fill(self.worth, now)
+        planned = in_halves([session for session in opened if session not in faults], self._share, faults, "planned")
+        return planned[0][1] if planned else []
+
+    def _share(self, sessions: Sequence[Session]) -> list[Share]:
+        """Plan a step of these sessions."""
+        room = self.engine.free_slots
+        planned = plan(
+            sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
+        )
+        worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
+        self._worth = min(int(worth * 1000), MAX_WORTH)
+        return planned.shares
+
+    def _rotate(self, shares: Sequence[Share]) -> None:
+        """Sessions that had a share go behind those that had none."""
+        if len(shares) < len(self.sessions):
+            for share in shares:
+                self.sessions[share.session.session_id] = self.sessions.pop(share.session.session_id)
+
+    def _commit_all(
+        self, shares: Sequence[Share], judgements: Sequence[Judgement], faults: Faults, started: float, step_us: int
+    ) -> Iterator[Verdict]:
+        """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
+        of_judged = iter(judgements)
+        for share in shares:
+            share.session.kv_len += len(share.step.token_ids)
+            judgement = next(of_judged) if share.step.judged else None
+            if judgement is not None and judgement.fault is not None:
+                faults.add(share, judgement.fault)
+            elif judgement is not None:
+                with faults.of(share, "committed"):
+                    yield self._commit(share, judgement, started, step_us)
+
+    def _commit(self, share: Share, judgement: Judgement, started: float, step_us: int) -> Verdict:
+        session = share.session
+        base_len = session.length
+        session.kv_len += len(judgement.path)
+        tokens, session.finish = self._cut(session, judgement.token_ids)
+        accepted = set(judgement.path[: len(tokens)])
+        if session.chain is not None:
+            session.count_chain_round(share.chain_len, len(accepted))
+        else:
+            session.count_round(share.nodes, accepted)
+        session.stats.worths += self._worth
+        if judgement.logprobs is not None:
+            session.logprobs.add(judgement.logprobs, len(tokens))
+        session.commit(tokens.tolist(), len(share.nodes))
+        waited = started - min((node.arrived for node in share.nodes), default=started)
+        return verdict(session, base_len, tokens, self._worth, share, accepted, (step_us, int(waited * 1e6)))
+
+    def _cut(self, session: Session, token_ids: Int32Array) -> tuple[Int32Array, str]:
+        """Return the tokens up to the first that ends the text, and the finish reason or ""."""
+        tokens = token_ids[: session.limit - session.length]
+        num_kept = next((i + 1 for i, token in enumerate(tokens.tolist()) if token in session.end_ids), None)
+        matcher = self._stops.get(session.session_id)
+        if matcher is not None:
+            stopped = matcher.push(tokens[:num_kept].tolist())
+            num_kept = num_kept if stopped is None else stopped + 1
+        if num_kept is not None:
+            return tokens[:num_kept], "stop"
+        return tokens, "length" if session.length + len(tokens) >= session.limit else ""
+
+    # --- failures and state -----------------------------------------------------------------------------------------
+
+    def _fail(self, faults: Faults) -> list[Message]:
+        """Give up the sessions at fault; the broker decides what becomes of them."""
+        failed: list[Message] = [failure(self.sessions[i], fault) for i, fault in faults.found.items()]
+        for session_id in faults.found:
+            self._forget(session_id)
+        return failed
+
+    def _forget(self, session_id: int) -> None:
+        session = self.sessions.pop(session_id, None)
+        self._stops.pop(session_id, None)
+        if session is not None and session.is_open:
+            with Faults().of(session, "closed"):
+                self.engine.close(session_id)
+
+    def heartbeat(self) -> Heartbeat:
+        """Return the state of this verifier and the position of each session; called at regular intervals."""
+        sessions = list(self.sessions.values())
+        for session in sessions:
+            session.beats_waited += session.awaits_draft
+        return Heartbeat(
+            incarnation=self.incarnation,
+            state=self.state,
+            load=len(sessions),
+            steps=self.num_steps,
+            pending=sum(map(self._runs, sessions)),
+            step_ms=int(1000 * self.curve(self.max_step_rows)),
+            free_slots=self.engine.free_slots,
+            session_ids=np.array([s.session_id for s in sessions], np.int64),
+            epochs=np.array([s.epoch for s in sessions], np.int64),
+            lengths=np.array([s.length for s in sessions], np.int32),
+        )

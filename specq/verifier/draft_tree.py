@@ -1,0 +1,133 @@
+"""Draft nodes as the verifier keeps them, and how a choice of them becomes arrays.
+
+Siblings are judged sampled ones first, in the order in which they were drawn, then point masses; the chance that a node is
+accepted counts on all before it having failed. So beside sampled siblings no node is likelier than those before it, and a cut
+by chance takes the last first. `probabilistic` is exact only if a sampled node is cut without looking at its own token
+(decision 0008): its chance is computed from the draft distribution and from what was drawn before, never from what a drafter
+says of it, and `depends_on` names the last node whose token the scheduler must know before it may count on this one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.protocol import NO_TREE, DraftLaws, Float32Array, Float64Array, Int32Array, Law, Tree, stacked
+
+LIVE, CUT = -1, -2
+_DOWN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes
+
+
+class Chain(NamedTuple):
+    """Point masses that follow one another below the committed context, and hang from no tree.
+
+    token_ids i32[n]; scores f32[n]: log-probabilities given the parent; reach f64[n]: probability that each is accepted
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+    reach: Float64Array
+
+    def tree(self, length: int) -> Tree:
+        """Return its first nodes."""
+        return Tree(self.token_ids[:length], _DOWN[:length], self.scores[:length])
+
+
+class Node:
+    """A draft node in the tree; `position` is the one that its token would take. `law` is None for a point mass, `rank`
+    the place of a sampled node in the order in which its family was drawn, `claim` what its score was made of. `stands` is LIVE, CUT, or for a node that was
+    committed the length of the transcript that it ends. `depends_on` is the last sampled node before it among its siblings,
+    or else above it: without that one's token neither its chance is known nor whether it is there at all."""
+
+    __slots__ = (
+        "arrived", "children", "claim", "depends_on", "lane", "law", "node_id", "parent", "position", "rank", "reach",
+        "score", "stands", "token",
+    )  # fmt: skip
+
+    def __init__(
+        self, lane: int, node_id: int, token: int, parent: Node | None, position: int, score: float, arrived: float
+    ) -> None:
+        self.lane, self.node_id, self.token, self.parent = lane, node_id, token, parent
+        self.position, self.score, self.arrived = position, score, arrived
+        self.law: Law | None = None
+        self.rank, self.claim = 0, score
+        self.children: dict[int, Node] = {}
+        self.reach = 0.0  # probability of being accepted, set by `Session.candidates`, as is the next
+        self.depends_on: Node | None = None
+        self.stands = LIVE
+
+    def draw(self, law: Law, rank: int, drawn: Node, chance: float) -> None:
+        """Become the node that was drawn; children stay. `chance` is that of earlier nodes with its claim to be accepted:
+        only more than the claim counts, lest a few bad drafts keep all later ones from being tried."""
+        self.law, self.rank, self.lane, self.node_id = law, rank, drawn.lane, drawn.node_id
+        self.claim, self.score = drawn.score, max(drawn.score, math.log(chance))
+
+    def cut(self) -> int:
+        """Cut this node and what hangs from it; return how many nodes that are."""
+        num_cut, ending = 0, [self]
+        while ending:
+            node = ending.pop()
+            node.stands = CUT
+            num_cut += 1
+            ending += node.children.values()
+        return num_cut
+
+
+def in_order(siblings: Iterable[Node]) -> list[Node]:
+    """Return siblings in the order of judgement."""
+    nodes = list(siblings)
+    if any(node.law is not None for node in nodes):
+        nodes.sort(key=lambda node: (node.law is None, node.rank))
+    return nodes
+
+
+def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
+    """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines that take no trees.
+
+    `nodes` are a session's candidates, with `reach` set, parents before children, siblings in the order of judgement. Of
+    siblings that were drawn, the first stands for all; and what a chain promises counts only as far as its first drawn
+    node. Which nodes are taken must not depend on their own tokens, nor on what hangs from these.
+    """
+    depths = {0: 0}  # by identity, 0 for the context
+    families: dict[int, list[Node]] = {}
+    for node in nodes:
+        above = 0 if node.parent is None else id(node.parent)
+        if depths.get(above, most) < most:
+            depths[id(node)] = depths[above] + 1
+            families.setdefault(above, []).append(node)
+    promises = dict.fromkeys(depths, 0.0)  # of the chain below each
+    following: dict[int, Node] = {}
+    for above, family in reversed(families.items()):
+        eligible = family if family[0].law is None else family[:1]
+        node = following[above] = max(eligible, key=lambda node: node.reach + promises[id(node)])
+        promises[above] = node.reach + (promises[id(node)] if node.law is None else 0.0)
+    chain: list[Node] = []
+    while (end := id(chain[-1]) if chain else 0) in following:
+        chain.append(following[end])
+    return chain
+
+
+def tree_of(nodes: Sequence[Node]) -> Tree:
+    """Return chosen nodes, parents before children and siblings in the order of judgement, as arrays."""
+    if not nodes:
+        return NO_TREE
+    index = {id(node): i for i, node in enumerate(nodes)}
+    parents: Int32Array = np.array([-1 if n.parent is None else index[id(n.parent)] for n in nodes], np.int32)
+    return Tree(
+        token_ids=np.array([n.token for n in nodes], np.int32),
+        parents=parents,
+        scores=np.array([n.score for n in nodes], np.float32),
+        laws=_laws_of_tree(nodes),
+    )
+
+
+def _laws_of_tree(nodes: Sequence[Node]) -> DraftLaws | None:
+    laws = {id(node.law): node.law for node in nodes if node.law is not None}
+    if not laws:
+        return None
+    row_of = {key: row for row, key in enumerate(laws)}
+    rows = [-1 if node.law is None else row_of[id(node.law)] for node in nodes]
+    return DraftLaws(*stacked(list(laws.values())), np.array(rows, np.int32))

@@ -1,0 +1,85 @@
+"""A session's past as judging needs it, kept as the transcript grows: no step looks at the whole context again.
+
+Rule: what is kept follows from the transcript, the prompt's length and the parameters alone. So a session that is opened
+again, here or on another verifier, counts the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from specq.protocol import NO_TOKENS, Float32Array, History, Int32Array, SamplingParams
+
+_ROOM = 64  # tokens that arrays have room for at first; it doubles where they are full
+
+
+class Past:
+    """The past of one session, whose transcript `history` is given each time; `end_ids` are the tokens that end its text."""
+
+    def __init__(self, params: SamplingParams, prompt_len: int, end_ids: tuple[int, ...] = ()) -> None:
+        self._is_needed, self._prompt_len, self._end_ids = params.needs_history, prompt_len, end_ids
+        self._lookback = max((len(sequence) for sequence in params.bad_token_ids), default=1) - 1
+        self._counts = TokenCounts(with_prompt=params.repetition_penalty != 1) if params.has_penalties else None
+
+    def history(self, token_ids: Sequence[int]) -> History | None:
+        """Return what judging after the transcript `token_ids` needs; None if the parameters ask for nothing.
+
+        The transcript may only have grown since the last call.
+        """
+        if not self._is_needed:
+            return None
+        tail = np.array(token_ids[max(0, len(token_ids) - self._lookback) :], np.int32)
+        if self._counts is None:
+            return History(self._prompt_len, self._end_ids, tail)
+        self._counts.follow(token_ids, self._prompt_len)
+        return History(self._prompt_len, self._end_ids, tail, *self._counts.arrays())
+
+
+class TokenCounts:
+    """How often each token was generated, of those that occur: tokens of the text, and `with_prompt` those of the prompt."""
+
+    def __init__(self, *, with_prompt: bool) -> None:
+        self._with_prompt = with_prompt
+        self._followed = 0  # tokens of the transcript that are counted
+        self._size = 0
+        self._token_ids: Int32Array = NO_TOKENS  # i32[at least size], ascending
+        self._counts: Float32Array = np.zeros(0, np.float32)
+
+    def arrays(self) -> tuple[Int32Array, Float32Array]:
+        """Return the tokens that occur, i32[k] ascending, and how often each was generated, f32[k]; both as they are now."""
+        return self._token_ids[: self._size].copy(), self._counts[: self._size].copy()
+
+    def follow(self, token_ids: Sequence[int], prompt_len: int) -> None:
+        """Count what was appended to the transcript since the last call."""
+        if not self._followed:
+            self._count_all(np.array(token_ids, np.int32), prompt_len)
+        else:
+            self._count(token_ids[self._followed :])
+        self._followed = len(token_ids)
+
+    def _count_all(self, token_ids: Int32Array, prompt_len: int) -> None:
+        generated, counts = np.unique(token_ids[prompt_len:], return_counts=True)
+        occurring = np.unique(token_ids) if self._with_prompt else generated
+        self._size = len(occurring)
+        self._token_ids = np.concatenate([occurring, np.zeros(_ROOM, np.int32)])
+        self._counts = np.zeros(self._size + _ROOM, np.float32)
+        self._counts[occurring.searchsorted(generated)] = counts
+
+    def _count(self, generated: Iterable[int]) -> None:
+        for token in map(np.int32, generated):  # of the array's own type: else the search converts the whole array
+            place = int(self._token_ids[: self._size].searchsorted(token))
+            if place == self._size or self._token_ids[place] != token:
+                self._insert(place, token)
+            self._counts[place] += 1
+
+    def _insert(self, place: int, token: np.int32) -> None:
+        """Take in a token that has not occurred, with a count of 0."""
+        if self._size == len(self._token_ids):
+            self._token_ids = np.concatenate([self._token_ids, np.zeros_like(self._token_ids)])
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        for array in (self._token_ids, self._counts):
+            array[place + 1 : self._size + 1] = array[place : self._size]
+        self._token_ids[place], self._counts[place] = token, 0
+        self._size += 1

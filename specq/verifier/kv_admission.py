@@ -1,0 +1,85 @@
+"""Which sessions have room in the engine: those that wait are opened while their contexts fit, others are evicted if need be;
+those that can never run are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import structlog
+
+from specq.engines import Engine
+from specq.protocol import ModelInfo, Open
+from specq.runtime import Faults
+from specq.verification import STRATEGIES
+from specq.verifier.session import Session
+
+log = structlog.get_logger(__name__)
+
+SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
+
+
+def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine, faults: Faults) -> None:
+    """Open those of the running sessions whose contexts fit. Where even one row each does not, evict those that are parked
+    (open, but not running: ahead of the journal, or between rounds), then the youngest. `faults` gets those that cannot be
+    opened."""
+    ids = {session.session_id for session in running}
+    parked = [s for s in sessions if s.is_open and s.session_id not in ids]
+    for session in [s for s in running if not s.is_open]:
+        if not _awaits_prefix(session, running) and _fits(session, running, parked, engine):
+            with faults.of(session, "opened"):
+                session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
+                session.is_open = True
+    opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
+    while engine.free_slots < len(opened) and (parked or len(opened) > 1):
+        _evict(parked.pop() if parked else opened.pop(), engine)
+
+
+def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
+    """Return why a session can never be opened at an engine with this model, or ""."""
+    if reason := _malformed(message):
+        return reason
+    if np.any(message.token_ids < 0) or np.any(message.token_ids >= info.vocab_size):
+        return f"token ids outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
+    needed = len(message.token_ids) + message.tokens_left
+    if needed > info.max_length:
+        return f"{needed} tokens (context and those to generate), but {info.name} takes {info.max_length}"
+    if needed > info.kv_slots:
+        return f"{needed} tokens need as many KV slots; {info.name} has {info.kv_slots} (--kv-slots)"
+    if message.params.stop and not has_codec:
+        return f"stop strings need a tokenizer, and {info.name} has none"
+    return ""
+
+
+def _malformed(message: Open) -> str:
+    """Return why a session could be opened nowhere, or ""."""
+    length = len(message.token_ids)
+    if not length or message.tokens_left < 1:
+        return "an empty context, or no tokens left to generate"
+    if not 0 < message.prompt_len <= length:
+        return f"a context of {length} tokens, of which {message.prompt_len} are the prompt"
+    if message.params.strategy not in STRATEGIES:
+        return f"unknown strategy {message.params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}"
+    return ""
+
+
+def _fits(session: Session, running: Sequence[Session], parked: list[Session], engine: Engine) -> bool:
+    """Return whether a session's context fits; where nothing else runs, it is given the room of parked ones."""
+    is_alone = not any(other.is_open for other in running)
+    while is_alone and parked and session.length >= engine.free_slots:
+        _evict(parked.pop(), engine)
+    return is_alone or session.length < engine.free_slots
+
+
+def _awaits_prefix(session: Session, running: Sequence[Session]) -> bool:
+    """Is another session computing a prefix that this one could share a step later?"""
+    start = session.token_ids[:SHARED_PREFIX]
+    return any(
+        other.is_open and other.num_pending > 1 and other.token_ids[:SHARED_PREFIX] == start for other in running
+    )
+
+
+def _evict(session: Session, engine: Engine) -> None:
+    engine.close(session.session_id)
+    session.is_open, session.kv_len = False, 0
+    log.info("session_evicted", session=session.session_id, length=session.length)

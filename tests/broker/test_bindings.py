@@ -1,0 +1,124 @@
+"""Which verifier's death counts against which job when the broker itself starts again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specq.broker.core import GRACE_S, Broker
+from specq.journal.records import Deaths, StoredJob
+from specq.protocol.messages import Heartbeat, Hello, Open
+from tests.broker.test_broker_jobs import VERIFIER, Desk
+from tests.journal.fake import FakeJournal
+from tests.toy import toy_info
+
+LATE = GRACE_S + 1
+
+
+def journal_of(desk: Desk) -> FakeJournal:
+    journal = FakeJournal()
+    journal.write([write.record for write in desk.writes])
+    return journal
+
+
+def running(*job_ids: int) -> Desk:
+    """Return a broker whose verifier, of incarnation 1, has these jobs."""
+    desk = Desk(has_journal=True)
+    for job_id in job_ids:
+        desk.submit(job_id)
+    return desk
+
+
+def restarted(stored: list[StoredJob]) -> Desk:
+    """Return the next broker, which knows no verifier yet."""
+    desk = Desk(has_journal=True)
+    desk.broker, desk.sent, desk.writes = Broker(incarnation=2, has_journal=True), [], []
+    desk.broker.restore(stored, desk.now)
+    return desk
+
+
+def hello(desk: Desk, incarnation: int) -> None:
+    info = toy_info()
+    desk.front(b"v%d" % incarnation, Hello(role="target", name="v", incarnation=incarnation, model=info, endpoint="x"))
+
+
+def opened(desk: Desk) -> list[int]:
+    return [message.session_id for _, message in desk.sent if isinstance(message, Open)]
+
+
+def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
+    """They wait for it, though another one is there, and nothing is held against them."""
+    desk = restarted(journal_of(running(1, 2)).unfinished())
+    hello(desk, 7)
+    assert opened(desk) == []
+    hello(desk, 1)
+    assert sorted(opened(desk)) == [1, 2]
+    desk.now += LATE
+    for incarnation in (1, 7):
+        desk.front(b"v%d" % incarnation, Heartbeat(incarnation=incarnation, state="ready"))
+    desk.take(desk.broker.tick(desk.now))
+    assert [job.deaths for job in desk.broker.state.jobs.active.values()] == [Deaths(), Deaths()]
+
+
+def test_one_that_does_not_is_a_death_of_each_of_its_jobs() -> None:
+    """After the time for it; then others go on with them, and the journal knows."""
+    stored = journal_of(running(1, 2)).unfinished()
+    assert [job.placed for job in stored] == [1, 1]
+    desk = restarted(stored)
+    hello(desk, 7)
+    desk.now += LATE
+    desk.front(b"v7", Heartbeat(incarnation=7, state="ready"))
+    desk.take(desk.broker.tick(desk.now))
+    assert sorted(opened(desk)) == [1, 2]
+    again = FakeJournal()
+    again.jobs = {job.submit.job_id: replace(job) for job in stored}
+    again.write([write.record for write in desk.writes])
+    assert [(job.deaths, job.placed) for job in again.unfinished()] == [(Deaths(1), 7), (Deaths(1), 7)]
+
+
+@pytest.mark.parametrize(("num_jobs", "is_given_up"), [(1, True), (2, False)])
+def test_a_suspect_that_was_alone_is_given_up(num_jobs: int, is_given_up: bool) -> None:
+    """Its second death alone is the last; with others beside it, it is nobody's in particular."""
+    stored = journal_of(running(*range(1, num_jobs + 1))).unfinished()
+    stored[0].deaths = Deaths(3, 1, 0)
+    desk = restarted(stored)
+    desk.now += LATE
+    desk.take(desk.broker.tick(desk.now))
+    job = desk.broker.state.jobs.get(1)
+    assert job is not None
+    assert (job.finish, job.deaths) == (("error", Deaths(4, 2, 0)) if is_given_up else ("", Deaths(4, 1, 0)))
+
+
+@pytest.mark.parametrize(("state", "expected"), [("leaving", Deaths()), ("failed", Deaths(1))])
+def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Deaths) -> None:
+    """In good order nothing is held against its jobs; after an error it is, at once; either way nobody holds them then."""
+    desk = running(1)
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state=state))
+    (stored,) = journal_of(desk).unfinished()
+    assert (stored.deaths, stored.placed) == (expected, 0)
+
+
+def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
+    """When it stops: of one that is silent meanwhile the next broker will know whether it died."""
+    desk = running(1)
+    since = desk.now = desk.now + 1
+    assert desk.broker.awaits_word(since)
+    desk.take(desk.broker.part(since, desk.now))
+    assert [job.placed for job in journal_of(desk).unfinished()] == [1]
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready"))
+    assert not desk.broker.awaits_word(since)
+    desk.take(desk.broker.part(since, desk.now))
+    assert [job.placed for job in journal_of(desk).unfinished()] == [0]
+
+
+def test_what_is_cancelled_while_it_waits_is_left_alone() -> None:
+    """No death is counted for it, and nobody opens it."""
+    desk = restarted(journal_of(running(1)).unfinished())
+    job = desk.broker.state.jobs.active[1]
+    job.finish = "cancelled"
+    desk.broker.intake.finish(job)
+    desk.now += LATE
+    desk.take(desk.broker.tick(desk.now))
+    hello(desk, 1)
+    assert (opened(desk), job.deaths) == ([], Deaths())

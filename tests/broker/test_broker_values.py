@@ -1,0 +1,156 @@
+"""What a peer's values may do to a broker: nothing to others, and its own jobs end with a reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+
+from specq.broker.core import Broker
+from specq.broker.state import Send
+from specq.journal.records import JobEnded, StoredJob
+from specq.protocol.messages import (
+    Accepted,
+    Failed,
+    FetchTokenizer,
+    Follow,
+    Hello,
+    Message,
+    Refused,
+    Submit,
+    TokenizerChunk,
+    Verdict,
+)
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
+from tests.toy import toy_info
+
+ANN, BEN, GOOD, EVIL = b"ann", b"ben", b"good", b"evil"
+PROMPT = np.array([5, 6, 7], np.int32)
+
+
+class Peers:
+    """A broker with a verifier, and what it sends to each peer."""
+
+    def __init__(self, broker: Broker | None = None) -> None:
+        self.broker = broker or Broker(incarnation=1)
+        self.say(GOOD, Hello(role="target", name="good", incarnation=1, model=toy_info(), endpoint="x"))
+
+    def say(self, who: bytes, message: Message) -> list[Message]:
+        return self.frames(who, encode(message))
+
+    def frames(self, who: bytes, frames: list[bytes]) -> list[Message]:
+        """Return what the sender is answered."""
+        effects = self.broker.from_front(who, frames, 0.0)
+        return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == who]
+
+    def verdict(self, job_id: int, who: bytes = GOOD, **fields: object) -> list[Message]:
+        """Return what Ann is told of a verdict."""
+        epoch = self.broker.state.jobs.active[job_id].epoch
+        message = Verdict(session_id=job_id, epoch=epoch, **{"base_len": 3, "token_ids": np.array([9])} | fields)
+        effects = self.broker.from_back(who, encode(message), 0.0)
+        return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == ANN]
+
+
+def raw(message: Message, **header: object) -> list[bytes]:
+    """Return a message's frames with other values in its header."""
+    key, old, *arrays = encode(message)
+    return [key, orjson.dumps(orjson.loads(old) | header), *arrays]
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({"top_k": 2**63}, "top_k is 9223372036854775808; it must be 0 (off) or a number of tokens below 2**31"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty is 1e-40; it must be in [0.01, 100]"),
+        ({"tree": 5}, "unknown sampling parameter 'tree'"),
+    ],
+)
+def test_a_client_is_told_what_is_out_of_bounds(params: dict[str, object], reason: str) -> None:
+    """By a raw message, too; it would ask for ever. Nothing of it is kept."""
+    peers = Peers()
+    submit = Submit(job_id=7, params=SamplingParams(), prompt_ids=PROMPT)
+    (failed,) = peers.frames(ANN, raw(submit, params=params))
+    assert isinstance(failed, Failed)
+    assert (failed.job_id, failed.code, reason in failed.reason) == (7, "invalid", True)
+    assert not peers.broker.state.jobs.active
+    assert peers.broker.state.counts["dropped_front"] == 1
+
+
+def test_a_worker_is_told_what_is_out_of_bounds() -> None:
+    """And does not go on saying hello."""
+    hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="x")
+    (refused,) = Peers().frames(EVIL, raw(hello, max_sessions=-1))
+    assert isinstance(refused, Refused)
+    assert "hello.max_sessions is -1; it must be a whole number from 0" in refused.reason
+
+
+def stored(misfit: str) -> StoredJob:
+    submit = Submit(job_id=3, params=SamplingParams(max_tokens=9), model="toy", prompt_ids=PROMPT)
+    tokens = np.array([8, 9], "<i4").tobytes()
+    return StoredJob(submit, "me", 1.0, weights="toy int", token_ids=tokens, accepted=bytes(2), misfit=misfit)
+
+
+def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
+    """Its end is journaled, with what it had; whoever follows it is told why."""
+    broker = Broker(incarnation=2, has_journal=True)
+    broker.restore(
+        [stored("top_k is 9223372036854775808"), replace(stored(""), submit=replace(stored("").submit, job_id=4))], 0.0
+    )
+    assert list(broker.state.jobs.active) == [4]
+    (write,) = broker.tick(0.0)
+    assert isinstance(write.record, JobEnded)
+    assert (write.record.job_id, write.record.finish, write.record.code) == (3, "error", "invalid")
+    assert "top_k is 9223372036854775808" in write.record.reason
+    assert len(write.record.token_ids) == 8
+    broker.journaled(write.sequence, 0.0)
+    told = Peers(broker).say(ANN, Follow(job_id=3))
+    assert "top_k is 9223372036854775808" in next(one.reason for one in told if isinstance(one, Failed))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"logprobs": np.ones(2)},
+        {"logprobs": np.ones(1), "top_ids": np.ones(3), "top_logprobs": np.ones(2)},
+        {"token_ids": np.arange(10)},
+    ],
+    ids=["too many", "too many likeliest", "more tokens than asked for"],
+)
+def test_a_verdict_that_does_not_fit_its_job_changes_nothing(changes: dict[str, object]) -> None:
+    """What could not be journaled, or not be opened again elsewhere, is counted and dropped."""
+    peers = Peers()
+    params = SamplingParams(max_tokens=5, logprobs=2)
+    assert peers.say(ANN, Submit(job_id=1, params=params, prompt_ids=PROMPT)) == [Accepted(job_id=1)]
+    assert peers.verdict(1, **changes) == []
+    assert peers.broker.state.counts["misfit_verdicts"] == 1
+    assert peers.broker.state.jobs.active[1].token_ids == []
+    good = {"logprobs": np.ones(1), "top_ids": np.ones(2), "top_logprobs": np.ones(2)}
+    assert len(peers.verdict(1, **good)) == 1
+
+
+def test_a_verifier_cannot_count_for_the_broker() -> None:
+    """Its statistics take no name of the broker's own, whose values it could choose then."""
+    peers = Peers()
+    peers.say(ANN, Submit(job_id=1, params=SamplingParams(), prompt_ids=PROMPT))
+    assert peers.verdict(1, finish="stop", stats={"rounds": 2**62}) == []
+    (tokens,) = peers.verdict(1, finish="stop", stats={"hits": 1})
+    assert (tokens.stats["rounds"], tokens.stats["hits"]) == (1, 1)
+
+
+def test_a_verifier_hands_out_no_tokenizer_but_its_own() -> None:
+    """One of another model, or one that nobody asked for, would reach those who ask for it later, or stay for ever."""
+    peers = Peers()
+    evil = replace(toy_info("other"), tokenizer_hash="others")
+    peers.say(EVIL, Hello(role="target", name="evil", incarnation=2, model=evil, endpoint="y"))
+    assert peers.say(ANN, FetchTokenizer(model="toy")) == []
+    for model in (toy_info(), evil, replace(evil, tokenizer_hash="any")):
+        chunk = TokenizerChunk(model=model, index=0, count=1, data=np.ones(3))
+        assert peers.broker.from_back(EVIL, encode(chunk), 0.0) == []
+    assert not peers.broker.tokenizers._known
+    assert not peers.broker.tokenizers._pieces
+    chunk = TokenizerChunk(model=toy_info(), index=0, count=1, data=np.ones(3))
+    (sent,) = peers.broker.from_back(GOOD, encode(chunk), 0.0)
+    assert (sent.to, decode(sent.frames)) == (ANN, chunk)

@@ -1,0 +1,106 @@
+"""Sessions that never arrive at their verifier: another one tries, and in the end the job fails; ordinary loss fails none."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from specq.protocol.messages import Failed, Heartbeat, Open
+from tests.broker.test_broker_jobs import ANN, VERIFIER, Desk
+from tests.toy import toy_text
+from tests.world import World
+
+BEAT_S = 0.5
+DEAF = b"deaf"
+
+
+def beat(desk: Desk, *identities: bytes, deaf: bytes = b"") -> None:
+    """Let verifiers beat, each with its sessions, but for one that has none of those that it was sent."""
+    desk.now += BEAT_S
+    for identity in identities:
+        jobs = desk.broker.state.jobs.active.values()
+        held = [job for job in jobs if job.verifier == identity != deaf]
+        message = Heartbeat(
+            incarnation=1,
+            state="ready",
+            session_ids=np.array([job.job_id for job in held], np.int64),
+            epochs=np.array([job.epoch for job in held], np.int64),
+            lengths=np.array([job.length for job in held], np.int32),
+        )
+        desk.front(identity, message)
+    desk.take(desk.broker.tick(desk.now))
+
+
+def opens(desk: Desk) -> Counter[bytes]:
+    return Counter(to for to, message in desk.sent if isinstance(message, Open))
+
+
+def test_a_session_that_never_arrives_fails_its_job() -> None:
+    """Ten minutes of heartbeats without it: a few dozen Opens, then the client is told; the slot is free again."""
+    desk = Desk()
+    desk.submit(1)
+    for _ in range(1200):
+        beat(desk, VERIFIER, deaf=VERIFIER)
+    (failed,) = [message for to, message in desk.sent if to == ANN and isinstance(message, Failed)]
+    assert "given up after 3 failures" in failed.reason
+    assert "never confirmed it" in failed.reason
+    assert opens(desk)[VERIFIER] <= 100
+    assert desk.broker.state.roster.get(VERIFIER).job_ids == set()
+
+
+def test_another_verifier_tries() -> None:
+    """A verifier that no Open reaches spoils no job, though it always has the most room: each goes to the other."""
+    desk = Desk(max_sessions=16)
+    desk.hello(DEAF)
+    for job_id in range(1, 17):
+        desk.submit(job_id)
+    for _ in range(100):
+        beat(desk, VERIFIER, DEAF, deaf=DEAF)
+    assert [job.verifier for job in desk.broker.state.jobs.active.values()] == [VERIFIER] * 16
+    assert max(job.failures for job in desk.broker.state.jobs.active.values()) == 1
+    assert opens(desk)[DEAF] <= 16 * 12
+
+
+def test_a_job_waits_for_the_verifier_that_hears() -> None:
+    """While that is full, its jobs are not spoilt on the other one."""
+    desk = Desk(max_sessions=1)
+    desk.hello(DEAF)
+    for job_id in (1, 2, 3):
+        desk.submit(job_id, max_tokens=50)
+    for _ in range(200):
+        beat(desk, VERIFIER, DEAF, deaf=DEAF)
+    jobs = list(desk.broker.state.jobs.active.values())
+    assert len(jobs) == 3
+    assert [job.verifier for job in jobs].count(VERIFIER) == 1
+    for _ in jobs:
+        (held,) = [job for job in desk.broker.state.jobs.active.values() if job.verifier == VERIFIER]
+        desk.verdict(held.job_id, 7, finish="stop")
+        beat(desk, VERIFIER, DEAF, deaf=DEAF)
+    assert [job.finish for job in jobs] == ["stop"] * 3
+
+
+def test_one_lost_open_is_sent_again() -> None:
+    """Two heartbeats later, and that is no failure once it is confirmed."""
+    desk = Desk()
+    desk.submit(1)
+    for _ in range(50):
+        beat(desk, VERIFIER, deaf=VERIFIER)
+        beat(desk, VERIFIER, deaf=VERIFIER)
+        beat(desk, VERIFIER)
+    assert opens(desk)[VERIFIER] == 1 + 50
+    assert desk.broker.state.jobs.active[1].failures == 0
+
+
+@pytest.mark.parametrize("loss", [0.01, 0.05])
+def test_ordinary_loss_fails_no_job(loss: float) -> None:
+    """Of a hundred jobs whose messages are lost now and then, all end well."""
+    world = World(seed=4, loss=loss, double=loss)
+    world.add_verifier(b"v0")
+    world.add_verifier(b"v1")
+    world.run(2.0)
+    jobs = {i: world.submit(i, [1 + i % 40], max_tokens=20) for i in range(1, 101)}
+    world.run_until(lambda: all(job.finish or job.failed for job in jobs.values()))
+    assert [i for i, job in jobs.items() if job.failed] == []
+    assert [job.token_ids for job in jobs.values()] == [toy_text([1 + i % 40], 20) for i in jobs]

@@ -1,0 +1,349 @@
+"""What one peer may take up: by rate, by bytes, by share; and that all else goes on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specq.broker.admission import gate, limits
+from specq.broker.admission.bucket import Bucket
+from specq.broker.admission.limits import (
+    BURST_S,
+    DRAFT_US,
+    DRAFTS_SHARE,
+    MAX_DRAFT_NODES,
+    NODE_US,
+    REQUEST_BYTES,
+    REQUESTS_BURST,
+    REQUESTS_S,
+    Limits,
+)
+from specq.broker.core import Broker
+from specq.broker.jobs import intake
+from specq.broker.state import Effect, Send
+from specq.broker.workers import tokenizers
+from specq.protocol.messages import (
+    Accepted,
+    Assign,
+    Cancel,
+    Draft,
+    Failed,
+    FetchTokenizer,
+    Follow,
+    GetStatus,
+    Heartbeat,
+    Hello,
+    Message,
+    Status,
+    Submit,
+    Verdict,
+)
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
+from specq.transport.keys import Grant
+from tests.toy import toy_info
+
+GPU = b"gpu"
+
+
+class Bench:
+    """A broker with a verifier and as many drafters and jobs as a test wants, under a clock that the test moves."""
+
+    def __init__(self, drafters: int = 1, **options: object) -> None:
+        self.broker = Broker(incarnation=1, drafters_per_job=drafters, **options)
+        self.counts, self.now = self.broker.state.counts, 100.0
+        self.assigned: dict[tuple[bytes, int], Assign] = {}  # by drafter and job
+        self.num_ids: Counter[tuple[bytes, int]] = Counter()
+        self.say(GPU, Hello(role="target", name="gpu", incarnation=1, model=toy_info(), endpoint="x", max_sessions=100))
+        for number in range(drafters):
+            name = b"d%d" % number
+            model = replace(toy_info(), fingerprint=name.decode())
+            self.say(name, Hello(role="draft", name="d", incarnation=1, model=model))
+
+    def say(self, identity: bytes, message: Message) -> list[Effect]:
+        effects = self.broker.from_front(identity, encode(message), self.now)
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(assign := decode(effect.frames), Assign):
+                self.assigned[effect.to, assign.session_id] = assign
+        return effects
+
+    def told(self, client: bytes, message: Message) -> list[Message]:
+        return [decode(e.frames) for e in self.say(client, message) if isinstance(e, Send) and e.to == client]
+
+    def submit(self, job_id: int, client: bytes = b"ann") -> list[Message]:
+        params = SamplingParams(max_tokens=1000)
+        return self.told(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6], np.int32)))
+
+    def draft(self, job_id: int, num_nodes: int = 4, drafter: bytes = b"d0") -> bool:
+        """Let a drafter send a chain; return whether it is passed on."""
+        to = self.assigned[drafter, job_id]
+        first = self.num_ids[drafter, job_id]
+        self.num_ids[drafter, job_id] += num_nodes
+        parents = np.arange(first - 1, first + num_nodes - 1)
+        parents[:1] = -1
+        draft = Draft(
+            session_id=job_id, epoch=to.epoch, lane=to.lane, base_len=2, first_id=first, token_ids=np.ones(num_nodes),
+            parent_ids=parents, scores=np.zeros(num_nodes),
+        )  # fmt: skip
+        return bool(self.say(drafter, draft))
+
+    def flood(self, job_id: int, seconds: float, drafter: bytes = b"d0", num_nodes: int = 4) -> int:
+        """Let a drafter send 20,000 drafts a second, while the verifier is heard; return how many are passed on."""
+        passed = 0
+        for _ in range(int(seconds * 20_000)):
+            self.now += 1 / 20_000
+            self.broker.state.roster.get(GPU).heard = self.now
+            passed += self.draft(job_id, num_nodes, drafter)
+        return passed
+
+
+# --- the bucket -------------------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_gives_its_rate_after_its_burst():
+    """At a cost of 2, a rate of 10 and a burst of 20: ten at once, then five a second, however long it rested before."""
+    bucket = Bucket(20.0, 0.0)
+    assert [bucket.take(2, 10, 20, 0.0) for _ in range(11)] == [True] * 10 + [False]
+    assert sum(bucket.take(2, 10, 20, tick / 128) for tick in range(1, 513)) == 20
+    assert sum(bucket.take(2, 10, 20, 1000.0) for _ in range(100)) == 10
+    assert not bucket.take(2, 10, 20, 900.0), "time that runs backwards fills nothing"
+
+
+def test_what_is_larger_than_a_bucket_passes_a_full_one():
+    """And is paid for afterwards."""
+    bucket = Bucket(20.0, 0.0)
+    assert bucket.take(50, 10, 20, 0.0)
+    assert [bucket.take(1, 10, 20, t) for t in (1.0, 2.9, 3.2)] == [False, False, True]
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_jobs", [1, 4])
+def test_a_flood_of_drafts_takes_its_share_of_the_verifier(num_jobs):
+    """Half of the verifier's time among all its jobs: a flood for one of four gets an eighth."""
+    bench = Bench()
+    for job_id in range(1, num_jobs + 1):
+        bench.submit(job_id)
+    passed = bench.flood(1, 1.0)
+    spent_s = passed * (DRAFT_US + 4 * NODE_US) / 1e6
+    share = DRAFTS_SHARE / num_jobs
+    assert 0.8 * share < spent_s < share * (1.1 + BURST_S)
+    assert bench.counts["limited_drafts"] > 5_000
+
+
+def test_a_flood_takes_nothing_from_other_lanes():
+    """Neither from those of other jobs nor from the other lane of the same job."""
+    bench = Bench(drafters=2)
+    bench.submit(1)
+    bench.submit(2)
+    bench.flood(1, 0.7, b"d0")
+    assert bench.counts["limited_drafts"] > 1_000
+    assert all(bench.draft(job_id, 8, b"d1") for job_id in (1, 2))
+    assert bench.draft(2, 8, b"d0")
+
+
+def test_honest_drafting_is_not_limited():
+    """64 sessions of which each drafts 24 nodes for each of 40 steps a second."""
+    bench = Bench()
+    for job_id in range(1, 65):
+        bench.submit(job_id)
+    for _ in range(40):
+        bench.now += 1 / 40
+        bench.broker.state.roster.get(GPU).heard = bench.now
+        for job_id in range(1, 65):
+            assert bench.draft(job_id, 8)
+    assert bench.counts["limited_drafts"] == 0
+
+
+def test_huge_trees_are_dropped():
+    """What a session could not hold anyway costs nobody the time to read it; nor do laws without end."""
+    bench = Bench()
+    bench.submit(1)
+    assert not bench.draft(1, MAX_DRAFT_NODES + 1)
+    assert bench.draft(1, MAX_DRAFT_NODES)
+    bench.now += 10
+    bench.broker.state.roster.get(GPU).heard = bench.now
+    assigned = bench.assigned[b"d0", 1]
+    laws = {"q_size": 300_000, "q_ids": np.zeros(300_000), "q_weights": np.zeros(300_000)}
+    huge = Draft(
+        session_id=1, epoch=assigned.epoch, lane=assigned.lane, base_len=2, first_id=9999, token_ids=np.ones(1),
+        parent_ids=np.full(1, -1), scores=np.zeros(1), q_rows=np.zeros(1), **laws,
+    )  # fmt: skip
+    assert bench.say(b"d0", huge) == []
+    assert bench.counts["limited_drafts"] == 2
+
+
+def test_nothing_piles_up_before_a_verifier_that_is_silent():
+    """Drafts are dropped first: after three heartbeats nothing but what it must hear is sent to it."""
+    bench = Bench()
+    bench.submit(1)
+    bench.now += gate.QUIET_BEATS * 0.5 + 0.01
+    assert not bench.draft(1)
+    bench.submit(2)
+    opened = [
+        decode(e.frames).TYPE for e in bench.say(GPU, Heartbeat(incarnation=1, state="ready")) if e.link == "back"
+    ]
+    assert opened.count("committed") == 0
+    assert bench.draft(1)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_flood_of_requests_is_one_peers_own():
+    """It gets the burst and the rate; another peer's first request is answered at once."""
+    bench = Bench()
+    answered = sum(bool(bench.told(b"flood", GetStatus())) for _ in range(int(REQUESTS_BURST) + 5000))
+    assert REQUESTS_BURST * 0.5 < answered <= REQUESTS_BURST
+    assert bench.told(b"flood", GetStatus()) == []
+    assert isinstance(bench.told(b"other", GetStatus())[0], Status)
+    bench.now += 1.0
+    again = sum(bool(bench.told(b"flood", GetStatus())) for _ in range(10_000))
+    assert 0 < again <= REQUESTS_S
+    assert bench.counts["limited_requests"] > 5000
+
+
+def test_answers_count():
+    """Who asks for much and reads nothing cannot fill the broker's memory: bytes are paid for, a burst at first."""
+    limit, sent, size = Limits(), 0, 1 << 20
+    for millisecond in range(60_000):
+        if limit.admit_request("greedy", 100, millisecond / 1000):
+            limit.charge_answer("greedy", size)
+            sent += size
+    assert sent < (REQUESTS_BURST + 60 * REQUESTS_S) * REQUEST_BYTES + size
+    assert limit.admit_request("modest", 100, 60.0)
+
+
+def test_those_who_wait_are_bounded(monkeypatch):
+    """For a tokenizer that its verifier does not send, and for a journal that does not answer."""
+    monkeypatch.setattr(tokenizers, "MAX_WAITING", 3)
+    monkeypatch.setattr(intake, "MAX_ASKING", 4)
+    bench = Bench(has_journal=True)
+    for number in range(10):
+        bench.say(b"client %d" % number, FetchTokenizer())
+        bench.say(b"client %d" % number, Follow(job_id=1))
+        bench.say(b"client %d" % number, Cancel(job_id=1))
+    assert [len(waiting) for waiting in bench.broker.tokenizers._waiting.values()] == [3]
+    assert [len(asked) for asked in bench.broker.intake._asked.values()] == [4]
+
+
+def test_counting_is_bounded(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_PEERS", 10)
+    limit = Limits()
+    for number in range(100):
+        assert limit.admit_request(f"peer {number}", 10, 0.0)
+    assert len(limit._peers) == 10
+
+
+def test_a_worker_that_is_told_much_stays_a_worker(monkeypatch):
+    """What it is sent in answer to its heartbeats is not its debt."""
+    monkeypatch.setattr(limits, "REQUESTS_BURST", 100.0)
+    bench, sessions = Bench(), np.arange(1000, 1400)
+    beat = Heartbeat(incarnation=1, state="ready", session_ids=sessions, epochs=sessions, lengths=sessions)
+    for _ in range(30):
+        assert len(bench.say(b"d0", beat)) == 400
+    assert bench.counts["limited_requests"] == 0
+
+
+@pytest.mark.parametrize(
+    "sessions", [np.arange(100_000), np.array([-5]), np.array([1, 2])], ids=["huge", "negative", "odd"]
+)
+def test_a_malformed_heartbeat_is_dropped(sessions):
+    """One that lists sessions without end, negative ones, or not the same number of everything stops nothing."""
+    bench = Bench()
+    zeros = np.zeros(len(sessions) if sessions[0] != 1 else 1)
+    for worker in (GPU, b"d0"):
+        assert (
+            bench.say(
+                worker, Heartbeat(incarnation=1, state="ready", session_ids=sessions, epochs=zeros, lengths=zeros)
+            )
+            == []
+        )
+    assert bench.counts["dropped_front"] == 2
+
+
+@pytest.mark.parametrize("lane", [b"[]", b"{}", b'"0"', b"null", b"true"])
+def test_a_lane_that_is_no_number_is_dropped(lane):
+    bench = Bench()
+    bench.submit(1)
+    to = bench.assigned[b"d0", 1]
+    draft = Draft(
+        session_id=1, epoch=to.epoch, lane=77, base_len=2, first_id=0, token_ids=[1], parent_ids=[-1], scores=[0]
+    )
+    key, header, *arrays = encode(draft)
+    assert bench.broker.from_front(b"d0", [key, header.replace(b":77", b":" + lane), *arrays], bench.now) == []
+    assert bench.counts["dropped_front"] == 1
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+def keyed(**options: object) -> Broker:
+    grants = {name: Grant(name, name.encode(), ("target", "client")) for name in ("gpu", "ann", "ben", "cat")}
+    broker = Broker(incarnation=1, grants=grants, **options)
+    hello = Hello(role="target", name="gpu", incarnation=1, model=toy_info(), endpoint="x", max_sessions=1)
+    broker.from_front(GPU, encode(hello), 0.0, "gpu")
+    return broker
+
+
+def submit_all(broker: Broker, who: str, first: int) -> list[Message]:
+    """Submit 100 jobs with a key; return the answers."""
+    told = []
+    for job_id in range(first, first + 100):
+        job = Submit(job_id=job_id, params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
+        effects = broker.from_front(who.encode(), encode(job), 0.0, who)
+        told += [decode(e.frames) for e in effects if isinstance(e, Send) and e.to == who.encode()]
+    return told
+
+
+def test_one_key_leaves_room_in_the_queue_for_others():
+    """Half of it for the first, half of the rest for the second, and each refusal says why."""
+    broker = keyed(max_jobs=40)
+    for who, first, room in (("ann", 100, 20), ("ben", 300, 10), ("cat", 500, 5)):
+        told = submit_all(broker, who, first)
+        assert Counter(type(one) for one in told) == {Accepted: room, Failed: 100 - room}
+        assert {(one.code, f"more than {room} jobs of one key" in one.reason) for one in told[room:]} == {
+            ("busy", True)
+        }
+
+
+def test_room_comes_back_when_jobs_end():
+    broker = keyed(max_jobs=4)
+    assert sum(isinstance(one, Accepted) for one in submit_all(broker, "ann", 100)) == 2
+    job = broker.state.jobs.active[100]
+    verdict = Verdict(session_id=100, epoch=job.epoch, base_len=1, finish="stop", token_ids=np.array([7], np.int32))
+    broker.from_back(GPU, encode(verdict), 0.0)
+    assert sum(isinstance(one, Accepted) for one in submit_all(broker, "ann", 200)) == 1
+    assert broker.state.jobs.held == {"ann": 2}
+
+
+def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_TOKENS", 3 * 1002)
+    bench = Bench()
+    told = [bench.submit(job_id)[0] for job_id in range(1, 6)]
+    assert [type(one) for one in told] == [Accepted] * 3 + [Failed] * 2
+    assert (told[3].code, "tokens of prompts and texts" in told[3].reason) == ("busy", True)
+
+
+def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
+    """A slow disk is no error, but what waits for it must not grow for ever."""
+    monkeypatch.setattr(limits, "MAX_RECORDS", 2)
+    bench = Bench(has_journal=True)
+
+    def answers(job_id: int) -> list[Message]:
+        bench.submit(job_id)
+        return [
+            decode(e.frames)
+            for e in bench.broker.found(job_id, None, bench.now)
+            if isinstance(e, Send) and e.to == b"ann"
+        ]
+
+    assert [answers(1), answers(2)] == [[], []]
+    (refused,) = answers(3)
+    assert (refused.code, "journal is behind" in refused.reason) == ("busy", True)
+    bench.broker.journaled(bench.broker.state.ledger.sequence, bench.now)
+    assert answers(4) == []

@@ -1,0 +1,119 @@
+"""Which verifier takes a job, and which jobs move: the pure rules."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specq.broker.jobs.job import Job
+from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVES_AT_ONCE, REST_S, choose, moves
+from specq.broker.workers.registry import Worker
+from specq.protocol.messages import Heartbeat, Hello, Submit
+from specq.protocol.params import SamplingParams
+from tests.toy import toy_info
+
+LONG_AGO, NOW = -1000.0, 0.0
+
+
+def worker(name: str, num_jobs: int = 0, *, joined_at: float = LONG_AGO, **fields: object) -> Worker:
+    hello = Hello(role="target", name=name, incarnation=1, model=toy_info(), endpoint="toy", max_sessions=64)
+    jobs = set(range(hash(name) % 1000 * 1000, hash(name) % 1000 * 1000 + num_jobs))
+    return Worker(name.encode(), hello, NOW, joined_at=joined_at, job_ids=jobs, **({"free_slots": 10_000} | fields))
+
+
+def job(job_id: int, prompt_len: int = 20, *, verifier: str = "", max_tokens: int = 100) -> Job:
+    prompt = np.arange(1, prompt_len + 1, dtype=np.int32)
+    made = Job(Submit(job_id=job_id, params=SamplingParams(max_tokens=max_tokens), prompt_ids=prompt))
+    made.verifier = verifier.encode()
+    return made
+
+
+def jobs_of(holder: Worker) -> list[Job]:
+    return [job(i, verifier=holder.name) for i in holder.job_ids]
+
+
+# --- a place for a job ------------------------------------------------------------------------------------------------
+
+
+def test_the_least_loaded_takes_a_job() -> None:
+    assert choose([worker("a", 2), worker("b", 1), worker("c", 3)], 100, [7]).name == "b"
+
+
+def test_equal_prompts_go_to_the_same_verifier_where_load_allows() -> None:
+    """Completions of one prompt follow the first, until that verifier has too many more jobs than the others."""
+    first, other = worker("a"), worker("b")
+    keys = job(1).prefix_keys
+    for number in range(AFFINITY_SLACK + 1):
+        assert choose([first, other], 100, keys) is first
+        first.job_ids.add(number)
+        first.take(100, keys)
+    assert choose([first, other], 100, keys) is other
+
+
+def test_the_longer_common_prefix_wins() -> None:
+    """Prompts are compared at several lengths; another beginning is no affinity at all."""
+    short, long = worker("short"), worker("long")
+    wanted = job(1, 300)
+    short.take(0, job(2, 20).prefix_keys)
+    short.take(0, job(3, 30).prefix_keys)
+    long.take(0, job(4, 280).prefix_keys)
+    assert len(set(wanted.prefix_keys) & set(job(4, 280).prefix_keys)) == 3
+    assert choose([short, long], 100, wanted.prefix_keys) is long
+    assert not set(wanted.prefix_keys) & {hash(b"x")}
+
+
+def test_a_verifier_without_kv_room_comes_last() -> None:
+    """Even if it has fewer jobs and knows the prompt; but it is taken if there is no other."""
+    full = worker("full", 0, free_slots=50)
+    full.take(0, [7])
+    assert choose([full, worker("roomy", 5)], 100, [7]).name == "roomy"
+    assert choose([full], 100, [7]) is full
+
+
+def test_kv_room_counts_what_was_placed_since_the_heartbeat() -> None:
+    one = worker("a")
+    one.take(9_000, [])
+    assert one.free_slots == 1_000
+    one.beat(Heartbeat(incarnation=1, state="ready", free_slots=4_000), NOW)
+    assert one.free_slots == 4_000
+
+
+# --- moving -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_verifier_that_joins_gets_its_share() -> None:
+    """A few jobs at a time, and no more than make both equal."""
+    old, new = worker("old", 40), worker("new", joined_at=NOW)
+    jobs = jobs_of(old)
+    rounds = []
+    while found := moves([old, new], jobs, NOW):
+        rounds.append(len(found))
+        for moved, to in found:
+            assert to is new
+            old.job_ids.discard(moved.job_id)
+            new.job_ids.add(moved.job_id)
+            moved.verifier, moved.moved_at = new.identity, NOW
+    assert max(rounds) == MOVES_AT_ONCE
+    assert (len(old.job_ids), len(new.job_ids)) == (20, 20)
+
+
+@pytest.mark.parametrize(("difference", "expected"), [(GROSS - 1, 0), (GROSS, 1)])
+def test_later_only_a_gross_difference_moves_jobs(difference: int, expected: int) -> None:
+    old, other = worker("old", difference), worker("other", joined_at=NOW - FRESH_S)
+    assert len(moves([old, other], jobs_of(old), NOW)) == expected
+
+
+def test_the_cheapest_jobs_move_and_rest_then() -> None:
+    """Short contexts first; not what is about to end, nor what has moved a moment ago."""
+    old, new = worker("old", 4), worker("new", joined_at=NOW)
+    long, short, ending, moved = (job(1, 200), job(2, 20), job(3, 5, max_tokens=10), job(4, 5))
+    moved.moved_at = NOW - REST_S / 2
+    for one in (long, short, ending, moved):
+        one.verifier = old.identity
+    assert [m.job for m in moves([old, new], [long, short, ending, moved], NOW)] == [short, long]
+
+
+def test_no_job_moves_to_a_verifier_that_is_full_or_leaves() -> None:
+    old = worker("old", 40)
+    leaving = worker("leaving", joined_at=NOW, state="draining")
+    assert moves([old, leaving], jobs_of(old), NOW) == []

@@ -1,0 +1,315 @@
+"""What the broker's core lets each key do: message by message, owner by owner, without a socket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import orjson
+import pytest
+
+from specq.broker.admission import gate
+from specq.broker.admission import roles as roles_module
+from specq.broker.admission.roles import MAY, Roles
+from specq.broker.core import Broker
+from specq.broker.state import Effect, Find, FindFinished, Send, Write
+from specq.journal.records import StoredJob
+from specq.protocol.messages import (
+    MESSAGES,
+    PROTOCOL_VERSION,
+    Assign,
+    Cancel,
+    Draft,
+    Failed,
+    Follow,
+    Heartbeat,
+    Hello,
+    JobInfo,
+    JobList,
+    ListJobs,
+    Message,
+    Refused,
+    SessionFailed,
+    Submit,
+    TokenizerChunk,
+    Tokens,
+    Verdict,
+    Welcome,
+)
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
+from specq.transport.keys import Grant
+from tests.toy import toy_info
+
+KEYS = {"gpu": "target", "laptop": "draft", "phone": "draft", "alice": "client", "bob": "client", "hub": "broker"}
+NOT_TO_THE_FRONT = {Verdict, SessionFailed, TokenizerChunk}  # these come from verifiers, over the broker's own sockets
+
+
+def grants() -> dict[str, Grant]:
+    return {name: Grant(name, name.encode(), (role,), trusted=name == "phone") for name, role in KEYS.items()}
+
+
+class Guarded:
+    """A broker with keys; each key has a socket of the same name."""
+
+    def __init__(self, **options: object) -> None:
+        self.grants = grants()
+        self.broker = Broker(incarnation=1, grants=self.grants, **options)
+        self.counts = self.broker.state.counts
+
+    def say(self, who: str, message: Message, identity: bytes = b"") -> list[Effect]:
+        return self.broker.from_front(identity or who.encode(), encode(message), 0.0, who)
+
+    def told(self, who: str, message: Message) -> list[Message]:
+        """Return what a key is told at once when it says something."""
+        return [decode(e.frames) for e in self.say(who, message) if isinstance(e, Send) and e.to == who.encode()]
+
+    def begin(self, strategy: str = "deterministic") -> Assign:
+        """Let Alice submit job 1, with a verifier and one drafter; return what the drafter is told."""
+        self.say("gpu", Hello(role="target", name="gpu", incarnation=1, model=toy_info(), endpoint="x", max_sessions=8))
+        self.say("alice", a_job(1, strategy=strategy))
+        return self.assigned("laptop")
+
+    def assigned(self, who: str) -> Assign:
+        model = replace(toy_info(), fingerprint=who)
+        (found,) = (
+            decode(e.frames)
+            for e in self.say(who, Hello(role="draft", name=who, incarnation=1, model=model))
+            if isinstance(e, Send) and e.to == who.encode() and b'"assign"' in e.frames[1]
+        )
+        return found
+
+
+def a_job(job_id: int, **params: object) -> Submit:
+    return Submit(job_id=job_id, params=SamplingParams(max_tokens=50, **params), prompt_ids=np.array([5, 6], np.int32))
+
+
+def a_draft(assigned: Assign, **changes: object) -> Draft:
+    """Return a node that claims to have been sampled."""
+    values = {
+        "session_id": assigned.session_id,
+        "epoch": assigned.epoch,
+        "lane": assigned.lane,
+        "base_len": 2,
+        "first_id": 0,
+        "token_ids": np.array([7], np.int32),
+        "parent_ids": np.array([-1], np.int32),
+        "scores": np.zeros(1, np.float16),
+    }
+    laws = {
+        "q_ids": np.array([7, 8], np.int32),
+        "q_weights": np.array([1, 9], np.uint16),
+        "q_rows": np.zeros(1, np.int32),
+    }
+    return Draft(**values | {"q_size": 2} | laws | changes)
+
+
+def passed_on(effects: list[Effect]) -> list[Draft]:
+    return [decode(e.frames) for e in effects if isinstance(e, Send) and e.link == "back"]
+
+
+def test_every_message_to_the_front_has_its_roles():
+    """A new message that the broker takes must say who may send it."""
+    taken = set(Broker(incarnation=1)._front) | {Draft}
+    assert taken == set(MAY)
+    assert not NOT_TO_THE_FRONT & set(MAY)
+    assert set(MESSAGES.values()) > taken
+
+
+@pytest.mark.parametrize("kind", MAY, ids=lambda kind: kind.TYPE)
+def test_each_role_may_say_what_the_table_says(kind):
+    """Held against a table that is written out here once more."""
+    clients = {"submit", "follow", "cancel", "list_jobs", "fetch_tokenizer"}
+    by_hand = {
+        "client": clients | {"get_status"},
+        "draft": {"draft", "hello", "heartbeat", "get_status"},
+        "target": {"hello", "heartbeat", "get_status"},
+        "broker": {"get_status"},
+    }
+    guard = Roles(grants())
+    for name, role in KEYS.items():
+        refused = guard.refusal(name.encode(), name, kind, role if kind is Hello else "")
+        assert (refused == "") == (kind.TYPE in by_hand[role]), name
+
+
+def test_without_keys_everyone_may_everything():
+    guard = Roles()
+    assert guard.refusal(b"x", "", Draft) == ""
+    assert (guard.owns(b"x", "whoever"), guard.owner(b"x"), guard.trusts(guard.shown(b"x"))) == (True, None, True)
+    assert guard.public_key(b"x") == b""
+
+
+def test_a_verdict_to_the_front_commits_nothing():
+    """Neither a client nor a drafter can commit, nor the verifier's own key from another socket."""
+    guarded = Guarded()
+    assigned = guarded.begin()
+    job = guarded.broker.state.jobs.active[1]
+    for who in KEYS:
+        forged = Verdict(session_id=1, epoch=assigned.epoch, base_len=2, finish="stop", token_ids=np.array([9]))
+        assert guarded.say(who, forged) == []
+    assert (job.token_ids, job.finish) == ([], "")
+
+
+def test_a_drafter_speaks_only_for_its_own_lane():
+    """Not for another session, epoch or lane, and another key not for it, even with its socket's identity."""
+    guarded = Guarded()
+    mine = guarded.begin()
+    others = guarded.assigned("phone")
+    assert mine.lane != others.lane
+    assert len(passed_on(guarded.say("laptop", a_draft(mine)))) == 1
+    for forged in (a_draft(others), a_draft(mine, session_id=2), a_draft(mine, epoch=mine.epoch + 1)):
+        assert passed_on(guarded.say("laptop", forged)) == []
+    assert passed_on(guarded.say("alice", a_draft(mine), identity=b"laptop")) == []
+    assert guarded.counts["forbidden"] == 1
+
+
+def test_laws_of_untrusted_drafters_are_taken_off():
+    """The nodes pass as point masses; those of a trusted key pass as they are."""
+    guarded = Guarded()
+    mine, trusted = guarded.begin("probabilistic"), guarded.assigned("phone")
+    (stripped,) = passed_on(guarded.say("laptop", a_draft(mine)))
+    (whole,) = passed_on(guarded.say("phone", a_draft(trusted)))
+    assert (stripped.q_size, len(stripped.q_ids), stripped.token_ids.tolist()) == (0, 0, [7])
+    assert whole == a_draft(trusted)
+
+
+def test_a_key_that_is_taken_off_the_list_may_nothing():
+    """At once, also over a connection that stands."""
+    guarded = Guarded()
+    mine = guarded.begin()
+    del guarded.grants["laptop"], guarded.grants["alice"]
+    assert passed_on(guarded.say("laptop", a_draft(mine))) == []
+    assert guarded.say("laptop", Heartbeat(incarnation=1, state="ready")) == []
+    (failed,) = guarded.told("alice", Follow(job_id=1))
+    assert (failed.code, failed.reason) == ("forbidden", "this key is not allowed any more")
+
+
+def test_a_role_is_not_taken_on_ones_word():
+    guarded = Guarded()
+    for who, role in (("laptop", "target"), ("gpu", "draft"), ("alice", "draft")):
+        (refused,) = guarded.told(who, Hello(role=role, name="x", incarnation=1, model=toy_info(), endpoint="x"))
+        assert isinstance(refused, Refused)
+        assert refused.fatal
+        assert f"the key {who} has the role {KEYS[who]}; this takes the role {role}" == refused.reason
+    assert guarded.broker.state.roster.all() == []
+
+
+@pytest.mark.parametrize(
+    "changes", [{"name": "\x1b[2J"}, {"name": "x" * 1001}, {"model": replace(toy_info(), name="a\nb")}]
+)
+def test_names_are_fit_to_be_shown(changes):
+    """What a worker calls itself is printed on the terminals of others: no escape sequences, no lines of its own."""
+    guarded = Guarded()
+    hello = {"role": "target", "name": "x", "incarnation": 1, "model": toy_info(), "endpoint": "x"}
+    (refused,) = guarded.told("gpu", Hello(**hello | changes))
+    assert "1000 printable characters" in refused.reason or "at most 1000 characters" in refused.reason
+    assert guarded.broker.state.roster.all() == []
+
+
+def test_workers_are_bounded(monkeypatch):
+    """A key that registers ever more of them is refused; those that are known go on."""
+    monkeypatch.setattr(gate, "MAX_WORKERS", 2)
+    guarded = Guarded()
+    hello = Hello(role="draft", name="x", incarnation=1, model=toy_info())
+    answers = [guarded.say("laptop", hello, identity=b"%d" % number) for number in (1, 2, 3, 1)]
+    kinds = [[type(decode(e.frames)) for e in told] for told in answers]
+    assert kinds == [[Welcome], [Welcome], [Refused], [Welcome]]
+
+
+def test_jobs_of_others_do_not_exist():
+    """Bob is told the same of Alice's job as of none, stops nothing, and cannot have its id."""
+    guarded = Guarded()
+    guarded.begin()
+    (none,), (hidden,) = guarded.told("bob", Follow(job_id=2)), guarded.told("bob", Follow(job_id=1))
+    assert (hidden.code, hidden.reason) == (none.code, none.reason.replace("job 2", "job 1"))
+    assert guarded.told("bob", Cancel(job_id=1)) == []
+    (taken,) = guarded.told("bob", a_job(1))
+    assert isinstance(taken, Failed)
+    assert taken.code == "forbidden"
+    job = guarded.broker.state.jobs.active[1]
+    assert (job.finish, job.owner, list(job.readers)) == ("", "alice", [b"alice"])
+    lists = {who: guarded.told(who, ListJobs()) for who in ("alice", "bob")}
+    assert {who: [line["job_id"] for line in listed(told)] for who, told in lists.items()} == {"alice": [1], "bob": []}
+    guarded.told("alice", Cancel(job_id=1))
+    assert job.finish == "cancelled"
+
+
+def listed(told: list[Message]) -> list[dict[str, object]]:
+    (message,) = (one for one in told if isinstance(one, JobList))
+    return orjson.loads(message.data.tobytes())
+
+
+def test_jobs_in_the_journal_are_their_owners_too():
+    """The journal says whose a job is: another key hears nothing of it."""
+    guarded = Guarded(has_journal=True)
+    ids = np.array([9], "<i4").tobytes()
+    stored = StoredJob(a_job(5), "alice", finish="stop", token_ids=ids, accepted=b"\0")
+    for who in ("bob", "alice"):
+        assert guarded.say(who, Follow(job_id=5)) == [Find(5)]
+        told = [decode(e.frames) for e in guarded.broker.found(5, stored, 0.0) if isinstance(e, Send)]
+        assert [type(one) for one in told] == ([Failed] if who == "bob" else [JobInfo, Tokens])
+        guarded.broker.state.jobs.finished.clear()
+
+
+def test_lists_are_asked_for_by_owner():
+    """Of what is in the journal, too; once at a time for each client."""
+    guarded = Guarded(has_journal=True)
+    for who in ("bob", "alice"):
+        asked = guarded.say(who, ListJobs())
+        assert asked == [FindFinished(who.encode(), 100, 0, who)]
+        assert guarded.say(who, ListJobs()) == []
+        guarded.broker.listed(asked[0], [], 0.0)
+        assert guarded.say(who, ListJobs()) == asked
+
+
+def test_the_journal_is_told_whose_a_job_is():
+    guarded = Guarded(has_journal=True)
+    guarded.say("gpu", Hello(role="target", name="gpu", incarnation=1, model=toy_info(), endpoint="x", max_sessions=8))
+    guarded.say("alice", a_job(6))
+    records = [e.record for e in guarded.broker.found(6, None, 0.0) if isinstance(e, Write)]
+    assert records[0].owner == "alice"
+
+
+@pytest.mark.parametrize(
+    ("most", "priority", "is_taken"), [(0, 0, True), (0, -5, True), (0, 1, False), (7, 7, True), (7, 8, False)]
+)
+def test_a_key_claims_no_higher_priority_than_it_was_granted(most, priority, is_taken):
+    """None above 0 unless its file says so; the reason names the key and what it may claim."""
+    guarded = Guarded()
+    guarded.begin()
+    guarded.grants["bob"] = replace(guarded.grants["bob"], max_priority=most)
+    told = guarded.told("bob", replace(a_job(2), priority=priority))
+    assert (2 in guarded.broker.state.jobs.active) == is_taken
+    if not is_taken:
+        (failed,) = told
+        assert failed.code == "invalid"
+        assert f"priority is {priority}; the key bob may claim at most {most}" in failed.reason
+
+
+def test_without_keys_any_priority_may_be_claimed():
+    """Nobody can be told from others there; what waits still ages."""
+    assert Roles().refused_priority(b"x", 1000) == ""
+
+
+def test_memory_of_sockets_is_bounded(monkeypatch):
+    """A socket that is forgotten belongs to nobody, which is on the safe side."""
+    monkeypatch.setattr(roles_module, "MAX_PEERS", 3)
+    guard = Roles(grants())
+    for number in range(10):
+        guard.refusal(bytes([number]), "alice", Submit)
+    assert len(guard._names) == 3
+    assert (guard.owns(bytes([9]), "alice"), guard.owns(bytes([0]), "alice"), guard.owns(bytes([0]), "")) == (
+        True,
+        False,
+        False,
+    )
+
+
+def test_who_may_not_submit_hears_nothing_of_what_is_wrong() -> None:
+    """A message that cannot be read is answered only to those who may send such a one."""
+    guarded = Guarded()
+    frames = [(7).to_bytes(8, "little"), orjson.dumps({"v": PROTOCOL_VERSION, "type": "cancel", "extra": 1})]
+    assert guarded.broker.from_front(b"laptop", frames, 0.0, "laptop") == []
+    (answer,) = guarded.broker.from_front(b"alice", frames, 0.0, "alice")
+    assert isinstance(answer, Send)
+    assert isinstance(decode(answer.frames), Failed)

@@ -1,0 +1,95 @@
+"""What the broker keeps of tokenizers: those of verifiers that are there, whole or half received, and no others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from specq.protocol.bounds import PIECES
+from specq.protocol.messages import Failed, FetchTokenizer, Heartbeat, Message, TokenizerChunk
+from specq.protocol.wire import encode
+from tests.broker.test_broker_jobs import ANN, VERIFIER, Desk
+from tests.toy import toy_info
+
+OTHER = b"other"
+
+
+def piece(desk: Desk, verifier: bytes, index: int, count: int = 2, tokenizer: str = "toy-tokenizer") -> list[Message]:
+    """Let a verifier send a piece; return what Ann is told."""
+    model = replace(toy_info(), tokenizer_hash=tokenizer)
+    chunk = TokenizerChunk(model=model, index=index, count=count, data=np.zeros(3, np.uint8))
+    return desk.take(desk.broker.from_back(verifier, encode(chunk), desk.now), ANN)
+
+
+def leave(desk: Desk, verifier: bytes) -> None:
+    desk.front(verifier, Heartbeat(incarnation=1, state="leaving"))
+    desk.take(desk.broker.tick(desk.now))
+
+
+def kept(desk: Desk) -> int:
+    """Return how many tokenizers, parts of some, and waiting clients the broker remembers."""
+    known = desk.broker.tokenizers
+    return len(known._known) + len(known._pieces) + len(known._waiting) + len(known._asked)
+
+
+def asked(desk: Desk) -> list[bytes]:
+    return [to for to, message in desk.sent if isinstance(message, FetchTokenizer)]
+
+
+def test_a_tokenizer_goes_with_the_last_verifier_that_has_it() -> None:
+    """Whoever asks later is told that there is none, or gets it from a verifier that comes back."""
+    desk = Desk()
+    desk.hello(OTHER)
+    desk.front(ANN, FetchTokenizer())
+    assert [len(piece(desk, VERIFIER, index)) for index in (0, 1)] == [0, 2]
+    leave(desk, VERIFIER)
+    assert len(desk.front(ANN, FetchTokenizer())) == 2
+    leave(desk, OTHER)
+    assert kept(desk) == 0
+    (failed,) = desk.front(ANN, FetchTokenizer())
+    assert isinstance(failed, Failed)
+    desk.hello(b"third")
+    desk.front(ANN, FetchTokenizer())
+    assert asked(desk)[-1] == b"third"
+
+
+def test_a_half_received_tokenizer_goes_with_its_sender() -> None:
+    """A client that waits for it is served by another verifier that has the same, without asking again."""
+    desk = Desk()
+    desk.hello(OTHER)
+    desk.front(ANN, FetchTokenizer())
+    piece(desk, VERIFIER, 0)
+    leave(desk, VERIFIER)
+    assert asked(desk) == [VERIFIER, OTHER]
+    assert piece(desk, OTHER, 1) == []
+    assert len(piece(desk, OTHER, 0)) == 2
+    desk.front(ANN, FetchTokenizer())
+    leave(desk, OTHER)
+    assert kept(desk) == 0
+
+
+def test_a_hundred_verifiers_that_die_leave_nothing() -> None:
+    """Each with a tokenizer of its own, of which some pieces had come."""
+    desk = Desk()
+    leave(desk, VERIFIER)
+    for number in range(100):
+        name = b"v%d" % number
+        desk.hello(name)
+        desk.front(ANN, FetchTokenizer())
+        piece(desk, name, 0)
+        piece(desk, name, 1, count=2 + number % 2)
+        leave(desk, name)
+    assert kept(desk) == 0
+
+
+def test_a_verifier_tells_of_its_own_tokenizer_only() -> None:
+    """And of no more pieces than a tokenizer has: what it makes up takes no memory, and reaches nobody."""
+    desk = Desk()
+    desk.front(ANN, FetchTokenizer())
+    before = kept(desk)
+    for number in range(50):
+        assert piece(desk, VERIFIER, 0, count=1, tokenizer=f"made up {number}") == []
+    for index, count in ((0, int(PIECES.high) + 1), (5, 2), (-1, 2), (0, 0)):
+        assert piece(desk, VERIFIER, index, count) == []
+    assert (kept(desk), desk.broker.state.counts["dropped_back"]) == (before, 54)

@@ -1,0 +1,148 @@
+"""Jobs whose weights nobody serves fail after a while and say what is missing; those from older journals find theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specq.broker.core import Broker
+from specq.broker.jobs.job import Job
+from specq.broker.state import Effect, Send, Write
+from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
+from specq.journal.sqlite.store import Journal
+from specq.protocol.messages import Heartbeat, Hello, Open, Submit
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
+from tests.broker.test_broker_jobs import VERIFIER, Desk
+from tests.toy import toy_info
+
+WAIT_S = 600.0
+OLD = "of the tensors alone"
+
+
+def wait(desk: Desk, seconds: float) -> None:
+    """Let time pass, while the verifiers that there are beat."""
+    for _ in range(int(seconds)):
+        desk.now += 1.0
+        for worker in desk.broker.state.roster.all():
+            jobs = [job for job in desk.broker.state.jobs.active.values() if job.verifier == worker.identity]
+            beat = Heartbeat(
+                incarnation=1,
+                state="ready",
+                session_ids=np.array([job.job_id for job in jobs], np.int64),
+                epochs=np.array([job.epoch for job in jobs], np.int64),
+                lengths=np.array([job.length for job in jobs], np.int32),
+            )
+            desk.front(worker.identity, beat)
+        desk.take(desk.broker.tick(desk.now))
+
+
+def begun(**options: object) -> tuple[Desk, Job]:
+    """Return a broker whose only verifier has left in the midst of a text."""
+    desk = Desk(**options)
+    desk.submit(1)
+    desk.verdict(1, 7)
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    return desk, desk.broker.state.jobs.active[1]
+
+
+def test_a_job_whose_weights_are_gone_fails() -> None:
+    """After the stated time, though its model is served; the reason names what is missing and what there is."""
+    desk, job = begun()
+    desk.hello(b"other", fingerprint="0123456789abcdef")
+    wait(desk, WAIT_S - 2)
+    assert not job.finish
+    wait(desk, 4)
+    assert (job.finish, job.failure.code, job.token_ids) == ("error", "engine", [7])
+    assert "of the model toy with the weights toy int" in job.failure.reason
+    assert "served are toy with 0123456789ab int" in job.failure.reason
+
+
+def test_a_job_whose_model_is_gone_fails() -> None:
+    """Also one that has no token yet."""
+    desk = Desk()
+    desk.submit(1)
+    job = desk.broker.state.jobs.active[1]
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    wait(desk, WAIT_S + 2)
+    assert (
+        job.failure.reason == "no verifier of the model toy was there for 600 s (weights_wait_seconds); none is served"
+    )
+
+
+def test_weights_that_come_back_in_time_go_on() -> None:
+    """The time begins anew when they go again."""
+    desk, job = begun()
+    for name in (b"second", b"third"):
+        wait(desk, WAIT_S - 5)
+        desk.hello(name)
+        wait(desk, 3)
+        assert job.verifier == name
+        desk.front(name, Heartbeat(incarnation=1, state="leaving"))
+    assert not job.finish
+
+
+def test_a_job_that_waits_for_room_is_patient() -> None:
+    """Its weights are there, if busy."""
+    desk = Desk(max_sessions=1)
+    desk.submit(1, max_tokens=500)
+    desk.submit(2)
+    wait(desk, 2 * WAIT_S)
+    assert [bool(job.finish) for job in desk.broker.state.jobs.active.values()] == [False, False]
+
+
+@pytest.mark.parametrize(("seconds", "finish"), [(0.0, ""), (30.0, "error")])
+def test_the_time_is_an_option(seconds: float, finish: str) -> None:
+    """0: for ever."""
+    desk, job = begun(weights_wait_s=seconds)
+    wait(desk, 100)
+    assert job.finish == finish
+    wait(desk, WAIT_S * (not finish))
+    assert job.finish == finish
+
+
+# --- journals from before the fingerprint covered more than the tensors -----------------------------------------------
+
+
+def hello(broker: Broker, identity: bytes, **model: object) -> list[Effect]:
+    info = replace(toy_info(), **model)
+    message = Hello(role="target", name="v", incarnation=1, model=info, endpoint="x", max_sessions=8)
+    return broker.from_front(identity, encode(message), 0.0)
+
+
+def opened(effects: list[Effect]) -> list[Open]:
+    messages = [decode(effect.frames) for effect in effects if isinstance(effect, Send)]
+    return [message for message in messages if isinstance(message, Open)]
+
+
+def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
+    """On the verifier of which it is the former one, and none else; from then on it is bound to all that its text depends on."""
+    journal = Journal(tmp_path / "journal")
+    submit = Submit(job_id=1, model="toy", params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
+    tokens = np.array([7, 8], "<i4").tobytes()
+    journal.write(
+        [JobTaken(submit, "", 1.0, 0.0), JobBound(1, f"{OLD} int"), TokensAdded(1, 0, tokens, b"\0\0", b"", 0)]
+    )
+    broker = Broker(incarnation=1, has_journal=True)
+    broker.restore(journal.unfinished(), 0.0)
+    assert opened(hello(broker, b"another", fingerprint="new 1", former_fingerprint="other tensors")) == []
+    assert opened(hello(broker, b"format", fingerprint="new 2", former_fingerprint=OLD, dtype="half")) == []
+    effects = hello(broker, b"same", fingerprint="new 3", former_fingerprint=OLD)
+    assert [message.token_ids.tolist() for message in opened(effects)] == [[5, 7, 8]]
+    records = [effect.record for effect in effects if isinstance(effect, Write)]
+    assert records == [JobBound(1, "new 3 int", placed=1)]
+    journal.write(records)
+    (stored,) = journal.unfinished()
+    assert (stored.weights, stored.num_tokens) == ("new 3 int", 2)
+    journal.write([JobEnded(1, "stop", "", "", {}, 2.0, tokens, b"\0\0", b"")])
+    journal.close()
+
+
+def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
+    """An empty one matches nothing."""
+    desk = Desk()
+    (worker,) = desk.broker.state.roster.all()
+    assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]

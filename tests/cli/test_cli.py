@@ -1,0 +1,194 @@
+"""The command line: quick to start, one clear line for each mistake, and its options are the configuration's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import tomllib
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from specq import Client, __version__
+from specq.cli import COMMANDS, SUMMARIES, exit_status, main
+from specq.cli.options import section_options
+from specq.config.arguments import to_arguments
+from specq.config.loading import override
+from specq.config.sections import BrokerConfig, ClientConfig, DraftConfig, TargetConfig, UpConfig
+from specq.protocol.errors import ConfigError, EngineError, JobError
+from specq.runtime.columns import columns
+from specq.runtime.table import resolve
+
+HEAVY = {"torch", "transformers", "vllm", "safetensors"}
+CALL_HELP = "from specq.cli import main; main(['--help'], standalone_mode=False)"
+
+
+def _imported(code: str) -> set[str]:
+    """Return the top-level packages that a fresh interpreter has imported after `code`."""
+    shown = "import sys; print('\\n' + ' '.join({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", f"{code}\n{shown}"], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def _run(*arguments: str):
+    return CliRunner().invoke(main, arguments)
+
+
+@pytest.mark.parametrize(
+    "module", ["specq", "specq.cli", "specq.client", "specq.broker.core", "workers.broker", "specq.text.codec"]
+)
+def test_broker_and_client_start_without_torch(module):
+    assert not HEAVY & _imported(f"import {module}")
+
+
+def test_help_imports_nothing_heavy():
+    assert not (HEAVY | {"zmq", "numpy", "structlog", "tokenizers"}) & _imported(CALL_HELP)
+
+
+def test_help_answers_in_a_blink():
+    """Once in twenty is enough, since the machine may be busy with something else."""
+
+    def seconds() -> float:
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "specq", "--help"], check=True, capture_output=True)
+        return time.perf_counter() - started
+
+    assert any(seconds() < 0.3 for _ in range(20))
+
+
+def test_version():
+    assert _run("--version").output.strip() == f"specq, version {__version__}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help(name):
+    """Every command of the table exists, is summed up in the list, and explains itself."""
+    result = _run(name, "--help")
+
+    assert isinstance(resolve("command", COMMANDS, name), click.Command)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert SUMMARIES[name] in _run("--help").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["broker", "--bind", "tcp://0.0.0.0:1"], 2, "broker.bind is tcp://0.0.0.0:1, which others can reach"),
+        (["broker", "--config", "nowhere.toml"], 2, "nowhere.toml"),
+        (["worker", "--role", "draft", "--engine", "torch"], 2, "unknown option of draft engine"),
+        (["worker", "--role", "draft", "--cores", "1-x"], 2, "'1-x' is no list of CPU ids such as 0,2-3"),
+        (["worker", "--role", "target", "--model", "./nowhere"], 2, "there is no model directory nowhere"),
+        (["worker"], 2, "Missing option '--role'"),
+        (["up", "--targets", "0"], 2, "up.targets is 0; it must be from 1"),
+        (["status", "--broker", "nonsense"], 2, "client.broker is 'nonsense'"),
+        (["status", "--keys", "nowhere/x"], 2, "cannot read the key nowhere/x.secret"),
+        (
+            ["broker", "--keys", "."],
+            2,
+            ". holds no secret key of the role broker; make one: specq keys . NAME --role broker",
+        ),
+        (["keys", ".", "x"], 2, "Missing option '--role'"),
+        (["keys", ".", "x", "--role", "client", "--trusted"], 2, "only drafters can be trusted"),
+        (["nonsense"], 2, "No such command 'nonsense'"),
+    ],
+)
+def test_mistakes_are_one_clear_line(arguments, status, said):
+    result = _run(*arguments)
+
+    assert status == result.exit_code
+    assert said in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_status_without_a_broker_fails(free_address):
+    result = _run("status", "--broker", free_address, "--timeout-s", "0.1")
+
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"specq: no broker answered at {free_address}")
+
+
+def test_missing_extra_says_how_to_get_it(monkeypatch):
+    """A worker without torch is told which extra to install."""
+
+    def no_torch(kind, table, name):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("specq.runtime.resolve", no_torch)
+
+    result = _run("worker", "--role", "target")
+
+    assert result.exit_code == 2
+    assert "pip install 'specq[torch]'" in result.stderr
+
+
+def test_exit_status_tells_input_from_failure():
+    assert [exit_status(e) for e in (ConfigError(""), JobError(""), JobError("", "lost"), EngineError(""))] == [
+        2,
+        2,
+        1,
+        1,
+    ]
+
+
+def test_keys_makes_two_files(tmp_path):
+    """And says what each is for; the secret itself is not shown."""
+    shown = _run("keys", str(tmp_path / "keys"), "laptop", "--role", "draft", "--role", "client", "--trusted")
+
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert sorted(path.name for path in (tmp_path / "keys").iterdir()) == ["laptop.pub", "laptop.secret"]
+    secret = tomllib.loads((tmp_path / "keys" / "laptop.secret").read_text())["secret_key"]
+    assert secret not in shown.output
+    public = tomllib.loads((tmp_path / "keys" / "laptop.pub").read_text())
+    assert (public["roles"], public["trusted"]) == (["draft", "client"], True)
+
+
+def test_models_lists_the_bundled_pair():
+    listed = json.loads(_run("models", "--json").stdout)
+
+    assert {("tiny", "target"), ("tiny", "draft")} <= {(model["name"], model["role"]) for model in listed}
+    assert _run("models").stdout.splitlines()[0].split() == ["NAME", "ROLE", "SIZE", "LICENCE", "PATH"]
+
+
+def test_broker_process_answers_and_stops(spawn, free_address):
+    """`specq broker` answers `specq status`, and SIGTERM ends it with status 0."""
+    broker = spawn("broker", "--bind", free_address)
+    with Client(free_address, timeout_s=30) as client:
+        assert client.status()["workers"] == []
+
+    shown = _run("status", "--broker", free_address)
+    report = json.loads(_run("status", "--broker", free_address, "--json").stdout)
+    broker.terminate()
+
+    assert "no workers" in shown.stdout
+    assert report["jobs"] == {"waiting": 0, "running": 0, "finished": 0}
+    assert broker.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        BrokerConfig(bind="tcp://*:6000", insecure=True, max_jobs=5, cores=(0, 3)),
+        TargetConfig(name="t", model="x/y", cores=(0, 1), threads=2, verbose=True),
+        DraftConfig(width=4, nice=0, broker="ipc:///tmp/broker"),
+        UpConfig(targets=2, drafters=0),
+        ClientConfig(timeout_s=0.5),
+    ],
+    ids=lambda section: type(section).__name__,
+)
+def test_options_carry_a_section_whole(section):
+    """The options made from a section read back as the same section; a default needs none."""
+
+    @click.command()
+    @section_options(type(section))
+    def command(config_file, **values):
+        return override(type(section)(), **values)
+
+    assert section == command.main(to_arguments(section), standalone_mode=False)
+    assert to_arguments(type(section)()) == []
+
+
+def test_columns():
+    assert columns([("NAME", "N"), ("a", 10), ("long", 5)]) == "NAME  N\na     10\nlong   5"

@@ -1,0 +1,108 @@
+"""A results file that is gone on with: cut anywhere, it ends as if it had never been."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from specq.client.results_file import SUFFIX, ResultsFile
+from specq.protocol.errors import ConfigError
+
+PROMPTS = [f"prompt {i}" for i in range(1, 8)]
+OPTIONS = {"temperature": 0.8, "stop": ("END",)}
+
+
+class Stop(BaseException):
+    """Ctrl-C."""
+
+
+def results_of(prompt: str) -> bytes:
+    """Return the results of a prompt, of which there may be several."""
+    return b"".join(b'{"of": "%s", "index": %d}\n' % (prompt.encode(), i) for i in range(int(prompt[-1]) % 3 + 1))
+
+
+def write(path: Path, prompts: list[str] = PROMPTS, stop_after: int = 99, **options: object) -> list[str]:
+    """Write results, as `specq submit` does; return the prompts that were worked on, and raise Stop after some."""
+    worked: list[str] = []
+    with ResultsFile(path, OPTIONS | options) as file:
+        for prompt in file.remaining(prompts):
+            if len(worked) == stop_after:
+                raise Stop
+            file.write(results_of(prompt))
+            worked.append(prompt)
+    return worked
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "results.jsonl"
+
+
+WHOLE = b"".join(map(results_of, PROMPTS))
+
+
+def test_a_whole_run_leaves_one_file(path: Path) -> None:
+    """And is begun anew when it is run again."""
+    for _ in range(2):
+        assert write(path) == PROMPTS
+        assert path.read_bytes() == WHOLE
+        assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_stopped_run_is_gone_on_with(path: Path) -> None:
+    """With the prompts that are left, under a new key, since its jobs were stopped too."""
+    with pytest.raises(Stop):
+        write(path, stop_after=3)
+    keys = {line for line in Path(f"{path}{SUFFIX}").read_text().splitlines() if "key" in line}
+    assert len(keys) == 2
+    assert write(path) == PROMPTS[3:]
+    assert path.read_bytes() == WHOLE
+
+
+def test_a_torn_file_is_mended(path: Path, tmp_path: Path) -> None:
+    """Killed at any byte of either file, it goes on from the last prompt that is whole in both."""
+    with pytest.raises(Stop):
+        write(path, stop_after=5)
+    results, log = path.read_bytes(), Path(f"{path}{SUFFIX}").read_bytes()
+    num_left = set()
+    for cut in range(0, len(results) + 1, 7):
+        for log_cut in range(log.index(b"\n") + 1, len(log), 41):
+            path.write_bytes(results[:cut])
+            Path(f"{path}{SUFFIX}").write_bytes(log[:log_cut])
+            num_left.add(len(write(path)))
+            assert path.read_bytes() == WHOLE
+    assert len(num_left) > 4
+
+
+def test_a_killed_run_keeps_its_key(path: Path) -> None:
+    """So that its jobs, which run on, are found again."""
+    file = ResultsFile(path, OPTIONS)
+    file.write(results_of(next(file.remaining(PROMPTS))))
+    shutil.copytree(path.parent, path.parent.parent / "killed")
+    with ResultsFile(path.parent.parent / "killed" / path.name, OPTIONS) as again:
+        assert again.key == file.key
+        assert list(again.remaining(PROMPTS)) == PROMPTS[1:]
+    with pytest.raises(ConfigError, match="another specq submit"):
+        ResultsFile(path, OPTIONS)
+    file._file.close()
+    file._log.close()
+
+
+def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
+    """Other options, other prompts: refused, and the file stays as it was."""
+    with pytest.raises(Stop):
+        write(path, stop_after=3)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"temperature was 0.8, and is 0.5 now.*delete"):
+        write(path, temperature=0.5)
+    with pytest.raises(ConfigError, match="top_k was 'not given'"):
+        write(path, top_k=3)
+    with pytest.raises(ConfigError, match="other prompts"):
+        write(path, ["another", *PROMPTS[1:]])
+    with pytest.raises(ConfigError, match="3 prompts, of which 2 are left"):
+        write(path, PROMPTS[:2])
+    assert path.read_bytes() == before
+    assert write(path) == PROMPTS[3:]
+    assert path.read_bytes() == WHOLE

@@ -1,0 +1,218 @@
+"""Configuration: files, environment and command line become checked sections, and whatever is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from specq.cli.worker import worker
+from specq.config.addresses import check_connect, connect_address, is_local
+from specq.config.arguments import to_arguments
+from specq.config.loading import cache_dir, environment_of_children, load, options_of, override
+from specq.config.sections import BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
+from specq.models import bundled, resolve_model
+from specq.protocol.errors import ConfigError
+
+ALL = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "deployment.toml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_defaults():
+    """Without a file every option has a default, and they are the documented ones."""
+    config = load()
+
+    assert Config() == config
+    assert config.broker.bind == config.target.broker == config.draft.broker == "tcp://127.0.0.1:5750"
+    assert (config.up.targets, config.up.drafters) == (1, 2)
+
+
+def test_file_sets_what_it_names(write):
+    """What a file does not name keeps its default; whole numbers do for fractions, lists become tuples."""
+    config = load(write("[client]\ntimeout_s = 3\n[target]\ncores = [0, 1]\nhelper_cores = [3]\nverbose = true\n"))
+
+    assert ClientConfig(timeout_s=3) == config.client
+    assert TargetConfig(cores=(0, 1), helper_cores=(3,), verbose=True) == config.target
+    assert BrokerConfig() == config.broker
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[broker]\nbindd = 'x'", ["broker.bindd", "bind, heartbeat_ms, liveness_ms"]),
+        ("[brokr]\n", ["unknown section brokr", "broker, target, draft, up, client"]),
+        ("broker = 3", ["broker is 3", "[broker]"]),
+        ("[broker]\nheartbeat_ms = '5'", ["broker.heartbeat_ms is '5'", "a whole number"]),
+        ("[broker]\nheartbeat_ms = true", ["broker.heartbeat_ms is True", "a whole number"]),
+        ("[broker]\nheartbeat_ms = 0", ["broker.heartbeat_ms is 0", "from 10 to 60000"]),
+        ("[broker]\nheartbeat_ms = 500\nliveness_ms = 600", ["broker.liveness_ms is 600", "twice heartbeat_ms"]),
+        ("[broker]\ninsecure = 1", ["broker.insecure is 1", "true or false"]),
+        ("[client]\ntimeout_s = nan", ["client.timeout_s is nan", "from 0.001"]),
+        ("[target]\ndtype = 'fp8'", ["target.dtype is 'fp8'", "auto, float32, bfloat16, float16"]),
+        ("[target]\ncores = ['0']", ["target.cores is ['0']", "a list of CPU ids"]),
+        ("[draft]\ncores = [-1]", ["draft.cores is (-1,)", "from 0"]),
+        ("[draft]\nmodel = 3", ["draft.model is 3", "a string"]),
+        ("[broker", ["is no TOML"]),
+    ],
+)
+def test_mistakes_are_named(write, text, said):
+    """A mistake in a file names the file, the key, and what would be right."""
+    path = write(text)
+
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+
+    assert all(part in str(raised.value) for part in [str(path), *said]), raised.value
+
+
+def test_missing_file():
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: No such file"):
+        load("nowhere.toml")
+
+
+@pytest.mark.parametrize("bind", ["tcp://0.0.0.0:5750", "tcp://*:5750", "tcp://10.1.2.3:5750", "tcp://[::]:5750"])
+def test_binds_beyond_this_machine_are_refused(bind):
+    """Nothing listens beyond loopback unless it was asked for."""
+    with pytest.raises(ConfigError, match="insecure"):
+        BrokerConfig(bind=bind)
+
+    with pytest.raises(ConfigError, match=r"docs/security\.md"):
+        TargetConfig(bind=bind, advertise="tcp://gpu:5751")
+
+    assert BrokerConfig(bind=bind, insecure=True).bind == bind
+    assert BrokerConfig(bind=bind, keys="keys").bind == bind
+    assert TargetConfig(bind=bind, keys="keys", advertise="tcp://gpu:5751").bind == bind
+
+
+@pytest.mark.parametrize(
+    "bind", ["tcp://127.0.0.1:1", "tcp://127.8.8.8:1", "tcp://localhost:1", "tcp://[::1]:1", "ipc:///tmp/x"]
+)
+def test_binds_of_this_machine_are_fine(bind):
+    assert is_local(bind)
+    assert BrokerConfig(bind=bind).bind == bind
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:5750", "tcp://127.0.0.1", "tcp://h:99999", "tcp://h:0", "udp://h:1", "ipc://", ""]
+)
+def test_malformed_addresses(address):
+    with pytest.raises(ConfigError, match="tcp://HOST:PORT or ipc://PATH"):
+        ClientConfig(broker=address)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:*", "tcp://*:5750", "tcp://0.0.0.0:5750"])
+def test_addresses_that_cannot_be_connected_to(address):
+    with pytest.raises(ConfigError, match="must name a host and a port"):
+        check_connect("client.broker", address)
+
+
+def test_a_wildcard_needs_an_address_to_advertise():
+    with pytest.raises(ConfigError, match="set advertise"):
+        TargetConfig(bind="tcp://0.0.0.0:5751", insecure=True)
+
+    assert TargetConfig(bind="tcp://0.0.0.0:5751", insecure=True, advertise="tcp://gpu.lan:5751").insecure
+
+
+def test_connect_address_of_a_wildcard_is_loopback():
+    assert connect_address("tcp://*:5750") == connect_address("tcp://0.0.0.0:5750") == "tcp://127.0.0.1:5750"
+    assert connect_address("tcp://[::]:5750") == "tcp://[::1]:5750"
+    assert connect_address("ipc:///tmp/x") == "ipc:///tmp/x"
+
+
+def test_override_takes_what_was_given():
+    """None means not given; what is given is checked like what a file says."""
+    assert DraftConfig(width=4) == override(DraftConfig(), width=4, name=None)
+    with pytest.raises(ConfigError, match=r"draft\.width is 0"):
+        override(DraftConfig(), width=0)
+    with pytest.raises(ConfigError, match=r"unknown option of draft engine; known are broker, model"):
+        override(DraftConfig(), engine="torch")
+
+
+def test_environment(write, monkeypatch, tmp_path):
+    """SPECQ_CONFIG names the file, SPECQ_BROKER wins over it; neither reaches the children of `specq up`."""
+    path = write("[draft]\nwidth = 5\nbroker = 'tcp://127.0.0.1:1'\n")
+    monkeypatch.setenv("SPECQ_CONFIG", str(path))
+    monkeypatch.setenv("SPECQ_BROKER", "tcp://127.0.0.1:2")
+    monkeypatch.setenv("SPECQ_CACHE", str(tmp_path))
+
+    config = load()
+
+    assert config.draft.width == 5
+    assert config.draft.broker == config.target.broker == config.client.broker == "tcp://127.0.0.1:2"
+    assert config.broker.bind == "tcp://127.0.0.1:5750"
+    assert cache_dir() == tmp_path
+    assert not {"SPECQ_CONFIG", "SPECQ_BROKER"} & set(environment_of_children())
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_shipped_files_load(path):
+    assert load(path) != Config() or path.name == "laptop.toml"
+
+
+def test_options_of_an_engine_come_from_all_sides(write):
+    """As keys of their own, as a table of a file, as name=value; they keep their types on the way through a command line."""
+    config = load(
+        write("[target]\nmax_model_len = 512\n[target.engine_options]\nseed = 3\nhf_overrides = {a = [1, true]}\n")
+    )
+
+    wanted = {"max_model_len": 512, "seed": 3, "hf_overrides": {"a": [1, True]}}
+    assert options_of(config.target) == wanted
+    assert options_of(TargetConfig(engine_options=("a=1", "b=x=y", 'c="1"'))) == {"a": 1, "b": "x=y", "c": "1"}
+    arguments = ["--role", "target", *to_arguments(config.target)]
+    given = worker.make_context("worker", arguments, resilient_parsing=True).params
+    assert given["engine_options"] == config.target.engine_options
+    assert given["max_model_len"] == 512
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("seed",), "engine option 'seed' is not of the form name=value"),
+        (("=3",), "engine option '=3' is not of the form"),
+        (("a=1", "a=2"), "engine option a is given twice"),
+        (("max_model_len=3",), "target.max_model_len is given, and by engine_options too"),
+        ((3,), r"target.engine_options is \[3\]; it must be a table of options"),
+    ],
+)
+def test_wrong_options_of_an_engine_are_named(options, said):
+    with pytest.raises(ConfigError, match=said):
+        options_of(TargetConfig(engine_options=options, max_model_len=5))
+
+
+def test_resolve_model_takes_directories_and_hub_names(tmp_path):
+    """A directory must hold a model; what looks like a hub name is left to the hub."""
+    (tmp_path / "config.json").write_text("{}")
+
+    assert resolve_model(str(tmp_path), "target") == str(tmp_path)
+    assert resolve_model("Qwen/Qwen2.5-0.5B", "draft") == "Qwen/Qwen2.5-0.5B"
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "a/b/c", "", "no such name"])
+def test_resolve_model_refuses_what_is_no_model(name):
+    with pytest.raises(ConfigError, match="no model"):
+        resolve_model(name, "target")
+
+
+def test_resolve_model_refuses_a_directory_without_a_model(tmp_path):
+    with pytest.raises(ConfigError, match=r"config\.json is missing"):
+        resolve_model(str(tmp_path), "target")
+
+
+def test_bundled_pair():
+    """The package carries a target and a draft, whose licence and size are known, under the name `tiny`."""
+    models = {model.role: model for model in bundled() if model.name == "tiny"}
+
+    assert set(models) == {"target", "draft"}
+    assert all(model.licence != "unknown" for model in models.values())
+    assert models["target"].num_bytes > models["draft"].num_bytes > 0
+    assert resolve_model("tiny", "draft") == str(models["draft"].path)

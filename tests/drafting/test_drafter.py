@@ -1,0 +1,407 @@
+"""The drafter's tree: grown best first, re-rooted by verdicts, sent again when it was lost."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from specq.drafting.drafter import Drafter
+from specq.drafting.session import LOST_AFTER
+from specq.proposers import Children, Expansion
+from specq.proposers.chains import chain_by_passes
+from specq.protocol.draft_checks import reason_against
+from specq.protocol.errors import EngineError, ProtocolError
+from specq.protocol.messages import Assign, Close, Draft, Release, Verdict
+from specq.protocol.params import SamplingParams, Speculation
+from tests.toy import VOCAB, ToyProposer, toy_text
+
+PROMPT = [5, 6, 7]
+
+
+def make_drafter(
+    max_tokens: int = 100, *, speculation: Speculation | None = None, strategy: str = "deterministic", **options: int
+) -> Drafter:
+    """Return a drafter with one session of three context tokens."""
+    drafter = Drafter(ToyProposer(), incarnation=1, **options)
+    warm = {"strategy": strategy, "temperature": 1.0} if strategy == "probabilistic" else {}
+    drafter.handle(
+        Assign(
+            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens, **warm),
+            speculation=speculation or Speculation(), token_ids=np.array(PROMPT, np.int32),
+        )
+    )  # fmt: skip
+    return drafter
+
+
+def verdict(
+    base_len: int, tokens: list[int], *, worth: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
+) -> Verdict:
+    """Return a verdict that commits tokens and verified so many nodes."""
+    return Verdict(
+        session_id=7, epoch=epoch, base_len=base_len, worth=worth, token_ids=np.array(tokens, np.int32),
+        node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
+    )  # fmt: skip
+
+
+def passes(drafter: Drafter, count: int) -> list[Draft]:
+    """Run so many passes; return what was sent."""
+    return [draft for _ in range(count) for draft in drafter.step()]
+
+
+def test_the_first_pass_drafts_what_follows_the_context() -> None:
+    """The context is expanded first: fan_out children, at base_len."""
+    (draft,) = make_drafter(fan_out=3).step()
+    assert (draft.base_len, draft.first_id, draft.parent_ids.tolist()) == (3, 0, [-1, -1, -1])
+    assert draft.token_ids[0] == toy_text(PROMPT, 1)[0]
+
+
+def test_passes_go_deeper_along_the_likeliest_path() -> None:
+    """After a few passes the chain of first choices is drafted to `max_ahead`, and no further."""
+    drafter = make_drafter(max_ahead=5)
+    passes(drafter, 20)
+    chain = []
+    siblings = drafter.sessions[7].roots
+    for token in toy_text(PROMPT, 8):
+        if token not in siblings:
+            break
+        chain.append(token)
+        siblings = siblings[token].children
+    assert chain == toy_text(PROMPT, 5)
+    assert not drafter.has_work
+
+
+def test_node_ids_are_sent_in_order_and_parents_first() -> None:
+    """Ids count on over messages, and each parent was sent before or with its child."""
+    sent = passes(make_drafter(), 6)
+    known = {-1}
+    expected = 0
+    for draft in sent:
+        assert draft.first_id == expected
+        for node_id, parent_id in enumerate(draft.parent_ids.tolist(), draft.first_id):
+            assert parent_id in known
+            known.add(node_id)
+        expected += len(draft.token_ids)
+    assert len(known) > 10
+
+
+def test_a_verdict_moves_the_root_and_keeps_the_branch() -> None:
+    """What was drafted below the committed path stays, and is not sent again."""
+    drafter = make_drafter()
+    passes(drafter, 4)
+    text = toy_text(PROMPT, 3)
+    before = drafter.sessions[7].num_live
+    drafter.handle(verdict(3, text[:2]))
+    session = drafter.sessions[7]
+    assert session.length == 5
+    assert 0 < session.num_live < before
+    assert text[2] in session.roots
+    assert all(node.wire_id >= 0 for node in session.roots.values())
+
+
+def test_a_verdict_that_surprises_starts_anew() -> None:
+    """After a token that was not drafted, the next draft hangs from the new context."""
+    drafter = make_drafter()
+    passes(drafter, 4)
+    drafter.handle(verdict(3, [49]))
+    (draft,) = drafter.step()
+    assert (draft.base_len, set(draft.parent_ids.tolist())) == (4, {-1})
+
+
+@pytest.mark.parametrize("message", [verdict(2, [7]), verdict(9, [1]), verdict(3, [1], epoch=2)])
+def test_old_and_foreign_verdicts_change_nothing(message: Verdict) -> None:
+    """What is known already, what leaves a gap, and what is of another epoch is passed over."""
+    drafter = make_drafter()
+    drafter.handle(message)
+    assert drafter.sessions[7].token_ids == PROMPT
+
+
+def test_an_overlapping_verdict_adds_its_news() -> None:
+    """A verdict that was sent again commits only what lies beyond the known."""
+    drafter = make_drafter()
+    drafter.handle(verdict(3, [8, 9]))
+    drafter.handle(verdict(3, [8, 9, 10]))
+    assert drafter.sessions[7].token_ids == [*PROMPT, 8, 9, 10]
+
+
+def test_what_was_lost_is_sent_again() -> None:
+    """If verdict after verdict uses nothing of what was sent, the live nodes are sent under new ids."""
+    drafter = make_drafter(max_tokens=1000)
+    sent = passes(drafter, 12)
+    text = toy_text(PROMPT, LOST_AFTER + 8)
+    for i in range(LOST_AFTER):
+        drafter.handle(verdict(3 + i, [text[i]]))
+    again = drafter.step()[0]
+    assert again.first_id == sent[-1].first_id + len(sent[-1].token_ids)
+    assert again.token_ids[0] == text[LOST_AFTER]
+    assert again.base_len == 3 + LOST_AFTER
+
+
+def test_where_nothing_is_worth_it_the_drafter_rests() -> None:
+    """With a worth above 1 it sends nothing, and looks one token ahead ever more rarely; when worth falls it is back."""
+    drafter = make_drafter(max_tokens=1000)
+    text = toy_text(PROMPT, 200)
+    busy = []
+    for i in range(100):
+        drafter.handle(verdict(3 + i, [text[i]], worth=1500))
+        busy.append(drafter.has_work)
+        assert passes(drafter, 4) == []
+    assert [i for i, b in enumerate(busy) if b] == [0, 1, 4, 11, 26, 57, 88]
+    sent = []
+    for i in range(100, 133):
+        drafter.handle(verdict(3 + i, [text[i]], worth=100))
+        sent += passes(drafter, 2)
+    assert sent
+
+
+def test_the_floor_follows_the_worth() -> None:
+    """Nothing less likely than the square of what is worth verifying is sent."""
+    for worth in (200, 500, 900):
+        drafter = make_drafter(max_tokens=1000)
+        drafter.handle(verdict(3, [49], worth=worth))
+        sent = [score for draft in passes(drafter, 20) for score in draft.scores.tolist()]
+        assert bool(sent) == (worth < 900)
+        session = drafter.sessions[7]
+        reaches = [node.reach - session.base_reach for node in session.live_nodes() if node.wire_id >= 0]
+        assert min(reaches, default=0.0) >= 2 * np.log(worth / 1000) - 1e-6
+
+
+def test_nothing_is_drafted_beyond_the_limit() -> None:
+    """The last token is the target's own; the one before it may be drafted."""
+    drafter = make_drafter(max_tokens=3)
+    sent = passes(drafter, 20)
+    deepest = max(node.position for node in drafter.sessions[7].live_nodes())
+    assert sent
+    assert deepest == 3 + 3 - 2
+
+
+def test_a_finished_or_released_session_is_forgotten() -> None:
+    """Nothing of it stays, in the drafter or the proposer."""
+    drafter = make_drafter()
+    drafter.handle(Release(session_id=7, epoch=0))
+    assert 7 in drafter.sessions
+    drafter.handle(Release(session_id=7, epoch=1))
+    assert drafter.sessions == {}
+    assert isinstance(drafter.proposer, ToyProposer)
+    assert drafter.proposer.contexts == {}
+
+
+def test_a_failed_pass_forgets_its_sessions() -> None:
+    """The drafter lives on; the broker will assign again what its heartbeat lacks."""
+
+    class Full(ToyProposer):
+        def expand(self, requests):
+            raise EngineError("no KV slots")
+
+    drafter = make_drafter()
+    drafter.proposer, full = Full(), drafter.proposer
+    assert isinstance(full, ToyProposer)
+    assert drafter.step() == []
+    assert drafter.sessions == {}
+    assert len(drafter.heartbeat().session_ids) == 0
+
+
+def test_other_messages_are_refused() -> None:
+    """A message that is no drafter's is a ProtocolError."""
+    with pytest.raises(ProtocolError, match="takes no close"):
+        make_drafter().handle(Close(session_id=7, epoch=1))
+
+
+def test_many_sessions_share_a_pass() -> None:
+    """Each session is expanded in the first pass, whatever the width."""
+    drafter = make_drafter(width=2)
+    for session_id in range(10, 20):
+        drafter.handle(
+            Assign(
+                session_id=session_id, epoch=1, lane=0, prompt_len=3, params=SamplingParams(),
+                token_ids=np.array(PROMPT, np.int32),
+            )
+        )  # fmt: skip
+    assert len(drafter.step()) == 11
+
+
+# --- shapes and modes ---------------------------------------------------------------------------------------------
+
+
+def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
+    """One draft a round; nothing more until the verdict, and then from its root."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=1, max_depth=4))
+    (draft,) = passes(drafter, 10)
+    assert draft.token_ids.tolist() == toy_text(PROMPT, 4)
+    assert not drafter.has_work
+    drafter.handle(verdict(3, toy_text(PROMPT, 2), used=4))
+    (draft,) = passes(drafter, 10)
+    assert (draft.base_len, draft.token_ids.tolist()) == (5, toy_text(PROMPT, 6)[2:])
+
+
+def test_a_synchronous_tree_keeps_to_its_budget() -> None:
+    """Best first under a node budget: the likeliest so many, parents with their children."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", max_nodes=6))
+    (draft,) = passes(drafter, 40)
+    assert len(draft.token_ids) == 6
+    assert draft.token_ids.tolist()[0] == toy_text(PROMPT, 1)[0]
+
+
+def test_a_budget_bounds_what_is_live_in_asynchronous_mode() -> None:
+    """No more nodes than the budget are at the verifier, however long the drafter runs ahead; verdicts make room."""
+    drafter = make_drafter(speculation=Speculation(max_nodes=5))
+    assert sum(len(draft.token_ids) for draft in passes(drafter, 40)) == 5
+    assert not drafter.has_work
+    drafter.handle(verdict(3, toy_text(PROMPT, 2), used=2))
+    assert 1 <= sum(len(draft.token_ids) for draft in passes(drafter, 40)) <= 5
+
+
+def test_candidates_are_drafted_as_one_tree() -> None:
+    """Two chains that part at the first token."""
+    drafter = make_drafter(speculation=Speculation(mode="sync", num_candidates=2, max_depth=3))
+    (draft,) = passes(drafter, 10)
+    parents = draft.parent_ids.tolist()
+    assert parents.count(-1) == 2
+    assert all(parents.count(node) <= 1 for node in range(len(parents)))
+    assert len(parents) == 6
+
+
+def test_candidates_are_drawn_with_their_own_temperature() -> None:
+    """The proposer is opened with what the job asks for its candidates; the rest as the job has it."""
+    drafter = make_drafter(speculation=Speculation(candidate_temp=0.5, candidate_top_p=0.9))
+    proposer = drafter.proposer
+    assert isinstance(proposer, ToyProposer)
+    assert (proposer.params[7].temperature, proposer.params[7].top_p) == (0.5, 0.9)
+    assert proposer.params[7].max_tokens == 100
+
+
+# --- drawn nodes --------------------------------------------------------------------------------------------------
+
+
+def test_drawn_nodes_travel_with_the_law_of_their_family() -> None:
+    """Well-formed for the verifier, and every token in its own law."""
+    for draft in passes(make_drafter(strategy="probabilistic"), 6):
+        assert draft.q_size > 0
+        assert reason_against(draft, VOCAB) == ""
+
+
+def test_a_law_travels_only_with_all_elders() -> None:
+    """What is sent later than its eldest sibling, when less is asked of a node, goes as a point mass."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=4)
+    session = drafter.sessions[7]
+    session.floor = np.log(0.3)
+    (first,) = drafter.step()
+    assert first.q_rows.tolist() == [0] * len(first.token_ids)
+    assert 1 <= len(first.token_ids) < 4
+    session.floor = np.log(1e-6)
+    later = session.draft()
+    assert later is not None
+    roots = [
+        row
+        for row, parent in zip(later.q_rows.tolist() or [-1] * 99, later.parent_ids.tolist(), strict=False)
+        if parent < 0
+    ]
+    assert roots
+    assert set(roots) == {-1}
+
+
+def test_drawn_nodes_teach_by_their_mask() -> None:
+    """A committed token that agrees with a node is no sign that the node was accepted; the verdict's mask is."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
+    (draft,) = drafter.step()
+    experience = drafter.experience["probabilistic"]
+    claim = next(iter(drafter.sessions[7].roots.values())).claim
+    before = experience.calibration.probability(claim)
+    drafter.handle(verdict(3, [int(draft.token_ids[0])]))
+    assert experience.calibration.probability(claim) == before
+    (draft,) = drafter.step()
+    drafter.handle(
+        verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
+    )  # its mask is 0: rejected, then drawn all the same
+    assert experience.calibration.probability(claim) < before
+
+
+# --- chains -----------------------------------------------------------------------------------------------------------
+
+
+class ChainingProposer(ToyProposer):
+    """Drafts chains, and notes how deep each was."""
+
+    has_chains = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depths: list[int] = []
+
+    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
+        self.depths.append(depth)
+        return chain_by_passes(self, requests, depth)
+
+
+def make_chaining(speculation: Speculation | None = None, max_tokens: int = 100) -> tuple[Drafter, ChainingProposer]:
+    """Return a drafter of chains of four, with one session, and its proposer."""
+    proposer = ChainingProposer()
+    drafter = Drafter(proposer, incarnation=1, fan_out=3, chain=4)
+    drafter.handle(
+        Assign(
+            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens),
+            speculation=speculation or Speculation(), token_ids=np.array(PROMPT, np.int32),
+        )
+    )  # fmt: skip
+    return drafter, proposer
+
+
+def test_a_chain_has_siblings_at_each_level() -> None:
+    """One call: four levels of three, each below the first of the one before."""
+    drafter, proposer = make_chaining()
+    (draft,) = drafter.step()
+    assert proposer.depths == [4]
+    firsts = [0, 3, 6, 9]
+    assert draft.token_ids[firsts].tolist() == toy_text(PROMPT, 4)
+    assert draft.parent_ids.tolist() == [parent for parent in (-1, 0, 3, 6) for _ in range(3)]
+
+
+def test_later_chains_start_where_the_target_likeliest_is() -> None:
+    """The second call goes on from the end of the first chain, and from its branches."""
+    drafter, proposer = make_chaining()
+    first, second = passes(drafter, 2)
+    assert proposer.depths == [4, 4]
+    assert 9 in second.parent_ids.tolist()
+    assert toy_text(PROMPT, 8)[4:] == [second.token_ids[i] for i in _spine(second, 9)]
+    assert len(first.token_ids) == 12
+
+
+def _spine(draft: Draft, parent_id: int) -> list[int]:
+    """Return the indices of first children from a node on."""
+    found = []
+    ids = draft.parent_ids.tolist()
+    while parent_id in ids:
+        found.append(ids.index(parent_id))
+        parent_id = draft.first_id + found[-1]
+    return found
+
+
+def test_a_synchronous_round_is_one_chain() -> None:
+    """Then it waits for its verdict."""
+    drafter, proposer = make_chaining(Speculation(mode="sync"))
+    (draft,) = drafter.step()
+    assert (len(draft.token_ids), drafter.has_work) == (12, False)
+    drafter.handle(verdict(3, [*toy_text(PROMPT, 2), 1], used=2))
+    (after,) = drafter.step()
+    assert (after.base_len, proposer.depths) == (6, [4, 4])
+
+
+def test_chains_keep_to_the_shape() -> None:
+    """Two candidates of three tokens: the second has no siblings, and nothing goes deeper."""
+    drafter, _ = make_chaining(Speculation(num_candidates=2, max_depth=3))
+    sent = passes(drafter, 6)
+    assert [len(draft.token_ids) for draft in sent] == [4, 2]
+    assert not drafter.has_work
+
+
+def test_chains_end_where_the_job_does() -> None:
+    """Four tokens are left, the last of which the target says itself."""
+    drafter, proposer = make_chaining(max_tokens=4)
+    (draft,) = passes(drafter, 1)
+    assert (len(draft.token_ids), proposer.depths) == (9, [3])
+
+
+def test_proposers_without_chains_are_asked_level_by_level() -> None:
+    """What a chain would not speed up is heard of between passes."""
+    drafter = make_drafter(chain=4, fan_out=3)
+    (draft,) = drafter.step()
+    assert len(draft.token_ids) == 3

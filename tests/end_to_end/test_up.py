@@ -1,0 +1,228 @@
+"""`specq up`: cores are divided, processes start and end together, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
+from specq.protocol.errors import ConfigError, EngineError
+from specq.runtime.cpu import apply_cpu, available_cores
+from specq.runtime.progress import EVERY_S, Readiness
+from workers.up import CoreShares, Group, Member, divide_cores, members
+
+KEEP_ALIVE = """
+import sys, time
+from workers.up import Group, Member
+with Group([Member("broker", ("broker", "--bind", sys.argv[1], "--log-level", "error"), (), sys.argv[1])]) as group:
+    group.wait_ready(30)
+    print(group.processes["broker"].pid, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "targets", "drafters", "expected"),
+    [
+        (1, 1, 2, CoreShares((0,), ((0,),), ((0,), (0,)))),
+        (2, 1, 2, CoreShares((1,), ((0,),), ((1,), (1,)))),
+        (2, 2, 1, CoreShares((1,), ((0,), (0,)), ((1,),))),
+        (2, 1, 0, CoreShares((1,), ((0,),), ())),
+        (4, 1, 2, CoreShares((3,), ((0, 1, 2),), ((3,), (3,)))),
+        (8, 1, 2, CoreShares((7,), ((0, 1, 2, 3, 4, 5),), ((6,), (7,)))),
+        (8, 2, 1, CoreShares((7,), ((0, 2, 4, 6), (1, 3, 5)), ((7,),))),
+    ],
+)
+def test_divide_cores(num_cores, targets, drafters, expected):
+    assert expected == divide_cores(num_cores, targets, drafters)
+
+
+@pytest.mark.parametrize("num_cores", range(1, 20))
+@pytest.mark.parametrize("targets", [1, 2, 5])
+@pytest.mark.parametrize("drafters", [0, 1, 2, 7])
+def test_targets_get_most_and_nobody_nothing(num_cores, targets, drafters):
+    """Each process has a core that exists; from two cores on no target shares one with broker or drafters."""
+    shares = divide_cores(num_cores, targets, drafters)
+    large = {core for share in shares.targets for core in share}
+    small = {*shares.broker, *(core for share in shares.drafters for core in share)}
+
+    assert (len(shares.targets), len(shares.drafters)) == (targets, drafters)
+    assert all([*shares.targets, *shares.drafters, shares.broker])
+    assert large | small <= set(range(num_cores))
+    assert num_cores == 1 or not large & small
+    assert num_cores == 1 or targets < num_cores // 2 or len(small) <= max(1, num_cores // 4)
+
+
+def test_members_of_a_configuration():
+    """Each process gets its name, cores and threads, and the broker's address, on its command line."""
+    config = Config(
+        broker=BrokerConfig(bind="tcp://*:6000", insecure=True), draft=DraftConfig(width=4), up=UpConfig(1, 2)
+    )
+
+    broker, target, *drafters = members(config, ["--log-level", "error"])
+
+    assert broker.arguments[:3] == ("broker", "--bind", "tcp://*:6000")
+    assert "--insecure" in broker.arguments
+    assert target.arguments[:5] == ("worker", "--role", "target", "--broker", "tcp://127.0.0.1:6000")
+    assert [d.name for d in drafters] == ["draft-1", "draft-2"]
+    assert "--width 4" in " ".join(drafters[0].arguments)
+    assert all(m.cores and set(m.cores) <= set(available_cores()) for m in (broker, target, *drafters))
+    assert all(m.arguments[-2:] == ("--log-level", "error") for m in (broker, target, *drafters))
+
+
+def test_cores_and_threads_of_the_file_win():
+    own = available_cores()[:1]
+    config = Config(target=TargetConfig(cores=own, threads=3), up=UpConfig(targets=2, drafters=0))
+
+    targets = members(config)[1:]
+
+    assert [t.cores for t in targets] == [own, own]
+    assert all("--threads 3" in " ".join(t.arguments) for t in targets)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (Config(broker=BrokerConfig(bind="tcp://127.0.0.1:*")), r"broker\.bind .* give it a port"),
+        (
+            Config(target=TargetConfig(bind="tcp://127.0.0.1:1"), up=UpConfig(targets=2)),
+            r"target\.bind .* make its port",
+        ),
+    ],
+)
+def test_addresses_that_cannot_serve_a_group(config, said):
+    with pytest.raises(ConfigError, match=said):
+        members(config)
+
+
+def _broker(address: str) -> Member:
+    return Member("broker", ("broker", "--bind", address, "--log-level", "error"), (), address)
+
+
+def test_group_starts_and_ends_together(free_address):
+    with Group([_broker(free_address)]) as group:
+        assert group.wait_ready(30)
+        process = group.processes["broker"]
+
+    assert process.returncode == 0
+
+
+def test_a_death_is_named(free_address, tmp_path):
+    """Who ends by itself is named with its status, and the others are stopped."""
+    lost = Member("draft-1", ("worker", "--role", "draft", "--model", str(tmp_path)), (), "nothing")
+
+    with Group([_broker(free_address), lost]) as group, pytest.raises(EngineError, match=r"draft-1 .* status 2"):
+        group.wait_ready(30)
+
+    assert all(process.returncode is not None for process in group.processes.values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells children of their parent's death")
+def test_sudden_death_of_the_parent_ends_the_children(spawn, free_address):
+    parent = spawn("-c", KEEP_ALIVE, free_address, program=(sys.executable,))
+    pid = int(_wait_for(lambda: parent.output.read_text().strip()))
+
+    parent.kill()
+
+    assert _wait_for(lambda: not _is_alive(pid))
+
+
+def _wait_for(condition, patience_s: float = 30):
+    deadline = time.monotonic() + patience_s
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+    return value
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_up_names_the_dead_and_fails(spawn, free_address, tmp_path):
+    """`specq up` whose target cannot start ends with status 1 and says who it was."""
+    process = spawn("up", "--drafters", "0", "--broker", free_address, "--model", str(tmp_path))
+
+    assert process.wait(60) == 1
+    said = process.output.read_text()
+    assert "target-1" in said
+    assert "config.json is missing" in said
+    assert "ended with status 2; stopping the others" in said
+
+
+def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
+    """Threads follow from the cores unless they are given; a core that is not there is refused."""
+    monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: None, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "0")
+
+    assert apply_cpu() == 0
+    assert os.environ["OMP_NUM_THREADS"] == "0"
+    assert apply_cpu(available_cores()[:1]) == 1
+    assert apply_cpu(threads=3) == 3
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    with pytest.raises(ConfigError, match="core 4095 is not there"):
+        apply_cpu((4095,))
+
+
+def test_sigterm_stops_all(spawn, free_address):
+    """SIGTERM to a group's process ends it with status 0, and its broker with it."""
+    code = (
+        "import sys; from specq.config.loading import *; from workers import up; up.members = lambda config, extra: "
+        "[up.Member('broker', ('broker', '--bind', sys.argv[1]), (), sys.argv[1])]; sys.exit(up.run(Config()))"
+    )
+    process = spawn("-c", code, free_address, program=(sys.executable,))
+    said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text)
+    assert re.search(r"^broker: ready after \d+\.\d s$", said, re.MULTILINE)
+
+    process.send_signal(signal.SIGTERM)
+
+    assert process.wait(30) == 0
+    assert "stopped" in process.output.read_text()
+
+
+def test_readiness_is_told_as_it_comes():
+    """Who is ready, once; and every few seconds for whom the group waits."""
+    told = []
+    readiness = Readiness(["broker", "target-1", "draft-1"], told.append, 100.0)
+
+    assert not readiness.note((), 100.2)
+    assert not readiness.note({"broker"}, 101.2)
+    assert not readiness.note({"broker"}, 100.0 + EVERY_S)
+    assert not readiness.note({"broker", "draft-1"}, 106.5)
+    assert not readiness.note({"broker", "draft-1"}, 100.0 + 2 * EVERY_S)
+    assert readiness.note({"broker", "draft-1", "target-1", "a stranger"}, 111.0)
+    assert told == [
+        "broker: ready after 1.2 s",
+        "waiting for target-1, draft-1 since 5 s",
+        "draft-1: ready after 6.5 s",
+        "waiting for target-1 since 10 s",
+        "target-1: ready after 11.0 s",
+    ]
+
+
+@pytest.mark.slow
+def test_up_says_what_it_does(spawn, free_address):
+    """From the start on: what is loaded, what is measured, who is ready; in this order for each process."""
+    process = spawn("up", "--drafters", "1", "--broker", free_address)
+    said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text, 120).splitlines()
+
+    assert [line for line in said if line.startswith("target-1:")][:2] == [
+        "target-1: loading tiny",
+        "target-1: measuring steps of 1 to 512 rows",
+    ]
+    assert [line for line in said if line.startswith("draft-1:")][:2] == [
+        "draft-1: loading tiny",
+        "draft-1: drafting once, so that all is compiled",
+    ]
+    ready = [line.partition(":")[0] for line in said if ": ready after" in line]
+    assert (ready[0], sorted(ready)) == ("broker", ["broker", "draft-1", "target-1"])

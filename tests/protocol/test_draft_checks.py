@@ -1,0 +1,169 @@
+"""A malformed draft is named and dropped whole; a lane that is not trusted is stripped to point masses."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.protocol.draft_checks import reason_against, stripped
+from specq.protocol.errors import ProtocolError
+from specq.protocol.messages import Draft, Open
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import Tree
+from specq.protocol.wire import decode, encode
+from specq.verifier.core import Verifier
+from specq.verifier.lanes import MAX_NAMES
+from specq.verifier.session import Session
+from specq.verifier.step_curve import StepCurve
+from tests.toy import ToyEngine, toy_text
+from tests.verification.strategies import VOCAB, sampled_trees
+
+GOOD = Draft(
+    session_id=1, epoch=1, lane=0, base_len=5, first_id=10,
+    token_ids=np.array([3, 1, 2, 0], np.int32),
+    parent_ids=np.array([-1, -1, 10, 7], np.int32),
+    scores=np.zeros(4, np.float16),
+    q_size=3,
+    q_ids=np.array([3, 1, -1, 2, 0, 1], np.int32),
+    q_weights=np.array([5, 9, 0, 0, 1, 1], np.uint16),
+    q_rows=np.array([0, 0, -1, -1], np.int32),
+)  # fmt: skip
+
+
+def draft_of(tree: Tree) -> Draft:
+    """Return a whole tree as a draft."""
+    laws = tree.laws
+    return Draft(
+        session_id=1, epoch=1, lane=0, base_len=5, first_id=0, token_ids=tree.token_ids, parent_ids=tree.parents,
+        scores=tree.scores.astype(np.float16), q_size=laws.ids.shape[1] if laws else 0,
+        q_ids=laws.ids.reshape(-1) if laws else np.zeros(0, np.int32),
+        q_weights=laws.weights.reshape(-1) if laws else np.zeros(0, np.uint16),
+        q_rows=laws.rows if laws else np.zeros(0, np.int32),
+    )  # fmt: skip
+
+
+@given(sampled_trees())
+def test_well_formed_trees_pass(tree: Tree) -> None:
+    """Families, each with a law of its own, point masses between them."""
+    draft = draft_of(tree)
+    assert reason_against(draft, VOCAB) == ""
+    bare = stripped(draft)
+    assert (bare.q_size, len(bare.q_ids), len(bare.q_weights), len(bare.q_rows)) == (0, 0, 0, 0)
+    assert bare.token_ids is draft.token_ids
+
+
+def changed(**arrays: Any) -> Draft:
+    """Return the good draft with other arrays."""
+    return replace(GOOD, **{n: np.array(v, getattr(GOOD, n).dtype) for n, v in arrays.items()})
+
+
+@pytest.mark.parametrize(
+    ("draft", "reason"),
+    [
+        (replace(GOOD, lane=-1), "its lane, its position"),
+        (replace(GOOD, lane=255), "its lane, its position"),
+        (replace(GOOD, base_len=-1), "its position"),
+        (replace(GOOD, base_len=2**31), "its position"),
+        (replace(GOOD, first_id=-1), "its ids"),
+        (replace(GOOD, first_id=2**31 - 3), "its ids"),
+        (changed(scores=[0, 0, 0]), "arrays differ in length"),
+        (changed(scores=[0, 0, 0, np.nan]), "no log-probability"),
+        (changed(scores=[0, 0, 0, 0.5]), "no log-probability"),
+        (changed(parent_ids=[-1, 11, 10, 7]), "parent does not come before"),
+        (changed(parent_ids=[-1, 12, 10, 7]), "parent does not come before"),
+        (changed(parent_ids=[-1, -2, 10, 7]), "parent does not come before"),
+        (changed(token_ids=[3, 3, 2, 0]), "two siblings"),
+        (changed(token_ids=[3, 1, 4, 0]), "outside the vocabulary"),
+        (changed(token_ids=[3, 1, -1, 0]), "outside the vocabulary"),
+        (changed(q_rows=[0, 0]), "differ in shape"),
+        (changed(q_weights=[5, 9, 0]), "differ in shape"),
+        (replace(GOOD, q_size=4), "differ in shape"),
+        (replace(GOOD, q_size=-3), "differ in shape"),
+        (replace(GOOD, q_size=2**61, q_ids=np.zeros(0, np.int32), q_weights=np.zeros(0, np.uint16)), "differ in shape"),
+        (changed(q_rows=[0, 0, 2, -1]), "a law that is not there"),
+        (changed(q_rows=[0, 0, -2, -1]), "a law that is not there"),
+        (changed(q_ids=[3, 1, -1, 2, 0, 4]), "outside the vocabulary"),
+        (changed(q_ids=[3, 1, -2, 2, 0, 1]), "outside the vocabulary"),
+        (changed(q_weights=[5, 9, 1, 0, 1, 1]), "outside the vocabulary"),
+        (changed(q_ids=[3, 1, 1, 2, 0, 1]), "a token twice"),
+        (changed(q_weights=[0, 0, 0, 0, 1, 1]), "no weight"),
+        (changed(q_rows=[0, 0, 1, -1]), "not drawn from its own law"),  # weight 0
+        (changed(q_ids=[0, 1, -1, 2, 0, 1]), "not drawn from its own law"),
+        (changed(q_ids=[3, 1, -1, 2, 0, 1], q_rows=[0, 1, -1, -1]), "different laws"),
+        (changed(token_ids=[3, 1, 2, 3], q_rows=[0, 0, -1, 0]), "cousins one"),
+    ],
+)
+def test_malformed_drafts_are_named(draft: Draft, reason: str) -> None:
+    """Each fault has its message."""
+    assert reason_against(GOOD, 4) == ""
+    assert reason in reason_against(draft, 4)
+
+
+# --- anything at all ----------------------------------------------------------------------------------------------------
+
+INTEGERS = st.one_of(st.integers(-2, 12), st.integers(-(2**63), 2**63 - 1), st.sampled_from([2**31 - 1, 2**31, 2**32]))
+IDS = st.lists(st.one_of(st.integers(-2, 12), st.integers(-(2**31), 2**31 - 1)), max_size=4)
+
+
+@st.composite
+def any_drafts(draw: st.DrawFn) -> Draft:
+    """Return what a hostile drafter may send: every field may be anything that the wire carries."""
+    num_nodes = draw(st.integers(0, 3))
+    same = st.lists(st.integers(-1, 12), min_size=num_nodes, max_size=num_nodes)
+    score = st.one_of(st.just(-0.5), st.floats(width=16))
+    scores = st.lists(score, min_size=num_nodes, max_size=num_nodes)
+    ids, rows = st.one_of(same, st.just(list(range(num_nodes))), IDS), st.one_of(st.just([]), same, IDS)
+    values = {name: draw(INTEGERS) for name in ("base_len", "first_id", "q_size")}
+    arrays = {name: np.array(draw(ids), np.int32) for name in ("token_ids", "parent_ids")}
+    laws = {name: np.array(draw(rows), np.int32) for name in ("q_ids", "q_rows")}
+    weights = np.array(draw(st.lists(st.integers(0, 9), max_size=4)), np.uint16)
+    return Draft(
+        session_id=1,
+        epoch=1,
+        lane=0,
+        scores=np.array(draw(scores), np.float16),
+        q_weights=weights,
+        **values,
+        **arrays,
+        **laws,
+    )
+
+
+@given(any_drafts(), st.sampled_from(["deterministic", "probabilistic"]))
+def test_no_draft_stops_a_verifier(draft: Draft, strategy: str) -> None:
+    """It is dropped, or grafted and verified: nothing is raised, and the verdict can be sent."""
+    verifier = Verifier(ToyEngine(), StepCurve([1, 8], [0.005, 0.006]), incarnation=1)
+    params = SamplingParams(max_tokens=9, strategy=strategy, temperature=1.0)
+    context = np.array([5, 6, 7], np.int32)
+    verifier.handle(Open(session_id=1, epoch=1, prompt_len=3, tokens_left=9, params=params, token_ids=context), 0.0)
+    with suppress(ProtocolError):
+        verifier.handle(draft, 0.0)
+    for _ in range(3):
+        for verdict in verifier.step(lambda: 0.0):
+            assert decode(encode(verdict)) == verdict
+    assert verifier.sessions[1].token_ids == [5, 6, 7, *toy_text([5, 6, 7], len(verifier.sessions[1].token_ids) - 3)]
+
+
+def test_a_lane_has_so_many_names() -> None:
+    """Who says the same again under new ids, or what is committed already, fills its own lane and nobody's memory."""
+    params = SamplingParams(max_tokens=9)
+    session = Session(
+        Open(session_id=1, epoch=1, prompt_len=2, tokens_left=9, params=params, token_ids=np.array([5, 6, 7]))
+    )
+    same = {"token_ids": np.full(100, 9), "parent_ids": np.full(100, -1), "scores": np.zeros(100)}
+    for number in range(100):
+        for base_len, token in ((3, 9), (2, 7)):
+            ids = {
+                "base_len": base_len,
+                "first_id": 200 * number + 100 * (token == 7),
+                "token_ids": np.full(100, token),
+            }
+            session.graft(Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
+    assert session.num_live == 1
+    assert len(session.lanes[0].names) <= MAX_NAMES
+    one = {name: array[:1] for name, array in same.items()} | {"token_ids": np.array([8])}
+    assert session.graft(Draft(session_id=1, epoch=1, lane=1, base_len=3, first_id=0, **one), 0.0) == 1

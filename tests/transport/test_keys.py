@@ -1,0 +1,136 @@
+"""Key files: made safely, read strictly, and chosen without a guess."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from specq.protocol.errors import ConfigError
+from specq.transport.keys import AllowList, curve_to_broker, make_keys, own_keys
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A directory with the keys of a broker and a drafter."""
+    make_keys(tmp_path / "keys", "hub", ("broker",))
+    make_keys(tmp_path / "keys", "laptop", ("draft",), trusted=True)
+    return tmp_path / "keys"
+
+
+def test_files_are_their_owners_alone(folder):
+    """Mode 0600, in a directory of mode 0700; the public file has nothing of the secret."""
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    secret = own_keys(str(folder), "draft").secret_key.decode()
+    assert secret in (folder / "laptop.secret").read_text()
+    assert secret not in (folder / "laptop.pub").read_text()
+
+
+def test_nothing_is_overwritten(folder):
+    before = (folder / "laptop.secret").read_text()
+    with pytest.raises(ConfigError, match=r"laptop\.secret: File exists"):
+        make_keys(folder, "laptop", ("client",))
+    assert (folder / "laptop.secret").read_text() == before
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 65])
+def test_names_are_file_names(tmp_path, name):
+    with pytest.raises(ConfigError, match="no name for keys"):
+        make_keys(tmp_path, name, ("draft",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_secret_is_in_no_representation(folder):
+    """What might be logged or shown says which key it is, not what it is."""
+    curve = curve_to_broker(str(folder), "draft")
+    assert curve.own.secret_key.decode() not in repr(curve)
+    assert "laptop" in repr(curve)
+
+
+def test_the_role_chooses_the_key(folder):
+    """Of several keys of a role none is guessed; DIRECTORY/NAME names one."""
+    assert own_keys(str(folder), "broker").name == "hub"
+    assert own_keys(str(folder), "client", "draft").name == "laptop"
+    make_keys(folder, "phone", ("draft",))
+    with pytest.raises(ConfigError, match=r"keys/laptop or .*keys/phone"):
+        own_keys(str(folder), "draft")
+    assert own_keys(str(folder / "phone"), "draft").name == "phone"
+    assert curve_to_broker("", "draft") is None
+
+
+def _lines(path, *changes):
+    text = path.read_text()
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda d: (d / "laptop.secret").chmod(0o640), "chmod 600"),
+        (lambda d: (d / "laptop.secret").unlink(), "make one: specq keys"),
+        (lambda d: (d / "laptop.secret").write_text("secret_key = ["), "is no TOML"),
+        (lambda d: _lines(d / "laptop.secret", ("secret_key", "sekret_key")), "a key has roles"),
+        (lambda d: _lines(d / "laptop.secret", ('["draft"]', '["drafter"]')), "of broker, target, draft, client"),
+        (lambda d: (d / "hub.pub").unlink(), "the one broker to connect to; it has none"),
+        (lambda d: make_keys(d, "other", ("broker",)), "it has hub, other"),
+        (lambda d: (d / "copy.pub").write_text((d / "hub.pub").read_text()), "the same key as copy"),
+    ],
+)
+def test_what_is_wrong_is_named_and_no_secret_is(folder, spoil, said):
+    secret = own_keys(str(folder), "draft").secret_key.decode()
+    spoil(folder)
+    with pytest.raises(ConfigError, match=said) as raised:
+        curve_to_broker(str(folder), "draft")
+    assert secret not in str(raised.value)
+
+
+def test_the_allow_list_follows_its_files(folder):
+    """Keys are added and taken away while it is in use; what cannot be read changes nothing."""
+    allowed = AllowList(folder)
+    grants = allowed.grants
+    assert {grant.name: (grant.roles, grant.trusted) for grant in grants.values()} == {
+        "hub": (("broker",), False),
+        "laptop": (("draft",), True),
+    }
+    key = grants["laptop"].public_key
+    assert allowed.name_of(key) == "laptop"
+    make_keys(folder, "alice", ("client", "draft"))
+    (folder / "laptop.pub").unlink()
+    allowed.refresh()
+    assert (sorted(grants), allowed.name_of(key), grants["alice"].roles) == (["alice", "hub"], "", ("client", "draft"))
+    (folder / "alice.pub").write_text("roles = []")
+    with pytest.raises(ConfigError, match=r"alice\.pub"):
+        allowed.refresh()
+    assert sorted(grants) == ["alice", "hub"]
+
+
+def test_an_allow_list_may_want_a_role(folder):
+    assert sorted(AllowList(folder, "broker").grants) == ["hub"]
+
+
+def test_a_umask_changes_nothing(tmp_path):
+    old = os.umask(0)
+    try:
+        secret, _ = make_keys(tmp_path, "x", ("client",))
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+
+
+def test_a_clients_key_may_have_a_higher_priority(tmp_path):
+    """It stands in the public file, which the broker keeps; others cannot have one, and it has bounds."""
+    make_keys(tmp_path, "alice", ("client",), max_priority=10)
+    make_keys(tmp_path, "bob", ("client",))
+    assert {name: grant.max_priority for name, grant in AllowList(tmp_path).grants.items()} == {"alice": 10, "bob": 0}
+    with pytest.raises(ConfigError, match="only clients have priorities"):
+        make_keys(tmp_path, "x", ("draft",), max_priority=1)
+    with pytest.raises(ConfigError, match="from -1000 to 1000"):
+        make_keys(tmp_path, "x", ("client",), max_priority=1001)
+    (tmp_path / "bob.pub").write_text((tmp_path / "bob.pub").read_text() + "max_priority = 5000\n")
+    with pytest.raises(ConfigError, match="is no key file"):
+        AllowList(tmp_path)

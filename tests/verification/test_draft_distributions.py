@@ -1,0 +1,185 @@
+"""The law of the text of `probabilistic`, with the real broker, session tree, scheduler, drafter and judge between.
+
+The target is memoryless: each token is drawn from the same law, so that one long job gives thousands of draws. What is
+wrong in the cutting, the order or the laws of sampled nodes shows in the frequencies of tokens and of pairs of tokens;
+the bugs that are planted below do.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from specq.proposers import Children, Expansion
+from specq.protocol.params import Speculation
+from specq.protocol.types import Int32Array, Judgement, Law, SessionStep
+from specq.verification.drafting import draw_children
+from specq.verification.judge import judge
+from specq.verifier.draft_tree import Node
+from specq.verifier.session import Session
+from tests.toy import VOCAB, ToyEngine, ToyProposer
+from tests.world import World
+
+TARGET = np.array([0.0, 0.35, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])  # of tokens 0 to 8; 0 ends a text
+NUM_TOKENS = 1500
+LIMIT = 45.0  # of chi-square with at most 7 degrees of freedom; and of pairs with 49: 120
+PAIR_LIMIT = 120.0
+
+
+class MemorylessEngine(ToyEngine):
+    """An engine whose logits are the same in every row."""
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        self.num_rows.append(sum(step.num_rows for step in steps))
+        self.busy_s += self.step_times(self.num_rows[-1:])[0]
+        logits = torch.full((sum(step.num_judged_rows for step in steps), VOCAB), -torch.inf)
+        logits[:, : len(TARGET)] = torch.from_numpy(np.log(TARGET, where=TARGET > 0, out=np.full(9, -np.inf)))
+        judgements = judge(steps, logits)
+        for step in steps:
+            self.contexts[step.session_id].extend(step.token_ids.tolist())
+        for judgement in judgements:
+            self.contexts[judgement.session_id].extend(judgement.token_ids[:-1].tolist())
+        return judgements
+
+
+class DrawingProposer(ToyProposer):
+    """Draws children from one law, whatever the context."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        super().__init__()
+        self.law = Law(np.arange(1, 9, dtype=np.int32), np.array(weights, np.uint16))
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        self.busy_s += self.pass_s
+        most = max(len(request.child_ids) for request in requests)
+        ids, weights = np.tile(self.law.ids, (len(requests), 1)), np.tile(self.law.weights, (len(requests), 1))
+        drawn = draw_children(ids, weights, most, self.random)
+        answers = []
+        for request, tokens, scores in zip(requests, drawn.token_ids, drawn.scores, strict=True):
+            count = min(len(request.child_ids), int((tokens >= 0).sum()))
+            path = self.nodes[request.session_id][request.node_id]
+            for node_id, token in zip(request.child_ids, tokens[:count].tolist(), strict=False):
+                self.nodes[request.session_id][node_id] = [*path, token]
+            answers.append(Children(tokens[:count], scores[:count], Law(ids[0], weights[0])))
+        return answers
+
+
+DRAFTS = {
+    "good": [350, 220, 140, 100, 80, 50, 40, 20],
+    "bad": [20, 30, 60, 100, 150, 200, 240, 200],
+    "sharp": [900, 10, 30, 20, 20, 10, 5, 5],
+}
+SHAPES = {
+    "best-first": Speculation(),
+    "chain": Speculation(num_candidates=1, max_depth=4),
+    "candidates": Speculation(mode="sync", num_candidates=3, max_depth=3),
+    "budget": Speculation(mode="sync", max_nodes=7),
+}
+
+
+def text_of(draft: str, speculation: Speculation, **options: bool) -> tuple[list[int], dict[str, int]]:
+    """Return one long text and the statistics of its job."""
+    world = World()
+    world.add_verifier(engine=MemorylessEngine(), **options)
+    world.add_drafter(proposer=DrawingProposer(DRAFTS[draft]), fan_out=3)
+    world.run(0.1)
+    tokens: list[int] = []
+    stats = {"draft_tokens": 0, "accepted_tokens": 0}
+    for job_id in range(1, 3):
+        job = world.submit(
+            job_id, [5, 6, 7], speculation=speculation, strategy="probabilistic", temperature=1.0, seed=job_id,
+            max_tokens=NUM_TOKENS // 2,
+        )  # fmt: skip
+        world.run_until(lambda: bool(job.finish), limit_s=3000)  # noqa: B023
+        tokens += job.token_ids
+        stats = {name: count + int(job.stats[name]) for name, count in stats.items()}  # type: ignore[call-overload]
+    return tokens, stats
+
+
+def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
+    """Return chi-square of the tokens' frequencies, and of their pairs', against the target's law."""
+    law = TARGET[1:]
+    singles = np.bincount(np.array(tokens) - 1, minlength=8)
+    expected = law * len(tokens)
+    pairs = np.bincount((np.array(tokens[:-1]) - 1) * 8 + np.array(tokens[1:]) - 1, minlength=64).reshape(8, 8)
+    wanted = np.outer(law, law) * (len(tokens) - 1)
+    return float(((singles - expected) ** 2 / expected).sum()), float(((pairs - wanted) ** 2 / wanted).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("draft", "shape"), [("good", "best-first"), ("bad", "candidates"), ("sharp", "chain"), ("sharp", "budget")]
+)
+def test_the_text_has_the_targets_law(draft: str, shape: str) -> None:
+    """Whatever the drafter's law and the shape of its trees."""
+    tokens, stats = text_of(draft, SHAPES[shape])
+    assert stats["draft_tokens"] > stats["accepted_tokens"] > 50
+    singles, pairs = chi_squares(tokens)
+    assert singles < LIMIT
+    assert pairs < PAIR_LIMIT
+
+
+@pytest.mark.slow
+def test_stripped_lanes_keep_the_law_whatever_they_claim() -> None:
+    """A drafter that always says its own favourite, and claims to have drawn it, biases a verifier that believes it; one
+    that does not trust its drafters is not misled."""
+
+    class Liar(DrawingProposer):
+        def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+            answers = super().expand(requests)
+            tokens: Int32Array = np.array([7], np.int32)
+            for request in requests:
+                self.nodes[request.session_id][request.child_ids[0]][-1:] = [7]
+            return [Children(tokens, answer.scores[:1], answer.law) for answer in answers]
+
+    def run(*, trusting: bool) -> float:
+        world = World()
+        world.add_verifier(engine=MemorylessEngine(), trust_drafts=trusting)
+        world.add_drafter(proposer=Liar(DRAFTS["good"]), fan_out=1)
+        world.run(0.1)
+        job = world.submit(1, [5], strategy="probabilistic", temperature=1.0, max_tokens=800)
+        world.run_until(lambda: bool(job.finish), limit_s=3000)
+        assert job.stats["draft_tokens"]
+        return chi_squares(job.token_ids)[0]
+
+    assert run(trusting=False) < LIMIT
+    assert run(trusting=True) > LIMIT
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are only slowed down by more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def _cut_by_content(session: Session, siblings: dict[int, Node], reach: float) -> list[Node]:
+    for node in siblings.values():
+        node.reach = reach * (0.9 if node.token <= 3 else 0.0)
+    return sorted(siblings.values(), key=lambda node: -node.reach)
+
+
+def _youngest_first(session: Session, siblings: dict[int, Node], reach: float) -> list[Node]:
+    nodes = list(siblings.values())[::-1]
+    for node in nodes:
+        node.reach = reach * 0.5
+    return nodes
+
+
+def _eldest_cut(session: Session, siblings: dict[int, Node], reach: float) -> list[Node]:
+    nodes = list(siblings.values())
+    for node in nodes:
+        node.reach = reach * 0.5
+    return nodes[1:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", [_cut_by_content, _youngest_first, _eldest_cut])
+def test_planted_bugs_show(bug: Callable[..., list[Node]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sampled nodes cut by their own token, judged in another order than drawn, or without their elders."""
+    monkeypatch.setattr(Session, "_weighed", bug)
+    tokens, _ = text_of("sharp", SHAPES["candidates"])
+    assert chi_squares(tokens)[0] > LIMIT

@@ -1,0 +1,302 @@
+"""A drafter in the verifier's own process."""
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from specq.protocol.messages import OWN_LANE, Close, Committed, Draft, Open, Verdict
+from specq.protocol.params import SamplingParams, Speculation
+from specq.verifier.colocated import OwnDrafter
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
+from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+
+PROMPT = [5, 6, 7]
+
+
+def make(proposer: ToyProposer | None = None, *, chain: int = 6) -> OwnDrafter:
+    """Return a drafter of toy text beside its verifier, without sessions. A level takes half a millisecond."""
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, backup=False)
+    return OwnDrafter(ToyChains(proposer), verifier, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
+
+
+def open_session(own: OwnDrafter, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any) -> None:
+    """Open a session of fifty tokens; options are of its sampling or of its speculation."""
+    shape = {name: options.pop(name) for name in list(options) if name in Speculation.__dataclass_fields__}
+    message = Open(
+        session_id=session_id, epoch=epoch, prompt_len=3, tokens_left=50, speculation=Speculation(mode=mode, **shape),
+        params=SamplingParams(max_tokens=50, **options), token_ids=np.array(PROMPT, np.int32),
+    )  # fmt: skip
+    own.verifier.handle(message, 0.0)
+
+
+def turn(own: OwnDrafter) -> list[Verdict]:
+    """Draft, step, hear; the broker confirms all. Every round takes a millisecond."""
+    own.begin(own.verifier.num_steps / 1000)
+    own.finish(lambda: own.verifier.num_steps / 1000)
+    verdicts = own.verifier.step(lambda: 0.0)
+    own.hear(verdicts)
+    for verdict in verdicts:
+        end = verdict.base_len + len(verdict.token_ids)
+        own.verifier.handle(Committed(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
+    return verdicts
+
+
+def complete(own: OwnDrafter, most: int = 200) -> list[Verdict]:
+    """Take turns until the one session has ended."""
+    verdicts: list[Verdict] = []
+    while not (verdicts and verdicts[-1].finish):
+        verdicts += turn(own)
+        assert len(verdicts) < most
+    return verdicts
+
+
+def text(verdicts: list[Verdict]) -> list[int]:
+    return [token for verdict in verdicts for token in verdict.token_ids.tolist()]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("wrong_every", [0, 4])
+def test_text_is_the_targets_in_fewer_rounds(mode: str, wrong_every: int) -> None:
+    """Drafts are there for the next step, in both modes; a synchronous session never waits for them."""
+    own = make(ToyProposer(wrong_every=wrong_every))
+    open_session(own, mode=mode)
+    verdicts = complete(own)
+    assert text(verdicts) == toy_text(PROMPT, 50)
+    assert len(verdicts) < 30
+    assert sum(int(verdict.mask.sum()) for verdict in verdicts) > 20
+    assert not sources(own)
+
+
+@pytest.mark.parametrize(("mode", "strategy"), [("plain", "deterministic"), ("async", "greedy")])
+def test_who_wants_no_drafts_gets_none(mode: str, strategy: str) -> None:
+    """Such sessions decode plainly."""
+    own = make()
+    open_session(own, mode=mode, strategy=strategy)
+    assert len(complete(own)) == 50
+
+
+def test_closed_and_reopened_sessions_are_followed() -> None:
+    """A session that is gone is dropped, one that is opened anew is taken up from where it stands then."""
+    own = make()
+    open_session(own)
+    turn(own)
+    turn(own)
+    assert sources(own) == {7: own.verifier.sessions[7].token_ids}
+    open_session(own, epoch=2)
+    turn(own)
+    turn(own)
+    assert sources(own) == {7: own.verifier.sessions[7].token_ids}
+    own.verifier.handle(Close(session_id=7, epoch=2), 0.0)
+    own.begin(0.0)
+    assert not sources(own)
+    assert not own.has_work
+
+
+def test_a_session_may_end_while_it_is_drafted_for() -> None:
+    """What was drafted is of no use then, and harms nobody."""
+    own = make()
+    for session_id in (1, 2):
+        open_session(own, session_id, seed=session_id)
+    turn(own)
+    own.begin(0.0)
+    own.verifier.handle(Close(session_id=1, epoch=1), 0.0)
+    open_session(own, 2, epoch=2, seed=2)
+    own.finish(lambda: 0.0)
+    assert text(complete(own)) == toy_text(PROMPT, 50, 2)
+
+
+def test_several_sessions_share_a_round() -> None:
+    """All texts are right, and rounds are no more than steps."""
+    own = make()
+    for session_id in (1, 2, 3):
+        open_session(own, session_id, seed=session_id)
+    verdicts: list[Verdict] = []
+    for _ in range(60):
+        verdicts += turn(own)
+    for session_id in (1, 2, 3):
+        mine = [verdict for verdict in verdicts if verdict.session_id == session_id]
+        assert text(mine) == toy_text(PROMPT, 50, session_id)
+    assert own.num_passes <= own.verifier.num_steps
+    assert own.source.num_started.count(3) >= 4
+
+
+def test_drafts_of_others_hang_beside_ours() -> None:
+    """A session with a doubtful node of a draft worker takes ours onto the same tree; the text is right, both are verified."""
+    own = make(ToyProposer(wrong_every=3, blind=True))
+    open_session(own)
+    verdicts = turn(own)
+    for round_number in range(200):
+        session = own.verifier.sessions[7]
+        others = Draft(
+            session_id=7, epoch=1, lane=0, base_len=session.length, first_id=round_number,
+            token_ids=np.array([49], np.int32), parent_ids=np.array([-1], np.int32), scores=np.array([-1], np.float16),
+        )  # fmt: skip
+        own.verifier.handle(others, 0.0)
+        verdicts += turn(own)
+        if verdicts[-1].finish:
+            break
+    assert text(verdicts) == toy_text(PROMPT, 50)
+    assert any({0, OWN_LANE} <= set(verdict.node_lanes.tolist()) for verdict in verdicts)
+
+
+def test_where_others_are_ahead_nothing_is_drafted() -> None:
+    """A tree that promises as much as a chain would is enough; one that is nearly empty is not."""
+    own = make()
+    open_session(own)
+    turn(own)
+    turn(own)
+    session = own.verifier.sessions[7]
+    for count, is_drafted_for in ((1, True), (8, False)):
+        others = Draft(
+            session_id=7, epoch=1, lane=count, base_len=session.length, first_id=0,
+            token_ids=np.array(toy_text(session.token_ids, count), np.int32),
+            parent_ids=np.arange(-1, count - 1, dtype=np.int32), scores=np.full(count, -0.01, np.float16),
+        )  # fmt: skip
+        own.verifier.handle(others, 0.0)
+        own.begin(0.0)
+        before = own.num_passes
+        own.finish(lambda: 0.0)
+        assert (own.num_passes > before) is is_drafted_for
+
+
+def test_what_a_drawn_tree_promises_is_not_asked() -> None:
+    """Whether our nodes stand beside it must not depend on its tokens, and so on what hangs from these."""
+    own = make()
+    open_session(own, strategy="probabilistic", temperature=1.0)
+    turn(own)
+    session = own.verifier.sessions[7]
+    count = 8
+    drawn = Draft(
+        session_id=7, epoch=1, lane=1, base_len=session.length, first_id=0, token_ids=np.full(count, 9, np.int32),
+        parent_ids=np.arange(-1, count - 1, dtype=np.int32), scores=np.full(count, -0.01, np.float16), q_size=1,
+        q_ids=np.full(count, 9, np.int32), q_weights=np.full(count, 65535, np.uint16),
+        q_rows=np.arange(count, dtype=np.int32),
+    )  # fmt: skip
+    own.verifier.handle(drawn, 0.0)
+    assert sum(node.reach for node in session.candidates(0.0)) > own.choice.promise()
+    own.begin(0.0)
+    before = own.num_passes
+    own.finish(lambda: 0.0)
+    assert own.num_passes > before
+
+
+def test_chains_are_named_by_lane_beside_those_of_others() -> None:
+    """A drafter that has sent something before does not take our nodes for its own."""
+    own = make()
+    open_session(own)
+    turn(own)
+    gone = Draft(
+        session_id=7, epoch=1, lane=0, base_len=1, first_id=0,
+        token_ids=np.array([49], np.int32), parent_ids=np.array([-1], np.int32), scores=np.array([-1], np.float16),
+    )  # fmt: skip
+    own.verifier.handle(gone, 0.0)
+    own.fan_out = 1
+    (verdict,) = turn(own)
+    assert verdict.seen == (0, 0)
+    assert len(verdict.node_ids)
+    assert verdict.node_lanes.tolist() == [OWN_LANE] * len(verdict.node_ids)
+
+
+def test_only_what_was_told_right_or_wrong_is_learned() -> None:
+    """Tokens after the first wrong one say nothing."""
+    own = make(ToyProposer(wrong_every=5, blind=True))
+    learned: list[tuple[int, int]] = []
+    with mock.patch.object(
+        own.choice, "learn_chains", lambda told, right: learned.extend(zip(told, right, strict=True))
+    ):
+        open_session(own)
+        complete(own)
+    assert {told - right for told, right in learned} == {0, 1}
+    assert all(told > 0 for told, _ in learned)
+
+
+def test_drafting_is_no_part_of_the_step() -> None:
+    """What a draft takes is known by itself; the step's curve does not learn it once more."""
+    own, now = make(), 0.0
+
+    def clock() -> float:
+        return now
+
+    open_session(own)
+    while own.verifier.sessions and not all(session.finish for session in own.verifier.sessions.values()):
+        own.begin(now)
+        now += 0.01 if own._begun else 0.0
+        own.finish(clock)
+        own.hear(own.verifier.step(clock))
+    assert own.num_passes > 5
+    assert own.verifier.curve.extra_s == 0.0
+
+
+def test_drawn_chains_are_learned_from_where_they_were_judged() -> None:
+    """Their tokens say something only where the judge compared laws."""
+    own = make()
+    learned: list[int] = []
+    with mock.patch.object(own.choice, "learn_chains", lambda told, right: learned.extend(told)):
+        open_session(own, strategy="probabilistic", temperature=1.0)
+        verdicts = complete(own)
+    num_verified = sum(len(verdict.node_ids) for verdict in verdicts)
+    assert 0 < sum(learned) <= num_verified
+
+
+@pytest.mark.parametrize("speculation", [{"max_depth": 2}, {"max_nodes": 2}])
+def test_a_jobs_bounds_are_kept(speculation: dict[str, int]) -> None:
+    """No round verifies more than the job allows; levels have three children where only their number is bounded."""
+    own = make()
+    open_session(own, **speculation)
+    verdicts = complete(own)
+    assert max(int(verdict.mask.sum()) for verdict in verdicts) == 2
+    assert max(len(verdict.node_ids) for verdict in verdicts) == (6 if "max_depth" in speculation else 2)
+
+
+def test_a_shape_of_its_own_is_left_to_draft_workers() -> None:
+    """Where there are none, such a job decodes plainly."""
+    own = make()
+    open_session(own, num_candidates=2)
+    assert len(complete(own)) == 50
+
+
+def test_without_room_at_the_drafter_the_others_are_drafted_for() -> None:
+    """The session that found none decodes plainly."""
+    own = make()
+    own.source.most_sessions = 1
+    for session_id in (1, 2):
+        open_session(own, session_id, seed=session_id)
+    verdicts: list[Verdict] = []
+    for _ in range(60):
+        verdicts += turn(own)
+    rounds = [sum(verdict.session_id == session_id for verdict in verdicts) for session_id in (1, 2)]
+    assert min(rounds) < 30
+    assert max(rounds) > 40
+    for session_id in (1, 2):
+        assert text([v for v in verdicts if v.session_id == session_id]) == toy_text(PROMPT, 50, session_id)
+
+
+def test_useless_chains_end() -> None:
+    """A drafter that is always wrong is asked for nothing but a trial now and then."""
+    own = make(ToyProposer(wrong_every=1, blind=True))
+    open_session(own)
+    complete(own)
+    early = own.num_passes
+    open_session(own, 8)
+    complete(own)
+    assert own.num_passes - early < 8
+
+
+def test_drawn_chains_are_judged_as_drawn() -> None:
+    """Under `probabilistic` the chain travels with its laws, and is accepted about as often as its laws say."""
+    own = make()
+    open_session(own, strategy="probabilistic", temperature=1.0)
+    turn(own)
+    own.begin(0.0)
+    own.finish(lambda: 0.0)
+    nodes = list(own.verifier.sessions[7].live_nodes())
+    assert nodes
+    assert all(node.law is not None for node in nodes)
+
+
+def sources(own: OwnDrafter) -> dict[int, list[int]]:
+    """Return the contexts that the source holds."""
+    return own.source.proposer.contexts

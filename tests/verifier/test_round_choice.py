@@ -1,0 +1,75 @@
+"""How deep a round is drafted for: as deep as pays, whatever changes."""
+
+import numpy as np
+import pytest
+
+from specq.verifier.round_choice import MOST_PATIENCE, RoundChoice
+from specq.verifier.step_curve import StepCurve
+
+FLAT = StepCurve([1, 1024], [0.004, 0.004])
+DEAR = StepCurve([1, 1024], [0.004, 4.0])
+MOST = 8
+
+
+def choice(level_s: float) -> RoundChoice:
+    return RoundChoice(StepCurve([1, 64], [level_s, level_s]), MOST)
+
+
+def run(own: RoundChoice, curve: StepCurve, chance: float, rounds: int, num_sessions: int = 4) -> list[int]:
+    """Return the depths of so many rounds with chains whose tokens are right with this chance."""
+    rng, depths = np.random.default_rng(0), []
+    for _ in range(rounds):
+        depths.append(own.choose(num_sessions, curve))
+        if depths[-1]:
+            right = (rng.random((num_sessions, depths[-1])) < chance).cumprod(1).sum(1)
+            own.learn_chains(np.minimum(right + 1, depths[-1]).tolist(), right.tolist())
+    return depths
+
+
+def rate(depth: float, curve: StepCurve, level_s: float, chance: float, num_sessions: int = 4) -> float:
+    """Return the expected tokens a second of a session at a depth, by the formula."""
+    tokens = sum(chance**i for i in range(int(depth) + 1))
+    return tokens / (curve(num_sessions * (1 + int(depth))) + depth * level_s)
+
+
+@pytest.mark.parametrize("level_s", [0.0002, 0.0005, 0.001, 0.002])
+@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
+def test_the_depth_is_the_best_for_what_is_measured(level_s, chance):
+    """Or as good as the best, after some rounds."""
+    depth = float(np.median(run(choice(level_s), FLAT, chance, 200)[100:]))
+    best = max(rate(depth, FLAT, level_s, chance) for depth in range(MOST + 1))
+    assert rate(depth, FLAT, level_s, chance) > 0.95 * best
+
+
+def test_where_rows_are_dear_none_are_drafted():
+    """Trials become rare."""
+    depths = run(choice(0.001), DEAR, 0.9, 4000, num_sessions=64)
+    assert sum(depth > 0 for depth in depths[-MOST_PATIENCE:]) <= 1
+    assert sum(depth > 0 for depth in depths) > 3
+
+
+def test_useless_chains_end_and_good_ones_come_back():
+    """A change is noticed within the longest patience and a few trials."""
+    own = choice(0.001)
+    assert run(own, FLAT, 0.9, 50)[-1] > 3
+    assert run(own, FLAT, 0.0, 400)[-20:].count(0) >= 19
+    assert run(own, FLAT, 0.95, 20 * MOST_PATIENCE)[-1] > 2
+
+
+def test_slow_levels_make_chains_short():
+    """What drafting takes in service counts, but not one draft that had something else in it."""
+    own = choice(0.0005)
+    deep = run(own, FLAT, 0.8, 50)[-1]
+    own.learn_draft(4, 4, 60.0)
+    assert run(own, FLAT, 0.8, 20)[-1] == deep
+    for _ in range(100):
+        own.learn_draft(4, 4, 4 * 0.0012)
+    assert run(own, FLAT, 0.8, 20)[-1] < deep
+
+
+def test_counts_are_of_positions():
+    """A chain that was told up to its third token, of which two were right."""
+    own = choice(0.001)
+    for _ in range(1000):
+        own.learn_chains([3, 1], [2, 1])
+    assert own.chances()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)

@@ -1,0 +1,197 @@
+"""The one rule: nodes join while they raise the goodput."""
+
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.drafting.calibration import Calibration
+from specq.verifier.draft_tree import Chain
+from specq.verifier.scheduler import Share, best_count, plan
+from specq.verifier.session import Session
+from specq.verifier.step_curve import StepCurve
+from tests.verifier.test_session import make_draft, make_session
+
+FLAT = StepCurve([1, 512], [1.0, 1.0])
+STEEP = StepCurve([1, 512], [0.01, 5.12])
+
+
+def decoding(**options: int) -> Session:
+    """Return a session whose KV lacks only its last token."""
+    session = make_session(**options)
+    session.kv_len = session.length - 1
+    return session
+
+
+def shares(*args: object, **options: int) -> list[Share]:
+    return plan(*args, **options).shares  # type: ignore[arg-type]
+
+
+def test_a_session_without_drafts_takes_a_plain_step() -> None:
+    """Rule 5: it joins with one row."""
+    (share,) = shares([decoding()], FLAT, max_rows=64, free_slots=64)
+    assert (share.step.num_rows, share.step.judged) == (1, True)
+
+
+def test_free_rows_take_every_node() -> None:
+    """Where rows cost nothing, all nodes above the floor are verified."""
+    session = decoding()
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.step.tree.num_nodes == 3
+
+
+def test_dear_rows_take_none() -> None:
+    """Where a row costs a whole step, a node that is accepted half of the time is not worth it."""
+    session = decoding()
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    (share,) = shares([session], STEEP, max_rows=64, free_slots=64)
+    assert share.step.tree.num_nodes == 0
+
+
+def test_prefill_is_chunked() -> None:
+    """A long context takes the rows that are left, and is not judged before its end."""
+    session = make_session(list(range(100)))
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=1000)
+    assert (share.step.num_rows, share.step.judged) == (64, False)
+    session.kv_len = 64
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=1000)
+    assert (share.step.start, share.step.num_rows, share.step.judged) == (64, 36, True)
+
+
+def test_without_slots_nothing_is_planned() -> None:
+    """No KV room, no share."""
+    assert shares([decoding()], FLAT, max_rows=64, free_slots=0) == []
+
+
+def test_nodes_never_pass_the_limit() -> None:
+    """With two tokens left, one node is enough: the correction takes the other."""
+    session = decoding(tokens_left=2)
+    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.step.tree.token_ids.tolist() == [4]
+
+
+@given(
+    st.lists(st.floats(0.01, 1.0), max_size=20),
+    st.lists(st.floats(0.0, 1.0), min_size=4, max_size=4),
+    st.integers(1, 8),
+)
+def test_best_count_is_the_best(chances: list[float], slopes: list[float], num_sessions: int) -> None:
+    """No other number of nodes, likeliest first, has a better goodput, where all of them are known from the start."""
+    curve = StepCurve([1, 8, 16, 64], np.cumsum([0.5, *slopes[1:]]).tolist())
+    reach = np.sort(np.array(chances))[::-1]
+    count = best_count(reach, np.zeros(len(reach), np.intp), num_sessions, num_sessions, 64, curve)
+
+    def goodput(n: int) -> float:
+        return (num_sessions + reach[:n].sum()) / curve(num_sessions + n)
+
+    assert goodput(count) == pytest.approx(max(goodput(n) for n in range(len(reach) + 1)))
+
+
+@given(st.data(), st.integers(1, 8), st.integers(1, 24))
+def test_best_count_looks_at_what_is_known_by_then(data: st.DataObject, num_sessions: int, room: int) -> None:
+    """The number is the same whatever the nodes are that depend on those that are left out; no node that is known and
+    next in order would raise the goodput; and there is room."""
+    chances = data.draw(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20))
+    jumps = data.draw(st.lists(st.sampled_from([0.0, 0.0, 0.2, 1.0]), min_size=63, max_size=63))
+    curve = StepCurve(range(1, 65), np.cumsum([0.5, *jumps]).tolist())
+    reach = np.sort(np.array(chances))[::-1]
+    needed = np.array([data.draw(st.integers(0, i)) for i in range(len(reach))])
+    count = best_count(reach, needed, num_sessions, num_sessions, room, curve)
+    assert count <= min(room, len(reach))
+    known = needed <= count
+    most = float(reach[min(count, len(reach) - 1)])  # an unknown node is no likelier than what it depends on
+    others = np.array([data.draw(st.floats(0.0, most)) for _ in range(int((~known).sum()))])
+    changed = np.concatenate([reach[known], others])
+    order = np.argsort(-changed, kind="stable")
+    still_needed = np.concatenate([needed[known], np.full(len(others), count + 1)])[order]
+    assert best_count(changed[order], still_needed, num_sessions, num_sessions, room, curve) == count
+    if count < min(room, len(reach)):
+        tokens = num_sessions + reach[:count].sum()
+        assert (tokens + reach[count]) / curve(num_sessions + count + 1) <= tokens / curve(num_sessions + count) + 1e-12
+
+
+def test_a_curve_learns_what_steps_really_take() -> None:
+    """What rows do not explain is added to each step; a row's own price stays, and outliers are cut."""
+    curve = StepCurve([1, 101], [1.0, 2.0])
+    price = curve.slope(10)
+    for _ in range(200):
+        curve.learn(51, 2.5)
+    assert curve(51) == pytest.approx(2.5)
+    assert curve.times(1, 2).tolist() == pytest.approx([2.0, 2.01])
+    assert curve.slope(10) == pytest.approx(price)
+    curve.learn(51, 1e9)
+    assert curve.extra_s < 2.0
+    for _ in range(200):
+        curve.learn(51, 0.1)
+    assert curve(51) == pytest.approx(1.5)
+
+
+@given(st.lists(st.floats(0.001, 1.0), min_size=3, max_size=6))
+def test_a_curve_never_falls(seconds: list[float]) -> None:
+    """Noise in the profile does not make more rows look cheaper."""
+    sizes = [1, 4, 16, 32, 64, 128][: len(seconds)]
+    curve = StepCurve(sizes, seconds)
+    times = [curve(n) for n in range(1, 200)]
+    assert times == sorted(times)
+    assert curve.times(1, 50).tolist() == times[:50]
+
+
+def offer(session: Session, chances: list[float]) -> None:
+    """Let a session's own drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
+    count = len(chances)
+    tokens = np.arange(4, 4 + count, dtype=np.int32)
+    session.offer(Chain(tokens, np.log(chances).astype(np.float32), np.cumprod(chances)))
+
+
+def test_chains_are_cut_like_trees() -> None:
+    """The same nodes are verified of a chain offered in arrays and of the same one on a tree."""
+    rng = np.random.default_rng(0)
+    for cost in (0.0001, 0.001, 0.003, 0.01):
+        curve = StepCurve([1, 512], [0.005, 0.005 + 511 * cost])
+        chances = [np.sort(rng.uniform(0.1, 1.0, rng.integers(1, 8)))[::-1] for _ in range(6)]
+        grafted, offered = ([decoding() for _ in chances] for _ in range(2))
+        for i, own in enumerate(chances):
+            grafted[i].session_id = offered[i].session_id = i
+            offer(offered[i], own.tolist())
+            draft = make_draft(3, 0, list(range(4, 4 + len(own))), list(range(-1, len(own) - 1)))
+            grafted[i].graft(replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
+            for node, reach in zip(grafted[i].live_nodes(), offered[i].chain.reach, strict=True):
+                offered[i].chain.reach[node.position - 3] = min(reach, 1.0)
+        with mock.patch.object(Calibration, "probability", lambda _, score: float(np.exp(score))):
+            found = shares(grafted, curve, max_rows=40, free_slots=1000)
+        expected = [share.step.tree.token_ids.tolist() for share in found]
+        own_shares = shares(offered, curve, max_rows=40, free_slots=1000)
+        assert [share.step.tree.token_ids.tolist() for share in own_shares] == expected
+        assert [share.chain_len for share in own_shares] == list(map(len, expected))
+        assert all(share.step.tree.parents.tolist() == list(range(-1, share.chain_len - 1)) for share in own_shares)
+
+
+def test_chains_keep_to_the_engine_and_to_the_room_that_is_left() -> None:
+    """At most what an engine takes of chains, and one token less than may still be said."""
+    session = decoding()
+    offer(session, [0.99] * 5)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64, max_chain=3)
+    assert share.chain_len == 3
+    session.limit = session.length + 3
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.chain_len == 2
+    (share,) = shares([session], FLAT, max_rows=2, free_slots=64)
+    assert share.chain_len == 1
+
+
+def test_a_draft_of_others_takes_the_place_of_a_chain() -> None:
+    """They are never both; committing ends either."""
+    session = decoding()
+    offer(session, [0.9, 0.9])
+    session.graft(make_draft(3, 0, [7], [-1]), 0.0)
+    (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
+    assert share.step.tree.token_ids.tolist() == [7]
+    other = decoding()
+    offer(other, [0.9, 0.9])
+    other.commit([4, 9], 0)
+    assert other.chain is None

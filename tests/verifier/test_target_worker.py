@@ -1,0 +1,66 @@
+"""What the verifier's process makes of its configuration, and of those who speak to it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zmq
+
+from specq.config.addresses import free_address
+from specq.config.loading import load
+from specq.config.sections import TargetConfig
+from specq.protocol.messages import Message, Open, SessionFailed, Verdict
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
+from tests.toy import ToyEngine
+from workers.target import VerifierLoop, own_device
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "expected"),
+    [("torch", "cuda:1", "cuda:1"), ("vllm", "cuda:1", "cuda:0"), ("vllm", "cuda", "cuda:0"), ("vllm", "cpu", "cpu")],
+)
+def test_the_own_drafter_computes_where_the_engine_does(engine: str, device: str, expected: str) -> None:
+    """vLLM lets its process see its own GPUs only, so that they are counted anew."""
+    assert own_device(replace(load().target, engine=engine, device=device)) == expected
+
+
+@pytest.fixture
+def loop() -> Iterator[VerifierLoop]:
+    """A verifier's loop with a toy engine, and no broker to register with."""
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.001, 0.002]), incarnation=1)
+    loop = VerifierLoop(TargetConfig(broker=free_address(), bind="tcp://127.0.0.1:*"), verifier, "toy")
+    yield loop
+    loop.close()
+
+
+def turn_until(loop: VerifierLoop, socket: zmq.Socket[bytes]) -> Message:
+    """Let the loop turn until it has sent something to a socket; return that."""
+    for _ in range(40):
+        loop.turn()
+        if socket.poll(10):
+            return decode(socket.recv_multipart())
+    raise AssertionError("nothing came")
+
+
+def test_verdicts_go_to_who_opened_the_session(loop: VerifierLoop) -> None:
+    """A stranger at the verifier's socket is answered what he asks, and is not sent others' verdicts from then on."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    broker, stranger = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    for socket in (broker, stranger):
+        socket.connect(loop.link.hello.endpoint)
+    tokens = np.array([5, 6, 7], np.int32)
+    opened = {"epoch": 1, "prompt_len": 3, "params": SamplingParams(max_tokens=50), "token_ids": tokens}
+    try:
+        broker.send_multipart(encode(Open(session_id=1, tokens_left=50, **opened)))
+        assert isinstance(turn_until(loop, broker), Verdict)
+        stranger.send_multipart(encode(Open(session_id=2, tokens_left=0, **opened)))
+        assert isinstance(turn_until(loop, stranger), SessionFailed)
+        for _ in range(3):
+            assert isinstance(turn_until(loop, broker), Verdict)
+        assert not stranger.poll(0)
+    finally:
+        context.destroy(0)

@@ -1,0 +1,280 @@
+"""The verifier's handling of messages, beyond what the pipeline tests show."""
+
+import numpy as np
+import pytest
+
+from specq.client.events import NewTokens
+from specq.client.result import PieceMaker, Result, completion_text
+from specq.protocol.errors import EngineError, ProtocolError
+from specq.protocol.messages import (
+    Close,
+    Committed,
+    Draft,
+    FetchTokenizer,
+    Open,
+    Release,
+    SessionFailed,
+    TokenizerChunk,
+    Verdict,
+)
+from specq.protocol.params import SamplingParams
+from specq.text.codec import TextCodec
+from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
+from tests.tiny_text import tokenizer_files
+from tests.toy import ToyEngine, toy_info, toy_text
+
+PROMPT = [5, 6, 7]
+
+
+def make_verifier(engine: ToyEngine | None = None, **options: object) -> Verifier:
+    """Return a verifier with a toy engine."""
+    return Verifier(engine or ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, **options)
+
+
+def open_session(
+    verifier: Verifier, session_id: int = 7, epoch: int = 1, tokens_left: int = 50, **params: object
+) -> list:
+    """Open a session of three context tokens; return the answer."""
+    message = Open(
+        session_id=session_id, epoch=epoch, prompt_len=3, tokens_left=tokens_left, params=SamplingParams(**params),
+        token_ids=np.array(PROMPT, np.int32),
+    )  # fmt: skip
+    return verifier.handle(message, 0.0)
+
+
+def chain(tokens: list[int], *, base_len: int = 3, scores: list[float] | None = None, **changes: object) -> Draft:
+    """Return a draft of a chain."""
+    fields = {
+        "session_id": 7, "epoch": 1, "lane": 0, "base_len": base_len, "first_id": 0,
+        "token_ids": np.array(tokens, np.int32), "parent_ids": np.arange(len(tokens), dtype=np.int32) - 1,
+        "scores": np.array(scores or [-0.1] * len(tokens), np.float16),
+    }  # fmt: skip
+    return Draft(**(fields | changes))  # type: ignore[arg-type]
+
+
+def step(verifier: Verifier) -> list:
+    return verifier.step(lambda: 0.0)
+
+
+def test_a_draft_is_verified_with_its_mask() -> None:
+    """Accepted nodes are marked, and the correction follows them."""
+    verifier = make_verifier()
+    open_session(verifier)
+    text = toy_text(PROMPT, 4)
+    verifier.handle(chain([text[0], text[1], 49]), 0.0)
+    (verdict,) = step(verifier)
+    assert verdict.token_ids.tolist() == text[:3]
+    assert (verdict.node_ids.tolist(), verdict.mask.tolist()) == ([0, 1, 2], [1, 1, 0])
+
+
+def test_what_is_asked_for_is_sent_again() -> None:
+    """`Committed` with `resend` brings everything beyond its length, finish reason included."""
+    verifier = make_verifier()
+    open_session(verifier, tokens_left=3)
+    for _ in range(3):
+        step(verifier)
+    assert not verifier.has_work
+    (again,) = verifier.handle(Committed(session_id=7, epoch=1, length=4, resend=True), 0.0)
+    assert (again.base_len, again.token_ids.tolist(), again.finish) == (4, toy_text(PROMPT, 3)[1:], "length")
+    assert verifier.handle(Committed(session_id=7, epoch=1, length=6, resend=True), 0.0) == []
+
+
+def test_a_session_far_ahead_of_the_journal_rests() -> None:
+    """It goes on as soon as the broker confirms."""
+    verifier = make_verifier(max_uncommitted=5)
+    open_session(verifier)
+    for _ in range(20):
+        step(verifier)
+    assert verifier.sessions[7].length == 3 + 6
+    verifier.handle(Committed(session_id=7, epoch=1, length=9), 0.0)
+    assert verifier.has_work
+
+
+def test_an_older_epoch_changes_nothing() -> None:
+    """Open, Close and Draft of an epoch gone by are ignored; a newer Open starts anew."""
+    verifier = make_verifier()
+    open_session(verifier, epoch=5)
+    step(verifier)
+    open_session(verifier, epoch=4)
+    verifier.handle(Close(session_id=7, epoch=4), 0.0)
+    verifier.handle(chain([1], epoch=4), 0.0)
+    assert (verifier.sessions[7].length, verifier.sessions[7].num_live) == (4, 0)
+    open_session(verifier, epoch=6)
+    assert verifier.sessions[7].length == 3
+
+
+@pytest.mark.parametrize(
+    ("draft", "reason"),
+    [
+        (chain([1, 2], scores=[-0.1]), "differ in length"),
+        (chain([50]), "outside the vocabulary"),
+        (chain([-1]), "outside the vocabulary"),
+        (chain([1], scores=[0.5]), "no log-probability"),
+        (chain([1], scores=[float("nan")]), "no log-probability"),
+        (chain([1, 2], parent_ids=np.array([1, 0], np.int32)), "parent does not come before"),
+        (Release(session_id=7, epoch=1), "takes no release"),
+    ],
+)
+def test_malformed_messages_are_refused(draft: Draft, reason: str) -> None:
+    """The batch is dropped, the session goes on."""
+    verifier = make_verifier()
+    open_session(verifier)
+    with pytest.raises(ProtocolError, match=reason):
+        verifier.handle(draft, 0.0)
+    (verdict,) = step(verifier)
+    assert verdict.token_ids.tolist() == toy_text(PROMPT, 1)
+
+
+def test_sessions_that_can_never_run_fail_at_once() -> None:
+    """Too long for the model or the pool, no tokenizer for stop strings, ids outside the vocabulary."""
+    verifier = make_verifier(ToyEngine(toy_info(kv_slots=40)))
+    assert "KV slots" in open_session(verifier, tokens_left=50)[0].reason
+    assert "takes 2000" in open_session(verifier, tokens_left=5000)[0].reason
+    assert "tokenizer" in open_session(verifier, tokens_left=5, stop=("x",))[0].reason
+    assert "no tokens left" in open_session(verifier, tokens_left=0)[0].reason
+    assert verifier.sessions == {}
+
+
+def test_an_engine_error_gives_the_sessions_back() -> None:
+    """The broker hears that another verifier may try."""
+
+    class Broken(ToyEngine):
+        def step(self, steps):  # type: ignore[no-untyped-def]
+            raise EngineError("out of order")
+
+    verifier = make_verifier(Broken())
+    open_session(verifier)
+    (failed,) = step(verifier)
+    assert isinstance(failed, SessionFailed)
+    assert (failed.retry, failed.reason, verifier.sessions) == (True, "out of order", {})
+
+
+def test_verdicts_say_what_is_worth_drafting() -> None:
+    """Where rows are dear, hardly any node is worth it, or none; where they are cheap, unlikely ones are."""
+    worths = []
+    for seconds in ([0.001, 0.064], [0.005, 0.01]):
+        verifier = Verifier(ToyEngine(), StepCurve([1, 64], seconds), incarnation=1)
+        open_session(verifier)
+        step(verifier)  # the prefill, which has more rows
+        worths.append(step(verifier)[0].worth)
+    assert worths[0] == pytest.approx(1000, abs=2)
+    assert worths[1] == pytest.approx(1000 * (0.005 / 63) / 0.005, abs=2)
+
+
+def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
+    """Time spent on receiving and grafting raises what a node must be worth."""
+    verifier = make_verifier()
+    open_session(verifier)
+    step(verifier)
+    before = step(verifier)[0].worth
+    for _ in range(500):
+        verifier.account(0.004, 2)
+    after = step(verifier)[0].worth
+    assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
+    verifier.account(1.0, 0)
+    assert step(verifier)[0].worth == after
+
+
+def test_the_tokenizer_travels_in_pieces() -> None:
+    """A large tokenizer is cut into pieces of bounded size that join to the same files."""
+    files = {"tokenizer.json": '{"model": "' + "x" * (2 * CHUNK_BYTES) + '"}'}
+    verifier = make_verifier()
+    verifier.tokenizer_files = files
+    chunks = verifier.handle(FetchTokenizer(), 0.0)
+    assert len(chunks) == 3
+    assert all(isinstance(chunk, TokenizerChunk) and len(chunk.data) <= CHUNK_BYTES for chunk in chunks)
+    assert join_chunks(list(reversed(chunks))) == files
+    with pytest.raises(ProtocolError, match="missing"):
+        join_chunks(chunks[:2])
+
+
+@pytest.mark.parametrize("num_there", [0, 1, 6], ids=["fresh", "moved within min_tokens", "moved later"])
+def test_a_stop_string_ends_nothing_before_min_tokens_at_the_verifier_and_at_the_client(num_there: int) -> None:
+    """Also where the session is opened again; and the client, who has tokens only, cuts the text where they end."""
+    codec, text = TextCodec(tokenizer_files()), toy_text(PROMPT, 120)
+    stop = codec.decode(text[2:3])
+    params = SamplingParams(stop=(stop,), min_tokens=5, max_tokens=120)
+    assert stop in codec.decode(text[:5])
+    verifier = make_verifier(tokenizer_files=tokenizer_files())
+    context = np.array(PROMPT + text[:num_there], np.int32)
+    opening = {"epoch": 1, "prompt_len": 3, "tokens_left": 120 - num_there, "params": params}
+    verifier.handle(Open(session_id=7, token_ids=context, **opening), 0.0)
+    while verifier.has_work:
+        step(verifier)
+    session = verifier.sessions[7]
+    tokens = session.token_ids[3:]
+    assert (tokens, session.finish) == (text[: 1 + text.index(text[2], 5)], "stop")
+    expected = codec.decode(tokens)[: -len(stop)]
+    assert completion_text(codec, tokens, params) == expected
+    maker = PieceMaker(codec, params)
+    shown = [maker.piece(NewTokens(7, (token,), (0,))).text for token in tokens]
+    assert "".join(shown) + maker.last(Result(1, None)).text == expected
+
+
+def test_a_common_prefix_is_computed_once() -> None:
+    """Sessions of one prompt wait until the first has computed it; others do not."""
+    verifier = make_verifier(max_step_rows=16)
+    prompt = np.arange(1, 41, dtype=np.int32)
+    for session_id, start in ((1, 0), (2, 0), (3, 1)):
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=40, tokens_left=5, params=SamplingParams(),
+            token_ids=np.concatenate([prompt[start:], prompt[:start]]),
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+    step(verifier)
+    assert [verifier.sessions[i].is_open for i in (1, 2, 3)] == [True, False, True]
+    for _ in range(12):
+        step(verifier)
+    assert all(session.finish == "length" for session in verifier.sessions.values())
+
+
+def test_heartbeats_carry_positions() -> None:
+    """Each session's epoch and committed length, and a counter of steps."""
+    verifier = make_verifier()
+    open_session(verifier, epoch=3)
+    step(verifier)
+    beat = verifier.heartbeat()
+    assert (beat.session_ids.tolist(), beat.epochs.tolist(), beat.lengths.tolist()) == ([7], [3], [4])
+    assert (beat.steps, beat.load) == (1, 1)
+
+
+def test_a_verdict_counts_what_it_verified() -> None:
+    """The last verdict carries the verifier's own counts."""
+    verifier = make_verifier()
+    open_session(verifier, tokens_left=4)
+    text = toy_text(PROMPT, 4)
+    verifier.handle(chain(text[:3]), 0.0)
+    (verdict,) = step(verifier)
+    assert isinstance(verdict, Verdict)
+    assert verdict.finish == "length"
+    assert verdict.stats["positions"] == [[1, 1], [1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, [*PROMPT, *range(8, 25)]], ids=["that grows", "that does not fit"])
+def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> None:
+    """It is evicted, and goes on with the same text once it may."""
+    verifier = make_verifier(ToyEngine(toy_info(kv_slots=40)), max_uncommitted=25)
+    open_session(verifier, tokens_left=30)
+    while verifier.has_work:
+        step(verifier)
+    message = Open(
+        session_id=8,
+        epoch=1,
+        prompt_len=3,
+        tokens_left=18,
+        params=SamplingParams(),
+        token_ids=np.array(prompt, np.int32),
+    )
+    verifier.handle(message, 0.0)
+    while verifier.has_work:
+        step(verifier)
+    parked, other = verifier.sessions[7], verifier.sessions[8]
+    assert (other.finish, other.token_ids) == ("length", prompt + toy_text(prompt, 18))
+    assert (parked.is_open, parked.length) == (False, 29)
+    verifier.handle(Committed(session_id=7, epoch=1, length=29), 0.0)
+    verifier.handle(Close(session_id=8, epoch=1), 0.0)
+    while verifier.has_work:
+        step(verifier)
+    assert parked.token_ids == PROMPT + toy_text(PROMPT, 30)
