@@ -16,7 +16,7 @@ from specq.proposers.chain_model import NO_TOKEN, Chains
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import Int32Array, Judgement, Law, ModelInfo, SessionStep
+from specq.protocol.types import DraftDistribution, Int32Array, Judgement, ModelInfo, SessionStep
 
 VOCAB = 50
 EOS = 0
@@ -178,7 +178,7 @@ class ToyProposer:
         ids = np.array(ranked, np.int32)
         weights = np.array([60_000, *[60_000 // len(ranked)] * (len(ranked) - 1)], np.uint16)
         order = self.random.permutation(len(ranked)) if self.random.random() < 0.5 else np.arange(len(ranked))
-        return Children(ids[order], np.full(len(ranked), np.log(0.5), np.float32), Law(ids, weights))
+        return Children(ids[order], np.full(len(ranked), np.log(0.5), np.float32), DraftDistribution(ids, weights))
 
 
 def _ranked(ranked: list[int]) -> Children:
@@ -223,16 +223,16 @@ class ToyChains:
             requests.append(Expansion(session_id, -1, tuple(range(first, self._next_id))))
         answers = chain_by_passes(self.proposer, requests, depth)
         token_ids = np.full((len(requests), depth, width), NO_TOKEN, np.int32)
-        scores, laws = np.zeros(token_ids.shape, np.float32), list[list[Law]]()
+        scores, distributions = np.zeros(token_ids.shape, np.float32), list[list[DraftDistribution]]()
         for i, (request, levels) in enumerate(zip(requests, answers, strict=True)):
             ids = level_ids(request, depth)
             for level, children in enumerate(levels):
                 count = len(children.token_ids)
                 token_ids[i, level, :count], scores[i, level, :count] = children.token_ids, children.scores
-            laws.append([children.law for children in levels if children.law is not None])
+            distributions.append([children.distribution for children in levels if children.distribution is not None])
             self._chains[request.session_id] = [(ids[k][0], int(token_ids[i, k, 0])) for k in range(len(levels))]
         self.num_started.append(len(requests))
-        self._begun = Chains(token_ids, scores, laws)
+        self._begun = Chains(token_ids, scores, distributions)
 
     def finish(self) -> Chains:
         assert self._begun is not None

@@ -87,7 +87,7 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         dtype=config.dtype,
         kv_slots=config.kv_slots,
         name=config.model,
-        law_size=config.law_size,
+        distribution_size=config.distribution_size,
         options=options_of(config),
     )
     if config.proposer not in MODEL_FREE:

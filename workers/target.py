@@ -33,7 +33,7 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import OwnDrafter, StepCurve, Verifier
+from specq.verifier import ColocatedDrafter, StepCurve, Verifier
 
 log = structlog.get_logger(__name__)
 
@@ -46,9 +46,9 @@ class VerifierLoop:
     """Sockets around a `Verifier`."""
 
     def __init__(
-        self, config: TargetConfig, verifier: Verifier, name: str, own_drafter: OwnDrafter | None = None
+        self, config: TargetConfig, verifier: Verifier, name: str, colocated_drafter: ColocatedDrafter | None = None
     ) -> None:
-        self.verifier, self.own_drafter = verifier, own_drafter
+        self.verifier, self.colocated_drafter = verifier, colocated_drafter
         self.drain_s = config.drain_seconds
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "target")
@@ -78,18 +78,18 @@ class VerifierLoop:
 
         While the device drafts for the next step, the host says and hears.
         """
-        if self.own_drafter is not None:
-            self.own_drafter.begin(time.monotonic())
+        if self.colocated_drafter is not None:
+            self.colocated_drafter.begin(time.monotonic())
         unsent, self._unsent = self._unsent, []
         self._send(unsent)
         wait_ms = 0 if self._has_work else self.link.heartbeat.remaining_ms()
         self._hear(dict(self.poller.poll(wait_ms)))
-        if self.own_drafter is not None:
-            self.own_drafter.finish(time.monotonic)
+        if self.colocated_drafter is not None:
+            self.colocated_drafter.finish(time.monotonic)
         if self.verifier.has_work:
             self._unsent = self.verifier.step(time.monotonic)
-            if self.own_drafter is not None:
-                self.own_drafter.hear(self._unsent)
+            if self.colocated_drafter is not None:
+                self.colocated_drafter.hear(self._unsent)
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
             if self.zap is not None:
@@ -97,7 +97,7 @@ class VerifierLoop:
 
     @property
     def _has_work(self) -> bool:
-        return self.verifier.has_work or (self.own_drafter is not None and self.own_drafter.has_work)
+        return self.verifier.has_work or (self.colocated_drafter is not None and self.colocated_drafter.has_work)
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
         """Take what has arrived."""
@@ -200,7 +200,7 @@ def run(config: TargetConfig) -> int:
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     verifier = build_verifier(config, name)
-    loop = VerifierLoop(config, verifier, name, build_own_drafter(config, verifier))
+    loop = VerifierLoop(config, verifier, name, build_colocated_drafter(config, verifier))
     calm_collector()
     stop.at_once = False
     loop.serve(stop)
@@ -208,13 +208,13 @@ def run(config: TargetConfig) -> int:
     return 0
 
 
-def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | None:
+def build_colocated_drafter(config: TargetConfig, verifier: Verifier) -> ColocatedDrafter | None:
     """Load the draft model that shall draft in this process, if there is one; ConfigError if it does not fit the target."""
     if not config.draft_model:
         return None
     model, tell = resolve_model(config.draft_model, "draft"), teller(config.name or "target", wanted=config.progress)
     tell(f"loading {config.draft_model} to draft with")
-    source = ChainModel(model, device=own_device(config), dtype=config.dtype, name=config.draft_model)
+    source = ChainModel(model, device=colocated_device(config), dtype=config.dtype, name=config.draft_model)
     if not fits(source.info, verifier.engine.info):
         raise ConfigError(mismatch(source.info, [verifier.engine.info]))
     source.limit_vocab = min(source.limit_vocab, verifier.engine.info.num_tokens)
@@ -222,10 +222,10 @@ def build_own_drafter(config: TargetConfig, verifier: Verifier) -> OwnDrafter | 
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
     levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
     log.info("drafter_ready", model=source.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
-    return OwnDrafter(source, verifier, levels, fan_out=config.fan_out, chain=config.chain)
+    return ColocatedDrafter(source, verifier, levels, fan_out=config.fan_out, chain=config.chain)
 
 
-def own_device(config: TargetConfig) -> str:
+def colocated_device(config: TargetConfig) -> str:
     """Return where the process's own drafter computes: with vLLM, which lets the process see its own devices only, the first
     of those."""
     return "cuda:0" if config.engine == "vllm" and config.device.startswith("cuda") else config.device
@@ -266,6 +266,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
-        backup=config.backup == "ngram",
+        prompt_lookup=config.prompt_lookup == "ngram",
         tokenizer_files=load_tokenizer_files(model),
     )

@@ -58,7 +58,7 @@ def _config(name: str, work: Workload) -> Config:
         up=replace(config.up, targets=1, drafters=0 if name == "own" else 1),
         broker=replace(config.broker, bind=free_address(), journal="none"),
         target=replace(
-            config.target, model=target, device=first, dtype=dtype, kv_slots=KV_SLOTS, backup="none", max_sessions=128,
+            config.target, model=target, device=first, dtype=dtype, kv_slots=KV_SLOTS, prompt_lookup="none", max_sessions=128,
             draft_model=draft if name in OWN else "",
         ),
         draft=replace(config.draft, model=draft, device=second, dtype=dtype, kv_slots=KV_SLOTS, nice=0),

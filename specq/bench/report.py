@@ -112,7 +112,7 @@ def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
         "stale": _sum(stats, "stale") if known else None,
         "wasted_rows": drafted - accepted if known else None,
         "hit_rate": round(_sum(stats, "hits") / rounds, 4) if known and rounds else None,
-        "worth": round(_sum(stats, "worths") / rounds / 1e3, 4) if known and rounds else None,
+        "min_accept_prob": round(_sum(stats, "min_accept_probs") / rounds / 1e3, 4) if known and rounds else None,
         "acceptance_rate": round(accepted / drafted, 4) if drafted else None,
         "acceptance_by_depth": _by_depth(stats),
         "nodes_per_round": round(drafted / rounds, 3) if known and rounds else None,

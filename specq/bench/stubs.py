@@ -69,7 +69,7 @@ class Verdicts:
             session_id=session_id,
             epoch=epoch,
             base_len=_MARK,
-            worth=200,
+            min_accept_prob=200,
             seen=(0, 1000),
             us=(5000, 100),
             token_ids=np.full(CHAIN + 1, 100, np.int32),

@@ -27,7 +27,7 @@ from specq.broker.jobs.listing import Listing
 from specq.broker.jobs.relay import relay
 from specq.broker.state import Effect, FindFinished, Send, State
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.quarantine import is_acquitted
+from specq.broker.workers.quarantine import is_cleared
 from specq.broker.workers.registration import Registration
 from specq.broker.workers.tokenizers import Tokenizers
 from specq.broker.workers.unserved import Unserved
@@ -167,7 +167,7 @@ class Broker:
         message = decode(effect.frames)
         job = self.state.jobs.get(int.from_bytes(effect.frames[0], "little"))
         if job is not None and isinstance(message, Tokens):
-            self.intake.untold(job, effect.to, message.base_len)
+            self.intake.undelivered_tokens(job, effect.to, message.base_len)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -296,8 +296,8 @@ class Broker:
 
     def _added(self, job: Job, commit: Commit, known: int) -> None:
         """Journal what a verdict added to a job; without a journal, tell the client at once."""
-        if is_acquitted(job):
-            self.placement.acquit(job)
+        if is_cleared(job):
+            self.placement.clear(job)
         if self.state.ledger.has_journal:
             self.state.record(job.added(commit, known), job)
         else:

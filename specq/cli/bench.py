@@ -141,7 +141,11 @@ def _compare(comparison: str, pairs: Sequence[Pair], temperatures: Sequence[floa
     ways = {"strategies": (variants.strategies, grid.strategy_table), "shapes": (variants.shapes, grid.shape_table)}
     list_variants, make_table = ways[comparison]
     result = grid.run_grid(pairs, list_variants(), temperatures, settings, _tell)
-    told = [f"in law: {grid.NOTES['in_law']}"] if any(cell["same_text"] is None for cell in result["cells"]) else []
+    told = (
+        [f"in law: {grid.NOTES['in_distribution']}"]
+        if any(cell["same_text"] is None for cell in result["cells"])
+        else []
+    )
     return {"comparison": comparison} | result, make_table(result["cells"]), told
 
 

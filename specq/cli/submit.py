@@ -25,7 +25,7 @@ from specq.client import (
     read_parameters,
     result_line,
     run_lines,
-    split_wishes,
+    split_job_options,
 )
 from specq.config import ClientConfig, load, override
 
@@ -91,7 +91,7 @@ def submit(
     """
     config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
-    read_parameters(split_wishes(defaults)[1])
+    read_parameters(split_job_options(defaults)[1])
     if detach and (out != "-" or stream):
         raise click.UsageError("--detach prints ids; `specq results` fetches what comes of them (--out, --wait)")
     with _connected(config, wait_seconds if wait else 0.0) as client:

@@ -14,7 +14,7 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 from specq.client.aio import AsyncClient, AsyncJob
 from specq.client.detached import FoundJob, JobDesk
 from specq.client.detached_files import detach_lines
-from specq.client.job_options import id_of, split_wishes
+from specq.client.job_options import id_of, split_job_options
 from specq.client.parameters import read_parameters
 from specq.client.prompt_files import Line, read_lines, result_line, run_lines
 from specq.client.request import Request
@@ -43,5 +43,5 @@ __all__ = [
     "read_parameters",
     "result_line",
     "run_lines",
-    "split_wishes",
+    "split_job_options",
 ]

@@ -23,7 +23,7 @@ NAMES = ("priority", "deadline")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class JobOptions:
     """Checked wishes; `deadline_ms` 0: none."""
 
     priority: int = 0
@@ -45,7 +45,7 @@ class Wishes:
         )
 
 
-def split_wishes(values: dict[str, Any]) -> tuple[Wishes, dict[str, Any]]:
+def split_job_options(values: dict[str, Any]) -> tuple[JobOptions, dict[str, Any]]:
     """Return the wishes among a request's values, and the rest, with a seed if the job's key shall give it."""
     rest = {name: value for name, value in values.items() if name not in (*NAMES, "job_key")}
     key, priority = values.get("job_key"), values.get("priority")
@@ -53,7 +53,7 @@ def split_wishes(values: dict[str, Any]) -> tuple[Wishes, dict[str, Any]]:
         raise JobError(f"priority is {priority!r}; it must be a whole number {PRIORITY.allowed}")
     if key is not None and rest.get("temperature") and rest.get("seed") is None:
         rest["seed"] = keyed_number(f"{key} seed")
-    return Wishes(priority or 0, _milliseconds(values.get("deadline")), key), rest
+    return JobOptions(priority or 0, _milliseconds(values.get("deadline")), key), rest
 
 
 def _milliseconds(seconds: Any) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specq.client.bad_words import bad_word_ids
-from specq.client.job_options import split_wishes
+from specq.client.job_options import split_job_options
 from specq.client.parameters import check_against, read_parameters
 from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, Submit, too_large
 from specq.text import TextCodec
@@ -52,7 +52,7 @@ def build_request(source: dict[str, Any], values: dict[str, Any], served: Served
     source  exactly one of prompt (text), messages (a chat, for the model's template), token_ids; optionally id
     values  parameters (`specq.client.parameters`; max_tokens is cut to what the model takes), wishes (`.wishes`)
     """
-    wishes, values = split_wishes(values)
+    job_options, values = split_job_options(values)
     wanted = read_parameters(values)
     prompt, token_ids = _prompt(source, served)
     room = _room(served.info) - len(token_ids)
@@ -74,7 +74,7 @@ def build_request(source: dict[str, Any], values: dict[str, Any], served: Served
         )
         for seed in _seeds(sampling.seed, wanted.n or 1)
     )
-    submits = wishes.apply(submits, source.get("id"))
+    submits = job_options.apply(submits, source.get("id"))
     for submit in submits:
         if reason := too_large(submit):
             raise JobError(reason)

@@ -172,12 +172,12 @@ def _tree_shape(counts: dict[str, Any]) -> dict[str, float]:
 
 def _means(counts: dict[str, Any], rounds: int) -> dict[str, float]:
     """Return means over the rounds, where the verifier has counted them."""
-    if not rounds or not {"hits", "worths"} <= set(counts):
+    if not rounds or not {"hits", "min_accept_probs"} <= set(counts):
         return {}
     return {
         "hit_rate": round(counts["hits"] / rounds, 4),
         "wasted_rows": int(counts.get("draft_tokens", 0)) - int(counts.get("accepted_tokens", 0)),
-        "worth": round(counts["worths"] / rounds / 1e3, 4),
+        "min_accept_prob": round(counts["min_accept_probs"] / rounds / 1e3, 4),
     }
 
 

@@ -139,7 +139,7 @@ class TargetConfig(Section):
     trust_drafts: bool = _option(
         default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
     )
-    backup: str = _option(
+    prompt_lookup: str = _option(
         "ngram",
         "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
         choices=("ngram", "none"),
@@ -184,7 +184,9 @@ class DraftConfig(Section):
     fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
     chain: int = _option(6, "levels drafted in one call, on a GPU", low=1, high=32)
-    law_size: int = _option(32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024)
+    distribution_size: int = _option(
+        32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024
+    )
     nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ In: Assign, Verdict. Out: Draft. To add a way to draft: a proposer (`specq.propo
 from specq.drafting.calibration import Calibration
 from specq.drafting.drafter import Drafter
 from specq.drafting.judged import judged
-from specq.drafting.session import LEAST_CHANCE, SIBLING_WORTH, drafting_params
+from specq.drafting.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
 from specq.drafting.shapes import longest_chain
 
-__all__ = ["LEAST_CHANCE", "SIBLING_WORTH", "Calibration", "Drafter", "drafting_params", "judged", "longest_chain"]
+__all__ = ["LEAST_CHANCE", "SIBLING_VALUE", "Calibration", "Drafter", "drafting_params", "judged", "longest_chain"]

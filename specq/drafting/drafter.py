@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting.acceptance_stats import Experience
+from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.session import DraftNode, DraftSession
 from specq.proposers import ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
 from specq.protocol import Assign, Draft, Heartbeat, Int32Array, Message, ProtocolError, Release, SpecqError, Verdict
@@ -66,8 +66,8 @@ class Drafter:
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
         self.sessions: dict[int, DraftSession] = {}
-        self.experience: dict[
-            str, Experience
+        self.acceptance_stats: dict[
+            str, AcceptanceStats
         ] = {}  # by strategy: nodes that are drawn fare worse than those that are not
         self.state = "ready"
         self.num_passes = 0
@@ -119,8 +119,10 @@ class Drafter:
             return
         if known is not None:
             self.proposer.close(message.session_id)
-        experience = self.experience.setdefault(message.params.strategy, Experience())
-        session = DraftSession(message, experience, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain)
+        acceptance_stats = self.acceptance_stats.setdefault(message.params.strategy, AcceptanceStats())
+        session = DraftSession(
+            message, acceptance_stats, fan_out=self.fan_out, max_ahead=self.max_ahead, chain=self.chain
+        )
         self.sessions[message.session_id] = session
         self.proposer.open(message.session_id, message.token_ids, session.params)
 
@@ -207,7 +209,7 @@ class Drafter:
         offers: list[tuple[float, DraftSession, DraftNode | None]] = []
         for session in self.sessions.values():
             with faults.of(session, "drafted for"):
-                offers += [(reach, session, node) for reach, node in session.frontier()]
+                offers += [(reach_prob, session, node) for reach_prob, node in session.frontier()]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
         best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
         chosen: dict[int, _Wanted] = {}

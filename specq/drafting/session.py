@@ -14,17 +14,17 @@ from itertools import takewhile
 
 import numpy as np
 
-from specq.drafting.acceptance_stats import Experience
+from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.judged import judged
 from specq.drafting.shapes import Path, budget_of, shape_of
 from specq.proposers import Children, draws_children
-from specq.protocol import Assign, Draft, Law, SamplingParams, Speculation, Verdict, pack_laws
+from specq.protocol import Assign, Draft, DraftDistribution, SamplingParams, Speculation, Verdict, pack_distributions
 
 MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
 LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it
 MAX_LIVE_NODES = 256
 LEAST_CHANCE = 1e-6  # that a node is given
-SIBLING_WORTH = 0.2  # where a node must be likelier than this, chains are drafted without siblings
+SIBLING_VALUE = 0.2  # where a node must be likelier than this, chains are drafted without siblings
 
 
 class DraftNode:
@@ -33,7 +33,17 @@ class DraftNode:
     drawn from, None for a point mass."""
 
     __slots__ = (
-        "children", "claim", "expanded", "law", "node_id", "parent", "position", "rank", "reach", "score", "token",
+        "children",
+        "claim",
+        "distribution",
+        "expanded",
+        "node_id",
+        "parent",
+        "position",
+        "rank",
+        "reach_prob",
+        "score",
+        "token",
         "wire_id",
     )  # fmt: skip
 
@@ -42,8 +52,8 @@ class DraftNode:
     ) -> None:
         self.node_id, self.token, self.parent, self.position = node_id, token, parent, position
         self.rank, self.claim = rank, claim
-        self.score = self.reach = 0.0
-        self.law: Law | None = None
+        self.score = self.reach_prob = 0.0
+        self.distribution: DraftDistribution | None = None
         self.children: dict[int, DraftNode] = {}
         self.expanded = False
         self.wire_id = -1  # what the verifier knows it by; -1: not sent
@@ -66,10 +76,10 @@ class DraftSession:
     """
 
     def __init__(
-        self, message: Assign, experience: Experience, *, fan_out: int, max_ahead: int, chain: int = 1
+        self, message: Assign, acceptance_stats: AcceptanceStats, *, fan_out: int, max_ahead: int, chain: int = 1
     ) -> None:
         self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
-        self.experience = experience
+        self.acceptance_stats = acceptance_stats
         self.params = drafting_params(message.params, message.speculation)
         self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
         self.is_sync = message.speculation.mode == "sync"
@@ -80,13 +90,13 @@ class DraftSession:
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
         self.root_expanded = False
-        self.base_reach = 0.0  # reach of the committed context: what reaches count from
+        self.base_reach_prob = 0.0  # reach of the committed context: what reaches count from
         self.next_id = 0
         self.next_wire_id = 0
         self.num_live = 0
-        self.worth = 0.0  # as the last verdict said
+        self.min_accept_prob = 0.0  # as the last verdict said
         self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
-        self.rest = 0 if self.is_sync else experience.rest  # verdicts to sit out
+        self.rest = 0 if self.is_sync else acceptance_stats.rest  # verdicts to sit out
         self.unused = 0  # verdicts in a row that used nothing of what was sent
         self.awaits_verdict = False  # of a round that was sent as a whole
         self.was_hit = False  # whether the context's last token was drafted before it was committed
@@ -119,9 +129,9 @@ class DraftSession:
             return
         floor = self._floor()
         for node in self.live_nodes():
-            if not node.expanded and node.reach >= floor and node.position + 1 - self.length < ahead:
+            if not node.expanded and node.reach_prob >= floor and node.position + 1 - self.length < ahead:
                 if self.num_children(node):
-                    yield node.reach - self.base_reach, node
+                    yield node.reach_prob - self.base_reach_prob, node
                 else:
                     node.expanded = True
 
@@ -136,7 +146,7 @@ class DraftSession:
         depth = 0 if node is None else node.position + 1 - self.length
         room = min(self.chain, self.ahead - depth)
         if self.shape.fan_out:
-            has_siblings = self.chain == 1 or self.worth <= SIBLING_WORTH
+            has_siblings = self.chain == 1 or self.min_accept_prob <= SIBLING_VALUE
             return [self.shape.fan_out if has_siblings else 1] * room
         path: Path = node.path() if node is not None else ()
         counts = (self.shape.num_children(path + (0,) * level, hit=self.was_hit) for level in range(room))
@@ -147,10 +157,10 @@ class DraftSession:
 
         What is not among the likeliest has no children that are, so a budget ends the growing by itself.
         """
-        worth = self.base_reach + (math.log(MIN_REACH) if self.is_sync else self.floor)
+        min_accept_prob = self.base_reach_prob + (math.log(MIN_REACH) if self.is_sync else self.floor)
         if not self.budget or self.num_live <= self.budget:
-            return worth
-        return max(worth, heapq.nlargest(self.budget, (node.reach for node in self.live_nodes()))[-1])
+            return min_accept_prob
+        return max(min_accept_prob, heapq.nlargest(self.budget, (node.reach_prob for node in self.live_nodes()))[-1])
 
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> None:
         """Hang a proposer's children below a node, or below the context.
@@ -159,22 +169,22 @@ class DraftSession:
         takes the youngest: nothing is cut for what its own token is.
         """
         siblings = self.roots if parent is None else parent.children
-        base = self.base_reach if parent is None else parent.reach
+        base = self.base_reach_prob if parent is None else parent.reach_prob
         position = self.length if parent is None else parent.position + 1
         left = most = 1.0
-        probability, log = self.experience.calibration.probability, math.log
+        probability, log = self.acceptance_stats.calibration.probability, math.log
         tokens, claims = children.token_ids.tolist(), children.scores.tolist()
         for rank, (node_id, token, claim) in enumerate(zip(ids, tokens, claims, strict=False)):
             node = siblings[token] = DraftNode(node_id, token, parent, position, rank, claim)
             chance = probability(claim)
             node.score = log(max(chance, LEAST_CHANCE))
-            if children.law is None:
-                node.reach = base + node.score
+            if children.distribution is None:
+                node.reach_prob = base + node.score
                 continue
-            node.law = children.law
+            node.distribution = children.distribution
             most = chance = min(most, left * chance)
             left -= chance
-            node.reach = base + log(max(chance, LEAST_CHANCE))
+            node.reach_prob = base + log(max(chance, LEAST_CHANCE))
         self.num_live += min(len(ids), len(tokens))
         if parent is None:
             self.root_expanded = True
@@ -191,20 +201,20 @@ class DraftSession:
         fresh = self._fresh()
         if not fresh and not self.is_sync:
             if not any(node.wire_id >= 0 for node in self.roots.values()):
-                self.rest = self.experience.count(fruitful=False)
+                self.rest = self.acceptance_stats.count(fruitful=False)
             return None
-        self.experience.count(fruitful=True)
+        self.acceptance_stats.count(fruitful=True)
         return self._message(fresh)
 
     def _fresh(self) -> list[DraftNode]:
         """Return what is worth sending and was not sent yet; no more than the budget leaves room for."""
         floor = self._floor()
         nodes = list(self.live_nodes())
-        fresh = [node for node in nodes if node.wire_id < 0 and node.reach >= floor]
+        fresh = [node for node in nodes if node.wire_id < 0 and node.reach_prob >= floor]
         if not self.budget:
             return fresh
         room = max(0, self.budget - sum(node.wire_id >= 0 for node in nodes))
-        kept = {id(node) for node in sorted(fresh, key=lambda node: -node.reach)[:room]}
+        kept = {id(node) for node in sorted(fresh, key=lambda node: -node.reach_prob)[:room]}
         return [node for node in fresh if id(node) in kept]
 
     def _message(self, fresh: Sequence[DraftNode]) -> Draft:
@@ -217,19 +227,22 @@ class DraftSession:
         for node in fresh:
             node.wire_id = self.next_wire_id
             self.next_wire_id += 1
-        whole = {id(node.law): row for row, node in enumerate(n for n in fresh if n.law is not None and not n.rank)}
-        laws = [node.law for node in fresh if node.law is not None and not node.rank]
+        whole = {
+            id(node.distribution): row
+            for row, node in enumerate(n for n in fresh if n.distribution is not None and not n.rank)
+        }
+        distributions = [node.distribution for node in fresh if node.distribution is not None and not node.rank]
         return Draft(
             session_id=self.session_id,
             epoch=self.epoch,
             lane=self.lane,
             base_len=self.length,
             first_id=first_id,
-            q_size=max((len(law.ids) for law in laws), default=0),
+            q_size=max((len(distribution.ids) for distribution in distributions), default=0),
             token_ids=np.array([node.token for node in fresh], np.int32),
             parent_ids=np.array([-1 if node.parent is None else node.parent.wire_id for node in fresh], np.int32),
             scores=np.array([min(node.score, 0.0) for node in fresh], np.float16),
-            **pack_laws(laws, [whole.get(id(node.law), -1) for node in fresh]),
+            **pack_distributions(distributions, [whole.get(id(node.distribution), -1) for node in fresh]),
         )
 
     def learn(self, verdict: Verdict) -> None:
@@ -242,7 +255,7 @@ class DraftSession:
         mine = [(sent[i], bool(bit)) for lane, i, bit in rows if lane == self.lane and i in sent]
         accepted = {i for i, (_, bit) in enumerate(mine) if bit}
         for i in judged([node for node, _ in mine], accepted):
-            self.experience.calibration.observe(mine[i][0].claim, i in accepted)
+            self.acceptance_stats.calibration.observe(mine[i][0].claim, i in accepted)
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append committed tokens and re-root; return the ids of the drafted nodes that they followed."""
@@ -251,7 +264,7 @@ class DraftSession:
         last: DraftNode | None = None
         for token in tokens:
             for node in siblings.values() if siblings and not draws_children(self.params) else ():
-                self.experience.calibration.observe(node.claim, node.token == token)
+                self.acceptance_stats.calibration.observe(node.claim, node.token == token)
             last = siblings.get(token) if siblings is not None else None
             siblings = last.children if last is not None else None
             if last is not None:
@@ -262,7 +275,7 @@ class DraftSession:
             siblings = last = None
         self.roots = siblings or {}
         self.root_expanded = last is not None and last.expanded
-        self.base_reach = last.reach if last is not None else 0.0
+        self.base_reach_prob = last.reach_prob if last is not None else 0.0
         for node in self.roots.values():
             node.parent = None
         self.num_live = sum(1 for _ in self.live_nodes())
@@ -275,10 +288,13 @@ class DraftSession:
         chance may be as low as the square of what is worth verifying.
         """
         self.rest = max(0, self.rest - 1)
-        self.worth = verdict.worth / 1000
-        worth = math.log(max(self.worth, math.sqrt(MIN_REACH)))
-        self.floor = 2 * worth
-        sent = any(node.wire_id >= 0 and node.reach - self.base_reach >= worth for node in self.roots.values())
+        self.min_accept_prob = verdict.min_accept_prob / 1000
+        min_accept_prob = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH)))
+        self.floor = 2 * min_accept_prob
+        sent = any(
+            node.wire_id >= 0 and node.reach_prob - self.base_reach_prob >= min_accept_prob
+            for node in self.roots.values()
+        )
         self.unused = self.unused + 1 if sent and not len(verdict.node_ids) else 0
         if self.unused >= LOST_AFTER:
             self.unused = 0

@@ -13,13 +13,13 @@ given twice changes nothing: tokens count by position.
 
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
-    NO_DEATHS,
-    Deaths,
+    NO_CRASHES,
+    Crashes,
     JobBound,
+    JobCrashed,
     JobDropped,
     JobEnded,
     JobSummary,
-    JobSuspected,
     JobTaken,
     Record,
     StoredJob,
@@ -30,13 +30,13 @@ from specq.journal.sqlite.store import Journal
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
 
 __all__ = [
-    "NO_DEATHS",
-    "Deaths",
+    "NO_CRASHES",
+    "Crashes",
     "JobBound",
+    "JobCrashed",
     "JobDropped",
     "JobEnded",
     "JobSummary",
-    "JobSuspected",
     "JobTaken",
     "Journal",
     "JournalLookup",

@@ -33,7 +33,7 @@ class JobBound(NamedTuple):
     placed: int = 0
 
 
-class Deaths(NamedTuple):
+class Crashes(NamedTuple):
     """What is held against a job: see `specq.broker.workers.quarantine`.
 
     total   verifiers that died while they held it; lone: of these, so many since it runs alone
@@ -45,14 +45,14 @@ class Deaths(NamedTuple):
     length: int = 0
 
 
-NO_DEATHS = Deaths()
+NO_CRASHES = Crashes()
 
 
-class JobSuspected(NamedTuple):
+class JobCrashed(NamedTuple):
     """What is held against a job from now on."""
 
     job_id: int
-    deaths: Deaths
+    crashes: Crashes
 
 
 class TokensAdded(NamedTuple):
@@ -90,7 +90,7 @@ class JobDropped(NamedTuple):
     job_id: int
 
 
-Record = JobTaken | JobBound | JobSuspected | TokensAdded | JobEnded | JobDropped
+Record = JobTaken | JobBound | JobCrashed | TokensAdded | JobEnded | JobDropped
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class StoredJob:
     deadline: float = 0.0
     weights: str = ""
     placed: int = 0
-    deaths: Deaths = NO_DEATHS
+    crashes: Crashes = NO_CRASHES
     token_ids: bytes = b""
     accepted: bytes = b""
     logprobs: bytes = b""

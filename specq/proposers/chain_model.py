@@ -17,8 +17,8 @@ import torch
 from specq.engines.torch import ChainStart, LoadedModel, RowPacker
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import Children
-from specq.proposers.making import ChildMaker, Wanted
-from specq.protocol import NO_TOKENS, Float32Array, Int32Array, Law, ModelInfo, SamplingParams
+from specq.proposers.making import ChildMaker, ChildRequest
+from specq.protocol import NO_TOKENS, DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
 
 NO_TOKEN = -1
 
@@ -34,7 +34,7 @@ class Chains(NamedTuple):
 
     token_ids: Int32Array
     scores: Float32Array
-    laws: list[Sequence[Law]]
+    distributions: list[Sequence[DraftDistribution]]
 
 
 class ChainSource(Protocol):
@@ -76,7 +76,7 @@ class _Part:
     """Some of the sessions of a round, by index; `wait` gives tokens and scores [depth, sessions, width], and laws."""
 
     indices: list[int]
-    wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[Law]]]]
+    wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
 
 
 class ChainModel:
@@ -91,13 +91,13 @@ class ChainModel:
         dtype: str = "auto",
         kv_slots: int = 0,
         name: str = "",
-        law_size: int = 32,
+        distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
         self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info = self._contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self._maker = ChildMaker(law_size, rng or np.random.default_rng())
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng())
         self._drafted: dict[int, _Drafted] = {}
         self._begun: tuple[list[int], Int32Array, list[_Part]] | None = None  # sessions, slots, parts
 
@@ -159,14 +159,14 @@ class ChainModel:
         depth, _, width = found[0][0].shape
         token_ids = np.empty((len(session_ids), depth, width), np.int32)
         scores = np.empty((len(session_ids), depth, width), np.float32)
-        laws: list[Sequence[Law]] = [()] * len(session_ids)
-        for part, (its_tokens, its_scores, its_laws) in zip(parts, found, strict=True):
+        distributions: list[Sequence[DraftDistribution]] = [()] * len(session_ids)
+        for part, (its_tokens, its_scores, its_distributions) in zip(parts, found, strict=True):
             token_ids[part.indices], scores[part.indices] = its_tokens.swapaxes(0, 1), its_scores.swapaxes(0, 1)
-            for index, of_session in zip(part.indices, its_laws, strict=False):
-                laws[index] = of_session
+            for index, of_session in zip(part.indices, its_distributions, strict=False):
+                distributions[index] = of_session
         for session_id, own, firsts in zip(session_ids, slots, token_ids[:, :, 0].tolist(), strict=True):
             self._drafted[session_id] = _Drafted(firsts, own)
-        return Chains(token_ids, scores, laws)
+        return Chains(token_ids, scores, distributions)
 
     def _compute(self, session_ids: Sequence[int]) -> torch.Tensor:
         """Run what is pending of each session; return logits [sessions, vocab]."""
@@ -209,24 +209,24 @@ class ChainModel:
 
     def _by_passes(
         self, starts: Sequence[ChainStart], logits: torch.Tensor, depth: int, width: int
-    ) -> tuple[Int32Array, Float32Array, list[Sequence[Law]]]:
+    ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
         """Draft chains by one pass a level; each ends early where a token has no children."""
         token_ids = np.full((depth, len(starts), width), NO_TOKEN, np.int32)
         scores = np.zeros((depth, len(starts), width), np.float32)
-        laws: list[list[Law]] = [[] for _ in starts]
+        distributions: list[list[DraftDistribution]] = [[] for _ in starts]
         alive = [i for i, start in enumerate(starts) if start.position < self.info.max_length]
         logits = logits[alive]
         for level in range(depth):
-            wanted = [Wanted(starts[i].params, starts[i].position + level, width) for i in alive]
+            wanted = [ChildRequest(starts[i].params, starts[i].position + level, width) for i in alive]
             made = self._maker.make(wanted, logits[:, : self.limit_vocab]) if wanted else []
             for i, children in zip(alive, made, strict=True):
-                _note(children, token_ids[level, i], scores[level, i], laws[i])
+                _note(children, token_ids[level, i], scores[level, i], distributions[i])
             last = self.info.max_length - level - 1
             alive = [i for i in alive if token_ids[level, i, 0] != NO_TOKEN and starts[i].position < last]
             if not alive or level + 1 == depth:
                 break
             logits = self._run_level([starts[i] for i in alive], token_ids[level, alive, 0].tolist(), level)
-        return token_ids, scores, [tuple(of_chain) for of_chain in laws]
+        return token_ids, scores, [tuple(of_chain) for of_chain in distributions]
 
     def _run_level(self, starts: Sequence[ChainStart], token_ids: Sequence[int], level: int) -> torch.Tensor:
         """Compute the tokens of one level of some chains; return logits [chains, vocab]."""
@@ -237,9 +237,11 @@ class ChainModel:
         return self._contexts.run(packer)
 
 
-def _note(children: Children, token_ids: Int32Array, scores: Float32Array, laws: list[Law]) -> None:
+def _note(
+    children: Children, token_ids: Int32Array, scores: Float32Array, distributions: list[DraftDistribution]
+) -> None:
     """Write one level of a chain into its row of the arrays."""
     count = min(len(token_ids), len(children.token_ids))
     token_ids[:count], scores[:count] = children.token_ids[:count], children.scores[:count]
-    if children.law is not None:
-        laws.append(children.law)
+    if children.distribution is not None:
+        distributions.append(children.distribution)

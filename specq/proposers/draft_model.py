@@ -23,7 +23,7 @@ from specq.engines.torch import ChainStart, LoadedModel, RowPacker
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.proposers.contexts import Context, Contexts
 from specq.proposers.interface import Children, Expansion
-from specq.proposers.making import ChildMaker, Wanted
+from specq.proposers.making import ChildMaker, ChildRequest
 from specq.protocol import NO_TOKENS, ConfigError, EngineError, Float32Array, Int32Array, SamplingParams
 
 CONTEXT = -1  # the node id that stands for the committed context
@@ -104,7 +104,7 @@ class DraftModel:
         dtype: str = "auto",
         kv_slots: int = 0,
         name: str = "",
-        law_size: int = 32,
+        distribution_size: int = 32,
         options: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
@@ -113,7 +113,7 @@ class DraftModel:
         self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info, self._pool = self._contexts.info, self._contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self._maker = ChildMaker(law_size, rng or np.random.default_rng())
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
 
     @property
@@ -261,7 +261,7 @@ class DraftModel:
         counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
         sessions = [self._sessions[session_id] for session_id, _ in rows]
         wanted = [
-            Wanted(session.params, session.child_position(key[1]), counts[key])
+            ChildRequest(session.params, session.child_position(key[1]), counts[key])
             for session, key in zip(sessions, rows, strict=True)
         ]
         made = dict(zip(rows, self._maker.make(wanted, logits[:, : self.limit_vocab]), strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from specq.protocol import Float32Array, Int32Array, Law, ModelInfo, SamplingParams
+from specq.protocol import DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Children:
 
     token_ids: Int32Array
     scores: Float32Array
-    law: Law | None = None
+    distribution: DraftDistribution | None = None
 
 
 class Proposer(Protocol):

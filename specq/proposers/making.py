@@ -10,12 +10,12 @@ import torch
 
 from specq.engines.torch import rank_tokens
 from specq.proposers.interface import Children, draws_children
-from specq.protocol import Law, SamplingParams
-from specq.verification.drafting import draw_children, truncated_laws
+from specq.protocol import DraftDistribution, SamplingParams
+from specq.verification.drafting import draw_children, truncated_distributions
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChildRequest:
     """What is asked of one row of logits: so many children for a position."""
 
     params: SamplingParams
@@ -28,10 +28,10 @@ class ChildMaker:
     """Makes children. `law_size`: most tokens of a law that travels; `rng` draws from the laws, and shall be the drafter's
     own: whoever knows the job's seed knows what the verifier will draw."""
 
-    law_size: int
+    distribution_size: int
     rng: np.random.Generator
 
-    def make(self, wanted: Sequence[Wanted], logits: torch.Tensor) -> list[Children]:
+    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor) -> list[Children]:
         """Return the children of each row of logits [rows, vocab]; some rows may have more than were asked for."""
         drawn = [i for i, of_row in enumerate(wanted) if draws_children(of_row.params)]
         ranked = [i for i in range(len(wanted)) if i not in set(drawn)]
@@ -44,18 +44,22 @@ class ChildMaker:
                 found.update(zip(chosen, make(own, rows, most), strict=True))
         return [found[i] for i in range(len(wanted))]
 
-    def _draw(self, wanted: Sequence[Wanted], logits: torch.Tensor, most: int) -> list[Children]:
+    def _draw(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
         """Return tokens drawn without replacement, with what they were drawn from."""
-        laws = truncated_laws(logits, [of_row.params for of_row in wanted], self.law_size)
-        drawn = draw_children(*laws, most, self.rng)
+        distributions = truncated_distributions(logits, [of_row.params for of_row in wanted], self.distribution_size)
+        drawn = draw_children(*distributions, most, self.rng)
         counts = (drawn.token_ids >= 0).sum(1).tolist()
         return [
-            Children(drawn.token_ids[row, :count], drawn.scores[row, :count], Law(drawn.ids[row], drawn.weights[row]))
+            Children(
+                drawn.token_ids[row, :count],
+                drawn.scores[row, :count],
+                DraftDistribution(drawn.ids[row], drawn.weights[row]),
+            )
             for row, count in enumerate(counts)
         ]
 
 
-def _rank(wanted: Sequence[Wanted], logits: torch.Tensor, most: int) -> list[Children]:
+def _rank(wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
     """Return the tokens of the highest perturbed scores."""
     params, positions = [of_row.params for of_row in wanted], [of_row.position for of_row in wanted]
     tokens, log_probs = rank_tokens(logits, params, positions, most)

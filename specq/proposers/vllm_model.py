@@ -15,7 +15,7 @@ import numpy as np
 from specq.engines import describe, resolve_directory
 from specq.engines.vllm.options import make_options, overrides, prepare_environment
 from specq.proposers.interface import Children, Expansion
-from specq.proposers.making import ChildMaker, Wanted
+from specq.proposers.making import ChildMaker, ChildRequest
 from specq.protocol import NO_TOKENS, EngineError, Int32Array, SamplingParams
 
 CONTEXT = -1
@@ -46,7 +46,7 @@ class VllmModel:
         dtype: str = "auto",
         kv_slots: int = 0,
         name: str = "",
-        law_size: int = 32,
+        distribution_size: int = 32,
         options: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class VllmModel:
         self._asker, self._last_rows = Asker(arguments), last_rows
         self._candidates = min(CANDIDATES, self._asker.vocab_size)
         self._asked = asking(top=self._candidates)
-        self._maker = ChildMaker(min(law_size, self._candidates), rng or np.random.default_rng())
+        self._maker = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
         self.info = describe(
             directory,
@@ -119,9 +119,9 @@ class VllmModel:
             raise EngineError(f"draft node {request.node_id} is unknown or was cut")
         return [*session.token_ids, *session.paths[request.node_id]]
 
-    def _wanted(self, request: Expansion, position: int) -> Wanted:
+    def _wanted(self, request: Expansion, position: int) -> ChildRequest:
         params, count = self._sessions[request.session_id].params, min(len(request.child_ids), self._candidates)
-        return Wanted(params, position, count)
+        return ChildRequest(params, position, count)
 
     def _answer(self, request: Expansion, made: Children) -> Children:
         """Cut children to those requested, and keep them as nodes."""

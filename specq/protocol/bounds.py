@@ -204,7 +204,7 @@ LOGPROBS = Elements(
 
 MAX_NODES = 4096  # of one session, in one message
 NODE_FLAGS, NODE_LANES = replace(FLAGS, most=MAX_NODES), replace(BYTES, most=MAX_NODES)
-NODE_NAMES, NODE_LAWS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
+NODE_NAMES, NODE_DISTRIBUTIONS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
 # Of drafts, the most frequent messages: `specq.protocol.draft_checks` looks at each number of these as it is, and is stricter.
 NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
@@ -221,7 +221,7 @@ DEADLINE_MS = Range(0, YEAR_MS, f"from 0 (none) to {YEAR_MS} (a year)")
 HEARTBEAT_MS = Range(1, HOUR_MS)
 STEP_MS = Range(0, HOUR_MS)
 ELAPSED_MS = Range(0, 2**53, "from 0 to 2**53")
-WORTH = Range(0, 9999)
+MIN_ACCEPT_PROB = Range(0, 9999)
 SEEN = Items(Range(-1, MAX_INT32, "from -1 to 2**31 - 1"), 512, "lanes and node ids, from -1 to 2**31 - 1")
 STEP_US = Items(Range(0, 2**32 - 1), 2, "times in microseconds, from 0 to 2**32 - 1")
 PIECES = Range(1, 256)  # of a tokenizer, of 1 MiB each

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.protocol.messages import OWN_LANE, Draft
+from specq.protocol.messages import COLOCATED_LANE, Draft
 from specq.protocol.types import NO_TOKENS, NO_WEIGHTS, Int32Array, UInt16Array
 
 MAX_ID = 2**31 - 1  # verdicts name nodes by 32-bit integers
@@ -23,7 +23,7 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
     if not len(tokens) == len(parents) == len(scores):
         return "its arrays differ in length"
     most = max(draft.base_len, draft.first_id + len(tokens))
-    if min(draft.base_len, draft.first_id, draft.lane) < 0 or most > MAX_ID or draft.lane > OWN_LANE:
+    if min(draft.base_len, draft.first_id, draft.lane) < 0 or most > MAX_ID or draft.lane > COLOCATED_LANE:
         return "its lane, its position or its ids lie beyond what there can be"
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         return "a token lies outside the vocabulary"
@@ -31,11 +31,11 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
         return "a score is no log-probability"
     if any(not -1 <= parent < node_id for node_id, parent in enumerate(parents, draft.first_id)):
         return "a parent does not come before its child"
-    has_twins = len(set(zip(parents, tokens, strict=True))) < len(tokens)
-    return "two siblings bear the same token" if has_twins else _reason_against_laws(draft, vocab_size)
+    has_duplicates = len(set(zip(parents, tokens, strict=True))) < len(tokens)
+    return "two siblings bear the same token" if has_duplicates else _reason_against_distributions(draft, vocab_size)
 
 
-def _reason_against_laws(draft: Draft, vocab_size: int) -> str:
+def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:
     size = draft.q_size
     if not size:
         return ""
@@ -60,8 +60,8 @@ def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -
         return "a law has no weight"
     if not np.all(((ids[rows] == draft.token_ids[sampled, None]) & (weights[rows] > 0)).any(1)):
         return "a token was not drawn from its own law"
-    families = len(np.unique(np.stack([parents, rows]), axis=1).T)
-    if not len(np.unique(parents)) == len(np.unique(rows)) == families:
+    sibling_groups = len(np.unique(np.stack([parents, rows]), axis=1).T)
+    if not len(np.unique(parents)) == len(np.unique(rows)) == sibling_groups:
         return "sampled siblings name different laws, or cousins one"
     return ""
 

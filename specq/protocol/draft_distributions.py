@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 
 from specq.protocol.messages import Draft
-from specq.protocol.types import Int32Array, Law, UInt16Array
+from specq.protocol.types import DraftDistribution, Int32Array, UInt16Array
 
 
-def laws_of(draft: Draft) -> list[Law | None]:
+def distributions_of(draft: Draft) -> list[DraftDistribution | None]:
     """Return the law of each node of a draft whose laws are well-formed; None for point masses."""
     size = draft.q_size
     if not size:
         return [None] * len(draft.token_ids)
-    laws = [
-        Law(ids, weights)
+    distributions = [
+        DraftDistribution(ids, weights)
         for ids, weights in zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
     ]
-    return [laws[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+    return [distributions[row] if row >= 0 else None for row in draft.q_rows.tolist()]
 
 
 def claims_of(draft: Draft) -> list[float]:
@@ -54,18 +54,21 @@ def _by_rank(rows: Sequence[int]) -> list[list[int]]:
     return found
 
 
-def pack_laws(laws: Sequence[Law], rows: Sequence[int]) -> dict[str, Any]:
+def pack_distributions(distributions: Sequence[DraftDistribution], rows: Sequence[int]) -> dict[str, Any]:
     """Return the arrays of a `Draft` whose node i was drawn from laws[rows[i]]; -1: a point mass."""
-    if not laws:
+    if not distributions:
         return {}
-    ids, weights = stacked(laws)
+    ids, weights = stacked(distributions)
     return {"q_ids": ids.reshape(-1), "q_weights": weights.reshape(-1), "q_rows": np.array(rows, np.int32)}
 
 
-def stacked(laws: Sequence[Law]) -> tuple[Int32Array, UInt16Array]:
+def stacked(distributions: Sequence[DraftDistribution]) -> tuple[Int32Array, UInt16Array]:
     """Return (ids i32[g, k], weights u16[g, k]), padded to the longest law."""
-    width = max(len(law.ids) for law in laws)
-    ids, weights = np.full((len(laws), width), -1, np.int32), np.zeros((len(laws), width), np.uint16)
-    for row, law in enumerate(laws):
-        ids[row, : len(law.ids)], weights[row, : len(law.ids)] = law.ids, law.weights
+    width = max(len(distribution.ids) for distribution in distributions)
+    ids, weights = np.full((len(distributions), width), -1, np.int32), np.zeros((len(distributions), width), np.uint16)
+    for row, distribution in enumerate(distributions):
+        ids[row, : len(distribution.ids)], weights[row, : len(distribution.ids)] = (
+            distribution.ids,
+            distribution.weights,
+        )
     return ids, weights

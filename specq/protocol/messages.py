@@ -25,15 +25,15 @@ UInt8Array = npt.NDArray[np.uint8]
 Int64Array = npt.NDArray[np.int64]
 
 PROTOCOL_VERSION = 2
-BACKUP_LANE = 255  # of what a verifier looks up itself
-OWN_LANE = 254  # of the drafter in its own process; those of other processes have the lanes below
+LOOKUP_LANE = 255  # of what a verifier looks up itself
+COLOCATED_LANE = 254  # of the drafter in its own process; those of other processes have the lanes below
 
 # Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
 Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
 NodeTokens = Annotated[Int32Array, "<i4", 1, bounds.NODE_TOKENS]
 NodeIds = Annotated[Int32Array, "<i4", 1, bounds.NODE_NAMES]
 NodeParents = Annotated[Int32Array, "<i4", 1, bounds.NODE_PARENTS]
-NodeLaws = Annotated[Int32Array, "<i4", 1, bounds.NODE_LAWS]
+NodeLaws = Annotated[Int32Array, "<i4", 1, bounds.NODE_DISTRIBUTIONS]
 NodeScores = Annotated[Float16Array, "<f2", 1, bounds.NODE_SCORES]
 NodeFlags = Annotated[UInt8Array, "<u1", 1, bounds.NODE_FLAGS]
 NodeLanes = Annotated[UInt8Array, "<u1", 1, bounds.NODE_LANES]
@@ -237,10 +237,10 @@ class Close(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Committed(Message):
+class Ack(Message):
     """To a verifier: the journal holds `length` tokens; with `resend`, send what lies beyond them again."""
 
-    TYPE: ClassVar[str] = "committed"
+    TYPE: ClassVar[str] = "ack"
     session_id: Id
     epoch: Id
     length: Count
@@ -320,7 +320,7 @@ class Verdict(Message):
     epoch: Id
     base_len: Count
     finish: Annotated[str, bounds.VERDICT_FINISH] = ""
-    worth: Annotated[int, bounds.WORTH] = 0
+    min_accept_prob: Annotated[int, bounds.MIN_ACCEPT_PROB] = 0
     seen: Annotated[tuple[int, ...], bounds.SEEN] = ()
     us: Annotated[tuple[int, ...], bounds.STEP_US] = ()
     stats: Annotated[dict[str, Any], bounds.STATS] = field(default_factory=dict)
@@ -445,7 +445,7 @@ MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls
     for cls in (
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, FetchTokenizer,
-        Welcome, Refused, Open, Close, Committed, Assign, Release,
+        Welcome, Refused, Open, Close, Ack, Assign, Release,
         Draft, Verdict, SessionFailed,
         Accepted, JobInfo, JobList, Tokens, Failed, Status, TokenizerChunk,
     )

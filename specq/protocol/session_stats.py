@@ -38,7 +38,7 @@ class SessionStats:
     drafted_rounds: int = 0
     leaves: int = 0
     depths: int = 0
-    worths: int = 0
+    min_accept_probs: int = 0
     positions: list[list[int]] = field(default_factory=list)
 
     def count_tree(self, nodes: Sequence[PlacedNode], length: int) -> None:

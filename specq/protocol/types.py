@@ -59,7 +59,7 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Law:
+class DraftDistribution:
     """What some siblings were drawn from, without replacement: ids i32[k], weights u16[k]; see `DraftLaws`."""
 
     ids: Int32Array
@@ -67,7 +67,7 @@ class Law:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftLaws:
+class DraftDistributions:
     """What the nodes of a tree were sampled from, for `probabilistic`.
 
     ids        i32[g, k], weights u16[g, k]: laws, probability = weight / sum of weights; unused places hold id -1 and
@@ -94,7 +94,7 @@ class Tree:
     token_ids: Int32Array
     parents: Int32Array
     scores: Float32Array
-    laws: DraftLaws | None = None
+    distributions: DraftDistributions | None = None
 
     @property
     def num_nodes(self) -> int:

@@ -27,7 +27,7 @@ WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row
 KERNELS = {
     "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
     "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
-    "laws": "specq.verification.gpu_kernels.distributions:laws_kernel",
+    "distributions": "specq.verification.gpu_kernels.distributions:laws_kernel",
     "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
 }
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -63,7 +63,7 @@ class CudaRows(TorchRows):
             return lambda: self._pick(self._best, rows["logit_row"])
         found = Pass(self, rows)
         if (((rows["top_k"] > 0) | (rows["top_p"] < 1)) & is_warm).any():
-            found.find_laws(of_all=False)
+            found.find_distributions(of_all=False)
         found.choose()
 
         if is_warm.all():
@@ -77,17 +77,17 @@ class CudaRows(TorchRows):
 
         return pick
 
-    def laws(self, rows: Rows) -> LookUp:
+    def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
         found = Pass(self, rows)
-        found.find_laws(of_all=True)
-        return lambda which, token_ids: self.look_up(rows, found.laws, which, token_ids)
+        found.find_distributions(of_all=True)
+        return lambda which, token_ids: self.look_up(rows, found.distributions, which, token_ids)
 
     def run(self, name: str, grid: tuple[int, int], *arguments: Any) -> None:
         """Launch a kernel over (rows, splits), or (rows, 1). From the second time on the compiled kernel is called directly:
         Triton's search for it costs several times what a launch does."""
         key = name, *self._kind, *(a for a in arguments if isinstance(a, bool))
-        is_wide = name == "laws"
+        is_wide = name == "distributions"
         block, warps = (WIDE_BLOCK, WIDE_WARPS) if is_wide else (BLOCK, 1)
         with self._place():
             if compiled := _compiled.get(key):
@@ -122,7 +122,7 @@ def warm_up(like: torch.Tensor) -> None:
     params = [SamplingParams(temperature=1.0, top_p=0.5), SamplingParams(temperature=1.0)]
     rows = make_rows(params, [0, 0])
     CudaRows(logits).own_tokens(rows)()
-    CudaRows(logits).laws(rows)(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
+    CudaRows(logits).distributions(rows)(np.zeros(1, np.int64), np.zeros((1, 1), np.int64))
 
 
 class Pass:
@@ -137,27 +137,30 @@ class Pass:
         self._words = torch.from_numpy(rows.view(np.int64)).to(target.logits.device, non_blocking=True)
         self.best = target.empty((2, target.splits, len(rows)), torch.int32)
         # Until `find_laws`, anything of the right type.
-        self._heads, self._head_ids, self.laws = _nothing(target.logits.device)
+        self._heads, self._head_ids, self.distributions = _nothing(target.logits.device)
         self._counts = self._is_in_heads = self._head_ids
 
-    def find_laws(self, *, of_all: bool) -> None:
+    def find_distributions(self, *, of_all: bool) -> None:
         """Run `heads_kernel` and `laws_kernel`, on all rows or on those with top-k or top-p."""
         target, (num_rows, splits) = self._target, self._grid
         block = target.empty((5, num_rows, splits, ROOM), torch.int32)
         self._heads, scaled = block[0].view(torch.float32), block[1].view(torch.float32)
         self._head_ids, weights = block[2], block[3:].view(-1).view(torch.float64)
-        sums, self.laws = target.empty((num_rows, splits, 2), torch.float64), target.empty((num_rows, 4), torch.float64)
+        sums, self.distributions = (
+            target.empty((num_rows, splits, 2), torch.float64),
+            target.empty((num_rows, 4), torch.float64),
+        )
         counts = target.empty((num_rows * (splits + 1),), torch.int32)
         self._counts, self._is_in_heads = counts[num_rows:], counts[:num_rows]
         rows = self._words, *target.tops, self._counts, self._heads
         target.run("heads", self._grid, *rows, self._head_ids, ROOM, sums, of_all)
-        laws = ROOM, scaled, weights, sums, self.laws, self._is_in_heads, int(of_all)
-        target.run("laws", (num_rows, 1), *rows, *laws)
+        distributions = ROOM, scaled, weights, sums, self.distributions, self._is_in_heads, int(of_all)
+        target.run("distributions", (num_rows, 1), *rows, *distributions)
 
     def choose(self) -> None:
         """Run `choose_kernel`; where there is top-k or top-p, after `find_laws`."""
         target = self._target
-        rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.laws
+        rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.distributions
         found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]
         target.run("choose", self._grid, *rows, *found)
 

@@ -37,7 +37,7 @@ class SampledChildren:
     scores: Float32Array
 
 
-def truncated_laws(
+def truncated_distributions(
     logits: torch.Tensor, params: Sequence[SamplingParams], size: int = 32
 ) -> tuple[Int32Array, UInt16Array]:
     """Return (ids i32[rows, k], weights u16[rows, k]), k <= size: the likeliest tokens of draft logits [rows, vocab].

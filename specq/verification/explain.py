@@ -97,7 +97,7 @@ def _target_probs(placed: Sequence[JudgedStep], logits: torch.Tensor) -> list[fl
     is_warm = rows["temperature"] > 0
     if is_warm.any():
         warm = np.arange(np.count_nonzero(is_warm))
-        _, found = target.laws(rows[is_warm])(warm, token_ids[is_warm, None])
+        _, found = target.distributions(rows[is_warm])(warm, token_ids[is_warm, None])
         probs[is_warm] = found[:, 0]
     if not is_warm.all():
         probs[~is_warm] = target.own_tokens(rows[~is_warm])() == token_ids[~is_warm]
@@ -118,7 +118,7 @@ def _verdicts(step: SessionStep, judgement: Judgement) -> list[str]:
     verdicts = [NOT_REACHED] * tree.num_nodes
     if step.params.strategy == "greedy":
         return verdicts
-    is_point = np.ones(tree.num_nodes, np.bool_) if tree.laws is None else tree.laws.rows < 0
+    is_point = np.ones(tree.num_nodes, np.bool_) if tree.distributions is None else tree.distributions.rows < 0
     for parent in (-1, *judgement.path):
         siblings = np.flatnonzero(tree.parents == parent)
         for node in siblings[np.argsort(is_point[siblings], kind="stable")].tolist():  # as they are judged
@@ -131,14 +131,16 @@ def _verdicts(step: SessionStep, judgement: Judgement) -> list[str]:
 def _draft_probs(tree: Tree) -> list[float]:
     """Return each node's probability in the law that it was drawn from."""
     probs = [1.0] * tree.num_nodes
-    if tree.laws is None:
+    if tree.distributions is None:
         return probs
     for parent in sorted(set(tree.parents.tolist())):
         drawn: list[int] = []
         for node in np.flatnonzero(tree.parents == parent).tolist():
-            if (row := int(tree.laws.rows[node])) < 0:
+            if (row := int(tree.distributions.rows[node])) < 0:
                 continue
-            weights = dict(zip(tree.laws.ids[row].tolist(), tree.laws.weights[row].tolist(), strict=True))
+            weights = dict(
+                zip(tree.distributions.ids[row].tolist(), tree.distributions.weights[row].tolist(), strict=True)
+            )
             left = sum(weight for token, weight in weights.items() if token not in drawn)
             token = int(tree.token_ids[node])
             probs[node] = weights[token] / left

@@ -19,7 +19,7 @@ import torch
 from specq.protocol import Float32Array, Float64Array, Int32Array
 from specq.runtime import library
 from specq.verification.packing import Int64Array, Rows
-from specq.verification.target_rows import Edits, Laws, LookUp, check_numbers
+from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
 
 SOURCE = Path(__file__).parent / "kernels" / "rows.c"
 
@@ -51,22 +51,24 @@ class HostRows:
         self._call(self._library.specq_own_tokens, rows, token_ids)
         return lambda: token_ids
 
-    def laws(self, rows: Rows) -> LookUp:
+    def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
 
-        def look_up(which: Int64Array, token_ids: Int64Array) -> tuple[Laws, Float64Array]:
-            laws, probs = Laws(rows, np.empty((len(rows), 4))), np.empty(token_ids.shape)
+        def look_up(which: Int64Array, token_ids: Int64Array) -> tuple[Distributions, Float64Array]:
+            distributions, probs = Distributions(rows, np.empty((len(rows), 4))), np.empty(token_ids.shape)
             shape = (ctypes.c_long(len(which)), ctypes.c_long(token_ids.shape[1]))
-            self._call(self._library.specq_laws, rows, laws.found, which, token_ids, probs, more=shape)
-            return laws, probs
+            self._call(
+                self._library.specq_distributions, rows, distributions.found, which, token_ids, probs, more=shape
+            )
+            return distributions, probs
 
         return look_up
 
-    def draw(self, laws: Laws, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
+    def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
         """See `TargetRows`."""
         token_ids = np.empty(len(which), np.int32)
         starts = edits.place.searchsorted(np.arange(len(which) + 1))
-        rows, found = laws.rows[which], laws.found[which]
+        rows, found = distributions.rows[which], distributions.found[which]
         edited = starts, edits.token_ids, edits.values
         self._call(self._library.specq_draw, rows, found, *edited, uniforms, token_ids)
         return token_ids

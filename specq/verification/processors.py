@@ -138,12 +138,12 @@ def _rows_by_tail(tails: Sequence[list[int]], lengths: set[int]) -> dict[tuple[i
     return following
 
 
-def _tails(context: list[int], tree: Tree, reach: int) -> list[list[int]]:
+def _tails(context: list[int], tree: Tree, reach_prob: int) -> list[list[int]]:
     """Return, for each row, the last tokens before its own: `reach` of them, if there are so many."""
-    tails = [context[max(0, len(context) - reach) :]]
+    tails = [context[max(0, len(context) - reach_prob) :]]
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
         tail = [*tails[parent + 1], token]
-        tails.append(tail[max(0, len(tail) - reach) :])
+        tails.append(tail[max(0, len(tail) - reach_prob) :])
     return tails
 
 

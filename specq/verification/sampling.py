@@ -66,8 +66,8 @@ def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torc
             tokens = torch.from_numpy(target.own_tokens(own)()).to(logits.device)
             probs[at, tokens.long()] = 1
             continue
-        laws, _ = target.laws(own)(NO_NODES, NO_NODES[:, None])
-        _, bounds, masses, _ = torch.from_numpy(laws.found).to(logits.device).T[..., None]
+        distributions, _ = target.distributions(own)(NO_NODES, NO_NODES[:, None])
+        _, bounds, masses, _ = torch.from_numpy(distributions.found).to(logits.device).T[..., None]
         scaled = torch_rows.scale(logits[at], own)
         probs[at] = torch.where(scaled >= bounds, scaled.double().exp() / masses, 0)
     return probs
@@ -80,8 +80,8 @@ def _noisy(logits: torch.Tensor, rows: Rows, *, is_cut: bool) -> torch.Tensor:
         return torch_rows.add_noise(scaled, rows)
     own = rows.copy()
     own["logit_row"] = np.arange(len(rows))
-    laws, _ = target_rows(logits).laws(own)(NO_NODES, NO_NODES[:, None])
-    bounds = torch.from_numpy(laws.found[:, 1:2].astype(np.float32)).to(logits.device)
+    distributions, _ = target_rows(logits).distributions(own)(NO_NODES, NO_NODES[:, None])
+    bounds = torch.from_numpy(distributions.found[:, 1:2].astype(np.float32)).to(logits.device)
     scaled.masked_fill_(scaled < bounds, -torch.inf)
     return _add_to_kept(scaled, rows) if logits.device.type == "cpu" else torch_rows.add_noise(scaled, rows)
 

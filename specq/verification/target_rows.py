@@ -18,7 +18,7 @@ from specq.verification.packing import Int64Array, Rows
 
 
 @dataclass(frozen=True, slots=True)
-class Laws:
+class Distributions:
     """The laws of some rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in float32.
 
     found f64[rows, 4]: top and bound (float32 values), mass, and moment, the sum of exp(s) * s over what is kept
@@ -52,7 +52,7 @@ class Edits(NamedTuple):
 
 
 # Given places i64[n] among rows and token ids i64[n, c], return their laws and the tokens' probabilities f64[n, c].
-LookUp = Callable[[Int64Array, Int64Array], tuple[Laws, Float64Array]]
+LookUp = Callable[[Int64Array, Int64Array], tuple[Distributions, Float64Array]]
 
 
 class TargetRows(Protocol):
@@ -69,11 +69,11 @@ class TargetRows(Protocol):
         """Choose each row's own token, i32[rows]: the argmax of its perturbed scores."""
         ...
 
-    def laws(self, rows: Rows) -> LookUp:
+    def distributions(self, rows: Rows) -> LookUp:
         """Find the laws of rows with T > 0."""
         ...
 
-    def draw(self, laws: Laws, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
+    def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
         """Draw a token i32[n] from each of some edited laws, by inversion of uniforms f64[n] in (0, 1)."""
         ...
 

@@ -10,7 +10,7 @@ import torch
 from specq.protocol import Float32Array, Float64Array, Int32Array
 from specq.verification import noise
 from specq.verification.packing import CUT, GREEDY, Int64Array, Rows, by_kind, noise_keys
-from specq.verification.target_rows import Edits, Laws, LookUp, check_numbers
+from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
 
 WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes
 CHUNK = 512  # tokens; a draw looks for its chunk first, then in it
@@ -37,7 +37,7 @@ class TorchRows:
             tokens[which] = best.indices.cpu().numpy()
         return lambda: tokens
 
-    def laws(self, rows: Rows) -> LookUp:
+    def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
         logits = self.take(rows).float()
         scaled = scale(logits, rows)
@@ -49,18 +49,18 @@ class TorchRows:
 
     def look_up(
         self, rows: Rows, found: torch.Tensor, which: Int64Array, token_ids: Int64Array
-    ) -> tuple[Laws, Float64Array]:
+    ) -> tuple[Distributions, Float64Array]:
         """Fetch laws f64[rows, 4] and what `LookUp` returns."""
         logits = self.logits[self._put(rows["logit_row"][which, None]), self._put(np.maximum(token_ids, 0))]
-        laws = Laws(rows, found.cpu().numpy())
-        check_numbers(bool(np.isfinite(laws.found[:, 0]).all()))
+        distributions = Distributions(rows, found.cpu().numpy())
+        check_numbers(bool(np.isfinite(distributions.found[:, 0]).all()))
         values: Float32Array = logits.float().cpu().numpy()
-        return laws, np.where(token_ids >= 0, laws.probs(which, values), 0)
+        return distributions, np.where(token_ids >= 0, distributions.probs(which, values), 0)
 
-    def draw(self, laws: Laws, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
+    def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
         """See `TargetRows`."""
-        rows = laws.rows[which]
-        top, bound, mass, _ = laws.found[which].T[..., None]
+        rows = distributions.rows[which]
+        top, bound, mass, _ = distributions.found[which].T[..., None]
         scaled = self.take(rows).float() - self._put(top.astype(np.float32))
         scaled.div_(self._put(rows["temperature"][:, None]))
         probs = scaled.masked_fill_(scaled < self._put(bound.astype(np.float32)), -torch.inf).double().exp_()

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import BoolArray, DraftLaws, Float64Array, Int32Array, Tree, UInt16Array
+from specq.protocol import BoolArray, DraftDistributions, Float64Array, Int32Array, Tree, UInt16Array
 from specq.verification import host_rows
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import Edits
 
 CONTEXT = -1  # the end of a path without nodes
-NO_LAWS = DraftLaws(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.uint16), np.zeros(0, np.int32))
+NO_DISTRIBUTIONS = DraftDistributions(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.uint16), np.zeros(0, np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Drafted:
     def of(steps: Sequence[JudgedStep], packed: Packed) -> Drafted:
         """Gather the trees of the steps that were packed; the uniforms are left empty."""
         trees = [judged.step.tree for judged in steps]
-        rows, ids, weights = _gather_laws(trees)
+        rows, ids, weights = _gather_distributions(trees)
         is_sampled = rows >= 0
         named = np.empty((len(rows), ids.shape[1] + 1), np.int64)
         named[:, :-1] = np.where(is_sampled[:, None], ids[rows], -1)
@@ -60,27 +60,27 @@ class Drafted:
         )
 
 
-def _gather_laws(trees: Sequence[Tree]) -> tuple[Int64Array, Int32Array, UInt16Array]:
+def _gather_distributions(trees: Sequence[Tree]) -> tuple[Int64Array, Int32Array, UInt16Array]:
     """Return i64[n], the law of each node of some trees or -1, and the laws, i32[g, k] and u16[g, k], one at least."""
-    laws = [NO_LAWS if tree.laws is None else tree.laws for tree in trees]
-    width = max(of_tree.ids.shape[1] for of_tree in laws)
+    distributions = [NO_DISTRIBUTIONS if tree.distributions is None else tree.distributions for tree in trees]
+    width = max(of_tree.ids.shape[1] for of_tree in distributions)
     offset, rows = 1, []  # the first law is none
-    for tree, of_tree in zip(trees, laws, strict=True):
+    for tree, of_tree in zip(trees, distributions, strict=True):
         own = of_tree.rows if len(of_tree.rows) == tree.num_nodes else np.full(tree.num_nodes, -1)
         rows.append(np.where(own >= 0, own + offset, -1))
         offset += len(of_tree.ids)
     none = np.full((1, width), -1, np.int32)
-    ids = np.concatenate([none, *(_padded(of_tree.ids, width, -1) for of_tree in laws)])
+    ids = np.concatenate([none, *(_padded(of_tree.ids, width, -1) for of_tree in distributions)])
     weights = np.concatenate(
-        [np.zeros((1, width), np.uint16), *(_padded(of_tree.weights, width, 0) for of_tree in laws)]
+        [np.zeros((1, width), np.uint16), *(_padded(of_tree.weights, width, 0) for of_tree in distributions)]
     )
     return np.concatenate(rows, dtype=np.int64), ids, weights
 
 
-def _padded(laws: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
-    if laws.shape[1] == width:
-        return laws
-    return np.pad(laws, ((0, 0), (0, width - laws.shape[1])), constant_values=fill)
+def _padded(distributions: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
+    if distributions.shape[1] == width:
+        return distributions
+    return np.pad(distributions, ((0, 0), (0, width - distributions.shape[1])), constant_values=fill)
 
 
 @dataclass(slots=True)
@@ -169,14 +169,16 @@ def walk(step: int, paths: Paths, drafted: Drafted, probs: Float64Array) -> bool
     first, end = drafted.firsts[step : step + 2].tolist()
     children = first + np.flatnonzero(drafted.parents[first:end] == paths.ends[step])
     ordered = order_of_judgement(children.tolist(), drafted)
-    family = family_of(ordered, drafted, probs)
+    sibling_group = sibling_group_of(ordered, drafted, probs)
     for child in ordered:
-        if judge_child(family, int(drafted.named[child, -1]), drafted.uniforms[child], drafted.is_sampled[child]):
+        if judge_child(
+            sibling_group, int(drafted.named[child, -1]), drafted.uniforms[child], drafted.is_sampled[child]
+        ):
             paths.nodes[first + paths.lengths[step]] = child - first
             paths.lengths[step] += 1
             paths.ends[step] = child - first
             return True
-    end_path(step, paths, family)
+    end_path(step, paths, sibling_group)
     return False
 
 
@@ -185,46 +187,53 @@ def order_of_judgement(children: Sequence[int], drafted: Drafted) -> list[int]:
     return sorted(children, key=lambda child: not drafted.is_sampled[child])
 
 
-def family_of(children: Sequence[int], drafted: Drafted, probs: Float64Array) -> Family:
+def sibling_group_of(children: Sequence[int], drafted: Drafted, probs: Float64Array) -> Family:
     """Begin to judge siblings."""
-    family = Family([], [], [], 0.0)
+    sibling_group = Family([], [], [], 0.0)
     for child in children:
-        *law, own = drafted.named[child].tolist()
-        if drafted.is_sampled[child] and not family.token_ids:  # siblings share their law
-            family.token_ids, family.weights = law, drafted.weights[child].tolist()
-            family.residual, family.total = probs[child, :-1].tolist(), float(drafted.weights[child].sum())
-        if own not in family.token_ids:
-            family.token_ids.append(own)
-            family.weights.append(0.0)
-            family.residual.append(float(probs[child, -1]))
-    return family
+        *distribution, own = drafted.named[child].tolist()
+        if drafted.is_sampled[child] and not sibling_group.token_ids:  # siblings share their law
+            sibling_group.token_ids, sibling_group.weights = distribution, drafted.weights[child].tolist()
+            sibling_group.residual, sibling_group.total = (
+                probs[child, :-1].tolist(),
+                float(drafted.weights[child].sum()),
+            )
+        if own not in sibling_group.token_ids:
+            sibling_group.token_ids.append(own)
+            sibling_group.weights.append(0.0)
+            sibling_group.residual.append(float(probs[child, -1]))
+    return sibling_group
 
 
-def judge_child(family: Family, token_id: int, uniform: float, is_sampled: bool) -> bool:
+def judge_child(sibling_group: Family, token_id: int, uniform: float, is_sampled: bool) -> bool:
     """Accept the child with that token, or else take its law from the target's."""
-    place = family.token_ids.index(token_id)
+    place = sibling_group.token_ids.index(token_id)
     if is_sampled:
-        law = [weight / max(family.total, 1) for weight in family.weights]
+        distribution = [weight / max(sibling_group.total, 1) for weight in sibling_group.weights]
     else:
-        law = [float(i == place) for i in range(len(family.weights))]
-    if uniform * law[place] * family.mass < family.residual[place]:
+        distribution = [float(i == place) for i in range(len(sibling_group.weights))]
+    if uniform * distribution[place] * sibling_group.mass < sibling_group.residual[place]:
         return True
-    taken = [min(left, share * family.mass) for left, share in zip(family.residual, law, strict=True)]
-    family.residual = [left - part for left, part in zip(family.residual, taken, strict=True)]
-    family.mass -= sum(taken)
-    strike(family, place)
+    taken = [
+        min(left, share * sibling_group.mass) for left, share in zip(sibling_group.residual, distribution, strict=True)
+    ]
+    sibling_group.residual = [left - part for left, part in zip(sibling_group.residual, taken, strict=True)]
+    sibling_group.mass -= sum(taken)
+    strike(sibling_group, place)
     return False
 
 
-def strike(family: Family, place: int) -> None:
+def strike(sibling_group: Family, place: int) -> None:
     """Take a drawn token out of the law that its younger siblings were drawn from."""
-    family.total -= family.weights[place]
-    family.weights[place] = 0.0
+    sibling_group.total -= sibling_group.weights[place]
+    sibling_group.weights[place] = 0.0
 
 
-def end_path(step: int, paths: Paths, family: Family) -> None:
+def end_path(step: int, paths: Paths, sibling_group: Family) -> None:
     """Keep what is left of the target's probabilities, for the token that follows the path."""
-    kept = [(token, left) for token, left in zip(family.token_ids, family.residual, strict=True) if token >= 0]
+    kept = [
+        (token, left) for token, left in zip(sibling_group.token_ids, sibling_group.residual, strict=True) if token >= 0
+    ]
     paths.num_edits[step] = len(kept)
     for column, (token, left) in enumerate(kept):
         paths.edit_ids[step, column], paths.edit_values[step, column] = token, left

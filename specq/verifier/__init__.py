@@ -10,8 +10,8 @@
 In: Open, Draft, Close. Out: Verdict. Time is an argument; nothing here opens a socket.
 """
 
-from specq.verifier.colocated import OwnDrafter
+from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 
-__all__ = ["OwnDrafter", "StepCurve", "Verifier"]
+__all__ = ["ColocatedDrafter", "StepCurve", "Verifier"]

@@ -20,10 +20,10 @@ from itertools import accumulate
 import numpy as np
 import structlog
 
-from specq.drafting import LEAST_CHANCE, SIBLING_WORTH, Calibration, drafting_params, longest_chain
+from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
 from specq.proposers.chain_model import Chains, ChainSource
 from specq.protocol import (
-    OWN_LANE,
+    COLOCATED_LANE,
     Draft,
     EngineError,
     EngineLostError,
@@ -31,12 +31,12 @@ from specq.protocol import (
     Float64Array,
     Message,
     Verdict,
-    pack_laws,
+    pack_distributions,
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.core import Verifier
 from specq.verifier.draft_tree import Chain
-from specq.verifier.round_choice import Beside, RoundChoice
+from specq.verifier.round_choice import OtherLoad, RoundChoice
 from specq.verifier.scheduler import FLOOR
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
@@ -68,7 +68,7 @@ class _Offered:
     node_ids: Sequence[int]
 
 
-class OwnDrafter:
+class ColocatedDrafter:
     """A source of chains and the verifier whose sessions it drafts for; levels of at most `fan_out` children. `levels` are
     the seconds that a level takes for so many sessions; `chain` is the most levels."""
 
@@ -104,10 +104,10 @@ class OwnDrafter:
         sessions = [session for session in sessions if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(sessions)
         if sessions:
-            width = self.fan_out if len(sessions) < MANY and self.verifier.worth <= SIBLING_WORTH else 1
+            width = self.fan_out if len(sessions) < MANY and self.verifier.min_accept_prob <= SIBLING_VALUE else 1
             self._start(_Begun(sessions, min(depth, most), width, now, is_usual))
 
-    def _without_leads(self, sessions: Sequence[Session]) -> tuple[list[Session], Beside]:
+    def _without_leads(self, sessions: Sequence[Session]) -> tuple[list[Session], OtherLoad]:
         """Leave out sessions of which other drafters' trees promise enough, and say what they add to the step."""
         left, rows, tokens = [], 0, 0.0
         enough = LEAD * self.choice.promise()
@@ -115,12 +115,14 @@ class OwnDrafter:
             promised = 0.0
             with Faults().of(session, "drafted for"):  # the verifier will find it as well
                 nodes = session.candidates(FLOOR) if session.num_live else ()
-                promised = sum(node.reach for node in nodes if node.depends_on is None)  # known without a drawn token
+                promised = sum(
+                    node.reach_prob for node in nodes if node.depends_on is None
+                )  # known without a drawn token
             if promised < enough or session.is_sync:
                 left.append(session)
             else:
                 rows, tokens = rows + 1 + session.num_live, tokens + 1 + promised
-        return left, Beside(rows, tokens)
+        return left, OtherLoad(rows, tokens)
 
     def _start(self, begun: _Begun) -> None:
         try:
@@ -177,19 +179,19 @@ class OwnDrafter:
     def _offer(self, begun: _Begun, chains: Chains, now: float) -> None:
         chances = self.calibration.probabilities(chains.scores)  # [sessions, depth, width]
         scores = np.log(np.maximum(chances, LEAST_CHANCE)).astype(np.float32)
-        reach: Float64Array = np.cumprod(chances[:, :, 0], 1, np.float64)
+        reach_prob: Float64Array = np.cumprod(chances[:, :, 0], 1, np.float64)
         counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
         faults = Faults()
         for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
             count = min(num_there, _room(session))
             if not count:
                 continue
-            is_drawn, node_ids = bool(chains.laws[i]), list[int]()
+            is_drawn, node_ids = bool(chains.distributions[i]), list[int]()
             with faults.of(session, "drafted for"):
                 if begun.width > 1 or session.num_live or is_drawn:
                     node_ids = self._graft(session, chains, i, count, scores[i], now)
                 else:
-                    session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach[i, :count]))
+                    session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach_prob[i, :count]))
                 self._offered[session.session_id] = _Offered(chains.scores[i, :count, 0], is_drawn, node_ids)
         for session in begun.sessions if faults.found else ():
             if session in faults:
@@ -204,21 +206,21 @@ class OwnDrafter:
         token_ids = chains.token_ids[index, :count, :width]
         is_there = token_ids >= 0
         sizes = is_there.sum(1).tolist()
-        lane = session.lanes.get(OWN_LANE)
+        lane = session.lanes.get(COLOCATED_LANE)
         first_id = lane.seen + 1 if lane is not None else 0
         firsts = [first_id + before for before in accumulate(sizes[:-1], initial=0)]
-        laws = chains.laws[index][:count]
+        distributions = chains.distributions[index][:count]
         draft = Draft(
             session_id=session.session_id,
             epoch=session.epoch,
-            lane=OWN_LANE,
+            lane=COLOCATED_LANE,
             base_len=session.length,
             first_id=first_id,
-            q_size=max((len(law.ids) for law in laws), default=0),
+            q_size=max((len(distribution.ids) for distribution in distributions), default=0),
             token_ids=token_ids[is_there],
             parent_ids=np.repeat([-1, *firsts[:-1]], sizes).astype(np.int32),
             scores=scores[:count, :width][is_there].astype(np.float16),
-            **pack_laws(laws, np.repeat(range(count), sizes).tolist()),
+            **pack_distributions(distributions, np.repeat(range(count), sizes).tolist()),
         )
         session.graft(draft, now)
         return firsts
@@ -238,10 +240,10 @@ class OwnDrafter:
                 self._close(verdict.session_id)
                 continue
             if offered is not None:
-                num_told = _num_told(offered, verdict, followed)
-                claims.append(offered.claims[:num_told])
-                told.append(num_told)
-                right.append(min(followed, num_told))
+                num_judged = _num_judged(offered, verdict, followed)
+                claims.append(offered.claims[:num_judged])
+                told.append(num_judged)
+                right.append(min(followed, num_judged))
             if verdict.finish:
                 self._close(verdict.session_id)
         if claims:
@@ -254,8 +256,10 @@ class OwnDrafter:
     def _drafts_for(self, session: Session) -> bool:
         """Does a session decode, with room for drafts, and want them of us?"""
         speculation = session.speculation
-        wants = speculation.mode != "plain" and not speculation.has_fixed_shape and session.params.strategy != "greedy"
-        return wants and session.num_pending == 1 and self.verifier.may_run(session) and _room(session) > 0
+        requirements = (
+            speculation.mode != "plain" and not speculation.has_fixed_shape and session.params.strategy != "greedy"
+        )
+        return requirements and session.num_pending == 1 and self.verifier.may_run(session) and _room(session) > 0
 
     def _knows(self, session: Session) -> bool:
         """Open a session at the source if it is new; return whether it is known there."""
@@ -295,11 +299,13 @@ def _room(session: Session) -> int:
     return longest_chain(session.speculation, session.limit - session.length - 1)
 
 
-def _num_told(offered: _Offered, verdict: Verdict, followed: int) -> int:
+def _num_judged(offered: _Offered, verdict: Verdict, followed: int) -> int:
     """Return how many of a chain's tokens a verdict tells right or wrong: those up to the first that is not committed; of
     drawn ones those that were judged."""
-    num_told = min(followed + 1, len(offered.claims), len(verdict.token_ids))
+    num_judged = min(followed + 1, len(offered.claims), len(verdict.token_ids))
     if offered.is_drawn:
         judged = set(verdict.node_ids.tolist())
-        num_told = next((i for i, node_id in enumerate(offered.node_ids[:num_told]) if node_id not in judged), num_told)
-    return num_told
+        num_judged = next(
+            (i for i, node_id in enumerate(offered.node_ids[:num_judged]) if node_id not in judged), num_judged
+        )
+    return num_judged

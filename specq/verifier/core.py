@@ -18,8 +18,8 @@ import structlog
 from specq.drafting import Calibration
 from specq.engines import Engine, check_works
 from specq.protocol import (
+    Ack,
     Close,
-    Committed,
     Draft,
     Fault,
     FetchTokenizer,
@@ -37,7 +37,7 @@ from specq.protocol import (
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verifier.kv_admission import admit, reason_to_refuse
-from specq.verifier.scheduler import Share, plan
+from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.verdicts import failure, verdict
@@ -45,7 +45,7 @@ from specq.verifier.verdicts import failure, verdict
 log = structlog.get_logger(__name__)
 
 NODE_COST_FADE = 0.02
-MAX_WORTH = 9999
+MAX_MIN_ACCEPT_PROB = 9999
 
 
 class Verifier:
@@ -61,12 +61,12 @@ class Verifier:
         max_step_rows: int = 512,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
-        backup: bool = True,
+        prompt_lookup: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self.max_uncommitted, self.trust_drafts, self.backup = max_uncommitted, trust_drafts, backup
+        self.max_uncommitted, self.trust_drafts, self.prompt_lookup = max_uncommitted, trust_drafts, prompt_lookup
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that waited longest come first
@@ -75,13 +75,13 @@ class Verifier:
         self.num_grafted = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
-        self._worth = 0  # of the last step: see `Verdict.worth`
+        self._min_accept_prob = 0  # of the last step: see `Verdict.worth`
         self._experience = Calibration()  # of sampled nodes: no drafter is asked how likely they are
         self._stops: dict[int, StopMatcher] = {}
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
-            Committed: self._committed,
+            Ack: self._ack,
             Draft: self._draft,
             FetchTokenizer: self._fetch_tokenizer,
         }
@@ -134,7 +134,7 @@ class Verifier:
             self._forget(message.session_id)
         return []
 
-    def _committed(self, message: Committed, now: float) -> list[Message]:
+    def _ack(self, message: Ack, now: float) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch or message.length > session.length:
             return []
@@ -142,7 +142,7 @@ class Verifier:
         if not message.resend or message.length == session.length:
             return []
         tokens = np.array(session.token_ids[message.length :], np.int32)
-        return [verdict(session, message.length, tokens, self._worth)]
+        return [verdict(session, message.length, tokens, self._min_accept_prob)]
 
     def _draft(self, message: Draft, now: float) -> list[Message]:
         session = self.sessions.get(message.session_id)
@@ -177,9 +177,9 @@ class Verifier:
         return self.may_run(session) and not session.awaits_draft
 
     @property
-    def worth(self) -> float:
+    def min_accept_prob(self) -> float:
         """How likely a node had to be to be worth verifying in the last step."""
-        return self._worth / 1000
+        return self._min_accept_prob / 1000
 
     def exclude(self, seconds: float) -> None:
         """Leave out time since the last step that was no part of the next one."""
@@ -205,36 +205,41 @@ class Verifier:
         self._last_end = ended if shares and self.has_work else None
         return [*verdicts, *failed]
 
-    def _plan(self, now: float, faults: Faults) -> Sequence[Share]:
+    def _plan(self, now: float, faults: Faults) -> Sequence[ScheduledSession]:
         """Return the shares of those sessions that can be planned together."""
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
         admit(running, self.sessions.values(), self.engine, faults)
         opened = [session for session in running if session.is_open]
-        for session in opened if self.backup else ():
+        for session in opened if self.prompt_lookup else ():
             if session.num_pending == 1:
                 with faults.of(session, "drafted for"):
-                    session.fill(self.worth, now)
+                    session.fill(self.min_accept_prob, now)
         planned = in_halves([session for session in opened if session not in faults], self._share, faults, "planned")
         return planned[0][1] if planned else []
 
-    def _share(self, sessions: Sequence[Session]) -> list[Share]:
+    def _share(self, sessions: Sequence[Session]) -> list[ScheduledSession]:
         """Plan a step of these sessions."""
         room = self.engine.free_slots
         planned = plan(
             sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
-        worth = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
-        self._worth = min(int(worth * 1000), MAX_WORTH)
+        min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
+        self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
 
-    def _rotate(self, shares: Sequence[Share]) -> None:
+    def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
         """Sessions that had a share go behind those that had none."""
         if len(shares) < len(self.sessions):
             for share in shares:
                 self.sessions[share.session.session_id] = self.sessions.pop(share.session.session_id)
 
     def _commit_all(
-        self, shares: Sequence[Share], judgements: Sequence[Judgement], faults: Faults, started: float, step_us: int
+        self,
+        shares: Sequence[ScheduledSession],
+        judgements: Sequence[Judgement],
+        faults: Faults,
+        started: float,
+        step_us: int,
     ) -> Iterator[Verdict]:
         """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
         of_judged = iter(judgements)
@@ -247,7 +252,7 @@ class Verifier:
                 with faults.of(share, "committed"):
                     yield self._commit(share, judgement, started, step_us)
 
-    def _commit(self, share: Share, judgement: Judgement, started: float, step_us: int) -> Verdict:
+    def _commit(self, share: ScheduledSession, judgement: Judgement, started: float, step_us: int) -> Verdict:
         session = share.session
         base_len = session.length
         session.kv_len += len(judgement.path)
@@ -257,12 +262,12 @@ class Verifier:
             session.count_chain_round(share.chain_len, len(accepted))
         else:
             session.count_round(share.nodes, accepted)
-        session.stats.worths += self._worth
+        session.stats.min_accept_probs += self._min_accept_prob
         if judgement.logprobs is not None:
             session.logprobs.add(judgement.logprobs, len(tokens))
         session.commit(tokens.tolist(), len(share.nodes))
         waited = started - min((node.arrived for node in share.nodes), default=started)
-        return verdict(session, base_len, tokens, self._worth, share, accepted, (step_us, int(waited * 1e6)))
+        return verdict(session, base_len, tokens, self._min_accept_prob, share, accepted, (step_us, int(waited * 1e6)))
 
     def _cut(self, session: Session, token_ids: Int32Array) -> tuple[Int32Array, str]:
         """Return the tokens up to the first that ends the text, and the finish reason or ""."""

@@ -15,7 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specq.protocol import NO_TREE, DraftLaws, Float32Array, Float64Array, Int32Array, Law, Tree, stacked
+from specq.protocol import (
+    NO_TREE,
+    DraftDistribution,
+    DraftDistributions,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Tree,
+    stacked,
+)
 
 LIVE, CUT = -1, -2
 _DOWN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes
@@ -29,7 +38,7 @@ class Chain(NamedTuple):
 
     token_ids: Int32Array
     scores: Float32Array
-    reach: Float64Array
+    reach_prob: Float64Array
 
     def tree(self, length: int) -> Tree:
         """Return its first nodes."""
@@ -43,8 +52,20 @@ class Node:
     or else above it: without that one's token neither its chance is known nor whether it is there at all."""
 
     __slots__ = (
-        "arrived", "children", "claim", "depends_on", "lane", "law", "node_id", "parent", "position", "rank", "reach",
-        "score", "stands", "token",
+        "arrived",
+        "children",
+        "claim",
+        "depends_on",
+        "distribution",
+        "lane",
+        "node_id",
+        "parent",
+        "position",
+        "rank",
+        "reach_prob",
+        "score",
+        "stands",
+        "token",
     )  # fmt: skip
 
     def __init__(
@@ -52,17 +73,17 @@ class Node:
     ) -> None:
         self.lane, self.node_id, self.token, self.parent = lane, node_id, token, parent
         self.position, self.score, self.arrived = position, score, arrived
-        self.law: Law | None = None
+        self.distribution: DraftDistribution | None = None
         self.rank, self.claim = 0, score
         self.children: dict[int, Node] = {}
-        self.reach = 0.0  # probability of being accepted, set by `Session.candidates`, as is the next
+        self.reach_prob = 0.0  # probability of being accepted, set by `Session.candidates`, as is the next
         self.depends_on: Node | None = None
         self.stands = LIVE
 
-    def draw(self, law: Law, rank: int, drawn: Node, chance: float) -> None:
+    def draw(self, distribution: DraftDistribution, rank: int, drawn: Node, chance: float) -> None:
         """Become the node that was drawn; children stay. `chance` is that of earlier nodes with its claim to be accepted:
         only more than the claim counts, lest a few bad drafts keep all later ones from being tried."""
-        self.law, self.rank, self.lane, self.node_id = law, rank, drawn.lane, drawn.node_id
+        self.distribution, self.rank, self.lane, self.node_id = distribution, rank, drawn.lane, drawn.node_id
         self.claim, self.score = drawn.score, max(drawn.score, math.log(chance))
 
     def cut(self) -> int:
@@ -79,8 +100,8 @@ class Node:
 def in_order(siblings: Iterable[Node]) -> list[Node]:
     """Return siblings in the order of judgement."""
     nodes = list(siblings)
-    if any(node.law is not None for node in nodes):
-        nodes.sort(key=lambda node: (node.law is None, node.rank))
+    if any(node.distribution is not None for node in nodes):
+        nodes.sort(key=lambda node: (node.distribution is None, node.rank))
     return nodes
 
 
@@ -92,18 +113,18 @@ def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
     node. Which nodes are taken must not depend on their own tokens, nor on what hangs from these.
     """
     depths = {0: 0}  # by identity, 0 for the context
-    families: dict[int, list[Node]] = {}
+    sibling_groups: dict[int, list[Node]] = {}
     for node in nodes:
         above = 0 if node.parent is None else id(node.parent)
         if depths.get(above, most) < most:
             depths[id(node)] = depths[above] + 1
-            families.setdefault(above, []).append(node)
+            sibling_groups.setdefault(above, []).append(node)
     promises = dict.fromkeys(depths, 0.0)  # of the chain below each
     following: dict[int, Node] = {}
-    for above, family in reversed(families.items()):
-        eligible = family if family[0].law is None else family[:1]
-        node = following[above] = max(eligible, key=lambda node: node.reach + promises[id(node)])
-        promises[above] = node.reach + (promises[id(node)] if node.law is None else 0.0)
+    for above, sibling_group in reversed(sibling_groups.items()):
+        eligible = sibling_group if sibling_group[0].distribution is None else sibling_group[:1]
+        node = following[above] = max(eligible, key=lambda node: node.reach_prob + promises[id(node)])
+        promises[above] = node.reach_prob + (promises[id(node)] if node.distribution is None else 0.0)
     chain: list[Node] = []
     while (end := id(chain[-1]) if chain else 0) in following:
         chain.append(following[end])
@@ -120,14 +141,14 @@ def tree_of(nodes: Sequence[Node]) -> Tree:
         token_ids=np.array([n.token for n in nodes], np.int32),
         parents=parents,
         scores=np.array([n.score for n in nodes], np.float32),
-        laws=_laws_of_tree(nodes),
+        distributions=_distributions_of_tree(nodes),
     )
 
 
-def _laws_of_tree(nodes: Sequence[Node]) -> DraftLaws | None:
-    laws = {id(node.law): node.law for node in nodes if node.law is not None}
-    if not laws:
+def _distributions_of_tree(nodes: Sequence[Node]) -> DraftDistributions | None:
+    distributions = {id(node.distribution): node.distribution for node in nodes if node.distribution is not None}
+    if not distributions:
         return None
-    row_of = {key: row for row, key in enumerate(laws)}
-    rows = [-1 if node.law is None else row_of[id(node.law)] for node in nodes]
-    return DraftLaws(*stacked(list(laws.values())), np.array(rows, np.int32))
+    row_of = {key: row for row, key in enumerate(distributions)}
+    rows = [-1 if node.distribution is None else row_of[id(node.distribution)] for node in nodes]
+    return DraftDistributions(*stacked(list(distributions.values())), np.array(rows, np.int32))

@@ -7,19 +7,19 @@ import math
 from specq.drafting import longest_chain
 from specq.protocol import Speculation
 
-BACKUP_TOKENS = 8  # of a chain at most
-BACKUP_RARITY = 16  # where none seems worth it, one node is tried so rarely
+LOOKUP_TOKENS = 8  # of a chain at most
+LOOKUP_RARITY = 16  # where none seems worth it, one node is tried so rarely
 
 
-def backup_tokens(speculation: Speculation) -> int:
+def lookup_tokens(speculation: Speculation) -> int:
     """Return how long a chain the verifier may draft itself for a job; none where the job wants a shape of its own."""
     if speculation.mode != "async" or speculation.has_fixed_shape:
         return 0
-    return longest_chain(speculation, BACKUP_TOKENS)
+    return longest_chain(speculation, LOOKUP_TOKENS)
 
 
-def num_worthwhile(chance: float, worth: float) -> int:
+def num_likely_enough(chance: float, min_accept_prob: float) -> int:
     """Return how many nodes of a chain are worth verifying whose nodes each have this chance, given the one before."""
-    if chance < worth:
+    if chance < min_accept_prob:
         return 0
-    return min(BACKUP_TOKENS, int(math.log(max(worth, 1e-3)) / math.log(min(chance, 0.999))))
+    return min(LOOKUP_TOKENS, int(math.log(max(min_accept_prob, 1e-3)) / math.log(min(chance, 0.999))))

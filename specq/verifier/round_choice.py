@@ -24,14 +24,14 @@ TRIAL_DEPTH = 2
 OUTLIER = 3.0  # times the expected seconds; such a draft had something else in it
 
 
-class Beside(NamedTuple):
+class OtherLoad(NamedTuple):
     """What the step has beside the sessions that are drafted for: rows, and the tokens expected of them."""
 
     rows: int
     tokens: float
 
 
-NOTHING = Beside(0, 0.0)
+NOTHING = OtherLoad(0, 0.0)
 
 
 class RoundChoice:
@@ -47,7 +47,7 @@ class RoundChoice:
         """Return how many tokens the deepest chain is expected to bring."""
         return float(np.cumprod(self.chances()).sum())
 
-    def choose(self, num_sessions: int, curve: StepCurve, beside: Beside = NOTHING) -> int:
+    def choose(self, num_sessions: int, curve: StepCurve, beside: OtherLoad = NOTHING) -> int:
         """Return the depth for a round of so many sessions, each with one row in the step beside its chain."""
         best = self._best(num_sessions, curve, beside)
         if best:
@@ -59,7 +59,7 @@ class RoundChoice:
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
         return min(TRIAL_DEPTH, self.most)
 
-    def _best(self, num_sessions: int, curve: StepCurve, beside: Beside) -> int:
+    def _best(self, num_sessions: int, curve: StepCurve, beside: OtherLoad) -> int:
         depths = np.arange(self.most + 1)
         of_chains = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.chances()))))
         tokens = beside.tokens + num_sessions * of_chains

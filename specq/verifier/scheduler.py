@@ -35,7 +35,7 @@ class StepPlan:
     goodput   expected tokens a second
     """
 
-    shares: list[Share]
+    shares: list[ScheduledSession]
     goodput: float
 
     @property
@@ -44,7 +44,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ScheduledSession:
     """One session's part in a step; `chain_len` counts the nodes of its offered chain, which are in no tree."""
 
     session: Session
@@ -88,7 +88,7 @@ def plan(
     return StepPlan(shares, (len(decoding) + chosen.tokens) / curve(num_rows))
 
 
-def _share(session: Session, size: int, chosen: Chosen) -> Share:
+def _share(session: Session, size: int, chosen: Chosen) -> ScheduledSession:
     nodes, chain_len = chosen.nodes.get(session.session_id, ()), chosen.chains.get(session.session_id, 0)
     is_judged = size == session.num_pending
     step = SessionStep(
@@ -100,7 +100,7 @@ def _share(session: Session, size: int, chosen: Chosen) -> Share:
         judged=is_judged,
         history=session.history() if is_judged else None,
     )
-    return Share(session, step, nodes, chain_len)
+    return ScheduledSession(session, step, nodes, chain_len)
 
 
 def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
@@ -110,14 +110,14 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     added. A node's chance never exceeds its parent's, so the likeliest n nodes always form whole trees.
     """
     offers = [(session, node) for session in sessions if session.num_live for node in _candidates(session, max_chain)]
-    offered = [(session, _chain_reach(session, max_chain)) for session in sessions if session.chain is not None]
+    offered = [(session, _chain_reach_probs(session, max_chain)) for session in sessions if session.chain is not None]
     if not (offers or offered) or room <= 0:
         return Chosen({}, {}, 0.0)
-    sizes = [len(reach) for _, reach in offered]
-    reach = np.concatenate([[node.reach for _, node in offers], *[own for _, own in offered]])
-    order = np.argsort(-reach, kind="stable")
+    sizes = [len(reach_prob) for _, reach_prob in offered]
+    reach_prob = np.concatenate([[node.reach_prob for _, node in offers], *[own for _, own in offered]])
+    order = np.argsort(-reach_prob, kind="stable")
     needed = _needed(offers, order)
-    taken = order[: best_count(reach[order], needed, len(sessions), num_rows, room, curve)]
+    taken = order[: best_count(reach_prob[order], needed, len(sessions), num_rows, room, curve)]
     nodes: dict[int, list[Node]] = {}
     for i in np.sort(taken[taken < len(offers)]).tolist():
         session, node = offers[i]
@@ -125,13 +125,13 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     owners = np.repeat(np.arange(len(offered)), sizes)[taken[taken >= len(offers)] - len(offers)]
     lengths = np.bincount(owners, minlength=len(offered)).tolist()
     chains = {session.session_id: length for (session, _), length in zip(offered, lengths, strict=True)}
-    return Chosen(nodes, chains, float(reach[taken].sum()))
+    return Chosen(nodes, chains, float(reach_prob[taken].sum()))
 
 
-def _chain_reach(session: Session, max_chain: int) -> Float64Array:
+def _chain_reach_probs(session: Session, max_chain: int) -> Float64Array:
     assert session.chain is not None
     room = session.limit - session.length - 1
-    return session.chain.reach[: min(room, max_chain) if max_chain else room]
+    return session.chain.reach_prob[: min(room, max_chain) if max_chain else room]
 
 
 def _needed(offers: Sequence[tuple[Session, Node]], order: IntpArray) -> IntpArray:
@@ -148,17 +148,17 @@ def _needed(offers: Sequence[tuple[Session, Node]], order: IntpArray) -> IntpArr
 
 
 def best_count(
-    reach: Float64Array, needed: IntpArray, num_sessions: int, num_rows: int, room: int, curve: StepCurve
+    reach_prob: Float64Array, needed: IntpArray, num_sessions: int, num_rows: int, room: int, curve: StepCurve
 ) -> int:
     """Return how many of the nodes, likeliest first, to add: none more as soon as no number of those that are known by then
     would raise the goodput; 0 is a legal answer, `room` the most."""
-    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach)))
-    times = curve.times(num_rows, min(len(reach), room) + 1)
+    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))
+    times = curve.times(num_rows, min(len(reach_prob), room) + 1)
     goodput = tokens[: len(times)] / times
     if not needed.any():
         return int(np.argmax(goodput))
     for count in np.flatnonzero(goodput[1:] <= goodput[:-1]).tolist():  # where the next node does not pay by itself
-        known = reach[count:][needed[count:] <= count][: len(times) - count - 1]
+        known = reach_prob[count:][needed[count:] <= count][: len(times) - count - 1]
         ahead = (tokens[count] + np.cumsum(known)) / times[count + 1 : count + 1 + len(known)]
         if ahead.max(initial=0.0) <= goodput[count]:
             return int(count)

@@ -15,22 +15,22 @@ from collections.abc import Set as AbstractSet
 from specq.drafting import Calibration, judged
 from specq.proposers import NgramIndex
 from specq.protocol import (
-    BACKUP_LANE,
+    LOOKUP_LANE,
     Draft,
+    DraftDistribution,
     History,
-    Law,
     LogprobRecord,
     Open,
     SamplingParams,
     SessionStats,
     Speculation,
     claims_of,
-    laws_of,
+    distributions_of,
 )
 from specq.verifier.draft_tree import Chain, Node, in_order
 from specq.verifier.history import Past
 from specq.verifier.lanes import MANY_NAMES, Lane
-from specq.verifier.lookup_budget import BACKUP_RARITY, backup_tokens, num_worthwhile
+from specq.verifier.lookup_budget import LOOKUP_RARITY, lookup_tokens, num_likely_enough
 
 MAX_LIVE_NODES = 512  # of one session; what comes beyond is dropped
 MAX_LANES = 8
@@ -40,7 +40,9 @@ SYNC_PATIENCE = 3  # heartbeats
 class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner."""
 
-    def __init__(self, message: Open, end_ids: tuple[int, ...] = (), experience: Calibration | None = None) -> None:
+    def __init__(
+        self, message: Open, end_ids: tuple[int, ...] = (), acceptance_stats: Calibration | None = None
+    ) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.params: SamplingParams = message.params
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
@@ -50,7 +52,7 @@ class Session:
         self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
-        self.experience = experience or Calibration()  # of sampled nodes, in all sessions of a verifier
+        self.acceptance_stats = acceptance_stats or Calibration()  # of sampled nodes, in all sessions of a verifier
         self.finish = ""  # the finish reason, once there is one
         self.kv_len = 0
         self.is_open = False  # in the engine
@@ -60,7 +62,7 @@ class Session:
         self.chain: Chain | None = None  # instead of a tree: what the verifier's own drafter offers for the next step
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
-        self.most_backup = backup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
+        self.max_lookup = lookup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
         self.ngrams = NgramIndex(self.token_ids)
         self._declined = 0
         self.drafted_at = 0  # the newest position that a draft spoke of
@@ -75,7 +77,7 @@ class Session:
         return between and self.beats_waited < SYNC_PATIENCE
 
     @property
-    def takes_laws(self) -> bool:
+    def takes_distributions(self) -> bool:
         """Whether draft nodes may be sampled ones; else all are point masses."""
         return self.params.strategy == "probabilistic" and self.params.temperature > 0
 
@@ -109,9 +111,9 @@ class Session:
         if is_too_much or not lane.has_room(len(draft.token_ids), self.length):
             self.stats.stale += len(draft.token_ids)
             return 0
-        scores = claims_of(draft) if self.takes_laws else draft.scores.tolist()
-        rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), scores, laws_of(draft), strict=True)
-        for rank, (token, parent_id, score, law) in enumerate(rows):
+        scores = claims_of(draft) if self.takes_distributions else draft.scores.tolist()
+        rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), scores, distributions_of(draft), strict=True)
+        for rank, (token, parent_id, score, distribution) in enumerate(rows):
             node_id = draft.first_id + rank
             at = draft.base_len if parent_id < 0 else lane.find(parent_id)
             if node_id in lane.names:
@@ -122,7 +124,9 @@ class Session:
                 self._confirm(lane, node_id, token, at)
             else:
                 parent = None if isinstance(at, int) else at
-                self._attach(Node(draft.lane, node_id, token, parent, self._below(parent), score, now), law, rank)
+                self._attach(
+                    Node(draft.lane, node_id, token, parent, self._below(parent), score, now), distribution, rank
+                )
         return self.num_live - before
 
     def offer(self, chain: Chain) -> None:
@@ -145,26 +149,26 @@ class Session:
             del self.lanes[idle[0]]
         return self.lanes.setdefault(lane_id, Lane())
 
-    def fill(self, worth: float, now: float) -> int:
+    def fill(self, min_accept_prob: float, now: float) -> int:
         """Draft a chain from what the text itself repeats, if drafters have sent nothing that is live; return how many
         nodes it has. It is as long as its nodes are worth verifying, by what came of earlier ones: see `Verdict.worth`."""
-        room = min(self.most_backup, self.limit - self.length - 1)
+        room = min(self.max_lookup, self.limit - self.length - 1)
         if self.num_live or self.chain is not None or room < 1:
             return 0
         tokens, score = self.ngrams.chain(room)
-        lane = self._lane(BACKUP_LANE)
+        lane = self._lane(LOOKUP_LANE)
         if not tokens or lane is None:
             return 0
-        count = num_worthwhile(lane.calibration.probability(score), worth)
+        count = num_likely_enough(lane.calibration.probability(score), min_accept_prob)
         if not count:
-            self._declined = (self._declined + 1) % BACKUP_RARITY
+            self._declined = (self._declined + 1) % LOOKUP_RARITY
             count = not self._declined
         for i, token in enumerate(tokens[:count]):
             parent = lane.names[lane.seen] if i else None
             lane.seen += 1
             self.stats.drafted += 1
             parent = parent if isinstance(parent, Node) else None
-            self._attach(Node(BACKUP_LANE, lane.seen, token, parent, self.length + i, score, now), None, 0)
+            self._attach(Node(LOOKUP_LANE, lane.seen, token, parent, self.length + i, score, now), None, 0)
         return self.num_live
 
     def _below(self, parent: Node | None) -> int:
@@ -177,7 +181,7 @@ class Session:
         else:
             self._drop(stale=True)
 
-    def _attach(self, fresh: Node, law: Law | None, rank: int) -> None:
+    def _attach(self, fresh: Node, distribution: DraftDistribution | None, rank: int) -> None:
         """Hang a node onto the tree, or onto the one that bears its token already.
 
         A position has one sampled family, the first that came; what is sampled there later counts as point masses, which
@@ -191,8 +195,12 @@ class Session:
             node = siblings[fresh.token] = fresh
             self.num_live += 1
         self.lanes[fresh.lane].names[fresh.node_id] = node
-        if law is not None and self.takes_laws and all(other.law in (None, law) for other in siblings.values()):
-            node.draw(law, rank, fresh, self.experience.probability(fresh.score))
+        if (
+            distribution is not None
+            and self.takes_distributions
+            and all(other.distribution in (None, distribution) for other in siblings.values())
+        ):
+            node.draw(distribution, rank, fresh, self.acceptance_stats.probability(fresh.score))
 
     def _drop(self, *, stale: bool) -> None:
         if stale:
@@ -210,28 +218,28 @@ class Session:
         level: list[tuple[float, dict[int, Node], Node | None]] = [(1.0, self.roots, None)]
         while level:
             following = []
-            for reach, siblings, above in level:
+            for reach_prob, siblings, above in level:
                 last = above
-                for node in self._weighed(siblings, reach):
+                for node in self._weighed(siblings, reach_prob):
                     node.depends_on = last
-                    last = last if node.law is None else node
-                    if node.reach >= floor:
+                    last = last if node.distribution is None else node
+                    if node.reach_prob >= floor:
                         found.append(node)
-                        following.append((node.reach, node.children, last))
+                        following.append((node.reach_prob, node.children, last))
             level = following
         return found
 
-    def _weighed(self, siblings: dict[int, Node], reach: float) -> list[Node]:
+    def _weighed(self, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
         """Set the reach of siblings whose parent has this one; return them in the order of judgement. Point masses are no
         likelier than sampled siblings either: one that a sibling drew is not there, which must decide nothing before."""
         nodes = in_order(siblings.values())
-        most = left = reach
+        most = left = reach_prob
         for node in nodes:
             chance = self.lanes[node.lane].calibration.probability(node.score)
-            node.reach = min(most, left * chance)
-            if node.law is not None:
-                most = node.reach
-                left -= node.reach
+            node.reach_prob = min(most, left * chance)
+            if node.distribution is not None:
+                most = node.reach_prob
+                left -= node.reach_prob
         return nodes
 
     def live_nodes(self) -> Iterator[Node]:
@@ -256,10 +264,10 @@ class Session:
             self.stats.count_tree(nodes, self.length)
         for i, node in enumerate(nodes):
             self.stats.count_node(node.position - self.length + 1, i in accepted)
-        for i in judged(nodes, accepted) if self.takes_laws else ():
+        for i in judged(nodes, accepted) if self.takes_distributions else ():
             self.lanes[nodes[i].lane].calibration.observe(nodes[i].score, i in accepted)
-            if nodes[i].law is not None:
-                self.experience.observe(nodes[i].claim, i in accepted)
+            if nodes[i].distribution is not None:
+                self.acceptance_stats.observe(nodes[i].claim, i in accepted)
 
     def count_chain_round(self, num_verified: int, num_accepted: int) -> None:
         """Count a round that verified so many nodes of the offered chain, as `count_round` does."""
@@ -281,7 +289,7 @@ class Session:
             follower = None
             for node in siblings.values():
                 is_right = node.token == token
-                if not self.takes_laws:
+                if not self.takes_distributions:
                     self.lanes[node.lane].calibration.observe(node.score, is_right)
                 if is_right:
                     follower, node.stands = node, node.position + 1

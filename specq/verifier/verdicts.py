@@ -7,8 +7,8 @@ from collections.abc import Set as AbstractSet
 
 import numpy as np
 
-from specq.protocol import OWN_LANE, Fault, Int32Array, Open, SessionFailed, Verdict
-from specq.verifier.scheduler import Share
+from specq.protocol import COLOCATED_LANE, Fault, Int32Array, Open, SessionFailed, Verdict
+from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
 
 
@@ -16,8 +16,8 @@ def verdict(
     session: Session,
     base_len: int,
     tokens: Int32Array,
-    worth: int,
-    share: Share | None = None,
+    min_accept_prob: int,
+    share: ScheduledSession | None = None,
     accepted: AbstractSet[int] = frozenset(),
     us: tuple[int, ...] = (),
 ) -> Verdict:
@@ -29,7 +29,7 @@ def verdict(
         epoch=session.epoch,
         base_len=base_len,
         finish=session.finish,
-        worth=worth,
+        min_accept_prob=min_accept_prob,
         seen=session.seen(),
         us=us,
         stats=session.stats.to_dict() if session.finish else {},
@@ -41,13 +41,13 @@ def verdict(
     )
 
 
-def _names(session: Session, share: Share | None, base_len: int) -> tuple[Sequence[int], Sequence[int]]:
+def _names(session: Session, share: ScheduledSession | None, base_len: int) -> tuple[Sequence[int], Sequence[int]]:
     """Return the ids of the nodes that a share verifies and their lanes. Nodes of an offered chain are known to nobody else,
     and bear their positions."""
     if share is None:
         return (), ()
     if share.chain_len:
-        return range(base_len, base_len + share.chain_len), [OWN_LANE] * share.chain_len
+        return range(base_len, base_len + share.chain_len), [COLOCATED_LANE] * share.chain_len
     lanes = [] if len(session.lanes) <= 1 else [node.lane for node in share.nodes]
     return [node.node_id for node in share.nodes], lanes
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specq.broker.core import GRACE_S, Broker
-from specq.journal.records import Deaths, StoredJob
+from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
 from tests.broker.test_broker_jobs import VERIFIER, Desk
 from tests.journal.fake import FakeJournal
@@ -58,7 +58,7 @@ def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
     for incarnation in (1, 7):
         desk.front(b"v%d" % incarnation, Heartbeat(incarnation=incarnation, state="ready"))
     desk.take(desk.broker.tick(desk.now))
-    assert [job.deaths for job in desk.broker.state.jobs.active.values()] == [Deaths(), Deaths()]
+    assert [job.crashes for job in desk.broker.state.jobs.active.values()] == [Crashes(), Crashes()]
 
 
 def test_one_that_does_not_is_a_death_of_each_of_its_jobs() -> None:
@@ -74,29 +74,29 @@ def test_one_that_does_not_is_a_death_of_each_of_its_jobs() -> None:
     again = FakeJournal()
     again.jobs = {job.submit.job_id: replace(job) for job in stored}
     again.write([write.record for write in desk.writes])
-    assert [(job.deaths, job.placed) for job in again.unfinished()] == [(Deaths(1), 7), (Deaths(1), 7)]
+    assert [(job.crashes, job.placed) for job in again.unfinished()] == [(Crashes(1), 7), (Crashes(1), 7)]
 
 
 @pytest.mark.parametrize(("num_jobs", "is_given_up"), [(1, True), (2, False)])
-def test_a_suspect_that_was_alone_is_given_up(num_jobs: int, is_given_up: bool) -> None:
+def test_a_quarantined_job_that_was_alone_is_given_up(num_jobs: int, is_given_up: bool) -> None:
     """Its second death alone is the last; with others beside it, it is nobody's in particular."""
     stored = journal_of(running(*range(1, num_jobs + 1))).unfinished()
-    stored[0].deaths = Deaths(3, 1, 0)
+    stored[0].crashes = Crashes(3, 1, 0)
     desk = restarted(stored)
     desk.now += LATE
     desk.take(desk.broker.tick(desk.now))
     job = desk.broker.state.jobs.get(1)
     assert job is not None
-    assert (job.finish, job.deaths) == (("error", Deaths(4, 2, 0)) if is_given_up else ("", Deaths(4, 1, 0)))
+    assert (job.finish, job.crashes) == (("error", Crashes(4, 2, 0)) if is_given_up else ("", Crashes(4, 1, 0)))
 
 
-@pytest.mark.parametrize(("state", "expected"), [("leaving", Deaths()), ("failed", Deaths(1))])
-def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Deaths) -> None:
+@pytest.mark.parametrize(("state", "expected"), [("leaving", Crashes()), ("failed", Crashes(1))])
+def test_how_a_verifier_leaves_is_in_its_last_word(state: str, expected: Crashes) -> None:
     """In good order nothing is held against its jobs; after an error it is, at once; either way nobody holds them then."""
     desk = running(1)
     desk.front(VERIFIER, Heartbeat(incarnation=1, state=state))
     (stored,) = journal_of(desk).unfinished()
-    assert (stored.deaths, stored.placed) == (expected, 0)
+    assert (stored.crashes, stored.placed) == (expected, 0)
 
 
 def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
@@ -121,4 +121,4 @@ def test_what_is_cancelled_while_it_waits_is_left_alone() -> None:
     desk.now += LATE
     desk.take(desk.broker.tick(desk.now))
     hello(desk, 1)
-    assert (opened(desk), job.deaths) == ([], Deaths())
+    assert (opened(desk), job.crashes) == ([], Crashes())

@@ -8,8 +8,8 @@ import pytest
 
 from specq.broker.core import Broker
 from specq.broker.jobs.job import Job
-from specq.broker.workers.quarantine import ACQUITTED_AFTER
-from specq.journal.records import Deaths, JobSuspected
+from specq.broker.workers.quarantine import CLEARED_AFTER
+from specq.journal.records import Crashes, JobCrashed
 from specq.protocol.messages import Heartbeat, Hello, Open
 from tests.broker.test_broker_jobs import ANN, BEN, VERIFIER, Desk
 from tests.journal.fake import FakeJournal
@@ -28,7 +28,7 @@ class Plague:
     """Verifiers that die where `kills` says of a session's length that it does, and others that take their places."""
 
     def __init__(self, world: World, kills: Callable[[int], bool], verifiers: int = 1) -> None:
-        self.world, self.kills, self.num_deaths, self.num_started = world, kills, 0, 0
+        self.world, self.kills, self.num_crashes, self.num_started = world, kills, 0, 0
         self.most_beside = 0  # sessions beside the poison at its last death
         for _ in range(verifiers):
             self._start()
@@ -43,7 +43,7 @@ class Plague:
             poison = verifier.sessions.get(POISON)
             if poison is not None and self.kills(poison.length):
                 self.most_beside = len(verifier.sessions) - 1
-                self.num_deaths += 1
+                self.num_crashes += 1
                 self.world.kill(identity)
                 self.world.at(1.5, self._start)
         self.world.at(0.004, self._look)
@@ -63,7 +63,7 @@ def test_a_poison_job_fails_and_the_innocent_do_not(verifiers: int, fatal_length
     failed = world.received[POISON].failed
     assert failed is not None
     assert (failed.code, "4 verifiers died of it, 2 of them" in failed.reason) == ("engine", True)
-    assert (plague.num_deaths, plague.most_beside) == (4, 0)
+    assert (plague.num_crashes, plague.most_beside) == (4, 0)
     for i in (1, 2, 3):
         assert world.received[i].token_ids == toy_text([i], LENGTH)
     assert world.broker.state.jobs.isolated() == set()
@@ -89,13 +89,13 @@ def test_deaths_by_chance_fail_no_job() -> None:
         assert world.received[i].token_ids == toy_text([i], 1000)
 
 
-def test_suspects_run_one_at_a_time_and_others_wait_for_them() -> None:
+def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
     """While a suspect waits, a verifier that has others takes no more, until it is free for it."""
     desk = Desk()
     for i in (1, 2):
         desk.submit(i)
-        desk.broker.state.jobs.active[i].deaths = Deaths(2, 0, 0)
-        desk.broker.state.jobs.note_suspect(desk.broker.state.jobs.active[i])
+        desk.broker.state.jobs.active[i].crashes = Crashes(2, 0, 0)
+        desk.broker.state.jobs.note_quarantine(desk.broker.state.jobs.active[i])
     desk.submit(3, BEN)
     desk.sent.clear()
     desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
@@ -108,14 +108,14 @@ def test_suspects_run_one_at_a_time_and_others_wait_for_them() -> None:
     assert first in (1, 2)
     desk.submit(4, BEN)
     assert opened() == [first]
-    desk.verdict(first, *range(1, ACQUITTED_AFTER))
+    desk.verdict(first, *range(1, CLEARED_AFTER))
     assert opened() == [first]
     desk.front(b"again", Heartbeat(incarnation=1, state="leaving"))
     desk.hello(b"third")
     assert len(opened()) == 2
 
 
-def test_a_suspect_that_goes_on_well_is_one_no_more() -> None:
+def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
     """Once it is well past where it was at the last death, others run beside it; and the journal knows."""
     desk = Desk(has_journal=True)
     for i in (1, 2):
@@ -127,14 +127,14 @@ def test_a_suspect_that_goes_on_well_is_one_no_more() -> None:
         desk.hello(b"v%d" % number)
     job = running(desk)
     assert [one.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
-    desk.verdict(job.job_id, *range(1, ACQUITTED_AFTER + 1))
-    assert job.deaths == Deaths()
+    desk.verdict(job.job_id, *range(1, CLEARED_AFTER + 1))
+    assert job.crashes == Crashes()
     other = desk.broker.state.jobs.active[3 - job.job_id]
     assert (other.verifier, job.verifier) == (b"v1", b"")  # a suspect itself: the first waits until it has been alone
-    desk.verdict(other.job_id, *range(1, ACQUITTED_AFTER + 1))
+    desk.verdict(other.job_id, *range(1, CLEARED_AFTER + 1))
     assert (other.verifier, job.verifier) == (b"v1", b"v1")
-    told = [write.record for write in desk.writes if isinstance(write.record, JobSuspected)]
-    assert [record.deaths.total for record in told if record.job_id == job.job_id] == [1, 2, 0]
+    told = [write.record for write in desk.writes if isinstance(write.record, JobCrashed)]
+    assert [record.crashes.total for record in told if record.job_id == job.job_id] == [1, 2, 0]
 
 
 def running(desk: Desk) -> Job:
@@ -206,7 +206,7 @@ def test_a_draining_verifier_hands_its_sessions_over() -> None:
     world.kill(b"v0")
     world.run_until(lambda: finished(world, *jobs))
     assert [jobs[i].token_ids for i in jobs] == [toy_text([i], 400) for i in jobs]
-    assert all(job.deaths == Deaths() for job in world.broker.state.jobs.finished.values())
+    assert all(job.crashes == Crashes() for job in world.broker.state.jobs.finished.values())
 
 
 def test_a_verifier_that_joins_shares_the_work() -> None:
@@ -260,10 +260,10 @@ def test_suspicion_survives_the_broker() -> None:
         desk.hello(b"v%d" % number)
     journal.write([write.record for write in desk.writes])
     (stored,) = journal.unfinished()
-    assert stored.deaths == Deaths(2, 0, 0)
+    assert stored.crashes == Crashes(2, 0, 0)
     again = Broker(incarnation=2, has_journal=True)
     again.restore([stored], desk.now)
-    assert again.state.jobs.active[1].is_suspect
-    assert not again.state.jobs.queue.suspects()  # its verifier may come back
+    assert again.state.jobs.active[1].is_quarantined
+    assert not again.state.jobs.queue.quarantined_jobs()  # its verifier may come back
     again.tick(desk.now + 10)
-    assert [wants.alone for wants in again.state.jobs.queue.suspects()] == [True]
+    assert [requirements.alone for requirements in again.state.jobs.queue.quarantined_jobs()] == [True]

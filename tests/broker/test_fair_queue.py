@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.broker.jobs.fair_queue import AGED_S, FairQueue
-from specq.broker.jobs.job import Job, Wants
+from specq.broker.jobs.job import Job, Requirements
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 
@@ -34,7 +34,9 @@ def filled(*jobs: Job) -> FairQueue:
 def taken(queue: FairQueue, most: int = 1000, models: str = "m") -> list[Job]:
     """Take jobs while there are any that can be placed with these models."""
     found = []
-    while len(found) < most and (entry := queue.take(lambda wants: wants.model if wants.model in models else None)):
+    while len(found) < most and (
+        entry := queue.take(lambda requirements: requirements.model if requirements.model in models else None)
+    ):
         assert entry[1] == entry[0].model
         found.append(entry[0])
     return found
@@ -79,7 +81,7 @@ def test_what_cannot_be_placed_is_in_nobodys_way() -> None:
     """A job for a model without room waits; those behind it, of the same client or others, do not."""
     queue = filled(job(1, model="x", priority=5), job(2, model="x"), job(3), job(4, "b"), job(5, model="x"))
     assert sorted(one.job_id for one in taken(queue)) == [3, 4]
-    assert queue.take(lambda wants: None) is None
+    assert queue.take(lambda requirements: None) is None
     assert [one.job_id for one in taken(queue, models="xm")] == [1, 2, 5]
 
 
@@ -103,13 +105,13 @@ def test_adding_and_discarding_twice_is_harmless() -> None:
 def test_a_job_with_tokens_wants_the_weights_that_they_came_from() -> None:
     one = job(1)
     one.weights = "w"
-    assert one.wants == Wants("m", "")
+    assert one.requirements == Requirements("m", "")
     one.token_ids.append(5)
-    assert one.wants == Wants("m", "w")
+    assert one.requirements == Requirements("m", "w")
 
 
 def serve(queue: FairQueue, now: float, model: str = "m") -> Job:
-    entry = queue.take(lambda wants: wants.model if wants.model == model else None, now)
+    entry = queue.take(lambda requirements: requirements.model if requirements.model == model else None, now)
     assert entry is not None
     return entry[0]
 
@@ -145,6 +147,6 @@ def test_before_its_time_a_job_waits_for_higher_ones() -> None:
 
 def test_what_waits_is_known_by_what_it_wants() -> None:
     queue = filled(job(1), job(2), job(3, model="x"))
-    assert sorted(wants.model for wants in queue.wanted()) == ["m", "x"]
+    assert sorted(requirements.model for requirements in queue.wanted()) == ["m", "x"]
     taken(queue)
-    assert [wants.model for wants in queue.wanted()] == ["x"]
+    assert [requirements.model for requirements in queue.wanted()] == ["x"]

@@ -103,7 +103,7 @@ class Evil:
         for session_id in others:
             known, length = self.known[session_id], self.lengths[session_id]
             right = toy_text([*PROMPT, *self.world.received[session_id].token_ids], 1)[0]
-            laws = {
+            distributions = {
                 "q_size": 2,
                 "q_ids": np.array([right, 1 + right % 9]),
                 "q_weights": np.array([1, 65535]),
@@ -112,7 +112,7 @@ class Evil:
             self.send(session_id, 8)  # random tokens, false scores
             self.send(session_id, 500)  # a huge tree
             self.send(session_id, 1, token_ids=np.array([right]), first_id=2**40)  # right, but under an impossible name
-            self.send(session_id, 1, token_ids=np.array([right]), **laws)  # a law that it was not drawn from
+            self.send(session_id, 1, token_ids=np.array([right]), **distributions)  # a law that it was not drawn from
             self.send(session_id, 2, base_len=length + 5)
             self.send(session_id, 2, base_len=-7)
             self.send(session_id, 2, lane=known.lane ^ 1)  # another's lane

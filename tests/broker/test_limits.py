@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.admission import gate, limits
+from specq.broker.admission import gate, limits, overload
 from specq.broker.admission.bucket import Bucket
 from specq.broker.admission.limits import (
     BURST_S,
@@ -168,10 +168,10 @@ def test_huge_trees_are_dropped():
     bench.now += 10
     bench.broker.state.roster.get(GPU).heard = bench.now
     assigned = bench.assigned[b"d0", 1]
-    laws = {"q_size": 300_000, "q_ids": np.zeros(300_000), "q_weights": np.zeros(300_000)}
+    distributions = {"q_size": 300_000, "q_ids": np.zeros(300_000), "q_weights": np.zeros(300_000)}
     huge = Draft(
         session_id=1, epoch=assigned.epoch, lane=assigned.lane, base_len=2, first_id=9999, token_ids=np.ones(1),
-        parent_ids=np.full(1, -1), scores=np.zeros(1), q_rows=np.zeros(1), **laws,
+        parent_ids=np.full(1, -1), scores=np.zeros(1), q_rows=np.zeros(1), **distributions,
     )  # fmt: skip
     assert bench.say(b"d0", huge) == []
     assert bench.counts["limited_drafts"] == 2
@@ -187,7 +187,7 @@ def test_nothing_piles_up_before_a_verifier_that_is_silent():
     opened = [
         decode(e.frames).TYPE for e in bench.say(GPU, Heartbeat(incarnation=1, state="ready")) if e.link == "back"
     ]
-    assert opened.count("committed") == 0
+    assert opened.count("ack") == 0
     assert bench.draft(1)
 
 
@@ -322,7 +322,7 @@ def test_room_comes_back_when_jobs_end():
 
 
 def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
-    monkeypatch.setattr(limits, "MAX_TOKENS", 3 * 1002)
+    monkeypatch.setattr(overload, "MAX_TOKENS", 3 * 1002)
     bench = Bench()
     told = [bench.submit(job_id)[0] for job_id in range(1, 6)]
     assert [type(one) for one in told] == [Accepted] * 3 + [Failed] * 2
@@ -331,7 +331,7 @@ def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
 
 def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
     """A slow disk is no error, but what waits for it must not grow for ever."""
-    monkeypatch.setattr(limits, "MAX_RECORDS", 2)
+    monkeypatch.setattr(overload, "MAX_RECORDS", 2)
     bench = Bench(has_journal=True)
 
     def answers(job_id: int) -> list[Message]:

@@ -23,12 +23,12 @@ def make_job(mode: str = "async") -> Job:
     return job
 
 
-def heard(job: Job, worths: list[int]) -> list[Verdict]:
+def heard(job: Job, min_accept_probs: list[int]) -> list[Verdict]:
     """Commit one token a verdict, of these worths; return what the first drafter hears, the second the same."""
     found: list[Verdict] = []
-    for worth in worths:
+    for min_accept_prob in min_accept_probs:
         verdict = Verdict(
-            session_id=9, epoch=job.epoch, base_len=job.length, worth=worth,
+            session_id=9, epoch=job.epoch, base_len=job.length, min_accept_prob=min_accept_prob,
             token_ids=np.array([job.length % 7], np.int32),
         )  # fmt: skip
         frames = encode(verdict)
@@ -60,7 +60,7 @@ def test_when_drafts_are_of_use_again_all_is_told_at_once() -> None:
     job = make_job()
     heard(job, [900, 900, 900, 900])
     first, second = heard(job, [300, 300])
-    assert (first.base_len + len(first.token_ids), first.worth) == (8, 300)
+    assert (first.base_len + len(first.token_ids), first.min_accept_prob) == (8, 300)
     assert (second.base_len, len(second.token_ids)) == (8, 1)
     assert [len(v.token_ids) for v in heard(job, [900, 900, 900])] == [1, 2]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.broker.state import Disconnect, Effect, Find, Send
-from specq.journal.records import Deaths, StoredJob
+from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import (
     Draft,
     FetchTokenizer,
@@ -103,7 +103,7 @@ def test_a_verifier_without_its_key_commits_nothing(lose) -> None:
     guarded.commit("gpu", 11, finish="stop")
     failed = encode(SessionFailed(session_id=1, epoch=job.epoch, reason="I say so"))
     guarded.broker.from_back(b"gpu", failed, guarded.now)
-    assert (job.token_ids, job.finish, job.deaths, job.failures) == ([9], "", Deaths(), 0)
+    assert (job.token_ids, job.finish, job.crashes, job.failures) == ([9], "", Crashes(), 0)
     guarded.commit("gpu2", 12)
     assert job.token_ids == [9, 12]
 

@@ -96,12 +96,12 @@ def a_draft(assigned: Assign, **changes: object) -> Draft:
         "parent_ids": np.array([-1], np.int32),
         "scores": np.zeros(1, np.float16),
     }
-    laws = {
+    distributions = {
         "q_ids": np.array([7, 8], np.int32),
         "q_weights": np.array([1, 9], np.uint16),
         "q_rows": np.zeros(1, np.int32),
     }
-    return Draft(**values | {"q_size": 2} | laws | changes)
+    return Draft(**values | {"q_size": 2} | distributions | changes)
 
 
 def passed_on(effects: list[Effect]) -> list[Draft]:
@@ -163,7 +163,7 @@ def test_a_drafter_speaks_only_for_its_own_lane():
     assert guarded.counts["forbidden"] == 1
 
 
-def test_laws_of_untrusted_drafters_are_taken_off():
+def test_distributions_of_untrusted_drafters_are_taken_off():
     """The nodes pass as point masses; those of a trusted key pass as they are."""
     guarded = Guarded()
     mine, trusted = guarded.begin("probabilistic"), guarded.assigned("phone")

@@ -18,10 +18,10 @@ import zmq
 from specq.config.addresses import free_address
 from specq.protocol.messages import (
     MESSAGES,
+    Ack,
     Assign,
     Cancel,
     Close,
-    Committed,
     Draft,
     FetchTokenizer,
     Follow,
@@ -223,7 +223,7 @@ class ForgedVerifier(Peer):
             own[message.session_id] = Session(message.session_id, message.epoch, 0, len(message.token_ids))
         elif isinstance(message, Close):
             own.pop(message.session_id, None)
-        elif isinstance(message, Committed) and message.session_id in own:
+        elif isinstance(message, Ack) and message.session_id in own:
             own[message.session_id].length = message.length
 
     def take(self, number: int, message: Message) -> None:
@@ -234,7 +234,7 @@ class ForgedVerifier(Peer):
 class ForgedBroker(Peer):
     """A stranger at a verifier's socket who speaks as its broker would, of sessions of his own."""
 
-    weights: ClassVar[dict[type[Message], int]] = {Open: 50, Close: 10, Committed: 15, Draft: 30, FetchTokenizer: 1}
+    weights: ClassVar[dict[type[Message], int]] = {Open: 50, Close: 10, Ack: 15, Draft: 30, FetchTokenizer: 1}
     num_sessions = 40
 
     def __init__(self, address: str, forger: Forger) -> None:

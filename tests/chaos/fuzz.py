@@ -21,10 +21,10 @@ from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import (
     MESSAGES,
     PROTOCOL_VERSION,
+    Ack,
     Assign,
     Cancel,
     Close,
-    Committed,
     Draft,
     Heartbeat,
     Hello,
@@ -49,7 +49,7 @@ SUITED: dict[
 ] = {  # what each party is meant to hear; now and then it hears something else
     "broker front": (Hello, Heartbeat, Submit, Cancel, Draft),
     "broker back": (Verdict, SessionFailed),
-    "verifier": (Open, Close, Committed, Draft),
+    "verifier": (Open, Close, Ack, Draft),
     "drafter": (Assign, Verdict),
     "client": (Tokens,),
 }
@@ -71,7 +71,7 @@ def real_messages() -> list[Message]:
         Cancel(job_id=2),
         Open(**key, prompt_len=3, tokens_left=50, params=params, token_ids=PROMPT),
         Close(**key),
-        Committed(**key, length=3, resend=True),
+        Ack(**key, length=3, resend=True),
         Assign(**key, lane=0, prompt_len=3, params=params, token_ids=PROMPT),
         Draft(**key, lane=0, base_len=3, first_id=0, scores=np.zeros(2, np.float16), **tree),
         Verdict(**key, base_len=3, token_ids=np.array([9], np.int32), us=(1, 2), seen=(0, 1)),

@@ -15,7 +15,7 @@ from specq.broker.jobs.job import Job
 from specq.broker.jobs.table import Jobs
 from specq.broker.state import Effect
 from specq.broker.workers import placement
-from specq.broker.workers.assignment import Staffing
+from specq.broker.workers.assignment import DrafterAssignment
 from specq.client.core import ClientCore
 from specq.protocol.messages import Message, Open, Verdict
 from specq.protocol.types import Judgement, SessionStep
@@ -66,7 +66,7 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 
 def no_resend(patch: Patch) -> None:
     """Let a verifier never send a verdict again."""
-    committed = Verifier._committed
+    committed = Verifier._ack
     patch.setattr(
         Verifier, "_committed", lambda self, message, now: committed(self, replace(message, resend=False), now)
     )
@@ -74,13 +74,13 @@ def no_resend(patch: Patch) -> None:
 
 def no_reopening(patch: Patch) -> None:
     """Let a session that its verifier does not know stay lost."""
-    mend = placement.Placement._mend_verifier
+    reconcile = placement.Placement._reconcile_verifier
 
     def holds_all(self: Any, worker: Any, held: dict[int, tuple[int, int]]) -> None:
         jobs = [self.state.jobs.active[i] for i in worker.job_ids if i in self.state.jobs.active]
         for job in jobs:
             job.unheld = False
-        mend(self, worker, held)
+        reconcile(self, worker, held)
 
     patch.setattr(placement.Placement, "_mend_verifier", holds_all)
 
@@ -121,15 +121,15 @@ def client_never_asks_again(patch: Patch) -> None:
 
 def no_replay_of_a_lost_verdict(patch: Patch) -> None:
     """Let a drafter that missed a verdict never hear it."""
-    mend = Staffing.mend
+    reconcile = DrafterAssignment.reconcile
 
-    def silent(self: Staffing, worker: Any, held: dict[int, tuple[int, int]]) -> None:
+    def silent(self: DrafterAssignment, worker: Any, held: dict[int, tuple[int, int]]) -> None:
         send = self.state.send_front
         self.state.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
-        mend(self, worker, held)
+        reconcile(self, worker, held)
         self.state.send_front = send  # type: ignore[method-assign]
 
-    patch.setattr(Staffing, "mend", silent)
+    patch.setattr(DrafterAssignment, "mend", silent)
 
 
 def no_dedupe_of_jobs(patch: Patch) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specq.broker.workers.quarantine import LONE_DEATHS
+from specq.broker.workers.quarantine import LONE_CRASHES
 from specq.simulate.network import LineSettings
 from tests.chaos.stubs import moody_text_is_right
 from tests.chaos.users import Client
@@ -29,7 +29,7 @@ FAULTS_S = 3.0  # how long faults are injected
 TOKENS = 90
 PROMPT_LEN = 3
 BEHIND = 40  # tokens that a drafter may lag behind
-DEATHS = 2 + LONE_DEATHS  # of verifiers, until a job is given up that had a part in each
+CRASHES = 2 + LONE_CRASHES  # of verifiers, until a job is given up that had a part in each
 
 
 @dataclass
@@ -226,7 +226,7 @@ class Schedule:
         faults = self.world.faults
         num_dead = faults["verifier_killed"] + 2 * faults["all_verifiers_killed"]
         num_silent = faults["worker_frozen"] + faults["line_stalled"] + faults["verifier_drained"]
-        assert num_dead + num_silent >= DEATHS, f"{reason}, of which there were {num_dead + num_silent} at most"
+        assert num_dead + num_silent >= CRASHES, f"{reason}, of which there were {num_dead + num_silent} at most"
 
     def _check_text(self, job_id: int, text: list[int]) -> None:
         stored = self.world.journal.find(job_id)

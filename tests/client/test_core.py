@@ -462,9 +462,9 @@ class Flaky:
         if self.length == self.sent:
             return []
         finish = "length" if self.length == len(TEXT) else ""
-        news = [tokens(7, self.sent, TEXT[self.sent : self.length], finish)]
+        delta = [tokens(7, self.sent, TEXT[self.sent : self.length], finish)]
         self.sent = self.length
-        return [m for m in news for _ in range(self.random.choice([0, 1, 1, 2]))]
+        return [m for m in delta for _ in range(self.random.choice([0, 1, 1, 2]))]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -9,12 +9,12 @@ SHAPE = {"drafted_rounds": 4, "leaves": 10, "depths": 13}
 
 def test_rates_follow_from_the_counts():
     """Acceptance per verified node, length per round with the target's own token; other counts stand elsewhere."""
-    counts = {"rounds": 4, "drafted": 30, "draft_tokens": 8, "accepted_tokens": 6, "hits": 2, "worths": 600}
+    counts = {"rounds": 4, "drafted": 30, "draft_tokens": 8, "accepted_tokens": 6, "hits": 2, "min_accept_probs": 600}
     stats = speculation_stats(counts)
     assert (stats["acceptance_rate"], stats["mean_accepted_length"]) == (0.75, 2.5)
     assert stats["accepted_tokens"] == 6
-    derived = {"hit_rate": 0.5, "wasted_rows": 2, "worth": 0.15}
-    assert internal_counts(counts) == {"drafted": 30, "hits": 2, "worths": 600, **derived}
+    derived = {"hit_rate": 0.5, "wasted_rows": 2, "min_accept_prob": 0.15}
+    assert internal_counts(counts) == {"drafted": 30, "hits": 2, "min_accept_probs": 600, **derived}
 
 
 def test_the_shape_of_the_trees():

@@ -16,7 +16,7 @@ from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import Int32Array
-from specq.verifier.colocated import OwnDrafter
+from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
@@ -154,9 +154,9 @@ def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: py
             return original(self, *arguments)
 
         monkeypatch.setattr(Session, "offer", raising)
-    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), incarnation=1, backup=False)
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), incarnation=1, prompt_lookup=False)
     source = FailingChains(where, Failing(where))
-    drafter = OwnDrafter(source, verifier, StepCurve([1, 64], [0.0001, 0.0002]))
+    drafter = ColocatedDrafter(source, verifier, StepCurve([1, 64], [0.0001, 0.0002]))
     for i in range(NUM):
         prompt = np.array([i + 1, 2], np.int32)
         verifier.handle(

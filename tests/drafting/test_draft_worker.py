@@ -41,7 +41,7 @@ def test_it_has_drafted_in_all_ways_that_differ(drafter):
 def test_nothing_is_left_of_it(drafter):
     """No session, no experience, and no pass that the broker would take for work."""
     assert drafter.proposer.contexts == {}
-    assert (drafter.sessions, drafter.experience, drafter.num_passes) == ({}, {}, 0)
+    assert (drafter.sessions, drafter.acceptance_stats, drafter.num_passes) == ({}, {}, 0)
     context, params = np.array([5, 6], np.int32), SamplingParams()
     drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=2, params=params, token_ids=context))
     assert [draft.session_id for draft in drafter.step()] == [1]

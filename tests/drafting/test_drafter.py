@@ -34,11 +34,11 @@ def make_drafter(
 
 
 def verdict(
-    base_len: int, tokens: list[int], *, worth: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
+    base_len: int, tokens: list[int], *, min_accept_prob: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
 ) -> Verdict:
     """Return a verdict that commits tokens and verified so many nodes."""
     return Verdict(
-        session_id=7, epoch=epoch, base_len=base_len, worth=worth, token_ids=np.array(tokens, np.int32),
+        session_id=7, epoch=epoch, base_len=base_len, min_accept_prob=min_accept_prob, token_ids=np.array(tokens, np.int32),
         node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_old_and_foreign_verdicts_change_nothing(message: Verdict) -> None:
     assert drafter.sessions[7].token_ids == PROMPT
 
 
-def test_an_overlapping_verdict_adds_its_news() -> None:
+def test_an_overlapping_verdict_adds_its_delta() -> None:
     """A verdict that was sent again commits only what lies beyond the known."""
     drafter = make_drafter()
     drafter.handle(verdict(3, [8, 9]))
@@ -142,27 +142,27 @@ def test_where_nothing_is_worth_it_the_drafter_rests() -> None:
     text = toy_text(PROMPT, 200)
     busy = []
     for i in range(100):
-        drafter.handle(verdict(3 + i, [text[i]], worth=1500))
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=1500))
         busy.append(drafter.has_work)
         assert passes(drafter, 4) == []
     assert [i for i, b in enumerate(busy) if b] == [0, 1, 4, 11, 26, 57, 88]
     sent = []
     for i in range(100, 133):
-        drafter.handle(verdict(3 + i, [text[i]], worth=100))
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=100))
         sent += passes(drafter, 2)
     assert sent
 
 
 def test_the_floor_follows_the_worth() -> None:
     """Nothing less likely than the square of what is worth verifying is sent."""
-    for worth in (200, 500, 900):
+    for min_accept_prob in (200, 500, 900):
         drafter = make_drafter(max_tokens=1000)
-        drafter.handle(verdict(3, [49], worth=worth))
+        drafter.handle(verdict(3, [49], min_accept_prob=min_accept_prob))
         sent = [score for draft in passes(drafter, 20) for score in draft.scores.tolist()]
-        assert bool(sent) == (worth < 900)
+        assert bool(sent) == (min_accept_prob < 900)
         session = drafter.sessions[7]
-        reaches = [node.reach - session.base_reach for node in session.live_nodes() if node.wire_id >= 0]
-        assert min(reaches, default=0.0) >= 2 * np.log(worth / 1000) - 1e-6
+        reaches = [node.reach_prob - session.base_reach_prob for node in session.live_nodes() if node.wire_id >= 0]
+        assert min(reaches, default=0.0) >= 2 * np.log(min_accept_prob / 1000) - 1e-6
 
 
 def test_nothing_is_drafted_beyond_the_limit() -> None:
@@ -272,14 +272,14 @@ def test_candidates_are_drawn_with_their_own_temperature() -> None:
 # --- drawn nodes --------------------------------------------------------------------------------------------------
 
 
-def test_drawn_nodes_travel_with_the_law_of_their_family() -> None:
+def test_drawn_nodes_travel_with_the_distribution_of_their_sibling_group() -> None:
     """Well-formed for the verifier, and every token in its own law."""
     for draft in passes(make_drafter(strategy="probabilistic"), 6):
         assert draft.q_size > 0
         assert reason_against(draft, VOCAB) == ""
 
 
-def test_a_law_travels_only_with_all_elders() -> None:
+def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
     """What is sent later than its eldest sibling, when less is asked of a node, goes as a point mass."""
     drafter = make_drafter(strategy="probabilistic", fan_out=4)
     session = drafter.sessions[7]
@@ -303,16 +303,16 @@ def test_drawn_nodes_teach_by_their_mask() -> None:
     """A committed token that agrees with a node is no sign that the node was accepted; the verdict's mask is."""
     drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
     (draft,) = drafter.step()
-    experience = drafter.experience["probabilistic"]
+    acceptance_stats = drafter.acceptance_stats["probabilistic"]
     claim = next(iter(drafter.sessions[7].roots.values())).claim
-    before = experience.calibration.probability(claim)
+    before = acceptance_stats.calibration.probability(claim)
     drafter.handle(verdict(3, [int(draft.token_ids[0])]))
-    assert experience.calibration.probability(claim) == before
+    assert acceptance_stats.calibration.probability(claim) == before
     (draft,) = drafter.step()
     drafter.handle(
         verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
     )  # its mask is 0: rejected, then drawn all the same
-    assert experience.calibration.probability(claim) < before
+    assert acceptance_stats.calibration.probability(claim) < before
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------

@@ -174,5 +174,5 @@ def _lie(victim: _Victim) -> Draft:
     with certainty, min(1, target / draft)."""
     rare, other = victim.block[-1], victim.block[0]
     draft = _draft(victim, np.array([rare]), [-1], np.zeros(1))
-    laws = {"q_ids": np.array([rare, other], np.int32), "q_weights": np.array([1, FULL], np.uint16)}
-    return replace(draft, q_size=2, q_rows=np.zeros(1, np.int32), **laws)
+    distributions = {"q_ids": np.array([rare, other], np.int32), "q_weights": np.array([1, FULL], np.uint16)}
+    return replace(draft, q_size=2, q_rows=np.zeros(1, np.int32), **distributions)

@@ -104,40 +104,42 @@ def _weights(table: Float64Array) -> dict[str, npt.NDArray[np.float32]]:
 # --- laws ---------------------------------------------------------------------------------------------------------
 
 
-def exact_laws(table: Float64Array, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Float64Array:
+def exact_distributions(table: Float64Array, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Float64Array:
     """Return the law of each row of logits f64[n, VOCAB] after temperature, top-k and top-p, by sorting."""
-    return np.stack([_exact_law(logits, temperature, top_k or VOCAB, top_p) for logits in table])
+    return np.stack([_exact_distribution(logits, temperature, top_k or VOCAB, top_p) for logits in table])
 
 
-def _exact_law(logits: Float64Array, temperature: float, top_k: int, top_p: float) -> Float64Array:
+def _exact_distribution(logits: Float64Array, temperature: float, top_k: int, top_p: float) -> Float64Array:
     order = np.argsort(-logits, kind="stable")
     probs = np.exp((logits[order] - logits[order[0]]) / temperature)
     probs[top_k:] = 0
     probs /= probs.sum()
     before = np.cumsum(probs) - probs  # the mass of all likelier tokens
     probs[before >= top_p] = 0
-    law = np.zeros(VOCAB)
-    law[order] = probs / probs.sum()
-    return law
+    distribution = np.zeros(VOCAB)
+    distribution[order] = probs / probs.sum()
+    return distribution
 
 
-def leaked(laws: Float64Array, draft_laws: Float64Array, distance: float) -> Float64Array:
+def leaked(distributions: Float64Array, draft_distributions: Float64Array, distance: float) -> Float64Array:
     """Return laws f64[n, VOCAB] so far (total variation, each) from `laws` towards a draft's: of a judge that lets too
     much through. Rows in which the two are equal stay."""
-    apart = np.abs(laws - draft_laws).sum(1, keepdims=True) / 2
-    return laws + (draft_laws - laws) * np.divide(distance, apart, out=np.zeros_like(apart), where=apart > 0)
+    apart = np.abs(distributions - draft_distributions).sum(1, keepdims=True) / 2
+    return distributions + (draft_distributions - distributions) * np.divide(
+        distance, apart, out=np.zeros_like(apart), where=apart > 0
+    )
 
 
 # --- tests --------------------------------------------------------------------------------------------------------
 
 
-def law_p_value(texts: Sequence[Sequence[int]], law: Float64Array) -> float:
+def distribution_p_value(texts: Sequence[Sequence[int]], distribution: Float64Array) -> float:
     """Return the p-value of all tokens against one law f64[VOCAB] (Pearson's chi-square test)."""
     tokens = np.concatenate([np.asarray(text) for text in texts])
-    return _p_value([(np.bincount(tokens, minlength=VOCAB), law)])
+    return _p_value([(np.bincount(tokens, minlength=VOCAB), distribution)])
 
 
-def transition_p_value(prompt: Sequence[int], texts: Sequence[Sequence[int]], laws: Float64Array) -> float:
+def transition_p_value(prompt: Sequence[int], texts: Sequence[Sequence[int]], distributions: Float64Array) -> float:
     """Return the p-value of each token against laws f64[VOCAB, VOCAB] of what follows the token before it.
 
     Under the laws the counts that follow each token are asymptotically those of independent draws, though pairs overlap
@@ -147,16 +149,16 @@ def transition_p_value(prompt: Sequence[int], texts: Sequence[Sequence[int]], la
     for text in texts:
         path = np.asarray([prompt[-1], *text])
         np.add.at(counts, (path[:-1], path[1:]), 1)
-    return _p_value([(row, law) for row, law in zip(counts, laws, strict=True) if row.any()])
+    return _p_value([(row, distribution) for row, distribution in zip(counts, distributions, strict=True) if row.any()])
 
 
 def _p_value(rows: Sequence[tuple[Int64Array, Float64Array]]) -> float:
     """Return the p-value of several rows of counts against a law each; impossible tokens that occur give 0."""
     statistic, freedom = 0.0, 0
-    for counts, law in rows:
-        if counts[law < 1e-12].any():
+    for counts, distribution in rows:
+        if counts[distribution < 1e-12].any():
             return 0.0
-        observed, expected = _cells(counts, law * counts.sum())
+        observed, expected = _cells(counts, distribution * counts.sum())
         statistic += float(((observed - expected) ** 2 / expected).sum())
         freedom += len(observed) - 1
     return _chi_square_tail(statistic, freedom)

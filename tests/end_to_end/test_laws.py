@@ -29,9 +29,9 @@ from tests.end_to_end.memoryless import (
     MARKOV,
     MEMORYLESS,
     bad_logits,
-    exact_laws,
+    distribution_p_value,
+    exact_distributions,
     good_logits,
-    law_p_value,
     leaked,
     target_logits,
     transition_p_value,
@@ -98,12 +98,12 @@ class Block:
         return [self.tokens.start + 1]
 
     @cached_property
-    def laws(self):
-        return exact_laws(target_logits(), **self.sampling)
+    def distributions(self):
+        return exact_distributions(target_logits(), **self.sampling)
 
     @cached_property
-    def biased_laws(self):
-        return leaked(self.laws, exact_laws(bad_logits(), **self.sampling), self.bias)
+    def biased_distributions(self):
+        return leaked(self.distributions, exact_distributions(bad_logits(), **self.sampling), self.bias)
 
     def jobs(self, case: Case) -> Iterator[dict[str, Any]]:
         """Yield the arguments of each job: texts that are compared have the same seeds, others have seeds of their own."""
@@ -113,7 +113,7 @@ class Block:
             yield {"token_ids": self.prompt, "seed": seed, "max_tokens": num_tokens, **self.sampling}
 
 
-ONE_LAW = Block(MEMORYLESS, {"temperature": 0.9}, num_jobs=6, num_tokens=200, bias=0.03)
+ONE_DISTRIBUTION = Block(MEMORYLESS, {"temperature": 0.9}, num_jobs=6, num_tokens=200, bias=0.03)
 BY_TOKEN = Block(MARKOV, {"temperature": 1.0, "top_k": 8, "top_p": 0.95}, num_jobs=2, num_tokens=120, bias=0.1)
 SAME = 40  # tokens of a job whose text is only compared, or plainly wrong
 Texts = dict[Block, list[list[int]]]
@@ -130,7 +130,7 @@ class Said:
     counts: dict[Case, dict[str, int]] = field(default_factory=dict)
     seeds: dict[Case, list[int]] = field(default_factory=dict)  # that the hostile drafter was told
 
-    def run(self, client: Client, *cases: Case, blocks: Sequence[Block] = (ONE_LAW, BY_TOKEN)) -> None:
+    def run(self, client: Client, *cases: Case, blocks: Sequence[Block] = (ONE_DISTRIBUTION, BY_TOKEN)) -> None:
         """Serve all jobs of a case at a time, case after case."""
         for case in cases:
             options = {"strategy": case.strategy, "ignore_eos": True, **SHAPES[case.shape]}
@@ -168,7 +168,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
             found.run(trusting, PLAIN)  # meanwhile
             _wait_for(trusting, bad)
             found.run(trusting, *(case for case in DETERMINISTIC + PROBABILISTIC if case.drafter == "bad"))
-            found.run(trusting, *LOSSY, blocks=(ONE_LAW,))
+            found.run(trusting, *LOSSY, blocks=(ONE_DISTRIBUTION,))
         for case in (DETERMINISTIC[-1], PROBABILISTIC[-1]):
             with Hostile(address, trusting.model, "hostile") as hostile:
                 _wait_for(stripping, "hostile")
@@ -176,7 +176,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
                 found.seeds[case] = hostile.seeds
         with Hostile(address, trusting.model, "liar", lies_only=True):
             _wait_for(trusting, "liar")
-            found.run(trusting, FORGED, blocks=(ONE_LAW,))
+            found.run(trusting, FORGED, blocks=(ONE_DISTRIBUTION,))
     for name, draft in (("own-good", good), ("own-bad", bad)):
         with (
             _process("broker", "--bind", address, "--journal", "none"),
@@ -227,14 +227,19 @@ def _wait_for(client: Client, drafter: str) -> None:
 
 def _p_values(texts: Texts) -> dict[str, float]:
     """Return p-values: of single tokens against the one law, and of what follows each token."""
-    found = {str(block.tokens): transition_p_value(block.prompt, texts[block], block.laws) for block in texts}
-    return found | {"tokens": law_p_value(texts[ONE_LAW], ONE_LAW.laws[ONE_LAW.prompt[0]])}
+    found = {str(block.tokens): transition_p_value(block.prompt, texts[block], block.distributions) for block in texts}
+    return found | {
+        "tokens": distribution_p_value(
+            texts[ONE_DISTRIBUTION], ONE_DISTRIBUTION.distributions[ONE_DISTRIBUTION.prompt[0]]
+        )
+    }
 
 
 def _together(said: Said) -> Texts:
     """Return the texts of all cases of `probabilistic`."""
     return {
-        block: [text for case in PROBABILISTIC for text in said.texts[case][block]] for block in (ONE_LAW, BY_TOKEN)
+        block: [text for case in PROBABILISTIC for text in said.texts[case][block]]
+        for block in (ONE_DISTRIBUTION, BY_TOKEN)
     }
 
 
@@ -248,7 +253,7 @@ def test_drafts_are_accepted_and_rejected(said: Said, case: Case) -> None:
         assert min(counts["accepted"], counts["rejected"]) > 10, counts
 
 
-def test_plain_text_has_the_targets_law(said: Said) -> None:
+def test_plain_text_has_the_targets_distribution(said: Said) -> None:
     """Without drafts: what all texts of `deterministic` are compared with."""
     p_values = _p_values(said.texts[PLAIN])
     assert min(p_values.values()) > LEAST_P, p_values
@@ -262,13 +267,13 @@ def test_deterministic_text_is_the_same_with_any_drafter(said: Said, case: Case)
 
 
 @pytest.mark.parametrize("case", PROBABILISTIC, ids=str)
-def test_probabilistic_text_has_the_targets_law(said: Said, case: Case) -> None:
+def test_probabilistic_text_has_the_targets_distribution(said: Said, case: Case) -> None:
     """Sampled from laws that travel, or stripped to point masses: each token's law, and its law after the one before."""
     p_values = _p_values(said.texts[case])
     assert min(p_values.values()) > LEAST_P, p_values
 
 
-def test_all_probabilistic_texts_have_the_targets_law(said: Said) -> None:
+def test_all_probabilistic_texts_have_the_targets_distribution(said: Said) -> None:
     """Nothing shows in all cases together either."""
     p_values = _p_values(_together(said))
     assert min(p_values.values()) > LEAST_P, p_values
@@ -286,11 +291,19 @@ def test_drafters_are_not_told_the_seed_of_probabilistic(said: Said) -> None:
 def test_a_small_bias_would_show(said: Said) -> None:
     """The same texts do not have laws that are a little biased towards a draft's."""
     texts = _together(said)
-    assert law_p_value(texts[ONE_LAW], ONE_LAW.biased_laws[ONE_LAW.prompt[0]]) < LEAST_P
-    assert transition_p_value(BY_TOKEN.prompt, texts[BY_TOKEN], BY_TOKEN.biased_laws) < LEAST_P
+    assert (
+        distribution_p_value(texts[ONE_DISTRIBUTION], ONE_DISTRIBUTION.biased_distributions[ONE_DISTRIBUTION.prompt[0]])
+        < LEAST_P
+    )
+    assert transition_p_value(BY_TOKEN.prompt, texts[BY_TOKEN], BY_TOKEN.biased_distributions) < LEAST_P
 
 
 @pytest.mark.parametrize("case", [*LOSSY, FORGED], ids=str)
 def test_what_is_biased_is_found_out(said: Said, case: Case) -> None:
     """A lossy strategy; and forged laws, which the stripping verifier was told too, at one that trusts them."""
-    assert law_p_value(said.texts[case][ONE_LAW], ONE_LAW.laws[ONE_LAW.prompt[0]]) < LEAST_P
+    assert (
+        distribution_p_value(
+            said.texts[case][ONE_DISTRIBUTION], ONE_DISTRIBUTION.distributions[ONE_DISTRIBUTION.prompt[0]]
+        )
+        < LEAST_P
+    )

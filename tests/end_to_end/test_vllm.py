@@ -86,7 +86,7 @@ def test_vllm_says_what_the_torch_engine_says(theirs: list[Result], vllm_device:
 
 def test_vllm_verifies_what_its_own_process_drafts(theirs: list[Result], vllm_device: str) -> None:
     """Chains of a draft model beside vLLM, in the verifier's process."""
-    ours = vllm_answers(vllm_device, drafters=0, draft_model="tiny", backup="none", max_model_len=1024)
+    ours = vllm_answers(vllm_device, drafters=0, draft_model="tiny", prompt_lookup="none", max_model_len=1024)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
     accepted = sum(result.stats["accepted_tokens"] for result in ours)
     verified = sum(result.stats["draft_tokens"] for result in ours)

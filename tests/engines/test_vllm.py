@@ -14,7 +14,7 @@ from specq.engines.vllm.engine import VllmEngine
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Open, Verdict
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, DraftLaws, Int32Array, SessionStep, Tree
+from specq.protocol.types import NO_TREE, DraftDistributions, Int32Array, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verifier.core import Verifier
 from specq.verifier.history import Past
@@ -90,10 +90,10 @@ def run(engine, steps: list[SessionStep], texts: dict[int, Text]) -> None:
             text.num_accepted += len(judgement.path)
 
 
-def chain(tokens: list[int] | Int32Array, laws: DraftLaws | None = None) -> Tree:
+def chain(tokens: list[int] | Int32Array, distributions: DraftDistributions | None = None) -> Tree:
     count = len(tokens)
     parents = np.arange(count, dtype=np.int32) - 1
-    return Tree(np.array(tokens, np.int32), parents, np.zeros(count, np.float32), laws)
+    return Tree(np.array(tokens, np.int32), parents, np.zeros(count, np.float32), distributions)
 
 
 def guess(rng: np.random.Generator, truth: list[int]) -> Tree:
@@ -131,13 +131,13 @@ def test_drafts_that_are_in_the_prefix_cache_already_are_judged_like_others(engi
         assert text.said == truth
 
 
-def law_of(tokens: Int32Array, rng: np.random.Generator) -> DraftLaws:
+def distribution_of(tokens: Int32Array, rng: np.random.Generator) -> DraftDistributions:
     """A law for each node, of a few tokens besides its own."""
     ids = np.stack(
         [np.r_[token, rng.choice(np.setdiff1d(np.arange(VOCAB), token), 5, replace=False)] for token in tokens]
     )
     weights = rng.integers(1, 5000, ids.shape).astype(np.uint16)
-    return DraftLaws(ids.astype(np.int32), weights, np.arange(len(tokens), dtype=np.int32))
+    return DraftDistributions(ids.astype(np.int32), weights, np.arange(len(tokens), dtype=np.int32))
 
 
 WARM = {"temperature": 0.9, "top_p": 0.95}
@@ -174,7 +174,7 @@ def test_every_strategy_says_what_it_says_with_the_torch_engine(engine, director
         for i, text in pairs[1].items():  # half of the chain is what the target would say without noise
             drafted = random_tokens(rng, 4)
             drafted[:2] = reference_text(reference, text.tokens, 2)
-            likely[i] = chain(drafted, law_of(drafted, rng) if i % 2 else None)
+            likely[i] = chain(drafted, distribution_of(drafted, rng) if i % 2 else None)
         for who, texts in zip((engine, other), pairs, strict=True):
             run(who, [text.step(likely[text.session_id]) for text in texts.values()], texts)
     assert {i: text.said for i, text in pairs[0].items()} == {i: text.said for i, text in pairs[1].items()}

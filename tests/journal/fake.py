@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specq.journal.records import JobBound, JobDropped, JobEnded, JobSuspected, JobTaken, Record, StoredJob, TokensAdded
+from specq.journal.records import JobBound, JobCrashed, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
 
 
 class FakeJournal:
@@ -31,8 +31,8 @@ class FakeJournal:
         if isinstance(record, JobBound):
             assert not job.token_ids or job.weights == record.weights, "a text began with other weights"
             job.weights, job.placed = record.weights, record.placed
-        elif isinstance(record, JobSuspected):
-            job.deaths = record.deaths
+        elif isinstance(record, JobCrashed):
+            job.crashes = record.crashes
         elif isinstance(record, TokensAdded):
             assert record.base_len == job.num_tokens, "tokens are missing or came twice"
             job.token_ids += record.token_ids

@@ -136,7 +136,7 @@ def main(directory: Path) -> None:
             time.sleep(0.02)
     dealer.close(0)
     with sqlite3.connect(journal) as connection, sqlite3.connect(directory / f"{NAME}.journal") as copy:
-        connection.backup(copy)
+        connection.prompt_lookup(copy)
     had = num_tokens(journal)
     told = {
         str(job_id): {"finish": finish[job_id], "had": had.get(job_id, 0), "token_ids": tokens}

@@ -19,8 +19,8 @@ from specq.client.core import ClientCore
 from specq.client.events import Event, JobDone, RequestFailed
 from specq.protocol.messages import (
     Accepted,
+    Ack,
     Close,
-    Committed,
     Failed,
     Heartbeat,
     Hello,
@@ -81,7 +81,7 @@ class ScriptedVerifier:
                 tokens = np.array(context[base_len:], np.int32)
                 yield Verdict(session_id=session_id, epoch=epoch, base_len=base_len, finish=finish, token_ids=tokens)
 
-    def resend(self, message: Committed) -> Iterable[Message]:
+    def resend(self, message: Ack) -> Iterable[Message]:
         """Return what the broker lacks."""
         epoch, context, limit = self.sessions.get(message.session_id, (0, [], 0))
         if epoch == message.epoch and message.resend and message.length < len(context):
@@ -199,7 +199,7 @@ class Scene:
         if to == CLIENT:
             self._check(message)
             self.events += self.client.receive(message, self.now)
-        elif isinstance(message, Committed):
+        elif isinstance(message, Ack):
             self._to_broker += [(VERIFIER, answer) for answer in self.verifier.resend(message)]
         else:
             self.verifier.hear(message)

@@ -60,7 +60,7 @@ class Recording(Broker):
         return []
 
 
-def test_news_and_answers_arrive(link: JournalLink) -> None:
+def test_delta_and_answers_arrive(link: JournalLink) -> None:
     """What is written is told of; what is asked is answered, with what was written before it was told."""
     broker = Recording()
     for sequence, record in enumerate((taken(1), taken(2), ended(1, [5])), 1):

@@ -25,16 +25,16 @@ EXPECTED = {int(job_id): entry for job_id, entry in json.loads(OLD.with_suffix("
 PATIENCE_S = 120.0
 
 
-@pytest.mark.parametrize("backup", ["ngram", "none"])
+@pytest.mark.parametrize("prompt_lookup", ["ngram", "none"])
 def test_jobs_of_an_old_journal_end_with_their_texts(
-    spawn: Callable[..., subprocess.Popen[bytes]], free_address: str, tmp_path: Path, backup: str
+    spawn: Callable[..., subprocess.Popen[bytes]], free_address: str, tmp_path: Path, prompt_lookup: str
 ) -> None:
     """Half done or not begun, with every kind of parameter; drafted for or not."""
     journal = tmp_path / "old.journal"
     shutil.copy(OLD, journal)
     assert num_tokens(journal) == {job_id: entry["had"] for job_id, entry in EXPECTED.items() if entry["had"]}
     spawn("broker", "--bind", free_address, "--journal", str(journal))
-    target = ("--model", "tiny", "--device", "cpu", "--dtype", "float32", "--backup", backup)
+    target = ("--model", "tiny", "--device", "cpu", "--dtype", "float32", "--backup", prompt_lookup)
     spawn("worker", "--role", "target", "--broker", free_address, *target)
 
     found = follow(free_address)

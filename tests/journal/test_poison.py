@@ -106,7 +106,7 @@ def test_a_verifier_that_an_error_ends_says_so(spawn: Spawn, free_address: str, 
         client.wait_until_ready(timeout_s=PATIENCE_S)
         client.submit(token_ids=[5, LOST], max_tokens=LENGTH)
         assert worker.wait(PATIENCE_S) == 1
-        wait_until(lambda: deaths(journal) == [(1, 0)])
+        wait_until(lambda: crashes(journal) == [(1, 0)])
 
 
 def test_a_step_that_raises_costs_no_process(spawn: Spawn, free_address: str, journal: Path, tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_ten_clean_restarts_of_everything_hold_nothing_against_a_job(
             wait_until(lambda: num_journaled(journal) >= before + 20)  # noqa: B023
             if life < 10:
                 stop(ORDERS[life % len(ORDERS)], broker, worker)
-                assert deaths(journal) == [(0, 0), (0, 0)]
+                assert crashes(journal) == [(0, 0), (0, 0)]
         assert [job.result(PATIENCE_S).token_ids for job in jobs] == [toy_text([*PROMPT, i], 1200) for i in (1, 2)]
 
 
@@ -184,7 +184,7 @@ def num_journaled(journal: Path) -> int:
     return min(count for (count,) in found) if len(found) == 2 else 0
 
 
-def deaths(journal: Path) -> list[tuple[int, int]]:
+def crashes(journal: Path) -> list[tuple[int, int]]:
     """Return of each unfinished job the deaths held against it, and by whom the next broker will think that it is held."""
     with sqlite3.connect(f"{journal.absolute().as_uri()}?mode=ro", uri=True) as connection:
         return connection.execute("SELECT deaths, placed FROM active").fetchall()

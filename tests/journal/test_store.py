@@ -15,11 +15,11 @@ import pytest
 
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
-    Deaths,
+    Crashes,
     JobBound,
+    JobCrashed,
     JobDropped,
     JobEnded,
-    JobSuspected,
     JobTaken,
     Record,
     StoredJob,
@@ -447,9 +447,12 @@ def test_log_probabilities_survive_as_bytes() -> None:
 def test_what_is_held_against_a_job_is_kept(open_journal: Open, path: Path) -> None:
     """Deaths of verifiers, up to the last record of them; a journal from before they were noted has none."""
     journal = open_journal()
-    journal.write([taken(1), taken(2), JobSuspected(1, Deaths(1, 0, 5)), JobSuspected(1, Deaths(2, 1, 9))])
+    journal.write([taken(1), taken(2), JobCrashed(1, Crashes(1, 0, 5)), JobCrashed(1, Crashes(2, 1, 9))])
     journal.close()
-    assert {job.submit.job_id: job.deaths for job in open_journal().unfinished()} == {1: Deaths(2, 1, 9), 2: Deaths()}
+    assert {job.submit.job_id: job.crashes for job in open_journal().unfinished()} == {
+        1: Crashes(2, 1, 9),
+        2: Crashes(),
+    }
 
 
 def test_a_journal_of_the_first_version_is_read(path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specq.client.job_options import id_of, label_of, split_wishes
+from specq.client.job_options import id_of, label_of, split_job_options
 from specq.client.results_file import SUFFIX
 from specq.protocol.errors import JobError
 from tests.journal.test_commands import Deployment, deployment  # noqa: F401 - a fixture
@@ -149,17 +149,19 @@ def test_wishes_that_cannot_be(tmp_path: Path, options: list[str], said: str) ->
 
 def test_wishes() -> None:
     """They are taken out of what is asked for; a key gives the seed where one is drawn, the same each time."""
-    wishes, rest = split_wishes({"top_p": 0.5, "priority": 3, "deadline": 0.0015, "job_key": "k", "temperature": 1})
-    again = split_wishes({"temperature": 1, "job_key": "k"})[1]
-    other = split_wishes({"temperature": 1, "job_key": "l"})[1]
-    assert (wishes.priority, wishes.deadline_ms, wishes.job_key) == (3, 1, "k")
+    job_options, rest = split_job_options(
+        {"top_p": 0.5, "priority": 3, "deadline": 0.0015, "job_key": "k", "temperature": 1}
+    )
+    again = split_job_options({"temperature": 1, "job_key": "k"})[1]
+    other = split_job_options({"temperature": 1, "job_key": "l"})[1]
+    assert (job_options.priority, job_options.deadline_ms, job_options.job_key) == (3, 1, "k")
     assert rest == {"top_p": 0.5, "temperature": 1, "seed": again["seed"]}
     assert other["seed"] != again["seed"]
-    assert "seed" not in split_wishes({"temperature": 0, "job_key": "k"})[1]
-    assert split_wishes({"temperature": 1, "job_key": "k", "seed": 5})[1]["seed"] == 5
+    assert "seed" not in split_job_options({"temperature": 0, "job_key": "k"})[1]
+    assert split_job_options({"temperature": 1, "job_key": "k", "seed": 5})[1]["seed"] == 5
     for bad in ({"deadline": -1}, {"deadline": float("nan")}, {"deadline": "soon"}, {"priority": 1.5}):
         with pytest.raises(JobError):
-            split_wishes(bad)
+            split_job_options(bad)
 
 
 @pytest.mark.parametrize("request_id", ["q", 7, None, [1, {"a": "ü"}], "x" * 5000])

@@ -94,15 +94,15 @@ def test_without_room_nothing_changes(directory):
     assert source.free_slots == 20
 
 
-def test_drawn_chains_bring_their_laws(directory):
+def test_drawn_chains_bring_their_distributions(directory):
     """Sessions whose drafts are drawn, beside one whose are not."""
-    source = ChainModel(directory, device="cpu", kv_slots=256, law_size=6)
+    source = ChainModel(directory, device="cpu", kv_slots=256, distribution_size=6)
     for session_id, params in ((1, DRAWN), (2, SAMPLED)):
         source.open(session_id, random_tokens(np.random.default_rng(5), 9), params)
     chains = draft(source, [1, 2])
-    assert [len(laws) for laws in chains.laws] == [DEPTH, 0]
-    for law, tokens in zip(chains.laws[0], chains.token_ids[0], strict=True):
-        assert set(tokens[tokens != NO_TOKEN].tolist()) <= set(law.ids.tolist())
+    assert [len(distributions) for distributions in chains.distributions] == [DEPTH, 0]
+    for distribution, tokens in zip(chains.distributions[0], chains.token_ids[0], strict=True):
+        assert set(tokens[tokens != NO_TOKEN].tolist()) <= set(distribution.ids.tolist())
 
 
 def test_chains_end_at_the_maximum_length(directory):

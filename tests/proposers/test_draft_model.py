@@ -11,7 +11,7 @@ from specq.proposers import contexts as module
 from specq.proposers.draft_model import DraftModel
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.verification.drafting import truncated_laws
+from specq.verification.drafting import truncated_distributions
 from specq.verification.sampling import perturbed_scores
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 
@@ -220,11 +220,11 @@ def test_a_node_that_was_cut_is_an_error(draft):
 WARM = SamplingParams(temperature=0.8, top_p=0.9, strategy="probabilistic")
 
 
-def test_drawn_children_come_from_the_law_that_travels(tmp_path):
+def test_drawn_children_come_from_the_distribution_that_travels(tmp_path):
     """The law is the truncated one of a plain forward, and it is what the children are drawn from."""
     directory = make_checkpoint("llama", tmp_path)
     draft, context = (
-        DraftModel(str(directory), device="cpu", law_size=6),
+        DraftModel(str(directory), device="cpu", distribution_size=6),
         random_tokens(np.random.default_rng(0), 9).tolist(),
     )
     tree = Tree(draft, context, WARM)
@@ -233,14 +233,14 @@ def test_drawn_children_come_from_the_law_that_travels(tmp_path):
         (children,) = tree.expand([-1], 1)
         counts[children.token_ids[0]] += 1
     logits = reference_logits(load_reference(directory), context)[None]
-    ids, weights = truncated_laws(logits, [WARM], 6)
-    assert children.law is not None
-    assert children.law.ids.tolist() == ids[0].tolist()
-    assert np.abs(children.law.weights.astype(int) - weights[0].astype(int)).max() <= 2
-    law = np.zeros(VOCAB)
-    law[ids[0][weights[0] > 0]] = weights[0][weights[0] > 0] / weights[0].sum()
-    assert np.abs(counts / 600 - law).max() < 0.1
-    assert counts[law == 0].sum() == 0
+    ids, weights = truncated_distributions(logits, [WARM], 6)
+    assert children.distribution is not None
+    assert children.distribution.ids.tolist() == ids[0].tolist()
+    assert np.abs(children.distribution.weights.astype(int) - weights[0].astype(int)).max() <= 2
+    distribution = np.zeros(VOCAB)
+    distribution[ids[0][weights[0] > 0]] = weights[0][weights[0] > 0] / weights[0].sum()
+    assert np.abs(counts / 600 - distribution).max() < 0.1
+    assert counts[distribution == 0].sum() == 0
 
 
 def test_drawn_and_ranked_children_mix_in_a_pass(tmp_path):
@@ -251,9 +251,9 @@ def test_drawn_and_ranked_children_mix_in_a_pass(tmp_path):
     trees = [Tree(draft, context, params, i) for i, params in enumerate((WARM, SAMPLED, cold), 1)]
     requests = [tree.requests([-1])[0] for tree in trees]
     drawn, ranked, greedy = draft.expand(requests)
-    assert drawn.law is not None
-    assert set(drawn.token_ids.tolist()) <= set(drawn.law.ids.tolist())
-    assert ranked.law is greedy.law is None
+    assert drawn.distribution is not None
+    assert set(drawn.token_ids.tolist()) <= set(drawn.distribution.ids.tolist())
+    assert ranked.distribution is greedy.distribution is None
     reference = load_reference(directory)
     assert ranked.token_ids.tolist() == trees[1].expected(reference, -1, 3)[0]
     assert greedy.token_ids.tolist() == trees[2].expected(reference, -1, 3)[0]

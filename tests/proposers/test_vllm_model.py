@@ -20,7 +20,7 @@ pytestmark = NEEDS_VLLM
 def pair(tmp_path_factory, vllm_device):
     """The two proposers, with the same model on the same device, and the same random numbers."""
     directory = str(make_checkpoint("llama-bf16", tmp_path_factory.mktemp("llama")))
-    shared = {"device": vllm_device, "dtype": "float32", "law_size": 16, "kv_slots": 1024}
+    shared = {"device": vllm_device, "dtype": "float32", "distribution_size": 16, "kv_slots": 1024}
     ours = VllmModel(directory, rng=np.random.default_rng(3), **shared | vllm_arguments(vllm_device))
     yield ours, DraftModel(directory, rng=np.random.default_rng(3), **shared)
     ours.shutdown()
@@ -54,10 +54,10 @@ def test_drafts_are_those_of_draft_model(pair, params):
         found.append(drafted)
     for ours, theirs in zip(*found, strict=True):
         assert ours.token_ids.tolist() == theirs.token_ids.tolist()
-        assert (ours.law is None) == (theirs.law is None) == (params.strategy != "probabilistic")
-        if ours.law is not None:
-            assert ours.law.ids.tolist() == theirs.law.ids.tolist()
-            assert np.abs(ours.law.weights.astype(int) - theirs.law.weights).max() <= 4
+        assert (ours.distribution is None) == (theirs.distribution is None) == (params.strategy != "probabilistic")
+        if ours.distribution is not None:
+            assert ours.distribution.ids.tolist() == theirs.distribution.ids.tolist()
+            assert np.abs(ours.distribution.weights.astype(int) - theirs.distribution.weights).max() <= 4
 
 
 def test_a_node_that_was_cut_is_an_error(pair):

@@ -36,13 +36,13 @@ GOOD = Draft(
 
 def draft_of(tree: Tree) -> Draft:
     """Return a whole tree as a draft."""
-    laws = tree.laws
+    distributions = tree.distributions
     return Draft(
         session_id=1, epoch=1, lane=0, base_len=5, first_id=0, token_ids=tree.token_ids, parent_ids=tree.parents,
-        scores=tree.scores.astype(np.float16), q_size=laws.ids.shape[1] if laws else 0,
-        q_ids=laws.ids.reshape(-1) if laws else np.zeros(0, np.int32),
-        q_weights=laws.weights.reshape(-1) if laws else np.zeros(0, np.uint16),
-        q_rows=laws.rows if laws else np.zeros(0, np.int32),
+        scores=tree.scores.astype(np.float16), q_size=distributions.ids.shape[1] if distributions else 0,
+        q_ids=distributions.ids.reshape(-1) if distributions else np.zeros(0, np.int32),
+        q_weights=distributions.weights.reshape(-1) if distributions else np.zeros(0, np.uint16),
+        q_rows=distributions.rows if distributions else np.zeros(0, np.int32),
     )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def any_drafts(draw: st.DrawFn) -> Draft:
     ids, rows = st.one_of(same, st.just(list(range(num_nodes))), IDS), st.one_of(st.just([]), same, IDS)
     values = {name: draw(INTEGERS) for name in ("base_len", "first_id", "q_size")}
     arrays = {name: np.array(draw(ids), np.int32) for name in ("token_ids", "parent_ids")}
-    laws = {name: np.array(draw(rows), np.int32) for name in ("q_ids", "q_rows")}
+    distributions = {name: np.array(draw(rows), np.int32) for name in ("q_ids", "q_rows")}
     weights = np.array(draw(st.lists(st.integers(0, 9), max_size=4)), np.uint16)
     return Draft(
         session_id=1,
@@ -129,7 +129,7 @@ def any_drafts(draw: st.DrawFn) -> Draft:
         q_weights=weights,
         **values,
         **arrays,
-        **laws,
+        **distributions,
     )
 
 

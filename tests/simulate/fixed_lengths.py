@@ -37,10 +37,10 @@ def fixed_length(count):
         nodes, tokens = {}, 0.0
         for session in sessions:
             offers = scheduler._candidates(session, max_chain) if session.num_live else []
-            best = np.argsort([-node.reach for node in offers], kind="stable")[: min(count, room)]
+            best = np.argsort([-node.reach_prob for node in offers], kind="stable")[: min(count, room)]
             nodes[session.session_id] = [offers[i] for i in np.sort(best)]
             room -= len(best)
-            tokens += sum(offers[i].reach for i in best)
+            tokens += sum(offers[i].reach_prob for i in best)
         return scheduler.Chosen(nodes, {}, tokens)
 
     with mock.patch.object(scheduler, "choose_nodes", choose_nodes):

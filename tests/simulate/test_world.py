@@ -2,7 +2,7 @@
 
 import pytest
 
-from specq.protocol.messages import Assign, Close, Committed, Draft, Open, Verdict
+from specq.protocol.messages import Ack, Assign, Close, Draft, Open, Verdict
 from specq.protocol.params import Speculation
 from specq.simulate.run import Simulation
 from specq.simulate.settings import (
@@ -116,6 +116,6 @@ def test_workers_beat_and_are_told_what_is_committed():
     simulation = Simulation(scenario(network=NetworkSettings(heartbeat_ms=500)))
     at_verifier = heard(simulation, b"target-0")
     simulation.run(drain=False)
-    beats = [time for time, message in at_verifier if isinstance(message, Committed)]
+    beats = [time for time, message in at_verifier if isinstance(message, Ack)]
     assert 3 <= len(beats) <= 8
     assert not any(isinstance(message, Close) for _, message in at_verifier)

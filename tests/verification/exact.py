@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import DraftLaws, SessionStep, Tree
+from specq.protocol.types import DraftDistributions, SessionStep, Tree
 from specq.verification.judge import judge
 from tests.verification import oracle
 
@@ -49,7 +49,7 @@ class World:
         return np.random.default_rng([self.entropy, 1, *prefix]).normal(0, 1.5, self.vocab).astype(np.float32)
 
     def target(self, prefix):
-        return oracle.law(self.logits(prefix), self.params)
+        return oracle.distribution(self.logits(prefix), self.params)
 
     def draft(self, prefix):
         """A law as (ids, weights); some weights are tiny."""
@@ -82,34 +82,34 @@ def draw_siblings(world, prefix, plan, *, with_replacement=False, upgraded=False
             left = left if with_replacement else {j: w for j, w in left.items() if j != i}
         tokens = [ids[i] for i in dict.fromkeys(drawn)]  # duplicates merged, where there are any
         likeliest = [t for t in np.argsort(-world.target(prefix)).tolist() if upgraded or t not in tokens]
-        family = []
+        sibling_group = []
         for child in plan:
             supply = tokens if child.is_sampled else likeliest
             if supply:
-                family.append((child, supply.pop(0), child.is_sampled))
-        yield probability, upgrade(family) if upgraded else family
+                sibling_group.append((child, supply.pop(0), child.is_sampled))
+        yield probability, upgrade(sibling_group) if upgraded else sibling_group
 
 
-def upgrade(family):
+def upgrade(sibling_group):
     """Merge point masses into sampled siblings with their tokens."""
-    points = {token: child for child, token, is_sampled in family if not is_sampled}
-    drawn = {token for _, token, is_sampled in family if is_sampled}
+    points = {token: child for child, token, is_sampled in sibling_group if not is_sampled}
+    drawn = {token for _, token, is_sampled in sibling_group if is_sampled}
     return [
         (Child(is_sampled, child.children or points.get(token, child).children), token, is_sampled)
-        for child, token, is_sampled in family
+        for child, token, is_sampled in sibling_group
         if is_sampled or token not in drawn
     ]
 
 
 def drafts(world, plan, prefix=(), **how):
     """Yield (probability, nodes) over all draws of a plan; a node is (tokens from the root, is_sampled)."""
-    for probability, family in draw_siblings(world, prefix, plan, **how):
+    for probability, sibling_group in draw_siblings(world, prefix, plan, **how):
         below = [
             list(drafts(world, child.children, (*prefix, token), **how)) if child.children else [(1.0, [])]
-            for child, token, _ in family
+            for child, token, _ in sibling_group
         ]
         for choice in itertools.product(*below):
-            nodes = [((*prefix, token), is_sampled) for _, token, is_sampled in family]
+            nodes = [((*prefix, token), is_sampled) for _, token, is_sampled in sibling_group]
             yield (
                 probability * float(np.prod([p for p, _ in choice])),
                 nodes + [node for _, deeper in choice for node in deeper],
@@ -126,16 +126,18 @@ class Drafted:
 
     def tree(self, world):
         index = {prefix: i for i, (prefix, _) in enumerate(self.nodes)} | {self.base: -1}
-        families = sorted({prefix[:-1] for prefix, is_sampled in self.nodes if is_sampled})
-        laws = [world.draft(prefix) for prefix in families]
-        rows = [families.index(prefix[:-1]) if is_sampled else -1 for prefix, is_sampled in self.nodes]
+        sibling_groups = sorted({prefix[:-1] for prefix, is_sampled in self.nodes if is_sampled})
+        distributions = [world.draft(prefix) for prefix in sibling_groups]
+        rows = [sibling_groups.index(prefix[:-1]) if is_sampled else -1 for prefix, is_sampled in self.nodes]
         return Tree(
             np.array([prefix[-1] for prefix, _ in self.nodes], np.int32),
             np.array([index[prefix[:-1]] for prefix, _ in self.nodes], np.int32),
             np.zeros(len(self.nodes), np.float32),
-            DraftLaws(
-                np.array([ids for ids, _ in laws], np.int32).reshape(len(laws), world.support),
-                np.array([weights for _, weights in laws], np.uint16).reshape(len(laws), world.support),
+            DraftDistributions(
+                np.array([ids for ids, _ in distributions], np.int32).reshape(len(distributions), world.support),
+                np.array([weights for _, weights in distributions], np.uint16).reshape(
+                    len(distributions), world.support
+                ),
                 np.array(rows, np.int32),
             ),
         )
@@ -148,10 +150,10 @@ class Drafted:
 
     def ranks(self):
         """{tokens from the start: place among the siblings, in draw order}."""
-        families = {}
+        sibling_groups = {}
         for prefix, _ in self.nodes:
-            families.setdefault(prefix[:-1], []).append(prefix)
-        return {prefix: rank for family in families.values() for rank, prefix in enumerate(family)}
+            sibling_groups.setdefault(prefix[:-1], []).append(prefix)
+        return {prefix: rank for sibling_group in sibling_groups.values() for rank, prefix in enumerate(sibling_group)}
 
     def after(self, tokens):
         """What survives by content when these tokens are committed."""
@@ -242,15 +244,17 @@ def emitted(world, drafted, digits):
     stops = {}  # (tree, path) -> one of its cases
     for i, ((t, _, _), outcome) in enumerate(zip(cases, outcomes, strict=True)):
         stops.setdefault((t, outcome.path), i)
-    laws = dict(zip(stops, residual_laws(world, drafted, [cases[i] for i in stops.values()], digits), strict=True))
+    distributions = dict(
+        zip(stops, residual_distributions(world, drafted, [cases[i] for i in stops.values()], digits), strict=True)
+    )
     found = [[] for _ in drafted]
     for (t, probability, _), outcome in zip(cases, outcomes, strict=True):
-        tokens, law = outcome.token_ids[:-1].tolist(), laws[t, outcome.path]
-        found[t] += [(probability * law[v], (*tokens, v)) for v in range(world.vocab)]
+        tokens, distribution = outcome.token_ids[:-1].tolist(), distributions[t, outcome.path]
+        found[t] += [(probability * distribution[v], (*tokens, v)) for v in range(world.vocab)]
     return found
 
 
-def residual_laws(world, drafted, cases, digits):
+def residual_distributions(world, drafted, cases, digits):
     """f64[cases, vocab]: the law of the last token, in each case."""
     edges = [(case, v) for case in range(len(cases)) for v in range(world.vocab - 1)]
     batch = Batch(world, drafted, [cases[case][0] for case, _ in edges])
@@ -267,16 +271,16 @@ def residual_laws(world, drafted, cases, digits):
 def step(world, weighted, digits):
     """{(tokens so far, Drafted that survives by content): probability}, after one step that verifies a part of each tree;
     weighted: {(tokens so far, Drafted, the part of it that is verified): probability}."""
-    law = {}
+    distribution = {}
     outcomes = emitted(world, [part for _, _, part in weighted], digits)
     for ((tokens, drafted, _), probability), found in zip(weighted.items(), outcomes, strict=True):
         for chance, said in found:
             key = (*tokens, *said), drafted.after(said)
-            law[key] = law.get(key, 0.0) + probability * chance
-    return law
+            distribution[key] = distribution.get(key, 0.0) + probability * chance
+    return distribution
 
 
-def joint_law(world, plan, length, *, cut=None, first=None, digits=DIGITS, **how):
+def joint_distribution(world, plan, length, *, cut=None, first=None, digits=DIGITS, **how):
     """{tokens: probability} of the first `length` tokens under speculation. `cut(world, prefix)` drops drafted nodes for
     good. With `first(ranks, prefix)` step 1 verifies only the nodes for which it is true, and step 2 all that survives."""
     weighted = {}
@@ -286,13 +290,13 @@ def joint_law(world, plan, length, *, cut=None, first=None, digits=DIGITS, **how
         ranks = drafted.ranks()
         part = drafted if first is None else drafted.keep(lambda prefix, ranks=ranks: first(ranks, prefix))
         weighted[(), drafted, part] = weighted.get(((), drafted, part), 0.0) + probability
-    law = step(world, weighted, digits)
+    distribution = step(world, weighted, digits)
     if first is not None:
-        going_on = {(tokens, left, left): p for (tokens, left), p in law.items() if len(tokens) < length}
-        done = {key: p for key, p in law.items() if len(key[0]) >= length}
-        law = _sum([*done.items(), *step(world, going_on, digits).items()])
+        going_on = {(tokens, left, left): p for (tokens, left), p in distribution.items() if len(tokens) < length}
+        done = {key: p for key, p in distribution.items() if len(key[0]) >= length}
+        distribution = _sum([*done.items(), *step(world, going_on, digits).items()])
     total = dict.fromkeys(itertools.product(range(world.vocab), repeat=length), 0.0)
-    for (said, _), probability in law.items():
+    for (said, _), probability in distribution.items():
         tokens = said[:length]
         for rest in itertools.product(range(world.vocab), repeat=length - len(tokens)):
             whole = (*tokens, *rest)
@@ -310,5 +314,5 @@ def _sum(items):
 
 def error(world, plan, length, **how):
     """The largest difference between the law of what is emitted and the target's."""
-    actual, expected = joint_law(world, plan, length, **how), world.joint(length)
+    actual, expected = joint_distribution(world, plan, length, **how), world.joint(length)
     return max(abs(actual[tokens] - expected[tokens]) for tokens in expected)

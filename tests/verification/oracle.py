@@ -62,7 +62,7 @@ def kept(row, params):
     return keep
 
 
-def law(row, params):
+def distribution(row, params):
     """f64[vocab]: the law that the row's token is drawn from."""
     if params.temperature == 0:
         return np.eye(len(row))[int(np.argmax(row))]
@@ -95,20 +95,22 @@ def deterministic(step, rows):
 def children_in_order(tree, node):
     """Indices of a node's children as `probabilistic` judges them: sampled ones in draw order, then point masses."""
     children = [i for i in range(tree.num_nodes) if tree.parents[i] == node]
-    return sorted(children, key=lambda i: (tree.laws is None or tree.laws.rows[i] < 0, i))
+    return sorted(children, key=lambda i: (tree.distributions is None or tree.distributions.rows[i] < 0, i))
 
 
-def draft_law(tree, node, elders, vocab):
+def draft_distribution(tree, node, earlier_siblings, vocab):
     """f64[vocab]: what the node's token was drawn from, given its elder siblings."""
-    law = np.zeros(vocab)
-    if tree.laws is None or tree.laws.rows[node] < 0:
-        law[tree.token_ids[node]] = 1
-        return law
-    row = tree.laws.rows[node]
-    for token, weight in zip(tree.laws.ids[row].tolist(), tree.laws.weights[row].tolist(), strict=True):
-        if token >= 0 and token not in elders:
-            law[token] = weight
-    return law / law.sum()
+    distribution = np.zeros(vocab)
+    if tree.distributions is None or tree.distributions.rows[node] < 0:
+        distribution[tree.token_ids[node]] = 1
+        return distribution
+    row = tree.distributions.rows[node]
+    for token, weight in zip(
+        tree.distributions.ids[row].tolist(), tree.distributions.weights[row].tolist(), strict=True
+    ):
+        if token >= 0 and token not in earlier_siblings:
+            distribution[token] = weight
+    return distribution / distribution.sum()
 
 
 def probabilistic(step, rows, accept_uniform, residual_uniform):
@@ -116,16 +118,16 @@ def probabilistic(step, rows, accept_uniform, residual_uniform):
     tree, params, path, tokens, node = step.tree, step.params, [], [], -1
     while True:
         position = step.base_len + len(path)
-        target, elders, following = law(rows[node + 1], params), [], None
+        target, earlier_siblings, following = distribution(rows[node + 1], params), [], None
         for child in children_in_order(tree, node):
             token = int(tree.token_ids[child])
-            draft = draft_law(tree, child, elders, len(target))
+            draft = draft_distribution(tree, child, earlier_siblings, len(target))
             if accept_uniform(position, token) < target[token] / draft[token]:
                 following = child
                 break
             target = np.maximum(target - draft, 0)
             target /= target.sum()
-            elders.append(token)
+            earlier_siblings.append(token)
         if following is None:
             aim = residual_uniform(position)
             return tuple(path), [*tokens, int(np.flatnonzero(np.cumsum(target) > aim * target.sum())[0])]
@@ -142,9 +144,9 @@ def longest(step, rows, bar_of):
         while node >= 0:
             path.insert(0, node)
             node = int(tree.parents[node])
-        laws = [bar_of(rows[tree.parents[i] + 1], step.params) for i in path]
-        chances = [float(probs[tree.token_ids[i]]) for i, (probs, _) in zip(path, laws, strict=True)]
-        if all(chance > bar for chance, (_, bar) in zip(chances, laws, strict=True)):
+        distributions = [bar_of(rows[tree.parents[i] + 1], step.params) for i in path]
+        chances = [float(probs[tree.token_ids[i]]) for i, (probs, _) in zip(path, distributions, strict=True)]
+        if all(chance > bar for chance, (_, bar) in zip(chances, distributions, strict=True)):
             merit = (len(path), sum(math.log(chance) for chance in chances))
             best = max(best, (merit, tuple(path)), key=lambda found: found[0])
     path = best[1]
@@ -156,14 +158,14 @@ def longest(step, rows, bar_of):
 def threshold(step, rows):
     def bar_of(row, params):
         at = params if params.temperature > 0 else dataclasses.replace(params, temperature=1.0)
-        return law(row, at), params.threshold
+        return distribution(row, at), params.threshold
 
     return longest(step, rows, bar_of)
 
 
 def typical(step, rows):
     def bar_of(row, params):
-        probs = law(row, params)
+        probs = distribution(row, params)
         entropy = -sum(x * math.log(x) for x in probs if x > 0)
         return probs, min(params.typical_eps, params.typical_delta * math.exp(-entropy))
 

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from specq.protocol.draft_distributions import pack_laws
+from specq.protocol.draft_distributions import pack_distributions
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import Law
+from specq.protocol.types import DraftDistribution
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
 
@@ -47,7 +47,7 @@ class World:
 
     entropy: int
     vocab: int = 3
-    family: int = 2
+    sibling_group: int = 2
     depth: int = 2
     widths: tuple[int, ...] = ()
     num_lanes: int = 1
@@ -62,11 +62,11 @@ class World:
         weights = np.exp(1.5 * normals(self.entropy, (TARGET,), prefix, self.vocab))
         return weights / weights.sum()
 
-    def law(self, lane, prefix):
+    def distribution(self, lane, prefix):
         """What a drafter's children are drawn from after these tokens."""
         logits = self.sharpness * normals(self.entropy, (DRAFT, lane), prefix, self.vocab)
         weights = np.exp(logits - logits.max()) * 65535
-        return Law(np.arange(self.vocab, dtype=np.int32), np.maximum(weights, 1).astype(np.uint16))
+        return DraftDistribution(np.arange(self.vocab, dtype=np.int32), np.maximum(weights, 1).astype(np.uint16))
 
     def num_children(self, lane, prefix):
         """How many siblings are drawn after these tokens, a function of the tokens."""
@@ -75,16 +75,16 @@ class World:
         if len(prefix) >= self.depth:
             return 0
         low = 1 if not prefix else 0
-        return int(rng_of(self.entropy, SHAPE, lane, *prefix).integers(low, self.family + 1))
+        return int(rng_of(self.entropy, SHAPE, lane, *prefix).integers(low, self.sibling_group + 1))
 
     def points(self, prefix):
         """Point masses below these tokens."""
         count = self.num_points if len(prefix) < 2 else 0
         return rng_of(self.entropy, POINT, *prefix).permutation(self.vocab)[:count].tolist()
 
-    def scores_of(self, lane, prefix, drawn, law):
+    def scores_of(self, lane, prefix, drawn, distribution):
         """What a drafter says of siblings; `drawn` are their tokens, in order."""
-        found, left = [], law.weights.astype(float)
+        found, left = [], distribution.weights.astype(float)
         for token in drawn:
             share = left / left.sum()
             known = float(rng_of(self.entropy, SCORE, lane, *prefix, token).random()) * 0.98 + 0.01
@@ -102,20 +102,23 @@ class World:
 
 def draws(world, lane, prefix=()):
     """Yield (probability, families below a prefix) over all that a drafter may draw there."""
-    law, count = world.law(lane, prefix), world.num_children(lane, prefix)
+    distribution, count = world.distribution(lane, prefix), world.num_children(lane, prefix)
     if not count:
         yield 1.0, ()
         return
     is_chosen = len(prefix) < world.chosen
-    likeliest = np.argsort(-law.weights.astype(int), kind="stable")[:count]
+    likeliest = np.argsort(-distribution.weights.astype(int), kind="stable")[:count]
     for tokens in [tuple(likeliest.tolist())] if is_chosen else itertools.permutations(range(world.vocab), count):
-        probability, left = 1.0, law.weights.astype(float)
+        probability, left = 1.0, distribution.weights.astype(float)
         for token in tokens:
             probability *= 1.0 if is_chosen else left[token] / left.sum()
             left[token] = 0
         for below in itertools.product(*(list(draws(world, lane, (*prefix, token))) for token in tokens)):
             chance = probability * float(np.prod([p for p, _ in below]))
-            yield chance, ((prefix, tokens), *itertools.chain.from_iterable(families for _, families in below))
+            yield (
+                chance,
+                ((prefix, tokens), *itertools.chain.from_iterable(sibling_groups for _, sibling_groups in below)),
+            )
 
 
 def num_draws(world, lane, prefix=()):
@@ -129,19 +132,26 @@ def num_draws(world, lane, prefix=()):
     return sum(int(np.prod([below[t] for t in tokens])) for tokens in itertools.permutations(range(world.vocab), count))
 
 
-def draft_of(world, lane, families):
+def draft_of(world, lane, sibling_groups):
     """The message of a drafter: parents before children, siblings in draw order."""
-    ids, tokens, parents, scores, rows, laws = {(): -1}, [], [], [], [], []
-    for prefix, drawn in families:
-        law = world.law(lane, prefix)
-        laws += [law] if len(prefix) >= world.chosen else []
-        scores += world.scores_of(lane, prefix, drawn, law).tolist()
+    ids, tokens, parents, scores, rows, distributions = {(): -1}, [], [], [], [], []
+    for prefix, drawn in sibling_groups:
+        distribution = world.distribution(lane, prefix)
+        distributions += [distribution] if len(prefix) >= world.chosen else []
+        scores += world.scores_of(lane, prefix, drawn, distribution).tolist()
         for token in drawn:
             ids[*prefix, token] = len(tokens)
             tokens.append(token)
             parents.append(ids[prefix])
-            rows.append(len(laws) - 1 if len(prefix) >= world.chosen else -1)
-    return _message(lane, tokens, parents, scores, q_size=world.vocab * bool(laws), **pack_laws(laws, rows))
+            rows.append(len(distributions) - 1 if len(prefix) >= world.chosen else -1)
+    return _message(
+        lane,
+        tokens,
+        parents,
+        scores,
+        q_size=world.vocab * bool(distributions),
+        **pack_distributions(distributions, rows),
+    )
 
 
 def points_of(world):
@@ -156,10 +166,10 @@ def points_of(world):
     return _message(POINT_LANE, tokens, parents, scores)
 
 
-def _message(lane, tokens, parents, scores, **laws):
+def _message(lane, tokens, parents, scores, **distributions):
     return Draft(
         session_id=1, epoch=1, lane=lane, base_len=len(CONTEXT), first_id=0, token_ids=np.array(tokens, np.int32),
-        parent_ids=np.array(parents, np.int32), scores=np.array(scores, np.float16), **laws,
+        parent_ids=np.array(parents, np.int32), scores=np.array(scores, np.float16), **distributions,
     )  # fmt: skip
 
 
@@ -213,11 +223,14 @@ def _descend(world, tree, children, node, prefix, chance, found):
     target = world.target(prefix)
     drawn_from = None
     for child in children.get(node, []):  # sampled ones come first, in draw order
-        token, row = int(tree.token_ids[child]), -1 if tree.laws is None else int(tree.laws.rows[child])
+        token, row = (
+            int(tree.token_ids[child]),
+            -1 if tree.distributions is None else int(tree.distributions.rows[child]),
+        )
         if row >= 0:
             if drawn_from is None:
                 drawn_from = np.zeros(world.vocab)
-                drawn_from[tree.laws.ids[row]] = tree.laws.weights[row]
+                drawn_from[tree.distributions.ids[row]] = tree.distributions.weights[row]
             proposal = drawn_from / drawn_from.sum()
             drawn_from[token] = 0
         else:
@@ -242,7 +255,7 @@ def outcomes(world):
     lanes = [list(draws(world, lane)) for lane in range(world.num_lanes)]
     points = [points_of(world)] if world.num_points else []
     for drawn in itertools.product(*lanes):
-        sent = [draft_of(world, lane, families) for lane, (_, families) in enumerate(drawn)]
+        sent = [draft_of(world, lane, sibling_groups) for lane, (_, sibling_groups) in enumerate(drawn)]
         yield float(np.prod([p for p, _ in drawn])), [*points, *sent] if world.points_first else [*sent, *points]
 
 
@@ -261,13 +274,13 @@ def _play(world, serving, drafts, said, probability, num_rounds, found, known):
         session.commit(tokens, 0)
     prefix = tuple(session.token_ids[len(CONTEXT) :])
     tree = share_of(session, serving).step.tree
-    rows = () if tree.laws is None else tuple(tree.laws.rows.tolist())
+    rows = () if tree.distributions is None else tuple(tree.distributions.rows.tolist())
     key = (
         prefix,
         tuple(tree.token_ids.tolist()),
         tuple(tree.parents.tolist()),
         rows,
-        tree.laws and tree.laws.weights.tobytes(),
+        tree.distributions and tree.distributions.weights.tobytes(),
     )
     if key not in known:
         known[key] = judged(world, tree, prefix)

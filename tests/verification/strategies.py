@@ -7,7 +7,7 @@ import torch
 from hypothesis import strategies as st
 
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import DraftLaws, SessionStep, Tree
+from specq.protocol.types import DraftDistributions, SessionStep, Tree
 
 VOCAB = 12
 
@@ -49,8 +49,8 @@ def sampled_trees(draw, vocab=VOCAB, **of_trees):
     ids = np.where(weights > 0, ids, -1).astype(np.int32)
     rows = np.searchsorted(parents, tree.parents)
     is_named = (ids[rows] == tree.token_ids[:, None]).any(1) & (rng.random(tree.num_nodes) < 0.8)
-    laws = DraftLaws(ids, weights.astype(np.uint16), np.where(is_named, rows, -1).astype(np.int32))
-    return replace(tree, laws=laws)
+    distributions = DraftDistributions(ids, weights.astype(np.uint16), np.where(is_named, rows, -1).astype(np.int32))
+    return replace(tree, distributions=distributions)
 
 
 @st.composite

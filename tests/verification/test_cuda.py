@@ -75,7 +75,7 @@ def test_penalties_shape_logits_as_on_the_cpu_and_leave_them_as_they_were(dtype)
 @pytest.mark.parametrize("way", [TorchRows, CudaRows])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("spread", [0.1, 1.0, 3.0, 8.0])
-def test_mixed_rows_get_the_tokens_and_laws_of_the_cpu(way, dtype, spread):
+def test_mixed_rows_get_the_tokens_and_distributions_of_the_cpu(way, dtype, spread):
     """0.1: so flat that top-p keeps most of the vocabulary, and what is likely does not fit where it is gathered."""
     if way is CudaRows and not is_available():
         pytest.skip("no Triton")
@@ -87,7 +87,7 @@ def test_mixed_rows_get_the_tokens_and_laws_of_the_cpu(way, dtype, spread):
     assert np.array_equal(on_cpu.own_tokens(rows)(), on_gpu.own_tokens(rows)())
     warm = rows[rows["temperature"] > 0]
     tokens = np.array([[row.argmax().item(), 7, -1] for row in logits[warm["logit_row"]]])
-    of_cpu, of_gpu = (rows.laws(warm)(np.arange(len(warm)), tokens) for rows in (on_cpu, on_gpu))
+    of_cpu, of_gpu = (rows.distributions(warm)(np.arange(len(warm)), tokens) for rows in (on_cpu, on_gpu))
     assert np.array_equal(of_cpu[0].found[:, :2], of_gpu[0].found[:, :2])
     assert of_gpu[1] == pytest.approx(of_cpu[1], rel=1e-5)
     assert of_gpu[0].entropies() == pytest.approx(of_cpu[0].entropies(), rel=1e-5)

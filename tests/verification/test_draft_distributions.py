@@ -13,7 +13,7 @@ import torch
 
 from specq.proposers import Children, Expansion
 from specq.protocol.params import Speculation
-from specq.protocol.types import Int32Array, Judgement, Law, SessionStep
+from specq.protocol.types import DraftDistribution, Int32Array, Judgement, SessionStep
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
 from specq.verifier.draft_tree import Node
@@ -48,12 +48,15 @@ class DrawingProposer(ToyProposer):
 
     def __init__(self, weights: Sequence[int]) -> None:
         super().__init__()
-        self.law = Law(np.arange(1, 9, dtype=np.int32), np.array(weights, np.uint16))
+        self.distribution = DraftDistribution(np.arange(1, 9, dtype=np.int32), np.array(weights, np.uint16))
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         self.busy_s += self.pass_s
         most = max(len(request.child_ids) for request in requests)
-        ids, weights = np.tile(self.law.ids, (len(requests), 1)), np.tile(self.law.weights, (len(requests), 1))
+        ids, weights = (
+            np.tile(self.distribution.ids, (len(requests), 1)),
+            np.tile(self.distribution.weights, (len(requests), 1)),
+        )
         drawn = draw_children(ids, weights, most, self.random)
         answers = []
         for request, tokens, scores in zip(requests, drawn.token_ids, drawn.scores, strict=True):
@@ -61,7 +64,7 @@ class DrawingProposer(ToyProposer):
             path = self.nodes[request.session_id][request.node_id]
             for node_id, token in zip(request.child_ids, tokens[:count].tolist(), strict=False):
                 self.nodes[request.session_id][node_id] = [*path, token]
-            answers.append(Children(tokens[:count], scores[:count], Law(ids[0], weights[0])))
+            answers.append(Children(tokens[:count], scores[:count], DraftDistribution(ids[0], weights[0])))
         return answers
 
 
@@ -99,11 +102,11 @@ def text_of(draft: str, speculation: Speculation, **options: bool) -> tuple[list
 
 def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
     """Return chi-square of the tokens' frequencies, and of their pairs', against the target's law."""
-    law = TARGET[1:]
+    distribution = TARGET[1:]
     singles = np.bincount(np.array(tokens) - 1, minlength=8)
-    expected = law * len(tokens)
+    expected = distribution * len(tokens)
     pairs = np.bincount((np.array(tokens[:-1]) - 1) * 8 + np.array(tokens[1:]) - 1, minlength=64).reshape(8, 8)
-    wanted = np.outer(law, law) * (len(tokens) - 1)
+    wanted = np.outer(distribution, distribution) * (len(tokens) - 1)
     return float(((singles - expected) ** 2 / expected).sum()), float(((pairs - wanted) ** 2 / wanted).sum())
 
 
@@ -111,7 +114,7 @@ def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
 @pytest.mark.parametrize(
     ("draft", "shape"), [("good", "best-first"), ("bad", "candidates"), ("sharp", "chain"), ("sharp", "budget")]
 )
-def test_the_text_has_the_targets_law(draft: str, shape: str) -> None:
+def test_the_text_has_the_targets_distribution(draft: str, shape: str) -> None:
     """Whatever the drafter's law and the shape of its trees."""
     tokens, stats = text_of(draft, SHAPES[shape])
     assert stats["draft_tokens"] > stats["accepted_tokens"] > 50
@@ -121,7 +124,7 @@ def test_the_text_has_the_targets_law(draft: str, shape: str) -> None:
 
 
 @pytest.mark.slow
-def test_stripped_lanes_keep_the_law_whatever_they_claim() -> None:
+def test_stripped_lanes_keep_the_distribution_whatever_they_claim() -> None:
     """A drafter that always says its own favourite, and claims to have drawn it, biases a verifier that believes it; one
     that does not trust its drafters is not misled."""
 
@@ -131,7 +134,7 @@ def test_stripped_lanes_keep_the_law_whatever_they_claim() -> None:
             tokens: Int32Array = np.array([7], np.int32)
             for request in requests:
                 self.nodes[request.session_id][request.child_ids[0]][-1:] = [7]
-            return [Children(tokens, answer.scores[:1], answer.law) for answer in answers]
+            return [Children(tokens, answer.scores[:1], answer.distribution) for answer in answers]
 
     def run(*, trusting: bool) -> float:
         world = World()
@@ -156,23 +159,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _cut_by_content(session: Session, siblings: dict[int, Node], reach: float) -> list[Node]:
+def _cut_by_content(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
     for node in siblings.values():
-        node.reach = reach * (0.9 if node.token <= 3 else 0.0)
-    return sorted(siblings.values(), key=lambda node: -node.reach)
+        node.reach_prob = reach_prob * (0.9 if node.token <= 3 else 0.0)
+    return sorted(siblings.values(), key=lambda node: -node.reach_prob)
 
 
-def _youngest_first(session: Session, siblings: dict[int, Node], reach: float) -> list[Node]:
+def _youngest_first(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
     nodes = list(siblings.values())[::-1]
     for node in nodes:
-        node.reach = reach * 0.5
+        node.reach_prob = reach_prob * 0.5
     return nodes
 
 
-def _eldest_cut(session: Session, siblings: dict[int, Node], reach: float) -> list[Node]:
+def _eldest_cut(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
     nodes = list(siblings.values())
     for node in nodes:
-        node.reach = reach * 0.5
+        node.reach_prob = reach_prob * 0.5
     return nodes[1:]
 
 

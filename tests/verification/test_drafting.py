@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.protocol.params import SamplingParams
-from specq.verification.drafting import draw_children, truncated_laws
+from specq.verification.drafting import draw_children, truncated_distributions
 from tests.verification import oracle
 
 WARM = SamplingParams(temperature=1.0)
 
 
-def test_laws_are_the_likeliest_tokens_in_integers():
+def test_distributions_are_the_likeliest_tokens_in_integers():
     logits = torch.tensor([[0.4, 0.1, 0.3, 0.2], [1, 1e-6, 1e-4, 1e-6]]).log()
-    ids, weights = truncated_laws(logits, [WARM, WARM], 3)
+    ids, weights = truncated_distributions(logits, [WARM, WARM], 3)
     assert ids[0].tolist() == [0, 2, 3]
     assert weights[0].tolist() == [65535, 49151, 32767]
     assert weights.dtype == np.uint16
@@ -24,13 +24,13 @@ def test_laws_are_the_likeliest_tokens_in_integers():
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([1.0, 0.8]))
-def test_laws_are_close_to_the_draft_models(entropy, size, temperature, top_p):
+def test_distributions_are_close_to_the_draft_models(entropy, size, temperature, top_p):
     logits = torch.from_numpy(np.random.default_rng(entropy).normal(0, 2, (3, 12)).astype(np.float32))
     params = SamplingParams(temperature=temperature, top_p=top_p)
-    ids, weights = truncated_laws(logits, [params] * 3, size)
+    ids, weights = truncated_distributions(logits, [params] * 3, size)
     for row, own_ids, own in zip(logits.numpy(), ids, weights, strict=True):
         assert ((own_ids >= 0) == (own > 0)).all()
-        kept = oracle.law(row, params)[own_ids[own > 0]]
+        kept = oracle.distribution(row, params)[own_ids[own > 0]]
         assert own[own > 0] / own.sum() == pytest.approx(kept / kept.sum(), abs=1e-4)
 
 

@@ -11,7 +11,7 @@ from specq.verification import host_rows, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
 from tests.verification import exact
-from tests.verification.exact import World, drafts, error, joint_law, point, sampled
+from tests.verification.exact import World, drafts, error, joint_distribution, point, sampled
 from tests.verification.mutants import mutated_kernels
 
 PLANS = {
@@ -45,14 +45,14 @@ def world_of(entropy, vocab=3, support=3, **params):
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("cuts", CUTS)
-def test_the_emitted_law_is_the_targets(plan, cuts):
+def test_the_emitted_distribution_is_the_targets(plan, cuts):
     world = world_of(sum(map(ord, plan + cuts)), **CUTS[cuts])
     assert error(world, *PLANS[plan]) < 1e-9
 
 
 @pytest.mark.parametrize("plan", ["chain", "three candidates", "mixed siblings"])
 @pytest.mark.parametrize("support", [1, 2])
-def test_with_laws_that_miss_tokens_of_the_target(plan, support):
+def test_with_distributions_that_miss_tokens_of_the_target(plan, support):
     assert error(world_of(support, vocab=4, support=support), *PLANS[plan]) < 1e-9
 
 
@@ -64,8 +64,8 @@ def test_in_all_ways_that_a_cpu_has(plan):
 
 def test_a_greedy_target_is_a_point_mass():
     world = world_of(3, temperature=0.0)
-    law = joint_law(world, *PLANS["chain"])
-    assert max(law.values()) == pytest.approx(1)
+    distribution = joint_distribution(world, *PLANS["chain"])
+    assert max(distribution.values()) == pytest.approx(1)
     assert error(world, *PLANS["two candidates"]) < 1e-9
 
 
@@ -155,9 +155,9 @@ def test_mutant_a_part_chosen_by_content(plan):
 
 def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
     """The token of a rejected sampled node is tried once more, as a point mass, and its sampled sibling is left out."""
-    monkeypatch.setattr(exact, "upgrade", lambda family: [
-        member for member in family
-        if not member[2] or all(member[1] != token for _, token, is_sampled in family if not is_sampled)
+    monkeypatch.setattr(exact, "upgrade", lambda sibling_group: [
+        member for member in sibling_group
+        if not member[2] or all(member[1] != token for _, token, is_sampled in sibling_group if not is_sampled)
     ])  # fmt: skip
     plan = ((sampled(), sampled(), point()), 2)
     assert max(error(world_of(entropy), *plan, upgraded=True, digits=14) for entropy in range(3)) > BIAS
@@ -172,8 +172,8 @@ class TestMutants:
         """The seed project's rule: accept with min(1, target / draft), else a plain draw from the target."""
         exact_end = walks.end_path
 
-        def end(step, paths, family):
-            exact_end(step, paths, family)
+        def end(step, paths, sibling_group):
+            exact_end(step, paths, sibling_group)
             paths.num_edits[step] = 0
 
         monkeypatch.setattr(walks, "end_path", end)
@@ -183,21 +183,21 @@ class TestMutants:
     def test_residual_from_the_wrong_row(self, plan, monkeypatch):
         exact_draw = probabilistic.draw_tokens
 
-        def wrong(paths, which, laws, places, *others):
-            return exact_draw(paths, which, laws, np.minimum(places + 1, len(laws.rows) - 1), *others)
+        def wrong(paths, which, distributions, places, *others):
+            return exact_draw(paths, which, distributions, np.minimum(places + 1, len(distributions.rows) - 1), *others)
 
         monkeypatch.setattr(probabilistic, "draw_tokens", wrong)
         assert is_caught(plan)
 
     @pytest.mark.parametrize("plan", ["two candidates", "three candidates", "tree"])
     def test_siblings_not_renormalised(self, plan, monkeypatch):
-        monkeypatch.setattr(walks, "strike", lambda family, place: None)
+        monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
         assert is_caught(plan)
 
     @pytest.mark.parametrize("plan", ["two candidates", "three candidates"])
     def test_duplicates_merged(self, plan, monkeypatch):
         """Siblings drawn independently, each judged by the whole law, lose the trial of a duplicate that was merged away."""
-        monkeypatch.setattr(walks, "strike", lambda family, place: None)
+        monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
         assert is_caught(plan, with_replacement=True)
 
     @pytest.mark.parametrize("plan", ["one", "chain", "two candidates", "tree"])
@@ -231,20 +231,23 @@ class TestMutants:
 
         def longest(step, paths, drafted, probs):
             first, end = drafted.firsts[step : step + 2].tolist()
-            parents, families = drafted.parents[first:end], {}
+            parents, sibling_groups = drafted.parents[first:end], {}
             accepted = np.zeros(end - first, bool)
             for node in range(-1, end - first):
                 ordered = walks.order_of_judgement((first + np.flatnonzero(parents == node)).tolist(), drafted)
-                families[node] = walks.family_of(ordered, drafted, probs)
+                sibling_groups[node] = walks.sibling_group_of(ordered, drafted, probs)
                 for child in ordered:
                     accepted[child - first] = walks.judge_child(
-                        families[node], drafted.named[child, -1], drafted.uniforms[child], drafted.is_sampled[child]
+                        sibling_groups[node],
+                        drafted.named[child, -1],
+                        drafted.uniforms[child],
+                        drafted.is_sampled[child],
                     )
             tree = replace(NO_TREE, token_ids=parents, parents=parents)
             path = longest_path(tree, accepted, np.full(end - first, 0.5))
             paths.nodes[first : first + len(path)], paths.lengths[step] = path, len(path)
             paths.ends[step] = path[-1] if path else -1
-            walks.end_path(step, paths, families[int(paths.ends[step])])
+            walks.end_path(step, paths, sibling_groups[int(paths.ends[step])])
 
         monkeypatch.setattr(walks, "walk", longest)
         assert is_caught(plan)

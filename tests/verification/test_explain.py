@@ -13,7 +13,7 @@ from specq.config.sections import TargetConfig
 from specq.engines.torch import engine as torch_engine
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, DraftLaws, SessionStep, Tree
+from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verification.explain import explain, log_decisions
 from specq.verification.judge import judge
@@ -22,16 +22,18 @@ from tests.verification import oracle
 from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
 from workers.target import build_verifier
 
-LAW = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
+DISTRIBUTION = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()
 
 
-def a_step(params, tokens, parents, laws=None):
-    tree = Tree(np.array(tokens, np.int32), np.array(parents, np.int32), np.zeros(len(tokens), np.float32), laws)
+def a_step(params, tokens, parents, distributions=None):
+    tree = Tree(
+        np.array(tokens, np.int32), np.array(parents, np.int32), np.zeros(len(tokens), np.float32), distributions
+    )
     return SessionStep(7, 10, np.array([1], np.int32), params, tree)
 
 
 def decisions(step, logits=None):
-    rows = LAW.tile(step.num_judged_rows, 1) if logits is None else logits
+    rows = DISTRIBUTION.tile(step.num_judged_rows, 1) if logits is None else logits
     return list(explain([step], rows, judge([step], rows)))
 
 
@@ -65,10 +67,12 @@ def test_greedy_looks_at_no_node():
     assert [d.target_prob for d in found] == [1, 0]
 
 
-def test_draft_probabilities_are_given_the_elder_siblings():
-    laws = DraftLaws(np.array([[2, 0, 3]], np.int32), np.array([[6, 3, 1]], np.uint16), np.array([0, 0, -1], np.int32))
+def test_draft_probabilities_are_given_the_earlier_siblings():
+    distributions = DraftDistributions(
+        np.array([[2, 0, 3]], np.int32), np.array([[6, 3, 1]], np.uint16), np.array([0, 0, -1], np.int32)
+    )
     params = SamplingParams(strategy="probabilistic", temperature=1.0)
-    found = decisions(a_step(params, [2, 0, 1], [-1, -1, -1], laws))
+    found = decisions(a_step(params, [2, 0, 1], [-1, -1, -1], distributions))
     assert [d.draft_prob for d in found] == pytest.approx([0.6, 0.75, 1])
     assert [d.target_prob for d in found] == pytest.approx([0.15, 0.5, 0.3])
 
@@ -102,13 +106,13 @@ def test_all_strategies_together(batch, entropy):
         params = replace(step.params, temperature=1.0) if warm else step.params
         params = replace(params, temperature=0.0) if params.strategy == "greedy" else params
         for decision, parent, token in zip(own, step.tree.parents, step.tree.token_ids, strict=True):
-            assert decision.target_prob == pytest.approx(oracle.law(rows[parent + 1], params)[token], abs=1e-9)
+            assert decision.target_prob == pytest.approx(oracle.distribution(rows[parent + 1], params)[token], abs=1e-9)
     assert next(found, None) is None
 
 
 def test_what_is_logged():
     batch = [a_step(SamplingParams(), [0, 1], [-1, 0]), replace(a_step(SamplingParams(), [], []), judged=False)]
-    logits = LAW.tile(3, 1)
+    logits = DISTRIBUTION.tile(3, 1)
     with structlog.testing.capture_logs() as events:
         log_decisions(batch, logits, judge(batch, logits))
     expected = {"event": "node_judged", "log_level": "info", "session": 7, "draft_prob": 1.0}

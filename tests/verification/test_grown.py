@@ -17,23 +17,23 @@ EXPANSIONS = 5
 DEPTH = 4
 
 
-def grown(world, families=(), frontier=((1.0, ()),), probability=1.0):
+def grown(world, sibling_groups=(), frontier=((1.0, ()),), probability=1.0):
     """Yield (probability, families) of a drafter that expands the likeliest node, so many times; all nodes get two children."""
-    if len(families) == EXPANSIONS or not frontier:
-        yield probability, families
+    if len(sibling_groups) == EXPANSIONS or not frontier:
+        yield probability, sibling_groups
         return
-    (reach, prefix), *others = sorted(frontier, key=lambda node: (-node[0], len(node[1])))
-    law = world.law(0, prefix)
+    (reach_prob, prefix), *others = sorted(frontier, key=lambda node: (-node[0], len(node[1])))
+    distribution = world.distribution(0, prefix)
     for tokens in itertools.permutations(range(world.vocab), 2):
-        chance, left, most, unspent, fresh = 1.0, law.weights.astype(float), 1.0, 1.0, []
+        chance, left, most, unspent, fresh = 1.0, distribution.weights.astype(float), 1.0, 1.0, []
         for token in tokens:
             shares = left / left.sum()
             chance *= shares[token]
             left[token] = 0
             most = min(most, unspent * float((shares**2).sum()))
             unspent -= most
-            fresh += [(reach * most, (*prefix, token))] if len(prefix) < DEPTH - 1 else []
-        yield from grown(world, (*families, (prefix, tokens)), (*others, *fresh), probability * chance)
+            fresh += [(reach_prob * most, (*prefix, token))] if len(prefix) < DEPTH - 1 else []
+        yield from grown(world, (*sibling_groups, (prefix, tokens)), (*others, *fresh), probability * chance)
 
 
 def distance(entropy, monkeypatch, *, num_seen):
@@ -44,7 +44,7 @@ def distance(entropy, monkeypatch, *, num_seen):
     others = tuple(other_session(i, rng) for i in range(rng.integers(0, 9)))
     max_rows = len(others) + 1 + int(rng.integers(1, 5)) if rng.random() < 0.3 else 64
     serving = Serving(curve_of(CURVES[entropy % len(CURVES)], rng), max_rows=max_rows, seen=seen, others=others)
-    drafts = [(p, [rounds.draft_of(world, 0, families)]) for p, families in grown(world)]
+    drafts = [(p, [rounds.draft_of(world, 0, sibling_groups)]) for p, sibling_groups in grown(world)]
     monkeypatch.setattr(rounds, "outcomes", lambda world: drafts)
     return rounds.distance(world, serving, DEPTH + 1)
 

@@ -47,15 +47,17 @@ def compare(logits, params, built=None):
         return
     which = np.arange(len(warm)).repeat(2)
     tokens = np.random.default_rng(1).integers(-1, logits.shape[1], (len(which), 3))
-    (laws, probs), (expected_laws, expected) = (way.laws(warm)(which, tokens) for way in ways)
-    assert np.array_equal(laws.found[:, :2], expected_laws.found[:, :2])
+    (distributions, probs), (expected_distributions, expected) = (
+        way.distributions(warm)(which, tokens) for way in ways
+    )
+    assert np.array_equal(distributions.found[:, :2], expected_distributions.found[:, :2])
     assert probs == pytest.approx(expected, rel=1e-12, abs=1e-300)
-    assert laws.entropies() == pytest.approx(expected_laws.entropies(), abs=1e-9)
+    assert distributions.entropies() == pytest.approx(expected_distributions.entropies(), abs=1e-9)
     edits = Edits(np.arange(len(warm)), np.full(len(warm), 3), np.full(len(warm), 0.25))
     for uniform in (1e-10, 0.3, 1 - 1e-10):
         drawn = [
             way.draw(found, np.arange(len(warm)), edits, np.full(len(warm), uniform))
-            for way, found in zip(ways, (laws, expected_laws), strict=True)
+            for way, found in zip(ways, (distributions, expected_distributions), strict=True)
         ]
         assert drawn[0].tolist() == drawn[1].tolist()
 

@@ -122,11 +122,11 @@ def test_two_positions_of_one_seed_are_not_the_same_row_in_another_order():
 
 
 def test_argmax_of_noisy_logits_follows_the_softmax():
-    law = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
+    distribution = np.array([0.5, 0.25, 0.15, 0.07, 0.03])
     keys = noise.row_keys([11] * COUNT, range(COUNT), Domain.GUMBEL)
-    drawn = (np.log(law) + noise.gumbel(keys, np.arange(5, dtype=np.int32))).argmax(1)
+    drawn = (np.log(distribution) + noise.gumbel(keys, np.arange(5, dtype=np.int32))).argmax(1)
     counts = np.bincount(drawn, minlength=5)
-    chi2 = ((counts - COUNT * law) ** 2 / (COUNT * law)).sum()
+    chi2 = ((counts - COUNT * distribution) ** 2 / (COUNT * distribution)).sum()
     assert chi2 < 18.5  # p = 0.001 at 4 degrees of freedom
 
 

@@ -66,11 +66,11 @@ def case(entropy):
     """A random world, and a verifier to serve it."""
     rng = np.random.default_rng(entropy)
     while True:
-        family, depth, chosen = [(1, 4, 0), (2, 3, 0), (2, 3, 0), (3, 2, 0), (3, 3, 0), (2, 4, 1), (2, 4, 2)][
+        sibling_group, depth, chosen = [(1, 4, 0), (2, 3, 0), (2, 3, 0), (3, 2, 0), (3, 3, 0), (2, 4, 1), (2, 4, 2)][
             rng.integers(7)
         ]
         world = World(
-            int(rng.integers(2**31)), vocab=3 + int(rng.random() < 0.2), family=family, depth=depth,
+            int(rng.integers(2**31)), vocab=3 + int(rng.random() < 0.2), sibling_group=sibling_group, depth=depth,
             num_lanes=1 + int(rng.random() < 0.2), num_points=int(rng.integers(0, 3)), points_first=rng.random() < 0.7, chosen=chosen,
             score=rng.choice(["honest", "own", "any"]), sharpness=rng.uniform(0.5, 4),
         )  # fmt: skip
@@ -141,19 +141,19 @@ def test_cases_are_of_many_kinds():
 def test_the_naive_judge_is_the_real_one():
     """The probabilities that it gives are those of the real kernels, found by bisection."""
     for entropy in (1, 2, 3):
-        world = World(entropy, family=2, depth=2, num_points=2)
+        world = World(entropy, sibling_group=2, depth=2, num_points=2)
         bisected = exact.World(entropy)
         bisected.logits = lambda prefix, world=world: np.log(world.target(prefix)).astype(np.float32)
         *_, (_, drafts) = rounds.outcomes(world)
         session = rounds.open_session(drafts, Serving(StepCurve([1, 64], [1.0, 1.0])))
         tree = rounds.share_of(session, Serving(StepCurve([1, 64], [1.0, 1.0]))).step.tree
         assert tree.num_nodes > 3
-        found = real_law(bisected, tree)
+        found = real_distribution(bisected, tree)
         expected = rounds.judged(world, tree, ())
         assert max(abs(found.get(text, 0) - p) for text, p in expected.items()) < 1e-6
 
 
-def real_law(world, tree):
+def real_distribution(world, tree):
     """{tokens: probability} of what the real judge commits of a tree."""
     prefixes = [()]
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
@@ -161,8 +161,8 @@ def real_law(world, tree):
     drafted = exact.Drafted((), tuple((prefix, False) for prefix in prefixes[1:]))
     found = {}
     with mock.patch.object(exact.Drafted, "tree", return_value=tree):
-        (law,) = exact.emitted(world, [drafted], 30)
-    for probability, text in law:
+        (distribution,) = exact.emitted(world, [drafted], 30)
+    for probability, text in distribution:
         found[text] = found.get(text, 0.0) + probability
     return found
 
@@ -172,9 +172,9 @@ def real_law(world, tree):
 BIAS = 1e-3
 
 
-def most_goodput(reach, needed, num_sessions, num_rows, room, curve):
+def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve):
     """The number of nodes with the most goodput, whatever it depends on: the rule before decision 0008."""
-    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach[:room])))
+    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob[:room])))
     return int(np.argmax(tokens / curve.times(num_rows, len(tokens))))
 
 
@@ -195,26 +195,26 @@ def descendants_known(session, floor):
     return nodes
 
 
-def uncapped(session, siblings, reach):
+def uncapped(session, siblings, reach_prob):
     """A younger sibling may be likelier than its elder, and is taken before it."""
     nodes = in_order(siblings.values())
     for node in nodes:
-        node.reach = reach * session.lanes[node.lane].calibration.probability(node.score)
+        node.reach_prob = reach_prob * session.lanes[node.lane].calibration.probability(node.score)
     return nodes
 
 
-def points_uncapped(session, siblings, reach):
+def points_uncapped(session, siblings, reach_prob):
     """Point masses are weighed without regard to what was drawn beside them: the rule before decision 0008."""
-    nodes = weighed(session, siblings, reach)
+    nodes = weighed(session, siblings, reach_prob)
     for node in nodes:
-        if node.law is None:
-            node.reach = reach * session.lanes[node.lane].calibration.probability(node.score)
+        if node.distribution is None:
+            node.reach_prob = reach_prob * session.lanes[node.lane].calibration.probability(node.score)
     return nodes
 
 
-def known_within_the_room(reach, needed, num_sessions, num_rows, room, curve):
+def known_within_the_room(reach_prob, needed, num_sessions, num_rows, room, curve):
     """The nodes that are looked at are those among the first `room`, of which there are fewer the more is unknown."""
-    return best_count(reach[:room], needed[:room], num_sessions, num_rows, room, curve)
+    return best_count(reach_prob[:room], needed[:room], num_sessions, num_rows, room, curve)
 
 
 def chain_by_promise(nodes, most):
@@ -222,14 +222,16 @@ def chain_by_promise(nodes, most):
     decision 0008, for engines that take no trees."""
     chain, above = [], None
     while len(chain) < most and (siblings := [node for node in nodes if node.parent is above]):
-        first = siblings[:1] if siblings[0].law is not None else siblings
+        first = siblings[:1] if siblings[0].distribution is not None else siblings
         above = max(first, key=lambda node: promise(node, most - len(chain)))
         chain.append(above)
     return chain
 
 
 def promise(node, most):
-    return node.reach + max((promise(child, most - 1) for child in node.children.values() if most > 1), default=0.0)
+    return node.reach_prob + max(
+        (promise(child, most - 1) for child in node.children.values() if most > 1), default=0.0
+    )
 
 
 best_count, candidates, weighed = scheduler.best_count, Session.candidates, Session._weighed

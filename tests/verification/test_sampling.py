@@ -24,7 +24,7 @@ class TestAgainstTheOracle:
     @given(ROWS, st.integers(0, 2**32), st.booleans())
     def test_target_probs(self, params, entropy, coarse):
         logits = logits_of(entropy, len(params), coarse=coarse)
-        expected = [oracle.law(row, p) for row, p in zip(logits.numpy(), params, strict=True)]
+        expected = [oracle.distribution(row, p) for row, p in zip(logits.numpy(), params, strict=True)]
         actual = target_probs(logits, params).numpy()
         assert np.array_equal(np.array(expected) > 0, actual > 0)
         assert np.abs(actual - expected).max() < 1e-12
@@ -97,7 +97,7 @@ def test_wide_rows_whose_top_p_set_exceeds_the_head():
               SamplingParams(temperature=0.5, top_k=300, top_p=0.99)]  # fmt: skip
     actual = target_probs(logits, params).numpy()
     for row, p, probs in zip(logits.numpy(), params, actual, strict=True):
-        expected = oracle.law(row, p)
+        expected = oracle.distribution(row, p)
         assert abs((expected > 0).sum() - (probs > 0).sum()) <= 1  # sums in another order may move the edge by one
         assert np.abs(probs - expected).sum() < 2e-3
     assert (actual[0] > 0).sum() > 4000

@@ -14,7 +14,7 @@ from specq.drafting.session import drafting_params
 from specq.protocol.bounds import MIN_TEMPERATURE
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verification import STRATEGIES
-from specq.verification.drafting import truncated_laws
+from specq.verification.drafting import truncated_distributions
 from specq.verification.judge import judge
 from specq.verification.sampling import choose_tokens, target_probs
 from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
@@ -69,7 +69,7 @@ def test_at_the_limits_all_is_as_the_oracle_says(strategy, temperature, data, en
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("temperature", [*TINY, *ALLOWED])
-def test_laws_are_laws_at_every_temperature(temperature, cuts):
+def test_distributions_are_distributions_at_every_temperature(temperature, cuts):
     """Their sums are 1, whatever is cut, and the largest logit is as large as a model can make it."""
     logits = torch.tensor([[1.0, 3.0, -2.0, 2.5], [0.0, -3e38, 3e38, 1.0], [5.0, -torch.inf, 5.0, 4.0]])
     params = [SamplingParams(temperature=temperature, seed=3, **cuts).validate()] * 3
@@ -86,7 +86,7 @@ def test_drafters_draft_as_at_zero(temperature):
     job, own = SamplingParams(temperature=temperature), Speculation(candidate_temp=temperature)
     assert drafting_params(job, Speculation()).temperature == 0
     assert drafting_params(SamplingParams(temperature=1.0), own).temperature == 0
-    ids, weights = truncated_laws(torch.tensor([[1.0, 3.0, 2.9]]), [job])
+    ids, weights = truncated_distributions(torch.tensor([[1.0, 3.0, 2.9]]), [job])
     assert ids[weights > 0].tolist() == [1]
 
 

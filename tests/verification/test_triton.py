@@ -33,7 +33,7 @@ SAMPLERS = [
 @pytest.mark.parametrize("vocab", [5, 70, 300])
 @pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
 @pytest.mark.parametrize("room", [8, 64])
-def test_rows_get_the_tokens_and_laws_of_torch(vocab, spread, room, monkeypatch):
+def test_rows_get_the_tokens_and_distributions_of_torch(vocab, spread, room, monkeypatch):
     """With little room for what is likely, whole rows are looked at instead."""
     for name, value in {"BLOCK": 16, "WIDE_BLOCK": 32, "ROOM": room, "PROGRAMS": 16}.items():
         monkeypatch.setattr(cuda_rows, name, value)
@@ -43,10 +43,12 @@ def test_rows_get_the_tokens_and_laws_of_torch(vocab, spread, room, monkeypatch)
     by_torch, by_triton = TorchRows(logits), CudaRows(logits)
     assert by_torch.own_tokens(rows)().tolist() == by_triton.own_tokens(rows)().tolist()
     warm, tokens = rows[1:], np.array([[0, vocab - 1, -1]] * (len(rows) - 1))
-    (expected, probs), (laws, found) = (way.laws(warm)(np.arange(len(warm)), tokens) for way in (by_torch, by_triton))
-    assert np.array_equal(expected.found[:, :2], laws.found[:, :2])
+    (expected, probs), (distributions, found) = (
+        way.distributions(warm)(np.arange(len(warm)), tokens) for way in (by_torch, by_triton)
+    )
+    assert np.array_equal(expected.found[:, :2], distributions.found[:, :2])
     assert found == pytest.approx(probs, rel=1e-6)
-    assert laws.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
+    assert distributions.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
 
 
 def test_what_has_no_largest_logit_is_refused():

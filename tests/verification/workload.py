@@ -9,19 +9,19 @@ from specq.bench.prompts import load_prompts
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import DraftLaws, SessionStep, Tree
+from specq.protocol.types import DraftDistributions, SessionStep, Tree
 from specq.text.codec import TextCodec, load_tokenizer_files
-from specq.verification.drafting import draw_children, truncated_laws
+from specq.verification.drafting import draw_children, truncated_distributions
 from specq.verification.sampling import choose_tokens
 
 RIGHT = 0.7  # the chance that a drafted point mass is the target's own token
 CONTEXT = 128  # tokens of each session of `tiny`
 
 
-def chain(tokens, laws=None):
+def chain(tokens, distributions=None):
     """A tree that is a chain of nodes; laws (ids i32[n, k], weights u16[n, k]) of sampled ones."""
     num = len(tokens)
-    of_nodes = None if laws is None else DraftLaws(*laws, np.arange(num, dtype=np.int32))
+    of_nodes = None if distributions is None else DraftDistributions(*distributions, np.arange(num, dtype=np.int32))
     return Tree(
         np.asarray(tokens, np.int32), np.arange(-1, num - 1, dtype=np.int32), np.zeros(num, np.float32), of_nodes
     )
@@ -33,7 +33,9 @@ def chains(num_sessions, num_nodes, logits, params, rng):
     for s in range(num_sessions):
         rows, own = logits[s * (num_nodes + 1) :][: num_nodes + 1], replace(params, seed=s)
         if params.strategy == "probabilistic" and num_nodes:
-            ids, weights = truncated_laws(rows[:num_nodes] + torch.randn_like(rows[:num_nodes]), [own] * num_nodes)
+            ids, weights = truncated_distributions(
+                rows[:num_nodes] + torch.randn_like(rows[:num_nodes]), [own] * num_nodes
+            )
             tree = chain(draw_children(ids, weights, 1, rng).token_ids[:, 0], (ids, weights))
         else:
             said = choose_tokens(rows, [own] * (num_nodes + 1), [100 + i for i in range(num_nodes + 1)])[:num_nodes]
@@ -89,13 +91,13 @@ def _said(trees, logits, params, position, rng):
 
 def _drawn(trees, logits, params, position, rng):
     near = logits + torch.from_numpy(rng.normal(0, 0.7, logits.shape).astype(np.float32))
-    ids, weights = truncated_laws(near, params)
+    ids, weights = truncated_distributions(near, params)
     drawn = draw_children(ids, weights, 1, rng).token_ids[:, 0]
     grown = []
-    for tree, *law, token in zip(trees, ids, weights, drawn, strict=True):
-        before = (tree.laws.ids, tree.laws.weights) if tree.num_nodes else ([], [])
-        laws = [_stack([*old, new]) for old, new in zip(before, law, strict=True)]
-        grown.append(chain([*tree.token_ids, token], laws))
+    for tree, *distribution, token in zip(trees, ids, weights, drawn, strict=True):
+        before = (tree.distributions.ids, tree.distributions.weights) if tree.num_nodes else ([], [])
+        distributions = [_stack([*old, new]) for old, new in zip(before, distribution, strict=True)]
+        grown.append(chain([*tree.token_ids, token], distributions))
     return grown
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.protocol.types import Law
+from specq.protocol.types import DraftDistribution
 from specq.verifier.draft_tree import Node, best_chain, in_order
 from tests.toy import ToyEngine, ToyProposer, toy_text
 from tests.verification.test_draft_distributions import (
@@ -20,7 +20,7 @@ from tests.verification.test_draft_distributions import (
 from tests.world import World
 
 PROMPT = [5, 6, 7]
-LAW = Law(np.arange(1, 9, dtype=np.int32), np.ones(8, np.uint16))
+DISTRIBUTION = DraftDistribution(np.arange(1, 9, dtype=np.int32), np.ones(8, np.uint16))
 
 
 def random_nodes(rng: np.random.Generator, count: int) -> list[Node]:
@@ -29,7 +29,7 @@ def random_nodes(rng: np.random.Generator, count: int) -> list[Node]:
     for i in range(count):
         parent = nodes[rng.integers(len(nodes))] if nodes and rng.random() < 0.8 else None
         node = Node(0, i, i, parent, parent.position + 1 if parent else 10, 0.0, 0.0)
-        node.reach = float(rng.random()) * (parent.reach if parent else 1.0)
+        node.reach_prob = float(rng.random()) * (parent.reach_prob if parent else 1.0)
         nodes.append(node)
     return nodes
 
@@ -49,8 +49,8 @@ def test_no_other_chain_promises_more(most):
         nodes = random_nodes(rng, count)
         chain = best_chain(nodes, most)
         assert chain in paths(nodes)
-        promised = max(sum(node.reach for node in path) for path in paths(nodes) if len(path) <= most)
-        assert sum(node.reach for node in chain) == pytest.approx(promised)
+        promised = max(sum(node.reach_prob for node in path) for path in paths(nodes) if len(path) <= most)
+        assert sum(node.reach_prob for node in chain) == pytest.approx(promised)
         assert len(chain) <= most
 
 
@@ -58,10 +58,10 @@ def test_of_drawn_siblings_the_first_is_taken_whatever_they_promise():
     """By its place in the draw, though another's children are likelier; a point mass beside them never is."""
     siblings = [Node(0, rank, 3 - rank, None, 10, 0.0, 0.0) for rank in range(3)]
     for rank, node in enumerate(siblings[:2]):
-        node.law, node.rank, node.reach = LAW, rank, 0.3 - rank / 10
-    siblings[2].reach = 0.9
+        node.distribution, node.rank, node.reach_prob = DISTRIBUTION, rank, 0.3 - rank / 10
+    siblings[2].reach_prob = 0.9
     child = Node(0, 5, 1, siblings[1], 11, 0.0, 0.0)
-    child.reach = 0.19
+    child.reach_prob = 0.19
     assert best_chain([*in_order(reversed(siblings)), child], 5) == [siblings[0]]
 
 
@@ -70,10 +70,10 @@ def test_what_hangs_from_a_drawn_node_does_not_choose_it():
     points = [Node(0, i, i, None, 10, 0.0, 0.0) for i in range(2)]
     drawn = [Node(0, 2 + i, 5, points[i], 11, 0.0, 0.0) for i in range(2)]
     follower = Node(0, 4, 5, drawn[1], 12, 0.0, 0.0)
-    for node, reach in zip([*points, *drawn, follower], [0.9, 0.8, 0.7, 0.75, 0.7], strict=True):
-        node.reach, node.law = reach, LAW if node in drawn or node is follower else None
+    for node, reach_prob in zip([*points, *drawn, follower], [0.9, 0.8, 0.7, 0.75, 0.7], strict=True):
+        node.reach_prob, node.distribution = reach_prob, DISTRIBUTION if node in drawn or node is follower else None
     assert best_chain([*points, *drawn, follower], 5) == [points[0], drawn[0]]
-    drawn[1].law = follower.law = None
+    drawn[1].distribution = follower.distribution = None
     assert best_chain([*points, *drawn, follower], 5) == [points[1], drawn[1], follower]
 
 
@@ -96,7 +96,7 @@ def test_the_text_is_the_same_and_chains_pay(wrong_every):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("draft", "shape"), [("good", "best-first"), ("bad", "candidates")])
-def test_the_law_of_sampled_drafts_stays_the_targets(draft, shape):
+def test_the_distribution_of_sampled_drafts_stays_the_targets(draft, shape):
     world = World()
     world.add_verifier(engine=MemorylessEngine(max_chain=3))
     world.add_drafter(proposer=DrawingProposer(DRAFTS[draft]), fan_out=3)

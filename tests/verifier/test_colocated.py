@@ -6,9 +6,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from specq.protocol.messages import OWN_LANE, Close, Committed, Draft, Open, Verdict
+from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
-from specq.verifier.colocated import OwnDrafter
+from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
@@ -16,13 +16,15 @@ from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 PROMPT = [5, 6, 7]
 
 
-def make(proposer: ToyProposer | None = None, *, chain: int = 6) -> OwnDrafter:
+def make(proposer: ToyProposer | None = None, *, chain: int = 6) -> ColocatedDrafter:
     """Return a drafter of toy text beside its verifier, without sessions. A level takes half a millisecond."""
-    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, backup=False)
-    return OwnDrafter(ToyChains(proposer), verifier, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, prompt_lookup=False)
+    return ColocatedDrafter(ToyChains(proposer), verifier, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
 
 
-def open_session(own: OwnDrafter, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any) -> None:
+def open_session(
+    own: ColocatedDrafter, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any
+) -> None:
     """Open a session of fifty tokens; options are of its sampling or of its speculation."""
     shape = {name: options.pop(name) for name in list(options) if name in Speculation.__dataclass_fields__}
     message = Open(
@@ -32,7 +34,7 @@ def open_session(own: OwnDrafter, session_id: int = 7, *, epoch: int = 1, mode: 
     own.verifier.handle(message, 0.0)
 
 
-def turn(own: OwnDrafter) -> list[Verdict]:
+def turn(own: ColocatedDrafter) -> list[Verdict]:
     """Draft, step, hear; the broker confirms all. Every round takes a millisecond."""
     own.begin(own.verifier.num_steps / 1000)
     own.finish(lambda: own.verifier.num_steps / 1000)
@@ -40,11 +42,11 @@ def turn(own: OwnDrafter) -> list[Verdict]:
     own.hear(verdicts)
     for verdict in verdicts:
         end = verdict.base_len + len(verdict.token_ids)
-        own.verifier.handle(Committed(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
+        own.verifier.handle(Ack(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
     return verdicts
 
 
-def complete(own: OwnDrafter, most: int = 200) -> list[Verdict]:
+def complete(own: ColocatedDrafter, most: int = 200) -> list[Verdict]:
     """Take turns until the one session has ended."""
     verdicts: list[Verdict] = []
     while not (verdicts and verdicts[-1].finish):
@@ -139,7 +141,7 @@ def test_drafts_of_others_hang_beside_ours() -> None:
         if verdicts[-1].finish:
             break
     assert text(verdicts) == toy_text(PROMPT, 50)
-    assert any({0, OWN_LANE} <= set(verdict.node_lanes.tolist()) for verdict in verdicts)
+    assert any({0, COLOCATED_LANE} <= set(verdict.node_lanes.tolist()) for verdict in verdicts)
 
 
 def test_where_others_are_ahead_nothing_is_drafted() -> None:
@@ -176,7 +178,7 @@ def test_what_a_drawn_tree_promises_is_not_asked() -> None:
         q_rows=np.arange(count, dtype=np.int32),
     )  # fmt: skip
     own.verifier.handle(drawn, 0.0)
-    assert sum(node.reach for node in session.candidates(0.0)) > own.choice.promise()
+    assert sum(node.reach_prob for node in session.candidates(0.0)) > own.choice.promise()
     own.begin(0.0)
     before = own.num_passes
     own.finish(lambda: 0.0)
@@ -197,7 +199,7 @@ def test_chains_are_named_by_lane_beside_those_of_others() -> None:
     (verdict,) = turn(own)
     assert verdict.seen == (0, 0)
     assert len(verdict.node_ids)
-    assert verdict.node_lanes.tolist() == [OWN_LANE] * len(verdict.node_ids)
+    assert verdict.node_lanes.tolist() == [COLOCATED_LANE] * len(verdict.node_ids)
 
 
 def test_only_what_was_told_right_or_wrong_is_learned() -> None:
@@ -294,9 +296,9 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
     own.finish(lambda: 0.0)
     nodes = list(own.verifier.sessions[7].live_nodes())
     assert nodes
-    assert all(node.law is not None for node in nodes)
+    assert all(node.distribution is not None for node in nodes)
 
 
-def sources(own: OwnDrafter) -> dict[int, list[int]]:
+def sources(own: ColocatedDrafter) -> dict[int, list[int]]:
     """Return the contexts that the source holds."""
     return own.source.proposer.contexts

@@ -77,11 +77,11 @@ def run(verifier: Verifier, act: Callable[[], object] = bool) -> tuple[dict[int,
 
 
 @pytest.mark.parametrize("place", range(NUM))
-@pytest.mark.parametrize("backup", [True, False])
-def test_a_step_that_raises_for_one_session_fails_that_one(place: int, backup: bool) -> None:
+@pytest.mark.parametrize("prompt_lookup", [True, False])
+def test_a_step_that_raises_for_one_session_fails_that_one(place: int, prompt_lookup: bool) -> None:
     """Wherever among the sessions it is, the others end with their texts, no step lost, none handed back."""
     prompts = [[i + 1, 2, MAGIC if i == place else 3] for i in range(NUM)]
-    verifier = make_verifier(Broken(), backup=backup)
+    verifier = make_verifier(Broken(), prompt_lookup=prompt_lookup)
     open_all(verifier, prompts, ignore_eos=True)
 
     texts, failed = run(verifier)

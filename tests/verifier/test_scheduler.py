@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from specq.drafting.calibration import Calibration
 from specq.verifier.draft_tree import Chain
-from specq.verifier.scheduler import Share, best_count, plan
+from specq.verifier.scheduler import ScheduledSession, best_count, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.test_session import make_draft, make_session
@@ -26,7 +26,7 @@ def decoding(**options: int) -> Session:
     return session
 
 
-def shares(*args: object, **options: int) -> list[Share]:
+def shares(*args: object, **options: int) -> list[ScheduledSession]:
     return plan(*args, **options).shares  # type: ignore[arg-type]
 
 
@@ -83,13 +83,13 @@ def test_nodes_never_pass_the_limit() -> None:
 def test_best_count_is_the_best(chances: list[float], slopes: list[float], num_sessions: int) -> None:
     """No other number of nodes, likeliest first, has a better goodput, where all of them are known from the start."""
     curve = StepCurve([1, 8, 16, 64], np.cumsum([0.5, *slopes[1:]]).tolist())
-    reach = np.sort(np.array(chances))[::-1]
-    count = best_count(reach, np.zeros(len(reach), np.intp), num_sessions, num_sessions, 64, curve)
+    reach_prob = np.sort(np.array(chances))[::-1]
+    count = best_count(reach_prob, np.zeros(len(reach_prob), np.intp), num_sessions, num_sessions, 64, curve)
 
     def goodput(n: int) -> float:
-        return (num_sessions + reach[:n].sum()) / curve(num_sessions + n)
+        return (num_sessions + reach_prob[:n].sum()) / curve(num_sessions + n)
 
-    assert goodput(count) == pytest.approx(max(goodput(n) for n in range(len(reach) + 1)))
+    assert goodput(count) == pytest.approx(max(goodput(n) for n in range(len(reach_prob) + 1)))
 
 
 @given(st.data(), st.integers(1, 8), st.integers(1, 24))
@@ -99,20 +99,22 @@ def test_best_count_looks_at_what_is_known_by_then(data: st.DataObject, num_sess
     chances = data.draw(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=20))
     jumps = data.draw(st.lists(st.sampled_from([0.0, 0.0, 0.2, 1.0]), min_size=63, max_size=63))
     curve = StepCurve(range(1, 65), np.cumsum([0.5, *jumps]).tolist())
-    reach = np.sort(np.array(chances))[::-1]
-    needed = np.array([data.draw(st.integers(0, i)) for i in range(len(reach))])
-    count = best_count(reach, needed, num_sessions, num_sessions, room, curve)
-    assert count <= min(room, len(reach))
+    reach_prob = np.sort(np.array(chances))[::-1]
+    needed = np.array([data.draw(st.integers(0, i)) for i in range(len(reach_prob))])
+    count = best_count(reach_prob, needed, num_sessions, num_sessions, room, curve)
+    assert count <= min(room, len(reach_prob))
     known = needed <= count
-    most = float(reach[min(count, len(reach) - 1)])  # an unknown node is no likelier than what it depends on
+    most = float(reach_prob[min(count, len(reach_prob) - 1)])  # an unknown node is no likelier than what it depends on
     others = np.array([data.draw(st.floats(0.0, most)) for _ in range(int((~known).sum()))])
-    changed = np.concatenate([reach[known], others])
+    changed = np.concatenate([reach_prob[known], others])
     order = np.argsort(-changed, kind="stable")
     still_needed = np.concatenate([needed[known], np.full(len(others), count + 1)])[order]
     assert best_count(changed[order], still_needed, num_sessions, num_sessions, room, curve) == count
-    if count < min(room, len(reach)):
-        tokens = num_sessions + reach[:count].sum()
-        assert (tokens + reach[count]) / curve(num_sessions + count + 1) <= tokens / curve(num_sessions + count) + 1e-12
+    if count < min(room, len(reach_prob)):
+        tokens = num_sessions + reach_prob[:count].sum()
+        assert (tokens + reach_prob[count]) / curve(num_sessions + count + 1) <= tokens / curve(
+            num_sessions + count
+        ) + 1e-12
 
 
 def test_a_curve_learns_what_steps_really_take() -> None:
@@ -160,8 +162,8 @@ def test_chains_are_cut_like_trees() -> None:
             offer(offered[i], own.tolist())
             draft = make_draft(3, 0, list(range(4, 4 + len(own))), list(range(-1, len(own) - 1)))
             grafted[i].graft(replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
-            for node, reach in zip(grafted[i].live_nodes(), offered[i].chain.reach, strict=True):
-                offered[i].chain.reach[node.position - 3] = min(reach, 1.0)
+            for node, reach_prob in zip(grafted[i].live_nodes(), offered[i].chain.reach_prob, strict=True):
+                offered[i].chain.reach_prob[node.position - 3] = min(reach_prob, 1.0)
         with mock.patch.object(Calibration, "probability", lambda _, score: float(np.exp(score))):
             found = shares(grafted, curve, max_rows=40, free_slots=1000)
         expected = [share.step.tree.token_ids.tolist() for share in found]

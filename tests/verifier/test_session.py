@@ -13,7 +13,7 @@ from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verification.drafting import draw_children
 from specq.verifier.draft_tree import Chain, tree_of
-from specq.verifier.lookup_budget import BACKUP_TOKENS, backup_tokens
+from specq.verifier.lookup_budget import LOOKUP_TOKENS, lookup_tokens
 from specq.verifier.session import MAX_LIVE_NODES, Session
 
 
@@ -143,7 +143,7 @@ def test_candidates_are_calibrated() -> None:
     reaches = []
     for i in range(20):
         session.graft(make_draft(session.length, i, [4], [-1]), 0.0)
-        reaches.append(session.candidates(0.0)[0].reach)
+        reaches.append(session.candidates(0.0)[0].reach_prob)
         session.commit([5], 0)
     assert reaches[0] == pytest.approx(0.5, abs=0.01)
     assert reaches[-1] < 0.06
@@ -236,48 +236,48 @@ def test_grafting_before_or_after_a_commit_is_the_same(cut: int) -> None:
 WARM = SamplingParams(strategy="probabilistic", temperature=1.0)
 
 
-def make_warm_session(experience: Calibration | None = None) -> Session:
+def make_warm_session(acceptance_stats: Calibration | None = None) -> Session:
     """Return a session of `probabilistic` with the context [1, 2, 3]."""
     token_ids = np.array([1, 2, 3], np.int32)
     message = Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids)
-    return Session(message, (), experience)
+    return Session(message, (), acceptance_stats)
 
 
 def make_drawn(
     tokens: list[int], parents: list[int], rows: list[int], *, first_id: int = 0, scores: list[float] | None = None
 ) -> Draft:
     """Return a draft of base_len 3 whose laws, one for each row, give all tokens the same weight."""
-    num_laws = max(rows) + 1
+    num_distributions = max(rows) + 1
     claims = [0.5] * len(tokens) if scores is None else scores
     return Draft(
         session_id=7, epoch=1, lane=0, base_len=3, first_id=first_id, token_ids=np.array(tokens, np.int32),
         parent_ids=np.array(parents, np.int32), scores=np.log(np.array(claims)).astype(np.float16),
-        q_size=20, q_ids=np.tile(np.arange(20, dtype=np.int32), num_laws),
-        q_weights=np.arange(1, 20 * num_laws + 1, dtype=np.uint16), q_rows=np.array(rows, np.int32),
+        q_size=20, q_ids=np.tile(np.arange(20, dtype=np.int32), num_distributions),
+        q_weights=np.arange(1, 20 * num_distributions + 1, dtype=np.uint16), q_rows=np.array(rows, np.int32),
     )  # fmt: skip
 
 
-def test_sampled_nodes_keep_their_law_and_the_order_of_their_draws() -> None:
+def test_sampled_nodes_keep_their_distribution_and_the_order_of_their_draws() -> None:
     """In the arrays, siblings stand in draw order, each naming its family's law."""
     session = make_warm_session()
     session.graft(make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1]), 0.0)
     tree = tree_of(session.candidates(0.0))
-    assert tree.laws is not None
+    assert tree.distributions is not None
     assert tree.token_ids.tolist() == [9, 4, 6, 5]
-    assert tree.laws.rows.tolist() == [0, 0, -1, 1]
-    assert tree.laws.weights[:, 0].tolist() == [1, 21]
+    assert tree.distributions.rows.tolist() == [0, 0, -1, 1]
+    assert tree.distributions.weights[:, 0].tolist() == [1, 21]
 
 
-def test_a_position_has_one_sampled_family() -> None:
+def test_a_position_has_one_sampled_sibling_group() -> None:
     """What is sampled there later counts as point masses, after the family in the order of judgement."""
     session = make_warm_session()
     session.graft(make_drawn([9], [-1], [0]), 0.0)
     session.graft(make_drawn([4, 9], [-1, -1], [0, 0], first_id=1), 0.0)
     tree = tree_of(session.candidates(0.0))
-    assert tree.laws is not None
+    assert tree.distributions is not None
     assert tree.token_ids.tolist() == [9, 4]
-    assert tree.laws.rows.tolist() == [0, -1]
-    assert len(tree.laws.ids) == 1
+    assert tree.distributions.rows.tolist() == [0, -1]
+    assert len(tree.distributions.ids) == 1
 
 
 def test_a_sampled_node_takes_the_place_of_a_point_mass() -> None:
@@ -286,20 +286,20 @@ def test_a_sampled_node_takes_the_place_of_a_point_mass() -> None:
     session.graft(make_draft(3, 0, [4, 8, 5], [-1, -1, 0], lane=1), 0.0)
     session.graft(make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
     tree = tree_of(session.candidates(0.0))
-    assert tree.laws is not None
+    assert tree.distributions is not None
     assert tree.token_ids.tolist() == [9, 4, 8, 5]
-    assert tree.laws.rows.tolist() == [0, 0, -1, -1]
+    assert tree.distributions.rows.tolist() == [0, 0, -1, -1]
     assert tree.parents.tolist() == [-1, -1, -1, 1]
 
 
-def test_other_strategies_ignore_laws() -> None:
+def test_other_strategies_ignore_distributions() -> None:
     """Only `probabilistic` judges by them."""
     session = make_session()
     session.graft(make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
-    assert tree_of(session.candidates(0.0)).laws is None
+    assert tree_of(session.candidates(0.0)).distributions is None
 
 
-def test_a_draft_with_laws_fits_as_a_whole_or_not_at_all() -> None:
+def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
     """Which of its nodes are kept must not depend on which of them the tree has already."""
     session = make_warm_session()
     tokens = list(range(20))
@@ -311,7 +311,7 @@ def test_a_draft_with_laws_fits_as_a_whole_or_not_at_all() -> None:
     assert session.graft(make_drawn(tokens, [-1] * 20, [0] * 20), 0.0) == 0
     assert session.stats.stale == 20
     assert session.graft(make_drawn(tokens[:3], [-1] * 3, [0] * 3, first_id=50), 0.0) == 0
-    assert tree_of(session.candidates(0.0)).laws is not None
+    assert tree_of(session.candidates(0.0)).distributions is not None
 
 
 def test_what_a_sampled_node_is_worth_is_known_before_it_is_drawn() -> None:
@@ -331,18 +331,18 @@ def test_what_a_sampled_node_is_worth_is_known_before_it_is_drawn() -> None:
 
 def test_what_became_of_sampled_nodes_raises_the_chances_of_those_to_come() -> None:
     """In all sessions of a verifier; a bad start takes nothing from what the next one is given."""
-    experience = Calibration()
+    acceptance_stats = Calibration()
     for accepted in (True, False):
         for _ in range(30):
-            session = make_warm_session(experience)
+            session = make_warm_session(acceptance_stats)
             session.graft(make_drawn([9], [-1], [0]), 0.0)
             session.count_round(session.candidates(0.0), {0} if accepted else set())
-        later = make_warm_session(experience)
+        later = make_warm_session(acceptance_stats)
         later.graft(make_drawn([9], [-1], [0]), 0.0)
         (claim,) = claims_of(make_drawn([9], [-1], [0]))
         (node,) = later.candidates(0.0)
-        assert node.score == pytest.approx(max(claim, np.log(experience.probability(claim))))
-        assert (node.reach > 0.9) if accepted else (np.exp(claim) * 0.99 < node.reach < 0.6)
+        assert node.score == pytest.approx(max(claim, np.log(acceptance_stats.probability(claim))))
+        assert (node.reach_prob > 0.9) if accepted else (np.exp(claim) * 0.99 < node.reach_prob < 0.6)
 
 
 def test_a_point_mass_that_is_drawn_goes_by_the_name_that_its_drafter_gave() -> None:
@@ -362,7 +362,7 @@ def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
     nodes = {node.token: node for node in session.candidates(0.0)}
     depends_on = {token: node.depends_on and node.depends_on.token for token, node in nodes.items()}
     assert depends_on == {9: None, 4: 9, 8: 4, 6: 4, 5: 4}
-    assert nodes[9].reach >= nodes[4].reach >= nodes[8].reach
+    assert nodes[9].reach_prob >= nodes[4].reach_prob >= nodes[8].reach_prob
 
 
 @given(
@@ -379,7 +379,7 @@ def test_a_cut_by_chance_takes_the_youngest_first(
     session.graft(replace(drawn, q_weights=np.array(weights, np.uint16)), 0.0)
     for claim, accepted in seen:
         session.lanes[0].calibration.observe(np.log(claim), accepted)
-    reaches = [node.reach for node in session.candidates(0.0)]
+    reaches = [node.reach_prob for node in session.candidates(0.0)]
     assert reaches == sorted(reaches, reverse=True)
     assert sum(reaches) <= 1 + 1e-9
 
@@ -411,7 +411,7 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
 @pytest.mark.parametrize(
     ("speculation", "most"),
     [
-        (Speculation(), BACKUP_TOKENS),
+        (Speculation(), LOOKUP_TOKENS),
         (Speculation(max_depth=2), 2),
         (Speculation(max_nodes=3, max_depth=5), 3),
         (Speculation(num_candidates=1), 0),
@@ -423,7 +423,7 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
 )
 def test_the_verifiers_own_drafts_keep_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
     """A fixed shape is left alone; bounds hold."""
-    assert backup_tokens(speculation) == most
+    assert lookup_tokens(speculation) == most
 
 
 def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:

@@ -16,16 +16,16 @@ from specq.protocol.wire import decode, encode
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.toy import ToyEngine
-from workers.target import VerifierLoop, own_device
+from workers.target import VerifierLoop, colocated_device
 
 
 @pytest.mark.parametrize(
     ("engine", "device", "expected"),
     [("torch", "cuda:1", "cuda:1"), ("vllm", "cuda:1", "cuda:0"), ("vllm", "cuda", "cuda:0"), ("vllm", "cpu", "cpu")],
 )
-def test_the_own_drafter_computes_where_the_engine_does(engine: str, device: str, expected: str) -> None:
+def test_the_colocated_drafter_computes_where_the_engine_does(engine: str, device: str, expected: str) -> None:
     """vLLM lets its process see its own GPUs only, so that they are counted anew."""
-    assert own_device(replace(load().target, engine=engine, device=device)) == expected
+    assert colocated_device(replace(load().target, engine=engine, device=device)) == expected
 
 
 @pytest.fixture

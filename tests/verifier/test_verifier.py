@@ -7,8 +7,8 @@ from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import (
+    Ack,
     Close,
-    Committed,
     Draft,
     FetchTokenizer,
     Open,
@@ -76,9 +76,9 @@ def test_what_is_asked_for_is_sent_again() -> None:
     for _ in range(3):
         step(verifier)
     assert not verifier.has_work
-    (again,) = verifier.handle(Committed(session_id=7, epoch=1, length=4, resend=True), 0.0)
+    (again,) = verifier.handle(Ack(session_id=7, epoch=1, length=4, resend=True), 0.0)
     assert (again.base_len, again.token_ids.tolist(), again.finish) == (4, toy_text(PROMPT, 3)[1:], "length")
-    assert verifier.handle(Committed(session_id=7, epoch=1, length=6, resend=True), 0.0) == []
+    assert verifier.handle(Ack(session_id=7, epoch=1, length=6, resend=True), 0.0) == []
 
 
 def test_a_session_far_ahead_of_the_journal_rests() -> None:
@@ -88,7 +88,7 @@ def test_a_session_far_ahead_of_the_journal_rests() -> None:
     for _ in range(20):
         step(verifier)
     assert verifier.sessions[7].length == 3 + 6
-    verifier.handle(Committed(session_id=7, epoch=1, length=9), 0.0)
+    verifier.handle(Ack(session_id=7, epoch=1, length=9), 0.0)
     assert verifier.has_work
 
 
@@ -153,14 +153,14 @@ def test_an_engine_error_gives_the_sessions_back() -> None:
 
 def test_verdicts_say_what_is_worth_drafting() -> None:
     """Where rows are dear, hardly any node is worth it, or none; where they are cheap, unlikely ones are."""
-    worths = []
+    min_accept_probs = []
     for seconds in ([0.001, 0.064], [0.005, 0.01]):
         verifier = Verifier(ToyEngine(), StepCurve([1, 64], seconds), incarnation=1)
         open_session(verifier)
         step(verifier)  # the prefill, which has more rows
-        worths.append(step(verifier)[0].worth)
-    assert worths[0] == pytest.approx(1000, abs=2)
-    assert worths[1] == pytest.approx(1000 * (0.005 / 63) / 0.005, abs=2)
+        min_accept_probs.append(step(verifier)[0].min_accept_prob)
+    assert min_accept_probs[0] == pytest.approx(1000, abs=2)
+    assert min_accept_probs[1] == pytest.approx(1000 * (0.005 / 63) / 0.005, abs=2)
 
 
 def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
@@ -168,13 +168,13 @@ def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
-    before = step(verifier)[0].worth
+    before = step(verifier)[0].min_accept_prob
     for _ in range(500):
         verifier.account(0.004, 2)
-    after = step(verifier)[0].worth
+    after = step(verifier)[0].min_accept_prob
     assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
     verifier.account(1.0, 0)
-    assert step(verifier)[0].worth == after
+    assert step(verifier)[0].min_accept_prob == after
 
 
 def test_the_tokenizer_travels_in_pieces() -> None:
@@ -273,7 +273,7 @@ def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> 
     parked, other = verifier.sessions[7], verifier.sessions[8]
     assert (other.finish, other.token_ids) == ("length", prompt + toy_text(prompt, 18))
     assert (parked.is_open, parked.length) == (False, 29)
-    verifier.handle(Committed(session_id=7, epoch=1, length=29), 0.0)
+    verifier.handle(Ack(session_id=7, epoch=1, length=29), 0.0)
     verifier.handle(Close(session_id=8, epoch=1), 0.0)
     while verifier.has_work:
         step(verifier)

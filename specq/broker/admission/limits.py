@@ -25,7 +25,7 @@ MAX_PEERS = 4096  # of which requests are counted; beyond, the one that was hear
 REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
 REQUEST_BYTES = 8192  # that count as a request
 
-DRAFT_US, NODE_US, LAW_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
+DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
 DRAFTS_SHARE = 0.5  # of a verifier's time
 BURST_S = 0.25
 MAX_DRAFT_NODES = 512  # as many as a session's tree holds
@@ -71,7 +71,7 @@ def admit_draft(job: Job, lane: int, verifier: Worker, frames: Sequence[bytes], 
     bucket = job.budgets.get(lane)
     if bucket is None:
         bucket = job.budgets[lane] = Bucket(burst, now)
-    return bucket.take(DRAFT_US + NODE_US * num_nodes + LAW_US * num_bytes / 1024, rate, burst, now)
+    return bucket.take(DRAFT_US + NODE_US * num_nodes + DISTRIBUTION_US * num_bytes / 1024, rate, burst, now)
 
 
 def clipped(reason: str) -> str:

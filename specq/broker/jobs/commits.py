@@ -18,11 +18,11 @@ from specq.protocol import (
     MAX_INT32,
     MAX_INT64,
     MAX_NODES,
+    MIN_ACCEPT_PROB,
     STATS,
     STEP_US,
     TOKEN_IDS,
     VERDICT_FINISH,
-    WORTH,
     ProtocolError,
     Range,
     Verdict,
@@ -35,7 +35,11 @@ _TOKENS = array_frame(Verdict, "token_ids")
 _NODES = array_frame(Verdict, "node_ids")
 _MASK = array_frame(Verdict, "mask")
 # As plain values, since a look-up of an attribute costs as much as a comparison.
-_MAX_WORTH, _MAX_US, _FINISHES = int(WORTH.high), int(cast("Range", STEP_US.of).high), VERDICT_FINISH.values
+_MAX_MIN_ACCEPT_PROB, _MAX_US, _FINISHES = (
+    int(MIN_ACCEPT_PROB.high),
+    int(cast("Range", STEP_US.of).high),
+    VERDICT_FINISH.values,
+)
 _are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
 
 
@@ -47,7 +51,7 @@ class Commit:
     epoch: int
     base_len: int
     finish: str
-    worth: int
+    min_accept_prob: int
     us: list[int]
     stats: dict[str, Any]
     token_ids: list[int]
@@ -61,12 +65,14 @@ class Commit:
 def read_commit(frames: Sequence[bytes]) -> Commit:
     """Take a verdict's frames apart; raises ProtocolError for a malformed one."""
     header = decode_header(frames)
-    epoch, base_len, worth = header.get("epoch"), header.get("base_len"), header.get("worth", 0)
+    epoch, base_len, min_accept_prob = header.get("epoch"), header.get("base_len"), header.get("min_accept_prob", 0)
     finish, us, stats = header.get("finish", ""), header.get("us", []), header.get("stats", {})
-    if type(epoch) is not int or type(base_len) is not int or type(worth) is not int:
-        raise ProtocolError("verdict.epoch, base_len and worth must be whole numbers")
-    if not (0 <= epoch <= MAX_INT64 and 0 <= base_len <= MAX_INT32 and 0 <= worth <= _MAX_WORTH):
-        raise ProtocolError(f"verdict.epoch, base_len or worth is not {ID.allowed}, {COUNT.allowed}, {WORTH.allowed}")
+    if type(epoch) is not int or type(base_len) is not int or type(min_accept_prob) is not int:
+        raise ProtocolError("verdict.epoch, base_len and min_accept_prob must be whole numbers")
+    if not (0 <= epoch <= MAX_INT64 and 0 <= base_len <= MAX_INT32 and 0 <= min_accept_prob <= _MAX_MIN_ACCEPT_PROB):
+        raise ProtocolError(
+            f"verdict.epoch, base_len or min_accept_prob is not {ID.allowed}, {COUNT.allowed}, {MIN_ACCEPT_PROB.allowed}"
+        )
     if type(us) is not list or (us and not _are_times(us)):
         raise ProtocolError(f"verdict.us must be none or two {STEP_US.what}")
     if finish not in _FINISHES:
@@ -85,7 +91,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         epoch=epoch,
         base_len=base_len,
         finish=finish,
-        worth=worth,
+        min_accept_prob=min_accept_prob,
         us=us,
         stats=stats,
         token_ids=token_ids,

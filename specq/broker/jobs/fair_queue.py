@@ -18,7 +18,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
 
-from specq.broker.jobs.job import Job, Wants
+from specq.broker.jobs.job import Job, Requirements
 
 AGED_S = 300.0  # seconds since its submission after which a job is placed in spite of higher priorities
 
@@ -30,11 +30,11 @@ class _Line:
 
     def __init__(self) -> None:
         self.credit = 0
-        self.jobs: dict[Wants, OrderedDict[int, tuple[tuple[bool, int], Job]]] = {}
+        self.jobs: dict[Requirements, OrderedDict[int, tuple[tuple[bool, int], Job]]] = {}
 
-    def head(self, able: Callable[[Wants], bool]) -> Job | None:
+    def head(self, able: Callable[[Requirements], bool]) -> Job | None:
         """Return the job whose turn it is among those that can be placed."""
-        heads = [next(iter(waiting.values())) for wants, waiting in self.jobs.items() if able(wants)]
+        heads = [next(iter(waiting.values())) for requirements, waiting in self.jobs.items() if able(requirements)]
         return min(heads, key=lambda entry: entry[0])[1] if heads else None
 
 
@@ -43,19 +43,19 @@ class FairQueue:
 
     def __init__(self) -> None:
         self._lines: dict[int, OrderedDict[str, _Line]] = {}
-        self._wants: dict[int, Wants] = {}  # by job, as of when it was added
-        self._kinds: Counter[Wants] = Counter()  # how many jobs want what
+        self._wants: dict[int, Requirements] = {}  # by job, as of when it was added
+        self._kinds: Counter[Requirements] = Counter()  # how many jobs want what
         self._aged_last = False  # was the last job taken for its age?
         self._turns = count()
 
     def __len__(self) -> int:
         return len(self._wants)
 
-    def suspects(self) -> list[Wants]:
+    def quarantined_jobs(self) -> list[Requirements]:
         """Return what the waiting jobs want that must be alone."""
-        return [wants for wants in self._kinds if wants.alone]
+        return [requirements for requirements in self._kinds if requirements.alone]
 
-    def wanted(self) -> list[Wants]:
+    def wanted(self) -> list[Requirements]:
         """Return all that waiting jobs want."""
         return list(self._kinds)
 
@@ -64,40 +64,40 @@ class FairQueue:
         if job.job_id in self._wants:
             return
         line = self._lines.setdefault(job.priority, OrderedDict()).setdefault(job.owner, _Line())
-        self._wants[job.job_id] = job.wants
-        self._kinds[job.wants] += 1
-        waiting = line.jobs.setdefault(job.wants, OrderedDict())
+        self._wants[job.job_id] = job.requirements
+        self._kinds[job.requirements] += 1
+        waiting = line.jobs.setdefault(job.requirements, OrderedDict())
         waiting[job.job_id] = ((not job.resumed, next(self._turns)), job)
         if job.resumed:
             waiting.move_to_end(job.job_id, last=False)
 
     def discard(self, job: Job) -> None:
         """Let a job wait no longer."""
-        wants = self._wants.pop(job.job_id, None)
-        if wants is None:
+        requirements = self._wants.pop(job.job_id, None)
+        if requirements is None:
             return
-        self._kinds[wants] -= 1
-        if not self._kinds[wants]:
-            del self._kinds[wants]
+        self._kinds[requirements] -= 1
+        if not self._kinds[requirements]:
+            del self._kinds[requirements]
         lines = self._lines[job.priority]
         line = lines[job.owner]
-        del line.jobs[wants][job.job_id]
-        if not line.jobs[wants]:
-            del line.jobs[wants]
+        del line.jobs[requirements][job.job_id]
+        if not line.jobs[requirements]:
+            del line.jobs[requirements]
         if not line.jobs:
             del lines[job.owner]
         if not lines:
             del self._lines[job.priority]
 
-    def take(self, place: Callable[[Wants], Place | None], wall: float = 0.0) -> tuple[Job, Place] | None:
+    def take(self, place: Callable[[Requirements], Place | None], wall: float = 0.0) -> tuple[Job, Place] | None:
         """Remove the next job for which there is a place, and return both; None if there is no place for any. `wall`: the time
         in seconds since 1970."""
-        known: dict[Wants, Place | None] = {}
+        known: dict[Requirements, Place | None] = {}
 
-        def able(wants: Wants) -> bool:
-            if wants not in known:
-                known[wants] = place(wants)
-            return known[wants] is not None
+        def able(requirements: Requirements) -> bool:
+            if requirements not in known:
+                known[requirements] = place(requirements)
+            return known[requirements] is not None
 
         aged = None if self._aged_last else self._eldest(able, wall - AGED_S)
         job = aged or self._first(able)
@@ -109,7 +109,7 @@ class FairQueue:
         self.discard(job)
         return job, found
 
-    def _first(self, able: Callable[[Wants], bool]) -> Job | None:
+    def _first(self, able: Callable[[Requirements], bool]) -> Job | None:
         """Return the next job of the highest priority that has one which can be placed."""
         for priority in sorted(self._lines, reverse=True):
             job = self._next(self._lines[priority], able)
@@ -117,7 +117,7 @@ class FairQueue:
                 return job
         return None
 
-    def _eldest(self, able: Callable[[Wants], bool], before: float) -> Job | None:
+    def _eldest(self, able: Callable[[Requirements], bool], before: float) -> Job | None:
         """Return the job that was submitted first, before then, of those that can be placed; None if none is that old, or
         there are no priorities that it could have to wait for."""
         if len(self._lines) < 2:
@@ -126,7 +126,7 @@ class FairQueue:
         aged = [job for job in heads if job is not None and job.submitted < before]
         return min(aged, key=lambda job: job.submitted, default=None)
 
-    def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Wants], bool]) -> Job | None:
+    def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Requirements], bool]) -> Job | None:
         """Return the job of the client that needs the least further credit, and give that credit to all."""
         heads = [(line, job) for line in lines.values() if (job := line.head(able)) is not None]
         if not heads:

@@ -207,12 +207,12 @@ class Intake:
             self.state.send_front(client, job.info(self.state.wall) if reader.info else Accepted(job_id=job.job_id))
             reader.greeted = True
         if job.journaled > reader.sent or (job.sealed and not job.failure):
-            self.state.send_front(client, job.news(reader.sent))
+            self.state.send_front(client, job.delta(reader.sent))
             reader.sent = max(reader.sent, job.journaled)
         if job.sealed and job.failure:
             self.state.send_front(client, job.failure)
 
-    def untold(self, job: Job, client: bytes, base_len: int) -> None:
+    def undelivered_tokens(self, job: Job, client: bytes, base_len: int) -> None:
         """Learn that a client did not take tokens: they are sent again at the next tick, from the same position on."""
         reader = job.readers.get(client)
         if reader is not None:

@@ -16,12 +16,12 @@ import numpy as np
 from specq.broker.admission.bucket import Bucket
 from specq.broker.admission.roles import NOBODY, Shown
 from specq.broker.jobs.commits import Commit
-from specq.journal import NO_DEATHS, JobEnded, JobSuspected, JobTaken, StoredJob, TokensAdded, pack, unpack
+from specq.journal import NO_CRASHES, JobCrashed, JobEnded, JobTaken, StoredJob, TokensAdded, pack, unpack
 from specq.protocol import Failed, Int32Array, JobInfo, LogprobRecord, Submit, Tokens
 
 MAX_READERS = 8  # clients that follow one job
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
-SUSPECT_DEATHS = 2  # verifiers that died while they held a job, from which on it runs alone
+QUARANTINE_CRASHES = 2  # verifiers that died while they held a job, from which on it runs alone
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Reader:
     num_missed: int = 0  # ticks in a row before which that happened
 
 
-class Wants(NamedTuple):
+class Requirements(NamedTuple):
     """What a job needs of a verifier: a model by name, once it has tokens the weights that they came from, and whether it
     must be `alone` there; `avoided`: verifiers that it goes to only where there are no others."""
 
@@ -143,7 +143,7 @@ class Job:
         self.avoided: frozenset[bytes] = frozenset()  # verifiers that never confirmed it
         self.lagging = -1  # committed length at the verifier's last heartbeat
         self.failures = 0  # verifiers that gave the session back
-        self.deaths = NO_DEATHS  # of verifiers that held it
+        self.crashes = NO_CRASHES  # of verifiers that held it
         self.moved_at = float("-inf")  # from one verifier to another
 
     @classmethod
@@ -153,7 +153,7 @@ class Job:
         job.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
         job.accepted = bytearray(stored.accepted)
         job.logprobs = unpack(stored.logprobs, job.params.logprobs)
-        job.weights, job.placed, job.deaths = stored.weights, stored.placed, stored.deaths
+        job.weights, job.placed, job.crashes = stored.weights, stored.placed, stored.crashes
         job.finish, job.ended = stored.finish, stored.ended
         job.final_stats, job.resumed = stored.stats, bool(stored.weights)
         job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens
@@ -179,13 +179,13 @@ class Job:
         return self.params.max_tokens - len(self.token_ids)
 
     @property
-    def wants(self) -> Wants:
-        return Wants(self.model, self.weights if self.token_ids else "", self.is_suspect, self.avoided)
+    def requirements(self) -> Requirements:
+        return Requirements(self.model, self.weights if self.token_ids else "", self.is_quarantined, self.avoided)
 
     @property
-    def is_suspect(self) -> bool:
+    def is_quarantined(self) -> bool:
         """May it be what brings verifiers down? See `specq.broker.workers.quarantine`."""
-        return self.deaths.total >= SUSPECT_DEATHS
+        return self.crashes.total >= QUARANTINE_CRASHES
 
     def context(self) -> Int32Array:
         """Return i32[length]: the prompt and what is committed."""
@@ -229,9 +229,9 @@ class Job:
         raw, flags = commit.raw[4 * known :], commit.flags[known:]
         return TokensAdded(self.job_id, base_len, raw, flags, logprobs, commit.num_nodes)
 
-    def suspected(self) -> JobSuspected:
+    def crashed(self) -> JobCrashed:
         """Return the record of what is held against the job."""
-        return JobSuspected(self.job_id, self.deaths)
+        return JobCrashed(self.job_id, self.crashes)
 
     def end_record(self) -> JobEnded:
         """Return the record of the job's end."""
@@ -269,7 +269,7 @@ class Job:
             prompt_ids=self.prompt_ids,
         )
 
-    def news(self, have: int) -> Tokens:
+    def delta(self, have: int) -> Tokens:
         """Return what a client that has so many generated tokens lacks of those in the journal."""
         end = self.journaled
         have = min(have, end)

@@ -24,7 +24,7 @@ def relay(job: Job, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
     """Return what is sent of a verdict that the job has just taken in; nothing if it is held back."""
     if not job.drafters:
         return []
-    is_busy = commit.worth > BUSY and job.speculation.mode != "sync"
+    is_busy = commit.min_accept_prob > BUSY and job.speculation.mode != "sync"
     if not is_busy and job.held.since < 0:
         return _to_all(job, list(frames))
     held = job.held
@@ -39,7 +39,7 @@ def relay(job: Job, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
             session_id=job.job_id,
             epoch=job.epoch,
             base_len=held.since,
-            worth=commit.worth,
+            min_accept_prob=commit.min_accept_prob,
             token_ids=np.array(job.token_ids[held.since - job.prompt_len :], np.int32),
         )
     )

@@ -21,7 +21,7 @@ class Jobs:
         self.held: Counter[str] = Counter()  # active jobs by owner
         self.num_tokens = 0  # that the active have or may have, prompts included
         self._num_kept = 0  # tokens of the finished
-        self._suspects: dict[int, Job] = {}  # of the active
+        self._quarantined: dict[int, Job] = {}  # of the active
 
     def get(self, job_id: int) -> Job | None:
         return self.active.get(job_id) or self.finished.get(job_id)
@@ -33,18 +33,18 @@ class Jobs:
         self.num_tokens += job.prompt_len + job.params.max_tokens
         if waits:
             self.queue.add(job)
-        self.note_suspect(job)
+        self.note_quarantine(job)
 
-    def note_suspect(self, job: Job) -> None:
+    def note_quarantine(self, job: Job) -> None:
         """Note whether an active job is a suspect now."""
-        if job.is_suspect:
-            self._suspects[job.job_id] = job
+        if job.is_quarantined:
+            self._quarantined[job.job_id] = job
         else:
-            self._suspects.pop(job.job_id, None)
+            self._quarantined.pop(job.job_id, None)
 
     def isolated(self) -> set[bytes]:
         """Return the verifiers that run a suspect."""
-        return {job.verifier for job in self._suspects.values() if job.verifier}
+        return {job.verifier for job in self._quarantined.values() if job.verifier}
 
     def retire(self, job: Job) -> None:
         """Move a job to the finished; the oldest of these is forgotten when there are too many."""
@@ -60,7 +60,7 @@ class Jobs:
         self.held[job.owner] -= 1
         if not self.held[job.owner]:
             del self.held[job.owner]
-        self._suspects.pop(job.job_id, None)
+        self._quarantined.pop(job.job_id, None)
 
     def keep(self, job: Job) -> None:
         """Keep a job that ended at hand."""

@@ -10,21 +10,21 @@ from dataclasses import replace
 from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.registry import Worker
-from specq.protocol import OWN_LANE, Assign, Release, SamplingParams, Verdict
+from specq.protocol import COLOCATED_LANE, Assign, Release, SamplingParams, Verdict
 
 
-class Staffing:
+class DrafterAssignment:
     """Gives placed jobs the drafters that they lack."""
 
     def __init__(self, state: State) -> None:
         self.state = state
 
-    def staff_all(self) -> None:
+    def assign_all(self) -> None:
         for job in self.state.jobs.active.values():
             if job.verifier:
-                self.staff(job)
+                self.assign_drafters(job)
 
-    def staff(self, job: Job) -> None:
+    def assign_drafters(self, job: Job) -> None:
         """Give a placed job the drafters that it lacks: no two that would draft the same."""
         verifier = self.state.roster.get(job.verifier)
         if verifier is None or not is_drafted(job):
@@ -41,7 +41,7 @@ class Staffing:
 
     def assign(self, job: Job, worker: Worker) -> None:
         job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
-        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % OWN_LANE
+        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % COLOCATED_LANE
         job.drafters[lane] = worker.identity
         job.confirmed[worker.identity] = job.length
         job.missed_by.discard(worker.identity)
@@ -75,7 +75,7 @@ class Staffing:
                 self.state.send_front(identity, Release(session_id=job.job_id, epoch=job.epoch))
         job.drafters = {}
 
-    def mend(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
+    def reconcile(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
         for session_id, (epoch, length) in held.items():
             job = self.state.jobs.active.get(session_id)
             if job is None or job.epoch != epoch or worker.identity not in job.drafters.values():

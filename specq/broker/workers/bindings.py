@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from specq.broker.jobs.job import Job
 from specq.broker.state import State
-from specq.broker.workers.quarantine import after_death, is_given_up
-from specq.journal import Deaths, JobBound
+from specq.broker.workers.quarantine import after_crash, is_given_up
+from specq.journal import Crashes, JobBound
 
 
 class Bindings:
@@ -34,24 +34,24 @@ class Bindings:
         """Let a job that no verifier holds any more wait for one, if it is not given up."""
         job.verifier = b""
         self.bind(job, job.weights)
-        if not is_given_up(job.deaths):
+        if not is_given_up(job.crashes):
             self.state.jobs.queue.add(job)
 
     def note_death(self, jobs: Iterable[Job]) -> None:
         """Hold a verifier's death against each of the jobs that it had, and let them go on elsewhere."""
         jobs = list(jobs)
         for job in jobs:
-            self.hold_against(job, after_death(job, len(jobs)))
+            self.hold_against(job, after_crash(job, len(jobs)))
             self.let_wait(job)
 
-    def hold_against(self, job: Job, deaths: Deaths) -> None:
+    def hold_against(self, job: Job, crashes: Crashes) -> None:
         """Note in job and journal what is held against a job; give it up if that is enough."""
-        job.deaths = deaths
-        self.state.jobs.note_suspect(job)
-        self.state.record(job.suspected(), job)
-        if is_given_up(deaths):
+        job.crashes = crashes
+        self.state.jobs.note_quarantine(job)
+        self.state.record(job.crashed(), job)
+        if is_given_up(crashes):
             self.given_up.append(
-                (job, f"{deaths.total} verifiers died of it, {deaths.lone} of them with nothing else to do")
+                (job, f"{crashes.total} verifiers died of it, {crashes.lone} of them with nothing else to do")
             )
 
     # --- after the broker's own death ---------------------------------------------------------------------------------

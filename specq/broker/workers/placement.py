@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import structlog
 
-from specq.broker.jobs.job import Job, Wants
+from specq.broker.jobs.job import Job, Requirements
 from specq.broker.state import Disconnect, State
-from specq.broker.workers.assignment import Staffing
+from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
 from specq.broker.workers.confirmation import PATIENCE, confirm, give_up_on, judge_missing
 from specq.broker.workers.policy import choose, moves
 from specq.broker.workers.quarantine import open_to, to_clear
 from specq.broker.workers.registry import Worker
-from specq.journal import NO_DEATHS
-from specq.protocol import Close, Committed, Heartbeat, Open, Refused, SessionFailed
+from specq.journal import NO_CRASHES
+from specq.protocol import Ack, Close, Heartbeat, Open, Refused, SessionFailed
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ class Placement:
     """Handlers of worker messages, and the placing of jobs on workers."""
 
     def __init__(self, state: State) -> None:
-        self.state, self.staffing = state, Staffing(state)
+        self.state, self.drafter_assignment = state, DrafterAssignment(state)
         self.bindings = Bindings(state)
         self.given_up = self.bindings.given_up
 
@@ -56,10 +56,10 @@ class Placement:
                 message.session_ids.tolist(), message.epochs.tolist(), message.lengths.tolist(), strict=False
             )
         }
-        mend = self._mend_verifier if worker.hello.role == "target" else self.staffing.mend
-        mend(worker, held)
+        reconcile = self._reconcile_verifier if worker.hello.role == "target" else self.drafter_assignment.reconcile
+        reconcile(worker, held)
 
-    def _mend_verifier(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
+    def _reconcile_verifier(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
         for session_id, (epoch, length) in held.items():
             job = self.state.jobs.active.get(session_id)
             if job is None or job.verifier != worker.identity or job.epoch != epoch:
@@ -68,7 +68,7 @@ class Placement:
             confirm(job, worker)
             behind = job.lagging == job.length < length  # as at the last heartbeat: not merely on its way
             journaled = job.prompt_len + job.journaled
-            committed = Committed(session_id=session_id, epoch=epoch, length=journaled, resend=behind)
+            committed = Ack(session_id=session_id, epoch=epoch, length=journaled, resend=behind)
             self.state.send_back(worker.identity, committed)
             job.lagging = job.length
         for job_id in worker.job_ids - set(held):
@@ -101,7 +101,7 @@ class Placement:
     def settle(self) -> None:
         """Place what waits for a verifier, and staff what lacks a drafter."""
         self.place_waiting()
-        self.staffing.staff_all()
+        self.drafter_assignment.assign_all()
 
     def lose(self, worker: Worker, *, died: bool = False) -> None:
         """Forget a worker; its jobs go to others. Each of a verifier's may be what it `died` of."""
@@ -118,9 +118,9 @@ class Placement:
             for job in jobs:
                 self.bindings.let_wait(job)
 
-    def acquit(self, job: Job) -> None:
+    def clear(self, job: Job) -> None:
         """Let a suspect that went on well be a job like others, and others run beside it."""
-        self.bindings.hold_against(job, NO_DEATHS)
+        self.bindings.hold_against(job, NO_CRASHES)
         self.place_waiting()
 
     # --- sessions ---------------------------------------------------------------------------------------------------
@@ -129,27 +129,32 @@ class Placement:
         """Open jobs that wait, in the queue's order, while there is room."""
         while (
             found := self.state.jobs.queue.take(self._places_for, self.state.wall)
-        ) is not None or self._clear_for_suspects():
+        ) is not None or self._clear_for_quarantined():
             if found is not None:
                 job, able = found
                 self._open(job, self._best_of(job, able))
-                self.staffing.staff(job)
+                self.drafter_assignment.assign_drafters(job)
 
-    def _places_for(self, wants: Wants) -> list[Worker] | None:
+    def _places_for(self, requirements: Requirements) -> list[Worker] | None:
         """Return the verifiers with room that have what a job wants; None if there are none."""
-        suspects_wait = any(suspect.model == wants.model for suspect in self.state.jobs.queue.suspects())
+        quarantined_wait = any(
+            quarantined.model == requirements.model for quarantined in self.state.jobs.queue.quarantined_jobs()
+        )
         isolated = self.state.jobs.isolated()
-        return open_to(self._able(wants), isolated, alone=wants.alone, suspects_wait=suspects_wait) or None
+        return (
+            open_to(self._able(requirements), isolated, alone=requirements.alone, quarantined_wait=quarantined_wait)
+            or None
+        )
 
-    def _able(self, wants: Wants) -> list[Worker]:
+    def _able(self, requirements: Requirements) -> list[Worker]:
         """Return the verifiers that have what a job wants, with room or without."""
-        able = [w for w in self.state.roster.verifiers(wants.model) if w.has_weights(wants.weights)]
-        return [w for w in able if w.identity not in wants.avoided] or able
+        able = [w for w in self.state.roster.verifiers(requirements.model) if w.has_weights(requirements.weights)]
+        return [w for w in able if w.identity not in requirements.avoided] or able
 
-    def _clear_for_suspects(self) -> bool:
+    def _clear_for_quarantined(self) -> bool:
         """Let the jobs of a verifier wait, if suspects do and it is the best to run them on; False if that is not needed."""
-        for wants in self.state.jobs.queue.suspects():
-            worker = to_clear(self._able(wants), self.state.jobs.isolated())
+        for requirements in self.state.jobs.queue.quarantined_jobs():
+            worker = to_clear(self._able(requirements), self.state.jobs.isolated())
             if worker is not None:
                 for job in self._jobs_of(worker):
                     self._take_from(job, worker)
@@ -166,7 +171,7 @@ class Placement:
     def _hand_over(self, worker: Worker) -> None:
         """Let others go on with what a verifier has that is about to leave; what finds no place ends there."""
         for job in self._jobs_of(worker):
-            able = self._places_for(job.wants)
+            able = self._places_for(job.requirements)
             if able is not None:
                 self._move(job, self._best_of(job, able))
 
@@ -216,7 +221,7 @@ class Placement:
                 token_ids=job.context(),
             ),
         )
-        self.staffing.resume(job)
+        self.drafter_assignment.resume(job)
 
     def open_anew(self, job: Job) -> None:
         """Let a job's verifier begin its session again, without the drafts that it has."""
@@ -234,7 +239,7 @@ class Placement:
         if verifier is not None:
             self._take_from(job, verifier)
         job.verifier = b""
-        self.staffing.release(job)
+        self.drafter_assignment.release(job)
 
     def session_failed(self, verifier: bytes, message: SessionFailed, now: float) -> None:
         """A verifier cannot go on with a session: try another, or fail the job."""

@@ -13,29 +13,29 @@ from collections.abc import Iterable
 
 from specq.broker.jobs.job import Job
 from specq.broker.workers.registry import Worker
-from specq.journal import Deaths
+from specq.journal import Crashes
 
-LONE_DEATHS = 2  # after which a job is given up
-ACQUITTED_AFTER = 16  # tokens beyond those that it had at the last death
+LONE_CRASHES = 2  # after which a job is given up
+CLEARED_AFTER = 16  # tokens beyond those that it had at the last death
 
 
-def after_death(job: Job, num_jobs: int) -> Deaths:
+def after_crash(job: Job, num_jobs: int) -> Crashes:
     """Return what is held against a job when a verifier has died that carried so many."""
-    known = job.deaths
-    is_lone = job.is_suspect and num_jobs == 1
-    return Deaths(known.total + 1, known.lone + is_lone, len(job.token_ids))
+    known = job.crashes
+    is_lone = job.is_quarantined and num_jobs == 1
+    return Crashes(known.total + 1, known.lone + is_lone, len(job.token_ids))
 
 
-def is_given_up(deaths: Deaths) -> bool:
-    return deaths.lone >= LONE_DEATHS
+def is_given_up(crashes: Crashes) -> bool:
+    return crashes.lone >= LONE_CRASHES
 
 
-def is_acquitted(job: Job) -> bool:
+def is_cleared(job: Job) -> bool:
     """Is a suspect past what would have brought the verifier down?"""
-    return job.is_suspect and len(job.token_ids) >= job.deaths.length + ACQUITTED_AFTER
+    return job.is_quarantined and len(job.token_ids) >= job.crashes.length + CLEARED_AFTER
 
 
-def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, suspects_wait: bool) -> list[Worker]:
+def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quarantined_wait: bool) -> list[Worker]:
     """Return those of the verifiers that may take a job.
 
     isolated       verifiers that run a suspect: they take nothing else
@@ -46,7 +46,7 @@ def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, suspec
     free = [worker for worker in able if worker.identity not in isolated]
     if alone:
         return [worker for worker in free if not worker.job_ids]
-    if suspects_wait and len(free) == len(able) and free:
+    if quarantined_wait and len(free) == len(able) and free:
         free.remove(min(free, key=lambda worker: len(worker.job_ids)))
     return free
 

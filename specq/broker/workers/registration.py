@@ -44,7 +44,7 @@ class Registration:
             self.placement.bindings.welcome_back(message.incarnation)
             self._refuse_misfits()
             self.placement.place_waiting()
-        self.placement.staffing.staff_all()
+        self.placement.drafter_assignment.assign_all()
 
     def _worker(self, identity: bytes, message: Hello, now: float) -> Worker:
         shown = self.state.roles.shown(identity)

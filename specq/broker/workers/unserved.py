@@ -31,7 +31,7 @@ class Unserved:
 
     def given_up(self) -> list[tuple[Job, str]]:
         """Return the jobs that have waited for too long for what nobody has, and what is missing."""
-        wanted = {Missing(wants.model, wants.weights) for wants in self.state.jobs.queue.wanted()}
+        wanted = {Missing(requirements.model, requirements.weights) for requirements in self.state.jobs.queue.wanted()}
         missing = {one for one in wanted if not self._is_served(one)}
         self._since = {one: self._since.get(one, self.state.now) for one in missing}
         if not self.patience_s:
@@ -54,7 +54,7 @@ class Unserved:
 
 
 def _wanted_by(job: Job) -> Missing:
-    return Missing(job.wants.model, job.wants.weights)
+    return Missing(job.requirements.model, job.requirements.weights)
 
 
 def _served(verifiers: Iterable[Worker]) -> str:

@@ -66,14 +66,14 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
 
     def output(self, grants: Sequence[Grant]) -> SchedulerOutput:
         """Take the KV that the grants need, which must be free, and return what the workers have to know of the step."""
-        known, news = CachedRequestData.make_empty(), list[NewRequestData]()
+        known, delta = CachedRequestData.make_empty(), list[NewRequestData]()
         for grant in grants:
             allocated = self.kv_cache_manager.allocate_slots(grant.holding.request, grant.num_tokens + len(grant.draft))
             assert allocated is not None
-            self._tell(grant.holding, known, news)
+            self._tell(grant.holding, known, delta)
         counts = {_id(grant): grant.num_tokens + len(grant.draft) for grant in grants}
         told = SchedulerOutput.make_empty()
-        told.scheduled_new_reqs, told.scheduled_cached_reqs = news, known
+        told.scheduled_new_reqs, told.scheduled_cached_reqs = delta, known
         told.num_scheduled_tokens, told.total_num_scheduled_tokens = counts, sum(counts.values())
         told.scheduled_spec_decode_tokens = {_id(grant): grant.draft for grant in grants if grant.draft}
         told.num_common_prefix_blocks = [0] * self.kv_cache_manager.num_kv_cache_groups
@@ -82,13 +82,13 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
         self.finished_req_ids.clear()
         return told
 
-    def _tell(self, holding: Holding, known: CachedRequestData, news: list[NewRequestData]) -> None:
+    def _tell(self, holding: Holding, known: CachedRequestData, delta: list[NewRequestData]) -> None:
         """Add what the workers do not know yet of a request's blocks and place."""
         request = holding.request
         block_ids = self.kv_cache_manager.get_block_ids(request.request_id)
         sent, holding.num_sent = holding.num_sent, [len(ids) for ids in block_ids]
         if sent is None:
-            news.append(NewRequestData.from_request(request, block_ids))
+            delta.append(NewRequestData.from_request(request, block_ids))
             return
         fresh: tuple[list[int], ...] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
         known.req_ids.append(request.request_id)

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specq.journal.records import (
-    Deaths,
+    Crashes,
     JobBound,
+    JobCrashed,
     JobDropped,
     JobEnded,
-    JobSuspected,
     JobTaken,
     Record,
     StoredJob,
@@ -106,7 +106,7 @@ class Journal:
         if not newest:
             raise JournalLostError(f"the journal {self.path} belongs to another broker now")
 
-    def _apply(self, record: JobTaken | JobBound | JobSuspected | JobEnded | JobDropped) -> None:
+    def _apply(self, record: JobTaken | JobBound | JobCrashed | JobEnded | JobDropped) -> None:
         """Carry out a record."""
         execute = self._connection.execute
         if isinstance(record, JobTaken):
@@ -116,8 +116,8 @@ class Journal:
         elif isinstance(record, JobBound):
             values = record.weights, record.placed, record.job_id
             execute("UPDATE active SET weights = ?, placed = ? WHERE job_id = ?", values)
-        elif isinstance(record, JobSuspected):
-            execute(_SUSPECTS, (*record.deaths, record.job_id))
+        elif isinstance(record, JobCrashed):
+            execute(_SUSPECTS, (*record.crashes, record.job_id))
         elif isinstance(record, JobEnded):
             execute(_RESULTS, rows.result_row(record))
             execute("DELETE FROM active WHERE job_id = ?", (record.job_id,))
@@ -201,7 +201,7 @@ class Journal:
                 "FROM jobs JOIN active USING (job_id) ORDER BY submitted, job_id"
             )
             jobs = {
-                row[0]: replace(rows.stored_job(row[:-5]), weights=row[-5], placed=row[-4], deaths=Deaths(*row[-3:]))
+                row[0]: replace(rows.stored_job(row[:-5]), weights=row[-5], placed=row[-4], crashes=Crashes(*row[-3:]))
                 for row in found
             }
             for row in self._connection.execute(f"SELECT {rows.COMMIT} FROM commits ORDER BY number"):  # noqa: S608

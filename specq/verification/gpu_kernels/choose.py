@@ -101,14 +101,14 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
         "counts",
         "heads",
         "head_ids",
-        "laws",
+        "distributions",
         "places",
         "scores",
         "score_ids",
     ],
 )
 def choose_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, laws, places, scores,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, distributions, places, scores,
     score_ids, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, splits): scores f32 and score_ids i32[splits, rows]: of rows with T > 0, the largest of scaled logits plus
@@ -126,7 +126,7 @@ def choose_kernel(
         lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
         in_heads = temperature < 0  # never, so far
         if (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1):
-            bound = tl.load(laws + row * 4 + 1).to(tl.float32)
+            bound = tl.load(distributions + row * 4 + 1).to(tl.float32)
             in_heads = tl.load(places + row) > 0
         if in_heads:
             count = tl.load(counts + part)

@@ -97,12 +97,12 @@ def _key_reaching(
         "scaled_out",
         "weights",
         "sums",
-        "laws",
+        "distributions",
         "places",
     ],
 )
-def laws_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, room, scaled_out, weights, sums, laws, places,
+def distributions_kernel(
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, room, scaled_out, weights, sums, distributions, places,
     of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -148,10 +148,10 @@ def laws_kernel(
         bound = tl.maximum(tl.where(is_ranked, _bound_of(last), float("-inf")), least)
         mass, moment = _kept(base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, bound, BLOCK)
         is_whole = is_ranked | in_row
-        tl.store(laws + row * 4, top.to(tl.float64))
-        tl.store(laws + row * 4 + 1, bound.to(tl.float64))
-        tl.store(laws + row * 4 + 2, tl.where(is_whole, mass, mass + low_mass))
-        tl.store(laws + row * 4 + 3, tl.where(is_whole, moment, moment + low_moment))
+        tl.store(distributions + row * 4, top.to(tl.float64))
+        tl.store(distributions + row * 4 + 1, bound.to(tl.float64))
+        tl.store(distributions + row * 4 + 2, tl.where(is_whole, mass, mass + low_mass))
+        tl.store(distributions + row * 4 + 3, tl.where(is_whole, moment, moment + low_moment))
         tl.store(places + row, (is_ranked & (in_row == 0)).to(tl.int32))
 
 

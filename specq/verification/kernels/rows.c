@@ -188,7 +188,7 @@ static int find_law(const float *logits, const Row *row, Work *work, Law *law) {
 
 /* laws [num], of rows with T > 0; logits [][stride]; probs [num_places][num_tokens]: the probabilities of token_ids in rows
  * which[num_places], 0 for a token id of -1. Return whether a row has no finite largest logit. */
-int specq_laws(const float *logits, long stride, int vocab, int num, const Row *rows, Law *laws, const int64_t *which,
+int specq_distributions(const float *logits, long stride, int vocab, int num, const Row *rows, Law *laws, const int64_t *which,
                const int64_t *token_ids, double *probs, long num_places, long num_tokens) {
     Work *work = work_of(vocab);
     for (int i = 0; i < num; i++)

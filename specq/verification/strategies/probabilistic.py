@@ -33,7 +33,7 @@ from specq.protocol import Int32Array, Judgement
 from specq.verification.draws import Draws
 from specq.verification.packing import Int64Array, JudgedStep, Packed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
-from specq.verification.target_rows import Laws, TargetRows
+from specq.verification.target_rows import Distributions, TargetRows
 from specq.verification.walks import Drafted, Paths, extend
 
 ALL_LEVELS = 2**31 - 1
@@ -53,7 +53,7 @@ class Probabilistic:
 
 def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
     packed = pack(steps)
-    look_up = None if target.prefers_levels(len(packed.rows)) else target.laws(packed.rows)  # a GPU begins
+    look_up = None if target.prefers_levels(len(packed.rows)) else target.distributions(packed.rows)  # a GPU begins
     drafted = Drafted.of(steps, packed)
     at = packed.rows[packed.parent_rows]
     drafted.uniforms[:] = draws.accept(at["seed"], at["position"], drafted.named[:, -1])
@@ -61,10 +61,10 @@ def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -
     if look_up is None:
         _walk_by_level(paths, tokens, packed, drafted, target, draws)
     else:
-        laws, probs = look_up(packed.parent_rows, drafted.named)
+        distributions, probs = look_up(packed.parent_rows, drafted.named)
         extend(paths, drafted, probs, levels=ALL_LEVELS)
         everyone = np.arange(len(steps))
-        tokens[:] = draw_tokens(paths, everyone, laws, _end_rows(paths, packed), target, draws)
+        tokens[:] = draw_tokens(paths, everyone, distributions, _end_rows(paths, packed), target, draws)
     return [
         _judgement(judged, path, token)
         for judged, path, token in zip(steps, paths.as_lists(drafted), tokens.tolist(), strict=True)
@@ -82,11 +82,11 @@ def _walk_by_level(
         place[rows] = np.arange(len(rows))
         of_nodes = place[packed.parent_rows]
         nodes = np.flatnonzero(of_nodes >= 0)
-        laws, probs[nodes] = target.laws(packed.rows[rows])(of_nodes[nodes], drafted.named[nodes])
+        distributions, probs[nodes] = target.distributions(packed.rows[rows])(of_nodes[nodes], drafted.named[nodes])
         extend(paths, drafted, probs, levels=1)
         ended = paths.has_ended[live]
         if ended.any():
-            tokens[live[ended]] = draw_tokens(paths, live[ended], laws, np.flatnonzero(ended), target, draws)
+            tokens[live[ended]] = draw_tokens(paths, live[ended], distributions, np.flatnonzero(ended), target, draws)
 
 
 def _end_rows(paths: Paths, packed: Packed) -> Int64Array:
@@ -95,11 +95,11 @@ def _end_rows(paths: Paths, packed: Packed) -> Int64Array:
 
 
 def draw_tokens(
-    paths: Paths, which: Int64Array, laws: Laws, places: Int64Array, target: TargetRows, draws: Draws
+    paths: Paths, which: Int64Array, distributions: Distributions, places: Int64Array, target: TargetRows, draws: Draws
 ) -> Int32Array:
     """Draw the corrections or bonuses of some steps, whose paths have ended at the places i64[n] of some laws."""
-    rows = laws.rows[places]
-    return target.draw(laws, places, paths.edits(which), draws.residual(rows["seed"], rows["position"]))
+    rows = distributions.rows[places]
+    return target.draw(distributions, places, paths.edits(which), draws.residual(rows["seed"], rows["position"]))
 
 
 def _judgement(judged: JudgedStep, path: list[int], token: int) -> Judgement:

@@ -31,7 +31,7 @@ class Threshold:
 
         def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
             rows, limits = (warm, thresholds) if at is None else (warm[at], thresholds[at])
-            _, probs = target.laws(rows)(which, token_ids[:, None])
+            _, probs = target.distributions(rows)(which, token_ids[:, None])
             return probs[:, 0], limits[which]
 
         return judge_longest(steps, packed, target, bars)

@@ -49,8 +49,8 @@ def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows) -> list[Judgeme
 
     def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
         chosen = slice(None) if at is None else at
-        laws, probs = target.laws(packed.rows[chosen])(which, token_ids[:, None])
-        limits = np.minimum(all_eps[chosen], all_delta[chosen] * np.exp(-laws.entropies()))
+        distributions, probs = target.distributions(packed.rows[chosen])(which, token_ids[:, None])
+        limits = np.minimum(all_eps[chosen], all_delta[chosen] * np.exp(-distributions.entropies()))
         return probs[:, 0], limits[which]
 
     return judge_longest(steps, packed, target, bars)
