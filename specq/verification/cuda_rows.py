@@ -27,7 +27,7 @@ WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row
 KERNELS = {
     "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
     "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
-    "distributions": "specq.verification.gpu_kernels.distributions:laws_kernel",
+    "distributions": "specq.verification.gpu_kernels.distributions:distributions_kernel",
     "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
 }
 _compiled: dict[tuple[Any, ...], Any] = {}
@@ -136,12 +136,12 @@ class Pass:
         self._target, self._grid = target, (len(rows), target.splits)
         self._words = torch.from_numpy(rows.view(np.int64)).to(target.logits.device, non_blocking=True)
         self.best = target.empty((2, target.splits, len(rows)), torch.int32)
-        # Until `find_laws`, anything of the right type.
+        # Until `find_distributions`, anything of the right type.
         self._heads, self._head_ids, self.distributions = _nothing(target.logits.device)
         self._counts = self._is_in_heads = self._head_ids
 
     def find_distributions(self, *, of_all: bool) -> None:
-        """Run `heads_kernel` and `laws_kernel`, on all rows or on those with top-k or top-p."""
+        """Run `heads_kernel` and `distributions_kernel`, on all rows or on those with top-k or top-p."""
         target, (num_rows, splits) = self._target, self._grid
         block = target.empty((5, num_rows, splits, ROOM), torch.int32)
         self._heads, scaled = block[0].view(torch.float32), block[1].view(torch.float32)
@@ -158,7 +158,7 @@ class Pass:
         target.run("distributions", (num_rows, 1), *rows, *distributions)
 
     def choose(self) -> None:
-        """Run `choose_kernel`; where there is top-k or top-p, after `find_laws`."""
+        """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`."""
         target = self._target
         rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.distributions
         found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]

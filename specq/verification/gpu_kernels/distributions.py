@@ -1,4 +1,4 @@
-"""`laws_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that `heads_kernel` gathered
+"""`distributions_kernel` finds where top-k and top-p cut a row, and what mass is kept: among the tokens that `heads_kernel` gathered
 or, where these do not suffice, in the whole row."""
 
 # Triton's decorator and types are unknown to mypy, which sees no such package on a machine without a GPU.
