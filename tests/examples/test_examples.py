@@ -1,0 +1,48 @@
+"""The programs in examples/ run as they stand, against a deployment of the bundled pair."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specq.config import free_address, load
+from workers.up import Group, members
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SHOWS = {
+    "generate.py": "tokens a round",
+    "stream_chat.py": "\n",
+    "many_prompts.py": "'2 + 2 =': ",
+    "same_text.py": "one text: ",
+    "draft_shapes.py": "a fixed tree: ",
+}
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[str]:
+    config = load()
+    config = replace(config, broker=replace(config.broker, bind=free_address(), journal="none"))
+    with Group(members(config, ["--log-level", "warning"])) as group:
+        group.wait_ready(100)
+        yield group.address
+
+
+def test_each_example_is_tested():
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SHOWS)
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_examples_run(broker: str, name: str):
+    environment = os.environ | {"SPECQ_BROKER": broker}
+    command = [sys.executable, str(EXAMPLES / name)]
+
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    assert (ended.returncode, SHOWS[name] in ended.stdout) == (0, True), ended.stderr
