@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from specq.broker.core import GRACE_S, Broker
+from specq.broker.workers.status import status_report
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
 from tests.broker.test_broker_jobs import VERIFIER, Desk
@@ -52,6 +53,7 @@ def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
     desk = restarted(journal_of(running(1, 2)).unfinished())
     hello(desk, 7)
     assert opened(desk) == []
+    assert status_report(desk.broker.state, desk.now)["jobs"] == {"waiting": 2, "running": 0, "finished": 0}
     hello(desk, 1)
     assert sorted(opened(desk)) == [1, 2]
     desk.now += LATE

@@ -11,12 +11,13 @@ from specq.broker.workers.registry import Worker
 def status_report(state: State, now: float) -> dict[str, Any]:
     """Return models, workers, jobs and counters; times in seconds."""
     workers = state.roster.all()
+    num_running = sum(bool(job.verifier) for job in state.jobs.active.values())
     return {
         "models": sorted({worker.model.name for worker in state.roster.verifiers()}),
         "workers": [_worker(worker, now) for worker in workers],
         "jobs": {
-            "waiting": len(state.jobs.queue),
-            "running": len(state.jobs.active) - len(state.jobs.queue),
+            "waiting": len(state.jobs.active) - num_running,
+            "running": num_running,
             "finished": len(state.jobs.finished),
         },
         "counts": dict(state.counts),
