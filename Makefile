@@ -46,7 +46,8 @@ test-gpu: ## Run the tests that need a GPU, and vLLM's if it is there, with PYTH
 	@$(GPU_PYTEST) tests/verification tests/engines tests/proposers $(ARGS)
 	@$(GPU_PYTEST) tests/end_to_end/test_vllm.py $(ARGS)
 
-GPU_PYTEST = $(or $(PYTHON),python3) -m pytest -m "cuda or vllm" -W default::DeprecationWarning -W default::FutureWarning
+GPU_PYTEST = $(or $(PYTHON),python3) -m pytest -m "cuda or vllm" -W default::DeprecationWarning -W default::FutureWarning \
+	-W "default:TensorFloat32 tensor cores:UserWarning"
 
 chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an hour), and forge values; writes chaos.json, values.json
 	@$(BIN)/python -m tests.chaos.values --out values.json
