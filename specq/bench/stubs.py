@@ -37,7 +37,7 @@ INFO = ModelInfo(
     vocab_size=1000,
     num_tokens=1000,
     eos_ids=(),
-    max_length=2**31,
+    max_length=2**31 - 1,
     tokenizer_hash="stub",
 )
 
