@@ -347,3 +347,12 @@ def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):
     assert (refused.code, "journal is behind" in refused.reason) == ("busy", True)
     bench.broker.journaled(bench.broker.state.ledger.sequence, bench.now)
     assert answers(4) == []
+
+
+def test_large_headers_take_no_more_than_a_fifth_of_the_broker():
+    """A header of 60 KB takes 20 ms to decode, whatever becomes of the job: a peer has ten of them a second, after a burst."""
+    limit = limits.Limits()
+    admitted = [now for now in range(60_000) if limit.admit_request("ann", 60_000, now / 1000, num_header_bytes=60_000)]
+
+    assert len([now for now in admitted if now >= 30_000]) <= 30 * 10
+    assert limit.admit_request("bob", 300, 60.0, num_header_bytes=200)

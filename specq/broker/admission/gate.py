@@ -48,7 +48,8 @@ class Gate:
 
     def admit(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> Message | None:
         """Return a request or a worker's message that may be handled; raises ProtocolError for a malformed one."""
-        if not self.state.limits.admit_request(who or identity.hex(), sum(map(len, frames)), now):
+        size, header = sum(map(len, frames)), len(frames[1]) if len(frames) > 1 else 0
+        if not self.state.limits.admit_request(who or identity.hex(), size, now, num_header_bytes=header):
             self.state.counts["limited_requests"] += 1
             return None
         try:

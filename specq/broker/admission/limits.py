@@ -1,7 +1,8 @@
 """How much one peer may take up of the broker and of the verifiers. What goes beyond is dropped and counted, never queued.
 
-    requests   of a peer (a key, or a socket where there are no keys): so many a second, by number and by bytes, those of the
-               answers included. What is dropped the peer asks again by itself: all requests may be repeated
+    requests   of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards, those of
+               the answers included, and those of headers most, since these take the time: a header of 60 KB is 20 ms of
+               decoding. What is dropped the peer asks again by itself: all requests may be repeated
     drafts     of a lane: its share of the verifier's time. All sessions of a verifier together may make it spend half of its
                time on drafts, each as much as any other, and within a session each lane. A draft costs what it takes
                there to decode and graft (DRAFT_US, NODE_US as measured by `specq simulate --calibrate`)
@@ -24,6 +25,8 @@ from specq.protocol import Draft, Heartbeat, ProtocolError, array_frame
 MAX_PEERS = 4096  # of which requests are counted; beyond, the one that was heard least recently starts anew
 REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
 REQUEST_BYTES = 8192  # that count as a request
+HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
+SMALL_HEADER = 1024
 
 DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
 DRAFTS_SHARE = 0.5  # of a verifier's time
@@ -44,15 +47,16 @@ class Limits:
     def __init__(self) -> None:
         self._peers: OrderedDict[str, Bucket] = OrderedDict()
 
-    def admit_request(self, peer: str, num_bytes: int, now: float) -> bool:
-        """May this peer ask for something now, in so many bytes?"""
+    def admit_request(self, peer: str, num_bytes: int, now: float, *, num_header_bytes: int = 0) -> bool:
+        """Return whether this peer may ask for something now, in this number of bytes, headers included."""
         bucket = self._peers.get(peer)
         if bucket is None:
             bucket = self._peers[peer] = Bucket(REQUESTS_BURST, now)
             if len(self._peers) > MAX_PEERS:
                 self._peers.popitem(last=False)
         self._peers.move_to_end(peer)
-        return bucket.take(1 + num_bytes / REQUEST_BYTES, REQUESTS_S, REQUESTS_BURST, now)
+        cost = 1 + num_bytes / REQUEST_BYTES + max(0, num_header_bytes - SMALL_HEADER) / HEADER_BYTES
+        return bucket.take(cost, REQUESTS_S, REQUESTS_BURST, now)
 
     def charge_answer(self, peer: str, num_bytes: int) -> None:
         """Count what a peer was answered."""

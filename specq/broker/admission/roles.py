@@ -28,6 +28,7 @@ from specq.protocol import (
 )
 from specq.transport import Grant
 
+REVOKED = "this key is not allowed any more"
 MAX_PEERS = 65_536  # sockets of which it is remembered whose they are
 _CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
 MAY: dict[type[Message], frozenset[str]] = {
@@ -68,7 +69,7 @@ class Roles:
         grant = self._grants.get(who)
         self._note(identity, Shown(who, grant.public_key) if grant is not None else NOBODY)
         if grant is None:
-            return "this key is not allowed any more"
+            return REVOKED
         self._seen.setdefault(who, grant)  # it may come and go between two looks
         wanted = MAY.get(kind, frozenset()) & ({role} if role else MAY.get(kind, frozenset()))
         if wanted.isdisjoint(grant.roles):
@@ -150,7 +151,9 @@ class Roles:
 def forbidden(message: Message, reason: str) -> Message | None:
     """Return what a peer is told whose key may not send this; None: nothing."""
     if isinstance(message, Hello):
-        return Refused(reason=reason)
+        return Refused(
+            reason=reason, fatal=reason != REVOKED
+        )  # a key that is gone may come back; a wrong role stays wrong
     if isinstance(message, Submit | Follow | Cancel):
         return Failed(job_id=message.job_id, code="forbidden", reason=reason)
     if isinstance(message, ListJobs | FetchTokenizer):
