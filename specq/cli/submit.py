@@ -46,8 +46,8 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 )
 @click.option(
     "--wait-seconds",
-    type=click.FloatRange(0, 86_400),
-    default=600.0,
+    type=click.IntRange(0, 86_400),
+    default=600,
     show_default=True,
     help="How long to wait for them.",
     **_FILES,

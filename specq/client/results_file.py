@@ -73,9 +73,20 @@ class ResultsFile:
         size = self.path.stat().st_size
         for line in lines:
             self.key = line.get("key", self.key)
-            if line.get("size", size + 1) <= size:
-                self.num_done, self._size = line["done"], line["size"]
-                self._digest = bytes.fromhex(line["digest"])
+            try:
+                self._take_over(line, size)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise self._refusal(f"has a damaged log beside it ({error!r})") from None
+
+    def _take_over(self, line: dict[str, Any], size: int) -> None:
+        """Note what a line of the log says is done, if the results file is that long."""
+        noted = line.get("size", size + 1)
+        if noted > size:
+            return
+        done, digest = line["done"], bytes.fromhex(line["digest"])
+        if type(noted) is not int or type(done) is not int or min(noted, done) < 0:
+            raise ValueError(f"size {noted!r}, done {done!r}")
+        self.num_done, self._size, self._digest = done, noted, digest
 
     def _check(self, head: dict[str, Any], options: dict[str, Any]) -> None:
         if head.get("version") != VERSION:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -106,3 +107,26 @@ def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
     assert path.read_bytes() == before
     assert write(path) == PROMPTS[3:]
     assert path.read_bytes() == WHOLE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"size": "x"},
+        {"size": 1},
+        {"done": 1, "size": 1, "digest": "zz"},
+        {"done": -1, "size": -5, "digest": ""},
+        {"done": 1.5, "size": 1, "digest": ""},
+    ],
+)
+def test_a_damaged_log_is_named(path, line):
+    """Somebody edited it: the message says which file to delete."""
+    with pytest.raises(Stop):
+        write(path, stop_after=2)
+    log = Path(f"{path}{SUFFIX}")
+    with log.open("ab") as file:
+        file.write(json.dumps(line).encode() + b"\n")
+
+    with pytest.raises(ConfigError, match="damaged log") as caught:
+        write(path)
+    assert str(log) in str(caught.value)
