@@ -76,6 +76,7 @@ from specq.protocol.session_stats import SessionStats, is_stats
 from specq.protocol.types import (
     NO_TOKENS,
     NO_TREE,
+    Bans,
     BoolArray,
     DraftDistribution,
     DraftDistributions,
@@ -129,6 +130,7 @@ __all__ = [
     "Accepted",
     "Ack",
     "Assign",
+    "Bans",
     "BoolArray",
     "Cancel",
     "Close",

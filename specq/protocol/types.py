@@ -111,6 +111,19 @@ class Tree:
 NO_TREE = Tree(NO_TOKENS, NO_TOKENS, np.zeros(0, np.float32))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Bans:
+    """`bad_token_ids`, ready to be looked up at each row.
+
+    alone      i64[k], ascending: tokens that are banned everywhere
+    following  by the last token of a beginning: the beginnings that end in it, longest sequences split before their last
+               token, and i64[m], ascending: the tokens that are banned after each
+    """
+
+    alone: npt.NDArray[np.int64]
+    following: dict[int, list[tuple[list[int], npt.NDArray[np.int64]]]]
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """What judging a session needs of its past, where `SamplingParams.needs_history`; `specq.verifier.history` makes it.
@@ -119,6 +132,7 @@ class History:
     tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids look at
     token_ids   i32[k], ascending: the tokens that penalties change: those generated, and for a repetition_penalty those
                 of the prompt; counts f32[k]: how often each was generated
+    bans        where there are bad_token_ids
     """
 
     prompt_len: int
@@ -126,6 +140,7 @@ class History:
     tail: Int32Array = field(default_factory=lambda: NO_TOKENS)
     token_ids: Int32Array = field(default_factory=lambda: NO_TOKENS)
     counts: Float32Array = field(default_factory=lambda: NO_COUNTS)
+    bans: Bans | None = None
 
 
 @dataclass(frozen=True, slots=True)

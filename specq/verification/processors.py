@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.protocol import EngineError, Float32Array, History, Int32Array, SamplingParams, Tree
+from specq.protocol import Bans, EngineError, Float32Array, Int32Array, SamplingParams, Tree
 from specq.verification.packing import Int64Array, JudgedStep
 
 Places = Int64Array  # of logits: rows * stride + token
@@ -103,8 +103,8 @@ def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
     params, history = judged.step.params, judged.step.history
     if history is None:
         return
-    if params.bad_token_ids:
-        yield from _bad_places(edited, judged, history)
+    if history.bans is not None:
+        yield from _bad_places(edited, judged, history.bans, history.tail.tolist())
     if judged.step.base_len - history.prompt_len < params.min_tokens:
         num_generated = np.array(judged.row_positions()) - history.prompt_len
         rows = judged.first_row + np.flatnonzero(num_generated < params.min_tokens)
@@ -112,38 +112,27 @@ def _banned(edited: _Edited, judged: JudgedStep) -> Iterator[Places]:
         yield (rows[:, None] * edited.stride + ends).ravel()
 
 
-def _bad_places(edited: _Edited, judged: JudgedStep, history: History) -> Iterator[Places]:
-    """Yield the places of the last tokens of sequences in the rows that follow the others."""
-    sequences = judged.step.params.bad_token_ids
-    alone = np.array([last for *first, last in sequences if not first and last < edited.vocab], np.int64)
-    yield edited.places(judged, alone)
-    lengths = {len(sequence) - 1 for sequence in sequences} - {0}
-    following = _rows_by_tail(_tails(history.tail.tolist(), judged.step.tree, max(lengths, default=0)), lengths)
-    found = [
-        (judged.first_row + row) * edited.stride + last
-        for *first, last in sequences
-        if first and last < edited.vocab
-        for row in following.get(tuple(first), ())
-    ]
-    yield np.array(found, np.int64)
+def _bad_places(edited: _Edited, judged: JudgedStep, bans: Bans, tail: list[int]) -> Iterator[Places]:
+    """Yield the places of the last tokens of banned sequences in the rows that follow the others."""
+    yield edited.places(judged, _known(bans.alone, edited.vocab))
+    if not bans.following:
+        return
+    for row, before in enumerate(_tails(tail, judged.step.tree)):
+        for beginning, lasts in bans.following.get(before[-1], ()) if before else ():
+            if before[-len(beginning) :] == beginning:
+                yield (judged.first_row + row) * edited.stride + _known(lasts, edited.vocab)
 
 
-def _rows_by_tail(tails: Sequence[list[int]], lengths: set[int]) -> dict[tuple[int, ...], list[int]]:
-    """Return the rows that follow each sequence of tokens of some lengths."""
-    following: dict[tuple[int, ...], list[int]] = {}
-    for row, tail in enumerate(tails):
-        for length in lengths:
-            if length <= len(tail):
-                following.setdefault(tuple(tail[len(tail) - length :]), []).append(row)
-    return following
+def _known(token_ids: Int64Array, vocab: int) -> Int64Array:
+    """Return those of ascending tokens that the vocabulary has."""
+    return token_ids[: np.searchsorted(token_ids, vocab)]
 
 
-def _tails(context: list[int], tree: Tree, reach_prob: int) -> list[list[int]]:
-    """Return, for each row, the last tokens before its own: `reach` of them, if there are so many."""
-    tails = [context[max(0, len(context) - reach_prob) :]]
+def _tails(context: list[int], tree: Tree) -> list[list[int]]:
+    """Return, for each row, the last tokens before its own, given those of the context."""
+    tails = [context]
     for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-        tail = [*tails[parent + 1], token]
-        tails.append(tail[max(0, len(tail) - reach_prob) :])
+        tails.append([*tails[parent + 1], token])
     return tails
 
 

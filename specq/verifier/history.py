@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from specq.protocol import NO_TOKENS, Float32Array, History, Int32Array, SamplingParams
+from specq.protocol import NO_TOKENS, Bans, Float32Array, History, Int32Array, SamplingParams
 
 _ROOM = 64  # tokens that arrays have room for at first; it doubles where they are full
 
@@ -20,6 +21,7 @@ class Past:
 
     def __init__(self, params: SamplingParams, prompt_len: int, end_ids: tuple[int, ...] = ()) -> None:
         self._is_needed, self._prompt_len, self._end_ids = params.needs_history, prompt_len, end_ids
+        self._bans = bans_of(params.bad_token_ids)
         self._lookback = max((len(sequence) for sequence in params.bad_token_ids), default=1) - 1
         self._counts = TokenCounts(with_prompt=params.repetition_penalty != 1) if params.has_penalties else None
 
@@ -32,9 +34,23 @@ class Past:
             return None
         tail = np.array(token_ids[max(0, len(token_ids) - self._lookback) :], np.int32)
         if self._counts is None:
-            return History(self._prompt_len, self._end_ids, tail)
+            return History(self._prompt_len, self._end_ids, tail, bans=self._bans)
         self._counts.follow(token_ids, self._prompt_len)
-        return History(self._prompt_len, self._end_ids, tail, *self._counts.arrays())
+        return History(self._prompt_len, self._end_ids, tail, *self._counts.arrays(), self._bans)
+
+
+def bans_of(sequences: Iterable[Sequence[int]]) -> Bans | None:
+    """Return banned sequences of tokens as judging looks them up; None if there are none."""
+    by_beginning: dict[tuple[int, ...], list[int]] = {}
+    for *beginning, last in sequences:
+        by_beginning.setdefault(tuple(beginning), []).append(last)
+    if not by_beginning:
+        return None
+    alone = np.unique(np.array(by_beginning.pop((), []), np.int64))
+    following: dict[int, list[tuple[list[int], npt.NDArray[np.int64]]]] = {}
+    for found, lasts in by_beginning.items():
+        following.setdefault(found[-1], []).append((list(found), np.unique(np.array(lasts, np.int64))))
+    return Bans(alone, following)
 
 
 class TokenCounts:
