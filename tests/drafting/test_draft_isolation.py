@@ -169,7 +169,7 @@ def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: py
         drafter.begin(0.0)
         drafter.finish(lambda: 0.0)
         told = verifier.step(lambda: 0.0)
-        drafter.hear(told)
+        drafter.observe(told)
         for message in told:
             assert isinstance(message, Verdict)
             texts[message.session_id] += message.token_ids.tolist()

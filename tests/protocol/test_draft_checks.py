@@ -16,7 +16,8 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.types import Tree
 from specq.protocol.wire import decode, encode
 from specq.verifier.core import Verifier
-from specq.verifier.lanes import MAX_NAMES
+from specq.verifier.grafting import graft
+from specq.verifier.lanes import MAX_TABLE_SIZE
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from tests.toy import ToyEngine, toy_text
@@ -162,8 +163,8 @@ def test_a_lane_has_so_many_names() -> None:
                 "first_id": 200 * number + 100 * (token == 7),
                 "token_ids": np.full(100, token),
             }
-            session.graft(Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
+            graft(session, Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
     assert session.num_live == 1
-    assert len(session.lanes[0].names) <= MAX_NAMES
+    assert len(session.lanes[0].node_table) <= MAX_TABLE_SIZE
     one = {name: array[:1] for name, array in same.items()} | {"token_ids": np.array([8])}
-    assert session.graft(Draft(session_id=1, epoch=1, lane=1, base_len=3, first_id=0, **one), 0.0) == 1
+    assert graft(session, Draft(session_id=1, epoch=1, lane=1, base_len=3, first_id=0, **one), 0.0) == 1

@@ -39,7 +39,7 @@ def turn(own: ColocatedDrafter) -> list[Verdict]:
     own.begin(own.verifier.num_steps / 1000)
     own.finish(lambda: own.verifier.num_steps / 1000)
     verdicts = own.verifier.step(lambda: 0.0)
-    own.hear(verdicts)
+    own.observe(verdicts)
     for verdict in verdicts:
         end = verdict.base_len + len(verdict.token_ids)
         own.verifier.handle(Ack(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
@@ -227,7 +227,7 @@ def test_drafting_is_no_part_of_the_step() -> None:
         own.begin(now)
         now += 0.01 if own._begun else 0.0
         own.finish(clock)
-        own.hear(own.verifier.step(clock))
+        own.observe(own.verifier.step(clock))
     assert own.num_passes > 5
     assert own.verifier.curve.extra_s == 0.0
 

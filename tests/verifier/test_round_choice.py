@@ -72,4 +72,4 @@ def test_counts_are_of_positions():
     own = choice(0.001)
     for _ in range(1000):
         own.learn_chains([3, 1], [2, 1])
-    assert own.chances()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)
+    assert own.accept_probs()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)
