@@ -153,7 +153,7 @@ def draft_for(session_id: int, tokens: list[int]) -> Draft:
 
 
 def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stop strings' matcher raises: the broker hears why, and others open."""
+    """The stop strings' matcher raises: the broker is notified why, and others open."""
 
     def raising(self: Any, tokens: Any) -> int:
         raise IndexError("token 9")

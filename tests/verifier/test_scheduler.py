@@ -46,7 +46,7 @@ def test_free_rows_take_every_node() -> None:
 
 
 def test_dear_rows_take_none() -> None:
-    """Where a row costs a whole step, a node that is accepted half of the time is not worth it."""
+    """Where a row costs a whole step, a node that is accepted half of the time does not pay."""
     session = decoding()
     graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
     (share,) = shares([session], STEEP, max_rows=64, free_slots=64)
@@ -145,7 +145,7 @@ def test_a_curve_never_falls(seconds: list[float]) -> None:
 
 
 def offer(session: Session, chances: list[float]) -> None:
-    """Let a session's own drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
+    """Let the colocated drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
     count = len(chances)
     tokens = np.arange(4, 4 + count, dtype=np.int32)
     session.offer(Chain(tokens, np.log(chances).astype(np.float32), np.cumprod(chances)))
@@ -175,7 +175,7 @@ def test_chains_are_cut_like_trees() -> None:
 
 
 def test_chains_keep_to_the_engine_and_to_the_room_that_is_left() -> None:
-    """At most what an engine takes of chains, and one token less than may still be said."""
+    """At most as long as the engine takes, and one token less than the session may still generate."""
     session = decoding()
     offer(session, [0.99] * 5)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64, max_chain=3)

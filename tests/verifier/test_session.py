@@ -138,7 +138,7 @@ def test_a_miss_empties_the_tree() -> None:
 
 
 def test_candidates_are_calibrated() -> None:
-    """A lane whose nodes are contradicted time and again loses its say, whatever it claims."""
+    """A lane whose nodes are contradicted time and again loses its influence, whatever it predicts."""
     session = make_session()
     reaches = []
     for i in range(20):
@@ -170,7 +170,7 @@ def test_tree_of_keeps_parents_before_children() -> None:
 
 
 def test_live_nodes_are_bounded() -> None:
-    """A flood fills the session's share and no more."""
+    """A flood of drafts fills the session's share and no more."""
     session = make_session()
     for i in range(100):
         graft(session, make_draft(3, i * 20, list(range(i * 20, i * 20 + 20)), [-1] * 20), 0.0)
@@ -246,19 +246,19 @@ def make_warm_session(acceptance_stats: Calibration | None = None) -> Session:
 def make_drawn(
     tokens: list[int], parents: list[int], rows: list[int], *, first_id: int = 0, scores: list[float] | None = None
 ) -> Draft:
-    """Return a draft of base_len 3 whose laws, one for each row, give all tokens the same weight."""
+    """Return a draft of base_len 3 whose draft distributions, one for each row, have twenty tokens each."""
     num_distributions = max(rows) + 1
-    claims = [0.5] * len(tokens) if scores is None else scores
+    predicted = [0.5] * len(tokens) if scores is None else scores
     return Draft(
         session_id=7, epoch=1, lane=0, base_len=3, first_id=first_id, token_ids=np.array(tokens, np.int32),
-        parent_ids=np.array(parents, np.int32), scores=np.log(np.array(claims)).astype(np.float16),
+        parent_ids=np.array(parents, np.int32), scores=np.log(np.array(predicted)).astype(np.float16),
         q_size=20, q_ids=np.tile(np.arange(20, dtype=np.int32), num_distributions),
         q_weights=np.arange(1, 20 * num_distributions + 1, dtype=np.uint16), q_rows=np.array(rows, np.int32),
     )  # fmt: skip
 
 
 def test_sampled_nodes_keep_their_distribution_and_the_order_of_their_draws() -> None:
-    """In the arrays, siblings stand in draw order, each naming its family's law."""
+    """In the arrays, siblings stand in draw order, each naming its sibling group's distribution."""
     session = make_warm_session()
     graft(session, make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1]), 0.0)
     tree = tree_of(session.candidates(0.0))
@@ -269,7 +269,7 @@ def test_sampled_nodes_keep_their_distribution_and_the_order_of_their_draws() ->
 
 
 def test_a_position_has_one_sampled_sibling_group() -> None:
-    """What is sampled there later counts as point masses, after the family in the order of judgement."""
+    """What is sampled there later counts as point masses, after the sibling group in the order of judgement."""
     session = make_warm_session()
     graft(session, make_drawn([9], [-1], [0]), 0.0)
     graft(session, make_drawn([4, 9], [-1, -1], [0, 0], first_id=1), 0.0)
@@ -314,8 +314,8 @@ def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
     assert tree_of(session.candidates(0.0)).distributions is not None
 
 
-def test_what_a_sampled_node_is_worth_is_known_before_it_is_drawn() -> None:
-    """It follows from its draft distribution and its elders: what `draw_children` says, whatever the drafter does."""
+def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_drawn() -> None:
+    """It follows from its draft distribution and its earlier siblings: as `draw_children` predicts, whatever the drafter sends."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         ids = np.sort(rng.permutation(50)[:20]).astype(np.int32)[None]
@@ -339,13 +339,13 @@ def test_what_became_of_sampled_nodes_raises_the_chances_of_those_to_come() -> N
             session.count_round(session.candidates(0.0), {0} if accepted else set())
         later = make_warm_session(acceptance_stats)
         graft(later, make_drawn([9], [-1], [0]), 0.0)
-        (claim,) = predicted_scores(make_drawn([9], [-1], [0]))
+        (predicted,) = predicted_scores(make_drawn([9], [-1], [0]))
         (node,) = later.candidates(0.0)
-        assert node.score == pytest.approx(max(claim, np.log(acceptance_stats.probability(claim))))
-        assert (node.reach_prob > 0.9) if accepted else (np.exp(claim) * 0.99 < node.reach_prob < 0.6)
+        assert node.score == pytest.approx(max(predicted, np.log(acceptance_stats.probability(predicted))))
+        assert (node.reach_prob > 0.9) if accepted else (np.exp(predicted) * 0.99 < node.reach_prob < 0.6)
 
 
-def test_a_point_mass_that_is_drawn_goes_by_the_name_that_its_drafter_gave() -> None:
+def test_a_point_mass_that_is_drawn_gets_the_id_of_its_new_drafter() -> None:
     """So that the drafter that drew it learns what became of it."""
     session = make_warm_session()
     graft(session, make_draft(3, 5, [4], [-1], lane=1), 0.0)
@@ -354,7 +354,7 @@ def test_a_point_mass_that_is_drawn_goes_by_the_name_that_its_drafter_gave() -> 
 
 
 def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
-    """However likely they are said to be; and they depend on the last of it, as what hangs from it does."""
+    """However likely their drafter predicts them; and they depend on the last drawn node, as what hangs from that does."""
     session = make_warm_session()
     likely = replace(make_draft(3, 0, [8, 5], [-1, 0], lane=1), scores=np.zeros(2, np.float16))
     graft(session, likely, 0.0)
@@ -370,22 +370,22 @@ def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
     st.integers(1, 6),
     st.lists(st.tuples(st.floats(0.01, 1.0), st.booleans()), max_size=30),
 )
-def test_a_cut_by_chance_takes_the_youngest_first(
+def test_a_cut_by_probability_takes_the_last_sibling_first(
     weights: list[int], count: int, seen: list[tuple[float, bool]]
 ) -> None:
-    """Whatever the draft distribution is and was measured, no sampled node is likelier than its elder."""
+    """Whatever the draft distribution is and was measured, no sampled node is likelier than its earlier sibling."""
     session = make_warm_session()
     drawn = make_drawn(list(range(count)), [-1] * count, [0] * count)
     graft(session, replace(drawn, q_weights=np.array(weights, np.uint16)), 0.0)
-    for claim, accepted in seen:
-        session.lanes[0].calibration.observe(np.log(claim), accepted)
+    for predicted, accepted in seen:
+        session.lanes[0].calibration.observe(np.log(predicted), accepted)
     reaches = [node.reach_prob for node in session.candidates(0.0)]
     assert reaches == sorted(reaches, reverse=True)
     assert sum(reaches) <= 1 + 1e-9
 
 
 def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
-    """The elder was rejected, the second accepted, the third never judged; an unverified one teaches nothing."""
+    """The first was rejected, the second accepted, the third never judged; an unverified one teaches nothing."""
     session = make_warm_session()
     graft(session, make_drawn([9, 4, 5, 8], [-1, -1, -1, 1], [0, 0, 0, 1]), 0.0)
     nodes = session.candidates(0.0)[:3]
@@ -421,7 +421,7 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
         (Speculation(mode="plain"), 0),
     ],
 )
-def test_the_verifiers_own_drafts_keep_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
+def test_prompt_lookup_keeps_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
     """A fixed shape is left alone; bounds hold."""
     assert lookup_tokens(speculation) == most
 
