@@ -109,7 +109,7 @@ class Drafter:
     def _assign(self, message: Assign) -> None:
         if not 0 < message.prompt_len <= len(message.token_ids):
             length = len(message.token_ids)
-            raise ProtocolError(f"a context of {length} tokens, of which {message.prompt_len} are the prompt")
+            raise ProtocolError(f"a context of {length} tokens with a prompt of {message.prompt_len}")
         if message.params.strategy not in STRATEGIES:
             raise ProtocolError(f"unknown strategy {message.params.strategy!r}")
         _check_tokens(message.token_ids)

@@ -45,7 +45,7 @@ def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:
         return "the arrays of its draft distributions differ in shape"
     ids, weights, rows = draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), draft.q_rows
     if np.any(rows < -1) or np.any(rows >= len(ids)):
-        return "a node names a draft distribution that is not there"
+        return "a node refers to a draft distribution that is not there"
     if np.any(ids < -1) or np.any(ids >= vocab_size) or np.any(weights[ids < 0]):
         return "a draft distribution has a token outside the vocabulary"
     ordered = np.sort(ids, axis=1)
@@ -64,7 +64,7 @@ def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -
         return "a token is not in its own draft distribution"
     sibling_groups = len(np.unique(np.stack([parents, rows]), axis=1).T)
     if not len(np.unique(parents)) == len(np.unique(rows)) == sibling_groups:
-        return "sampled siblings name different draft distributions, or nodes of different parents name the same"
+        return "sampled siblings have different draft distributions, or nodes of different parents have the same"
     return ""
 
 

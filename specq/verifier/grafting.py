@@ -116,7 +116,7 @@ def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
     return session.num_live
 
 
-# --- what a draft says of its nodes -------------------------------------------------------------------------------------
+# --- what a draft carries for its nodes -----------------------------------------------------------------------------------
 
 
 def distributions_of(draft: Draft) -> list[DraftDistribution | None]:

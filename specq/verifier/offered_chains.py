@@ -1,4 +1,4 @@
-"""The chains that a colocated drafter offers to sessions: as drafts for a session's tree, and what a verdict says of them."""
+"""The chains that a colocated drafter offers to sessions: as drafts for a session's tree, and what became of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OfferedChain:
     node_ids: Sequence[int]
 
     def outcome(self, verdict: Verdict, num_followed: int) -> Outcome:
-        """Return what a verdict, which committed the chain's first `num_followed` tokens, says of it.
+        """Return what became of the chain, given a verdict that committed its first `num_followed` tokens.
 
         Tokens up to the first that was not committed are judged; of drawn ones, those that the verifier judged as such.
         """
@@ -53,7 +53,7 @@ class OfferedChain:
 def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32Array) -> tuple[Draft, list[int]]:
     """Return a chain with its siblings as a draft for a session's tree, and the ids of the chain's own nodes.
 
-    `index` is the session's place among the chains; `scores` f32[depth, width] says how deep the draft goes.
+    `index` is the session's place among the chains; `scores` f32[depth, width] are those of the levels to draft.
     """
     depth = len(scores)
     width = 1 if session.speculation.max_nodes else None  # all nodes that are allowed are spent on depth

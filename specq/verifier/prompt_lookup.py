@@ -9,7 +9,7 @@ from specq.proposers import NgramIndex
 from specq.protocol import Open, Speculation
 
 LOOKUP_TOKENS = 8  # of a chain at most
-LOOKUP_RARITY = 16  # where no node is likely enough, one is tried every so many rounds
+LOOKUP_RARITY = 16  # where no node is likely enough, one is tried once in this many rounds
 
 
 class PromptLookup:

@@ -36,7 +36,7 @@ def make_drafter(
 def verdict(
     base_len: int, tokens: list[int], *, min_accept_prob: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
 ) -> Verdict:
-    """Return a verdict that commits tokens and verified so many nodes."""
+    """Return a verdict that commits tokens; `used`: how many nodes it verified."""
     return Verdict(
         session_id=7, epoch=epoch, base_len=base_len, min_accept_prob=min_accept_prob, token_ids=np.array(tokens, np.int32),
         node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
@@ -44,7 +44,7 @@ def verdict(
 
 
 def passes(drafter: Drafter, count: int) -> list[Draft]:
-    """Run so many passes; return what was sent."""
+    """Run `count` passes; return what was sent."""
     return [draft for _ in range(count) for draft in drafter.step()]
 
 

@@ -95,7 +95,7 @@ def changed(**arrays: Any) -> Draft:
         (changed(q_rows=[0, 0, 1, -1]), "not in its own draft distribution"),  # weight 0
         (changed(q_ids=[0, 1, -1, 2, 0, 1]), "not in its own draft distribution"),
         (changed(q_ids=[3, 1, -1, 2, 0, 1], q_rows=[0, 1, -1, -1]), "different draft distributions"),
-        (changed(token_ids=[3, 1, 2, 3], q_rows=[0, 0, -1, 0]), "nodes of different parents name the same"),
+        (changed(token_ids=[3, 1, 2, 3], q_rows=[0, 0, -1, 0]), "nodes of different parents have the same"),
     ],
 )
 def test_malformed_drafts_are_named(draft: Draft, reason: str) -> None:
