@@ -56,9 +56,7 @@ def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: fl
     parent that is neither in this draft nor in one that arrived before makes an orphan; what else does not fit is stale.
     """
     length, token_ids, stats = session.length, session.token_ids, session.stats
-    scores = predicted_scores(draft) if session.takes_distributions else draft.scores.tolist()
-    distributions = distributions_of(draft) if session.takes_distributions else [None] * len(scores)
-    rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), scores, distributions, strict=True)
+    rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), *_scores(session, draft), strict=True)
     for rank, (token, parent_id, score, distribution) in enumerate(rows):
         node_id = draft.first_id + rank
         if node_id in lane.node_table:
@@ -117,6 +115,13 @@ def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
 
 
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------
+
+
+def _scores(session: Session, draft: Draft) -> tuple[list[float], list[DraftDistribution | None]]:
+    """Return each node's score, and its draft distribution where the session takes those."""
+    if not session.takes_distributions:
+        return draft.scores.tolist(), [None] * len(draft.scores)
+    return predicted_scores(draft), distributions_of(draft)
 
 
 def distributions_of(draft: Draft) -> list[DraftDistribution | None]:

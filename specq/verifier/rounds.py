@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specq.protocol import Int32Array, Judgement
 from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """What a step committed to a session.
 
     base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus
