@@ -89,7 +89,7 @@ class VerifierLoop:
         if self.verifier.has_work:
             self._unsent = self.verifier.step(time.monotonic)
             if self.colocated_drafter is not None:
-                self.colocated_drafter.hear(self._unsent)
+                self.colocated_drafter.observe(self._unsent)
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
             if self.zap is not None:

@@ -1,11 +1,11 @@
-"""Drafting: a draft worker's sessions, what it drafts for each, and how far its scores can be believed.
+"""Drafting: a draft worker's sessions, what it drafts for each, and how far its scores can be trusted.
 
-    drafter            verdicts in, drafts out, one proposer inside
-    session            the committed context and the nodes drafted beyond it
-    shapes             how many children each node of a tree gets
-    calibration        predicted to measured acceptance; acceptance_stats: over all sessions
+    drafter                 verdicts in, drafts out, one proposer inside
+    session, draft_nodes    the committed context and the nodes drafted beyond it; how nodes become a message
+    shapes                  how many children each node of a tree gets
+    calibration             predicted to measured acceptance; acceptance_stats: over all sessions; judged: which nodes count
 
-In: Assign, Verdict. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
+In: Assign, Release, Verdict. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
 """
 
 from specq.drafting.calibration import Calibration

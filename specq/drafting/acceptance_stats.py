@@ -1,4 +1,4 @@
-"""What a drafter has learned over all its sessions."""
+"""What a drafter has learned over all its sessions: how good its proposer is, and whether drafting is of use."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ from dataclasses import dataclass, field
 
 from specq.drafting.calibration import Calibration
 
-MOST_BARREN = 5  # after so many passes in vain, one is made every 2**5 verdicts
+MAX_MISSES = 5  # after this many misses in a row, one pass is made every 2**5 verdicts
 
 
 @dataclass(slots=True)
 class AcceptanceStats:
-    """What a drafter has learned over all its sessions: how good its proposer is, and whether drafting is of use.
+    """The statistics of sessions of one kind.
 
-    num_barren counts the passes in a row that found nothing worth sending.
+    A miss is a pass that found nothing likely enough to be sent; `num_misses` counts those in a row.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     num_misses: int = 0
 
-    def count(self, *, fruitful: bool) -> int:
-        """Count a pass; return how many verdicts to sit out: none after a good one, else twice as many each time."""
-        self.num_misses = 0 if fruitful else min(self.num_misses + 1, MOST_BARREN)
-        return self.rest
+    def count_pass(self, *, is_miss: bool) -> int:
+        """Count a pass; return the backoff."""
+        self.num_misses = min(self.num_misses + 1, MAX_MISSES) if is_miss else 0
+        return self.backoff
 
     @property
-    def rest(self) -> int:
+    def backoff(self) -> int:
+        """How many verdicts to wait for before the next pass: none after a good one, about twice as many after each miss."""
         return int(2**self.num_misses) - 1

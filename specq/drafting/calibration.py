@@ -1,10 +1,10 @@
-"""How far a lane's scores can be believed: claimed probabilities to measured ones.
+"""How far a lane's scores can be trusted: from predicted to measured acceptance.
 
-A drafter claims, for each node, the probability that the target commits it given that it commits the parent. What is
-measured is the share that the target in fact committed, by bin of the claim. A node whose parent is off the target's
-path says nothing and is not counted. Old counts fade, so that a drafter that gets better or worse is noticed either way.
+A drafter predicts, for each node, the probability that the target commits it given that it commits the parent. What is
+measured is the share that the target did commit, by bin of the prediction. A node whose parent is off the target's path is no
+evidence and is not counted. Old counts fade, so that a drafter that gets better or worse is noticed either way.
 
-Rule: a liar gains nothing. After a few verdicts the estimate is the measurement, whatever was claimed.
+Rule: a false prediction gains nothing. After a few verdicts the estimate is the measurement, whatever was predicted.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy.typing as npt
 from specq.protocol import BoolArray, Float32Array, Float64Array
 
 NUM_BINS = 12
-PRIOR_WEIGHT = 2.0  # a claim counts as much as so many verdicts
+PRIOR_WEIGHT = 2.0  # verdicts that a prediction counts for
 MEMORY = 200.0  # verdicts after which a count has faded to 1/e
 
 _FADE = 1.0 - 1.0 / MEMORY
 
 
 class Calibration:
-    """The measured acceptance of one lane, by bin of the claimed probability."""
+    """The measured acceptance of one lane, by bin of the predicted probability."""
 
     __slots__ = ("_accepted", "_trials")
 
@@ -33,38 +33,38 @@ class Calibration:
         self._accepted = [0.0] * NUM_BINS
 
     def probability(self, score: float) -> float:
-        """Return the estimated acceptance of a node that claims log-probability `score`, given its parent's."""
-        claim = math.exp(score) if score < 0.0 else 1.0
-        i = int(claim * NUM_BINS) if claim < 1.0 else NUM_BINS - 1
-        return (self._accepted[i] + PRIOR_WEIGHT * claim) / (self._trials[i] + PRIOR_WEIGHT)
+        """Return the estimated acceptance of a node with the predicted log-probability `score`, given its parent's."""
+        predicted = math.exp(score) if score < 0.0 else 1.0
+        i = int(predicted * NUM_BINS) if predicted < 1.0 else NUM_BINS - 1
+        return (self._accepted[i] + PRIOR_WEIGHT * predicted) / (self._trials[i] + PRIOR_WEIGHT)
 
     def observe(self, score: float, accepted: bool) -> None:
-        """Count one node whose parent was committed: was it, too?"""
-        claim = math.exp(score) if score < 0.0 else 1.0
-        i = int(claim * NUM_BINS) if claim < 1.0 else NUM_BINS - 1
+        """Count one node whose parent was committed; `accepted`: whether it was committed, too."""
+        predicted = math.exp(score) if score < 0.0 else 1.0
+        i = int(predicted * NUM_BINS) if predicted < 1.0 else NUM_BINS - 1
         self._trials[i] = self._trials[i] * _FADE + 1.0
         self._accepted[i] = self._accepted[i] * _FADE + accepted
 
     def probabilities(self, scores: Float32Array) -> Float64Array:
         """Return `probability` of each of an array of scores."""
-        claims, bins = _claims(scores)
-        found: Float64Array = np.array(self._accepted)[bins] + PRIOR_WEIGHT * claims
+        predicted, bins = _binned(scores)
+        found: Float64Array = np.array(self._accepted)[bins] + PRIOR_WEIGHT * predicted
         found /= np.array(self._trials)[bins] + PRIOR_WEIGHT
         return found
 
     def observe_all(self, scores: Float32Array, accepted: BoolArray) -> None:
         """Count many nodes at once, as `observe` counts one."""
-        _, bins = _claims(scores)
+        _, bins = _binned(scores)
         counts = np.bincount(bins, minlength=NUM_BINS)
-        right = np.bincount(bins, accepted, NUM_BINS)
+        num_accepted = np.bincount(bins, accepted, NUM_BINS)
         for i in np.flatnonzero(counts).tolist():
             fade = _FADE ** int(counts[i])
             self._trials[i] = self._trials[i] * fade + float(counts[i])
-            self._accepted[i] = self._accepted[i] * fade + float(right[i])
+            self._accepted[i] = self._accepted[i] * fade + float(num_accepted[i])
 
 
-def _claims(scores: Float32Array) -> tuple[Float64Array, npt.NDArray[np.int64]]:
-    """Return claimed probabilities and their bins."""
-    claims: Float64Array = np.exp(np.minimum(scores, 0.0), dtype=np.float64)
-    bins: npt.NDArray[np.int64] = np.minimum((claims * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    return claims, bins
+def _binned(scores: Float32Array) -> tuple[Float64Array, npt.NDArray[np.int64]]:
+    """Return the predicted probabilities f64[...] of scores f32[...], and their bins i64[...]."""
+    predicted: Float64Array = np.exp(np.minimum(scores, 0.0), dtype=np.float64)
+    bins: npt.NDArray[np.int64] = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    return predicted, bins

@@ -1,12 +1,12 @@
 """A draft worker without its sockets: verdicts in, drafts out, one proposer inside.
 
 For each session it keeps the committed context and the tree of nodes drafted beyond it. The tree grows best first: each
-pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. Nothing is waited
-for; verdicts are heard between passes, cut the tree and move its root.
+pass expands, in one batched call over all sessions, the nodes likeliest to lie on the target's path. A drafter waits for
+nothing; it receives verdicts between passes, and they cut the tree and move its root.
 
 Rules: a drafter only hints. Where that is of no use (a poor model, or a verifier too busy to check more than it must) it
-falls silent and rests, but for a pass now and then. What it sends names positions, so that late, doubled or lost messages
-do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent again.
+backs off: it sends nothing and makes a pass now and then. What it sends names positions, so that late, doubled or lost
+messages do no harm. If verdict after verdict uses none of the nodes that were sent, they were lost, and are sent again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import numpy as np
 import structlog
 
 from specq.drafting.acceptance_stats import AcceptanceStats
-from specq.drafting.session import DraftNode, DraftSession
+from specq.drafting.draft_nodes import DraftNode
+from specq.drafting.session import DraftSession
 from specq.proposers import ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
 from specq.protocol import Assign, Draft, Heartbeat, Int32Array, Message, ProtocolError, Release, SpecqError, Verdict
 from specq.runtime import Faults, in_halves, traced
@@ -29,10 +30,12 @@ from specq.verification import STRATEGIES
 log = structlog.get_logger(__name__)
 
 MOST_REFUSED = 1000  # sessions that are remembered
-CHAIN_WIDTH = 2  # chains of a pass, for few sessions: each more makes a pass longer, in which no verdict is heard
+CHAIN_WIDTH = (
+    2  # chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it
+)
 
 
-class _Wanted(NamedTuple):
+class _Chosen(NamedTuple):
     """The nodes of a session that a pass expands; None stands for its context."""
 
     session: DraftSession
@@ -43,7 +46,7 @@ class _Wanted(NamedTuple):
         return self.session.session_id
 
 
-# A node, and below it of each level the children, their ids, and how many are kept.
+# A node, and for each level below it the children, their ids, and how many are kept.
 _Grown = tuple[DraftNode | None, list[tuple[Children, tuple[int, ...], int]]]
 
 
@@ -60,15 +63,13 @@ class Drafter:
         max_ahead: int = 32,
         chain: int = 1,
     ) -> None:
-        """`width` nodes at most, but at least one a session, are expanded a pass, `fan_out` children drafted for each,
-        `max_ahead` tokens deep; below each, where the proposer can do that at little cost, a chain of `chain` levels."""
+        """A pass expands at most `width` nodes, but at least one a session, by `fan_out` children each, up to `max_ahead` tokens
+        deep. `chain`: how many levels are drafted below each node at once, if the proposer has chains."""
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
         self.sessions: dict[int, DraftSession] = {}
-        self.acceptance_stats: dict[
-            str, AcceptanceStats
-        ] = {}  # by strategy: nodes that are drawn fare worse than those that are not
+        self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
         self.state = "ready"
         self.num_passes = 0
         self._refused: dict[int, int] = {}  # epochs of sessions for which something was raised
@@ -79,7 +80,7 @@ class Drafter:
         }
 
     def handle(self, message: Message) -> None:
-        """Take one message; raises ProtocolError for one that is no drafter's."""
+        """Take one message; raises ProtocolError for one that is not for a drafter."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a drafter takes no {message.TYPE}")
@@ -87,7 +88,7 @@ class Drafter:
             handler(message)
         except SpecqError:
             raise
-        except Exception as error:  # noqa: BLE001 - what a message says harms nobody but its session
+        except Exception as error:  # noqa: BLE001 - a message harms no session but its own
             self._not_handled(message, error)
 
     def _not_handled(self, message: Message, error: Exception) -> None:
@@ -97,7 +98,7 @@ class Drafter:
         raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
 
     def _refuse(self, session: DraftSession | Assign | Verdict) -> None:
-        """Draft no more for a session for which something was raised, until it is another's or is opened anew."""
+        """Draft no more for a session for which something was raised, until it is assigned under another epoch."""
         self._refused[session.session_id] = session.epoch
         if len(self._refused) > MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
@@ -108,7 +109,7 @@ class Drafter:
     def _assign(self, message: Assign) -> None:
         if not 0 < message.prompt_len <= len(message.token_ids):
             length = len(message.token_ids)
-            raise ProtocolError(f"a context of {length} tokens, of which {message.prompt_len} are the prompt")
+            raise ProtocolError(f"a context of {length} tokens with a prompt of {message.prompt_len}")
         if message.params.strategy not in STRATEGIES:
             raise ProtocolError(f"unknown strategy {message.params.strategy!r}")
         _check_tokens(message.token_ids)
@@ -145,44 +146,42 @@ class Drafter:
             return
         session.learn(message)
         known = session.length - message.base_len
-        if 0 <= known < len(message.token_ids):  # else it is old, or there is a gap that the broker will fill
+        if 0 <= known < len(message.token_ids):  # otherwise it is old, or there is a gap that the broker will fill
             fresh = message.token_ids[known:]
             path = session.commit(fresh.tolist())
             self.proposer.commit(session.session_id, fresh, path)
-        session.hear(message)
+        session.adjust(message)
 
     @property
     def has_work(self) -> bool:
         return any(map(self._offers, self.sessions.values()))
 
     def _offers(self, session: DraftSession) -> bool:
-        """Has a session a node to expand? If it cannot be told, `step` finds out why."""
+        """Return whether a session has a node to expand; True if that raises: `step` finds out why."""
         try:
             return next(session.frontier(), None) is not None
         except Exception:  # noqa: BLE001 - see above
             return True
 
     def step(self) -> list[Draft]:
-        """Run one pass: expand the likeliest nodes of all sessions; return what is worth sending."""
+        """Run one pass: expand the likeliest nodes of all sessions; return the drafts to send."""
         faults = Faults()
         chosen = self._choose(faults)
         done = in_halves(list(chosen.values()), self._expand, faults, "drafted for")
         drafts: list[Draft] = []
-        for wanted, grown in (
-            (wanted, grown) for part, of_part in done for wanted, grown in zip(part, of_part, strict=True)
-        ):
-            with faults.of(wanted, "drafted for"):
+        for one, grown in ((one, grown) for part, of_part in done for one, grown in zip(part, of_part, strict=True)):
+            with faults.of(one, "drafted for"):
                 for node, levels in grown:
-                    _grow(wanted.session, node, levels)
-                if (draft := wanted.session.draft()) is not None:
+                    _grow(one.session, node, levels)
+                if (draft := one.session.draft()) is not None:
                     drafts.append(draft)
         self.num_passes += bool(done)
         self._drop_faulty(faults)
         return drafts
 
-    def _expand(self, some: Sequence[_Wanted]) -> list[list[_Grown]]:
-        """Draft below the chosen nodes of some sessions; return of each its nodes with the levels to hang there."""
-        pairs = [(wanted.session, node) for wanted in some for node in wanted.nodes]
+    def _expand(self, some: Sequence[_Chosen]) -> list[list[_Grown]]:
+        """Draft below the chosen nodes of some sessions; return for each session its nodes with the levels to hang there."""
+        pairs = [(one.session, node) for one in some for node in one.nodes]
         counts = [session.chain_below(node) for session, node in pairs]
         depth, width = max(map(len, counts)), max(map(max, counts))
         requests = [self._request(session, node, depth * width) for session, node in pairs]
@@ -192,11 +191,11 @@ class Drafter:
             for (_, node), request, levels, own in zip(pairs, requests, answers, counts, strict=True)
         ]
         rest = iter(grown)
-        return [list(islice(rest, len(wanted.nodes))) for wanted in some]
+        return [list(islice(rest, len(one.nodes))) for one in some]
 
     def _drop_faulty(self, faults: Faults) -> None:
-        """Forget sessions that were not drafted for. The broker assigns them again when it misses them; for those of which
-        something unexpected was raised, that is in vain."""
+        """Forget sessions that were not drafted for. The broker assigns them again when heartbeats lack them; those for which
+        something unexpected was raised are refused then."""
         for session_id, fault in faults.found.items():
             session = self.sessions[session_id]
             if fault.retry:
@@ -204,7 +203,7 @@ class Drafter:
             else:
                 self._refuse(session)
 
-    def _choose(self, faults: Faults) -> dict[int, _Wanted]:
+    def _choose(self, faults: Faults) -> dict[int, _Chosen]:
         """Return the nodes to expand, by session."""
         offers: list[tuple[float, DraftSession, DraftNode | None]] = []
         for session in self.sessions.values():
@@ -212,10 +211,10 @@ class Drafter:
                 offers += [(reach_prob, session, node) for reach_prob, node in session.frontier()]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
         best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
-        chosen: dict[int, _Wanted] = {}
+        chosen: dict[int, _Chosen] = {}
         for _, session, node in best:
             if session not in faults:
-                chosen.setdefault(session.session_id, _Wanted(session, [])).nodes.append(node)
+                chosen.setdefault(session.session_id, _Chosen(session, [])).nodes.append(node)
         return chosen
 
     def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
@@ -224,7 +223,7 @@ class Drafter:
         return Expansion(session.session_id, -1 if node is None else node.node_id, tuple(range(first, session.next_id)))
 
     def heartbeat(self) -> Heartbeat:
-        """Return the state of this drafter and the position that it knows of each session."""
+        """Return the state of this drafter and each session's length as far as it knows."""
         sessions = list(self.sessions.values())
         return Heartbeat(
             incarnation=self.incarnation,
@@ -239,7 +238,7 @@ class Drafter:
 
 
 def _check_tokens(token_ids: Int32Array) -> None:
-    """Raise ProtocolError for what is no token; proposers cope with those that only the target has."""
+    """Raise ProtocolError for negative ids; proposers cope with tokens that only the target has."""
     if len(token_ids) and token_ids.min() < 0:
         raise ProtocolError("token ids below 0")
 
@@ -247,7 +246,7 @@ def _check_tokens(token_ids: Int32Array) -> None:
 def _grow(
     session: DraftSession, node: DraftNode | None, levels: Iterable[tuple[Children, tuple[int, ...], int]]
 ) -> None:
-    """Hang a chain's levels below a node, or below the context: of each its children, their ids, and how many are kept."""
+    """Hang a chain's levels below a node, or below the context; of each level: its children, their ids, and how many are kept."""
     for children, ids, count in levels:
         session.grow(node, children, ids[:count])
         if not len(children.token_ids):

@@ -1,4 +1,4 @@
-"""Which of the verified nodes were judged; verifier and drafter learn from those alone."""
+"""Which of the verified nodes were judged; verifier and drafter learn from only those."""
 
 from __future__ import annotations
 

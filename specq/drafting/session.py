@@ -1,6 +1,7 @@
 """One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
 
-Rules: the tree grows best first, within what the verifier says is worth it; a verdict moves its root and cuts the rest.
+Rules: the tree grows best first, down to the acceptance probability that the verifier asks for; a verdict moves its root and
+cuts the rest.
 No I/O, no clock, no model.
 """
 
@@ -12,67 +13,25 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
-import numpy as np
-
 from specq.drafting.acceptance_stats import AcceptanceStats
+from specq.drafting.draft_nodes import DraftNode, draft_fields
 from specq.drafting.judged import judged
 from specq.drafting.shapes import Path, budget_of, shape_of
 from specq.proposers import Children, draws_children
-from specq.protocol import Assign, Draft, DraftDistribution, SamplingParams, Speculation, Verdict, pack_distributions
+from specq.protocol import Assign, Draft, SamplingParams, Speculation, Verdict
 
-MIN_REACH = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
-LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was worth it
+MIN_REACH_PROB = 0.02  # nodes less likely than this to lie on the target's path are neither expanded nor sent
+LOST_AFTER = 4  # verdicts in a row that used nothing of what was sent, though it was likely enough
 MAX_LIVE_NODES = 256
-LEAST_CHANCE = 1e-6  # that a node is given
-SIBLING_VALUE = 0.2  # where a node must be likelier than this, chains are drafted without siblings
-
-
-class DraftNode:
-    """A drafted node. `claim` is the proposer's log-probability given the parent, `score` what experience makes of it,
-    `reach` the sum of the scores from where drafting began; `rank` its place among its siblings, `law` what they were
-    drawn from, None for a point mass."""
-
-    __slots__ = (
-        "children",
-        "claim",
-        "distribution",
-        "expanded",
-        "node_id",
-        "parent",
-        "position",
-        "rank",
-        "reach_prob",
-        "score",
-        "token",
-        "wire_id",
-    )  # fmt: skip
-
-    def __init__(
-        self, node_id: int, token: int, parent: DraftNode | None, position: int, rank: int, claim: float
-    ) -> None:
-        self.node_id, self.token, self.parent, self.position = node_id, token, parent, position
-        self.rank, self.claim = rank, claim
-        self.score = self.reach_prob = 0.0
-        self.distribution: DraftDistribution | None = None
-        self.children: dict[int, DraftNode] = {}
-        self.expanded = False
-        self.wire_id = -1  # what the verifier knows it by; -1: not sent
-
-    def path(self) -> Path:
-        """Return the ranks from the context down to this node."""
-        ranks, node = [], self
-        while True:
-            ranks.append(node.rank)
-            if node.parent is None:
-                return tuple(ranks[::-1])
-            node = node.parent
+LEAST_CHANCE = 1e-6  # the least acceptance probability of a node
+SIBLING_VALUE = 0.2  # with a higher minimum acceptance probability, chains are drafted without siblings
 
 
 class DraftSession:
     """One session's context and tree at the drafter.
 
-    `experience` is that of sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not; `chain`
-    levels are drafted at a time.
+    `acceptance_stats` are shared by sessions of its kind; `fan_out` and `max_ahead` bound a tree where the job does not;
+    `chain` levels are drafted at a time.
     """
 
     def __init__(
@@ -90,13 +49,13 @@ class DraftSession:
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
         self.root_expanded = False
-        self.base_reach_prob = 0.0  # reach of the committed context: what reaches count from
+        self.base_reach_prob = 0.0  # reach_prob of the committed context, which those of the nodes count from
         self.next_id = 0
         self.next_wire_id = 0
         self.num_live = 0
-        self.min_accept_prob = 0.0  # as the last verdict said
-        self.floor = math.log(MIN_REACH)  # least log-probability of a node that is expanded or sent
-        self.rest = 0 if self.is_sync else acceptance_stats.rest  # verdicts to sit out
+        self.min_accept_prob = 0.0  # of the last verdict
+        self.floor = math.log(MIN_REACH_PROB)  # least log-probability of a node that is expanded or sent
+        self.backoff = 0 if self.is_sync else acceptance_stats.backoff  # verdicts to wait for before the next pass
         self.unused = 0  # verdicts in a row that used nothing of what was sent
         self.awaits_verdict = False  # of a round that was sent as a whole
         self.was_hit = False  # whether the context's last token was drafted before it was committed
@@ -120,7 +79,7 @@ class DraftSession:
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
         """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
         ahead = self.ahead
-        if self.rest or self.awaits_verdict or ahead < 1 or self.num_live >= MAX_LIVE_NODES:
+        if self.backoff or self.awaits_verdict or ahead < 1 or self.num_live >= MAX_LIVE_NODES:
             return
         if not self.root_expanded:
             yield 0.0, None
@@ -153,11 +112,11 @@ class DraftSession:
         return list(takewhile(bool, counts))
 
     def _floor(self) -> float:
-        """Return the least reach of a node that is expanded or sent: it must be worth it, and among the likeliest.
+        """Return the least reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
 
-        What is not among the likeliest has no children that are, so a budget ends the growing by itself.
+        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself.
         """
-        min_accept_prob = self.base_reach_prob + (math.log(MIN_REACH) if self.is_sync else self.floor)
+        min_accept_prob = self.base_reach_prob + (math.log(MIN_REACH_PROB) if self.is_sync else self.floor)
         if not self.budget or self.num_live <= self.budget:
             return min_accept_prob
         return max(min_accept_prob, heapq.nlargest(self.budget, (node.reach_prob for node in self.live_nodes()))[-1])
@@ -165,18 +124,18 @@ class DraftSession:
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> None:
         """Hang a proposer's children below a node, or below the context.
 
-        A drawn child is reached if its elders fail, and is never given a better chance than they, so that a cut by chance
-        takes the youngest: nothing is cut for what its own token is.
+        A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that a cut by
+        probability takes the last: no node is cut because of its own token.
         """
         siblings = self.roots if parent is None else parent.children
         base = self.base_reach_prob if parent is None else parent.reach_prob
         position = self.length if parent is None else parent.position + 1
         left = most = 1.0
         probability, log = self.acceptance_stats.calibration.probability, math.log
-        tokens, claims = children.token_ids.tolist(), children.scores.tolist()
-        for rank, (node_id, token, claim) in enumerate(zip(ids, tokens, claims, strict=False)):
-            node = siblings[token] = DraftNode(node_id, token, parent, position, rank, claim)
-            chance = probability(claim)
+        tokens, scores = children.token_ids.tolist(), children.scores.tolist()
+        for rank, (node_id, token, predicted) in enumerate(zip(ids, tokens, scores, strict=False)):
+            node = siblings[token] = DraftNode(node_id, token, parent, position, rank, predicted)
+            chance = probability(predicted)
             node.score = log(max(chance, LEAST_CHANCE))
             if children.distribution is None:
                 node.reach_prob = base + node.score
@@ -192,8 +151,8 @@ class DraftSession:
             parent.expanded = True
 
     def draft(self) -> Draft | None:
-        """Return the nodes that are worth sending and were not sent yet, or None. A synchronous round is sent as a whole,
-        be it empty."""
+        """Return the nodes that are likely enough and were not sent yet, or None. A synchronous round is sent as a whole, even if
+        it is empty."""
         if self.is_sync:
             if next(self.frontier(), None) is not None:
                 return None
@@ -201,13 +160,13 @@ class DraftSession:
         fresh = self._fresh()
         if not fresh and not self.is_sync:
             if not any(node.wire_id >= 0 for node in self.roots.values()):
-                self.rest = self.acceptance_stats.count(fruitful=False)
+                self.backoff = self.acceptance_stats.count_pass(is_miss=True)
             return None
-        self.acceptance_stats.count(fruitful=True)
+        self.acceptance_stats.count_pass(is_miss=False)
         return self._message(fresh)
 
     def _fresh(self) -> list[DraftNode]:
-        """Return what is worth sending and was not sent yet; no more than the budget leaves room for."""
+        """Return what is likely enough and was not sent yet; no more than the budget leaves room for."""
         floor = self._floor()
         nodes = list(self.live_nodes())
         fresh = [node for node in nodes if node.wire_id < 0 and node.reach_prob >= floor]
@@ -218,35 +177,22 @@ class DraftSession:
         return [node for node in fresh if id(node) in kept]
 
     def _message(self, fresh: Sequence[DraftNode]) -> Draft:
-        """Return nodes as a message, parents first.
-
-        What was drawn is sent as such only together with its elders, since the law of each depends on them; without them
-        it is sent as a point mass, which is exact too.
-        """
+        """Return nodes, parents first, as a message; they get their ids for the wire."""
         first_id = self.next_wire_id
         for node in fresh:
             node.wire_id = self.next_wire_id
             self.next_wire_id += 1
-        whole = {
-            id(node.distribution): row
-            for row, node in enumerate(n for n in fresh if n.distribution is not None and not n.rank)
-        }
-        distributions = [node.distribution for node in fresh if node.distribution is not None and not node.rank]
         return Draft(
             session_id=self.session_id,
             epoch=self.epoch,
             lane=self.lane,
             base_len=self.length,
             first_id=first_id,
-            q_size=max((len(distribution.ids) for distribution in distributions), default=0),
-            token_ids=np.array([node.token for node in fresh], np.int32),
-            parent_ids=np.array([-1 if node.parent is None else node.parent.wire_id for node in fresh], np.int32),
-            scores=np.array([min(node.score, 0.0) for node in fresh], np.float16),
-            **pack_distributions(distributions, [whole.get(id(node.distribution), -1) for node in fresh]),
+            **draft_fields(fresh),
         )
 
     def learn(self, verdict: Verdict) -> None:
-        """Learn how good drawn nodes are from those that were judged; the others teach in `commit`."""
+        """Learn how good drawn nodes are from those that were judged; `commit` learns from point masses."""
         if not draws_children(self.params) or verdict.base_len != self.length:
             return
         lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
@@ -255,7 +201,7 @@ class DraftSession:
         mine = [(sent[i], bool(bit)) for lane, i, bit in rows if lane == self.lane and i in sent]
         accepted = {i for i, (_, bit) in enumerate(mine) if bit}
         for i in judged([node for node, _ in mine], accepted):
-            self.acceptance_stats.calibration.observe(mine[i][0].claim, i in accepted)
+            self.acceptance_stats.calibration.observe(mine[i][0].predicted, i in accepted)
 
     def commit(self, tokens: Sequence[int]) -> list[int]:
         """Append committed tokens and re-root; return the ids of the drafted nodes that they followed."""
@@ -264,7 +210,7 @@ class DraftSession:
         last: DraftNode | None = None
         for token in tokens:
             for node in siblings.values() if siblings and not draws_children(self.params) else ():
-                self.acceptance_stats.calibration.observe(node.claim, node.token == token)
+                self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
             last = siblings.get(token) if siblings is not None else None
             siblings = last.children if last is not None else None
             if last is not None:
@@ -281,21 +227,24 @@ class DraftSession:
         self.num_live = sum(1 for _ in self.live_nodes())
         return path
 
-    def hear(self, verdict: Verdict) -> None:
-        """Take in what the verifier says of worth, and notice when what was sent must have been lost.
+    def adjust(self, verdict: Verdict) -> None:
+        """Take in the verdict's minimum acceptance probability, and notice when what was sent must have been lost.
 
-        A node is drafted for the round after the next as well, by when what leads to it must have come true: so its
-        chance may be as low as the square of what is worth verifying.
+        A node is also drafted for the round after the next, when its ancestors must have been accepted: so its probability may be
+        as low as the square of the minimum.
         """
-        self.rest = max(0, self.rest - 1)
+        self.backoff = max(0, self.backoff - 1)
         self.min_accept_prob = verdict.min_accept_prob / 1000
-        min_accept_prob = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH)))
-        self.floor = 2 * min_accept_prob
-        sent = any(
-            node.wire_id >= 0 and node.reach_prob - self.base_reach_prob >= min_accept_prob
-            for node in self.roots.values()
+        minimum = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH_PROB)))
+        self.floor = 2 * minimum
+        self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)
+
+    def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
+        """Send all nodes again after several verdicts that used none, though one that was sent is likely enough to be used."""
+        expects_use = any(
+            node.wire_id >= 0 and node.reach_prob - self.base_reach_prob >= minimum for node in self.roots.values()
         )
-        self.unused = self.unused + 1 if sent and not len(verdict.node_ids) else 0
+        self.unused = self.unused + 1 if expects_use and not was_used else 0
         if self.unused >= LOST_AFTER:
             self.unused = 0
             for node in self.live_nodes():

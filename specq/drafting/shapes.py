@@ -1,8 +1,8 @@
 """The shapes that a drafted tree may take: how many children each of its nodes gets.
 
 A node is named by its path of ranks below the committed context: () is the context, (0, 2) the third child of its first
-child. `BestFirst` lets the drafter choose what to expand; the others are fixed beforehand, for comparison and for those who
-know better. Every shape only bounds what is drafted: which nodes are verified is the scheduler's choice.
+child. `BestFirst` lets the drafter choose what to expand; the others are fixed beforehand, for comparison and for users who
+know their workload. A shape only bounds what is drafted: which nodes are verified is the scheduler's choice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class BestFirst:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """So many chains, which part at the first token."""
+    """`num_candidates` chains, which part at the first token."""
 
     max_depth: int
     num_candidates: int
@@ -59,7 +59,7 @@ class Candidates:
 
 class StaticTree:
     """A tree given by its paths (Cai et al. 2024, "Medusa"), closed: with a path come its prefixes, and with a child its
-    elder siblings."""
+    earlier siblings."""
 
     fan_out = 0
 
@@ -76,9 +76,11 @@ class StaticTree:
 
 @dataclass(frozen=True, slots=True)
 class FixedFanOuts:
-    """A chain of `depth` tokens, and for each place where it may fail so many guesses of what comes instead, each with a
-    chain of its own: the cache of outcomes of SSD ("Speculative Speculative Decoding"), as part of the tree. Entry i
-    counts the children of the chain's i-th node, 0 being the context; one list after a hit and one after a miss."""
+    """A chain of `depth` tokens, and for each place where it may fail some guesses of what comes instead, each with a chain of
+    its own: the speculation cache of SSD ("Speculative Speculative Decoding"), as part of the tree.
+
+    Entry i counts the children of the chain's i-th node, 0 being the context; one list after a hit and one after a miss.
+    """
 
     depth: int
     after_hit: tuple[int, ...]
@@ -100,7 +102,7 @@ class FixedFanOuts:
 
 
 def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> Shape:
-    """Return the shape that a job asks for; `fan_out` and `max_ahead` are the drafter's own, where it asks for nothing."""
+    """Return the shape that a job asks for; the drafter's own `fan_out` and `max_ahead` hold where it asks for nothing."""
     depth = min(speculation.max_depth or max_ahead, max_ahead)
     if speculation.tree:
         return StaticTree(speculation.tree)
@@ -114,11 +116,11 @@ def shape_of(speculation: Speculation, *, fan_out: int, max_ahead: int) -> Shape
 
 
 def longest_chain(speculation: Speculation, most: int) -> int:
-    """Return how long a chain a job allows, of `most` nodes."""
+    """Return how long a chain a job allows, at most `most` nodes."""
     return min([most, *(bound for bound in (speculation.max_depth, speculation.max_nodes) if bound)])
 
 
 def budget_of(speculation: Speculation) -> int:
-    """Return how many nodes, the likeliest, are expanded and sent; 0: as many as are worth it."""
+    """Return how many nodes, the likeliest, are expanded and sent; 0: all that are likely enough."""
     grows_at_once = speculation.mode == "sync" and not speculation.has_fixed_shape
     return speculation.max_nodes or (SYNC_NODES if grows_at_once else 0)

@@ -28,7 +28,7 @@ from specq.protocol.bounds import (
     Range,
 )
 from specq.protocol.draft_checks import reason_against, stripped
-from specq.protocol.draft_distributions import claims_of, distributions_of, pack_distributions, stacked
+from specq.protocol.draft_distributions import pack_distributions, stacked
 from specq.protocol.errors import (
     BROKER_GONE,
     ConfigError,
@@ -185,10 +185,8 @@ __all__ = [
     "Verdict",
     "Welcome",
     "array_frame",
-    "claims_of",
     "decode",
     "decode_header",
-    "distributions_of",
     "encode",
     "is_stats",
     "named_type",

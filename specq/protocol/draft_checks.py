@@ -1,8 +1,8 @@
-"""Is a draft one that may be grafted?
+"""What a draft must satisfy before it is grafted.
 
-What breaks these rules is dropped as a whole and counted, before it reaches a session's tree; the judge relies on them.
-They say nothing about honesty: a law that the tokens were not drawn from biases the text of `probabilistic`, which is why
-the lanes of untrusted drafters are stripped to point masses (`stripped`), exact whatever they claim.
+A draft that breaks these rules is dropped as a whole and counted, before it reaches a session's tree; the judge relies on them.
+They do not detect a false draft distribution, one that the tokens were not drawn from, which biases the text of
+`probabilistic`. That is why the drafts of untrusted drafters are reduced to point masses (`stripped`), which are exact always.
 """
 
 from __future__ import annotations
@@ -24,50 +24,52 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
         return "its arrays differ in length"
     most = max(draft.base_len, draft.first_id + len(tokens))
     if min(draft.base_len, draft.first_id, draft.lane) < 0 or most > MAX_ID or draft.lane > COLOCATED_LANE:
-        return "its lane, its position or its ids lie beyond what there can be"
+        return "its lane, its position or its ids are out of range"
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-        return "a token lies outside the vocabulary"
-    if not all(score <= 0 for score in scores):  # nor is NaN
-        return "a score is no log-probability"
+        return "a token is outside the vocabulary"
+    if not all(score <= 0 for score in scores):  # NaN fails this, too
+        return "a score is not a log-probability"
     if any(not -1 <= parent < node_id for node_id, parent in enumerate(parents, draft.first_id)):
         return "a parent does not come before its child"
     has_duplicates = len(set(zip(parents, tokens, strict=True))) < len(tokens)
-    return "two siblings bear the same token" if has_duplicates else _reason_against_distributions(draft, vocab_size)
+    return "two siblings have the same token" if has_duplicates else _reason_against_distributions(draft, vocab_size)
 
 
 def _reason_against_distributions(draft: Draft, vocab_size: int) -> str:
+    """Return what is wrong with the draft distributions, or with the nodes that were sampled from them, or ""."""
     size = draft.q_size
     if not size:
         return ""
     same_shape = len(draft.q_ids) == len(draft.q_weights) and len(draft.q_rows) == len(draft.token_ids)
     if not same_shape or not 0 < size <= vocab_size or len(draft.q_ids) % size:
-        return "the arrays of its laws differ in shape"
+        return "the arrays of its draft distributions differ in shape"
     ids, weights, rows = draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), draft.q_rows
     if np.any(rows < -1) or np.any(rows >= len(ids)):
-        return "a node names a law that is not there"
+        return "a node refers to a draft distribution that is not there"
     if np.any(ids < -1) or np.any(ids >= vocab_size) or np.any(weights[ids < 0]):
-        return "a law names a token outside the vocabulary"
+        return "a draft distribution has a token outside the vocabulary"
     ordered = np.sort(ids, axis=1)
     if np.any((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)):
-        return "a law names a token twice"
+        return "a draft distribution has a token twice"
     return _reason_against_draws(draft, ids, weights)
 
 
 def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -> str:
+    """Return what is wrong with the sampled nodes; ids i32[g, k] and weights u16[g, k] are those of the distributions."""
     sampled = np.flatnonzero(draft.q_rows >= 0)
     parents, rows = draft.parent_ids[sampled], draft.q_rows[sampled]
     if np.any(weights[rows].sum(1, np.int64) == 0):
-        return "a law has no weight"
+        return "a draft distribution has no weight"
     if not np.all(((ids[rows] == draft.token_ids[sampled, None]) & (weights[rows] > 0)).any(1)):
-        return "a token was not drawn from its own law"
+        return "a token is not in its own draft distribution"
     sibling_groups = len(np.unique(np.stack([parents, rows]), axis=1).T)
     if not len(np.unique(parents)) == len(np.unique(rows)) == sibling_groups:
-        return "sampled siblings name different laws, or cousins one"
+        return "sampled siblings have different draft distributions, or nodes of different parents have the same"
     return ""
 
 
 def stripped(draft: Draft) -> Draft:
-    """Return the draft with all nodes as point masses."""
+    """Return the draft without its distributions: all nodes are point masses."""
     if not draft.q_size:
         return draft
     return replace(draft, q_size=0, q_ids=NO_TOKENS, q_weights=NO_WEIGHTS, q_rows=NO_TOKENS)

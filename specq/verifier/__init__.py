@@ -1,13 +1,15 @@
 """The verifier: sessions, their draft trees, and the step that checks them.
 
-    core                     messages of the broker in, verdicts out, one engine inside
-    session, draft_tree      what is committed, and the unverified nodes below it; lanes: where the nodes came from
-    scheduler, step_curve    which nodes share the next forward pass, and what a pass costs
-    kv_admission             which sessions have room in the engine
-    colocated, round_choice  a drafter in the verifier's own process
-    verdicts, session_stats  what is reported of a round
+    core                      messages of the broker in, verdicts out, one engine inside
+    session, history          what is committed, and the unverified nodes below it; what penalties count
+    grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them; prompt_lookup: what the text repeats
+    scheduler, step_curve     which nodes share the next forward pass, and what a pass costs
+    kv_admission              which sessions have room in the engine
+    rounds, verdicts          what a step commits to a session, and what is reported of it
+    colocated, round_choice   a drafter in the verifier's own process; offered_chains: what it drafts and what became of it
 
-In: Open, Draft, Close. Out: Verdict. Time is an argument; nothing here opens a socket.
+In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing here opens
+a socket.
 """
 
 from specq.verifier.colocated import ColocatedDrafter

@@ -1,11 +1,11 @@
 """A verifier without its sockets: messages of the broker in, messages to the broker out, one engine inside.
 
-    handle(message)   opens, closes, grafts, re-sends
+    handle(message)   opens, closes, grafts, sends again
     step()            plan -> engine.step -> commit -> verdicts
 
 Rules: a verifier waits for nobody, neither drafters nor the broker. It alone commits tokens, and keeps what it committed
 until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
-ahead of the journal rests.
+ahead of the journal pauses.
 """
 
 from __future__ import annotations
@@ -24,23 +24,22 @@ from specq.protocol import (
     Fault,
     FetchTokenizer,
     Heartbeat,
-    Int32Array,
     Judgement,
     Message,
     Open,
     ProtocolError,
     SpecqError,
     Verdict,
-    reason_against,
-    stripped,
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
+from specq.verifier.grafting import checked_draft, graft, graft_lookup
 from specq.verifier.kv_admission import admit, reason_to_refuse
+from specq.verifier.rounds import commit
 from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.verdicts import failure, verdict
+from specq.verifier.verdicts import failure, verdict_again, verdict_of
 
 log = structlog.get_logger(__name__)
 
@@ -69,15 +68,14 @@ class Verifier:
         self.max_uncommitted, self.trust_drafts, self.prompt_lookup = max_uncommitted, trust_drafts, prompt_lookup
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
-        self.sessions: dict[int, Session] = {}  # in order of precedence: those that waited longest come first
+        self.sessions: dict[int, Session] = {}  # in order of precedence: those that have waited longest come first
         self.state = "ready"
         self.num_steps = 0
         self.num_grafted = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
-        self._min_accept_prob = 0  # of the last step: see `Verdict.worth`
-        self._experience = Calibration()  # of sampled nodes: no drafter is asked how likely they are
-        self._stops: dict[int, StopMatcher] = {}
+        self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
+        self._acceptance_stats = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -89,7 +87,7 @@ class Verifier:
     # --- messages in ------------------------------------------------------------------------------------------------
 
     def handle(self, message: Message, now: float) -> list[Message]:
-        """Take one message from the broker and return the answers; raises ProtocolError for one that is no verifier's."""
+        """Take one message from the broker and return the answers; raises ProtocolError for one that is not for a verifier."""
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a verifier takes no {message.TYPE}")
@@ -97,11 +95,11 @@ class Verifier:
             return handler(message, now)
         except SpecqError:
             raise
-        except Exception as error:  # noqa: BLE001 - what a message says harms nobody but its session
+        except Exception as error:  # noqa: BLE001 - a message harms no session but its own
             return self._not_handled(message, error)
 
     def _not_handled(self, message: Message, error: Exception) -> list[Message]:
-        """Fail a session that could not be opened; forget drafts, which are but hints; drop what else it was."""
+        """Fail a session that could not be opened; forget the drafts of one whose draft it was; drop any other message."""
         log.error("message_not_handled", kind=message.TYPE, **traced(error))
         if isinstance(message, Open):
             faults = Faults()
@@ -121,11 +119,10 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        self.sessions[message.session_id] = Session(message, ends, self._experience)
+        session = self.sessions[message.session_id] = Session(message, ends, self._acceptance_stats)
         if message.params.stop and self.codec is not None:
-            matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
-            matcher.push(message.token_ids[message.prompt_len :].tolist())
-            self._stops[message.session_id] = matcher
+            session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
+            session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())
         return []
 
     def _close(self, message: Close, now: float) -> list[Message]:
@@ -141,22 +138,19 @@ class Verifier:
         session.journaled = max(session.journaled, message.length)
         if not message.resend or message.length == session.length:
             return []
-        tokens = np.array(session.token_ids[message.length :], np.int32)
-        return [verdict(session, message.length, tokens, self._min_accept_prob)]
+        return [verdict_again(session, message.length, self._min_accept_prob)]
 
     def _draft(self, message: Draft, now: float) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
-        reason = reason_against(message, self.engine.info.vocab_size)
-        if reason:
-            raise ProtocolError(f"a draft was dropped: {reason}")
-        session.graft(message if self.trust_drafts else stripped(message), now)
+        draft = checked_draft(message, self.engine.info.vocab_size, is_trusted=self.trust_drafts)
+        graft(session, draft, now)
         self.num_grafted += len(message.token_ids)
         return []
 
     def account(self, seconds: float, num_nodes: int) -> None:
-        """Learn what it costs to take in draft nodes; a node must be worth that, too."""
+        """Learn what it costs to receive and graft draft nodes; a node must earn that, too."""
         if num_nodes:
             self._node_s += NODE_COST_FADE * (seconds / num_nodes - self._node_s)
 
@@ -170,7 +164,7 @@ class Verifier:
         return any(self._runs(session) for session in self.sessions.values())
 
     def may_run(self, session: Session) -> bool:
-        """Whether a session has more to say, and is not too far ahead of the journal."""
+        """Whether a session has tokens left to generate, and is not too far ahead of the journal."""
         return not (session.finish or session.length - session.journaled > self.max_uncommitted)
 
     def _runs(self, session: Session) -> bool:
@@ -178,11 +172,11 @@ class Verifier:
 
     @property
     def min_accept_prob(self) -> float:
-        """How likely a node had to be to be worth verifying in the last step."""
+        """The least acceptance probability with which verifying a node paid in the last step."""
         return self._min_accept_prob / 1000
 
     def exclude(self, seconds: float) -> None:
-        """Leave out time since the last step that was no part of the next one."""
+        """Take time since the last step out of what the step curve learns."""
         if self._last_end is not None:
             self._last_end += seconds
 
@@ -201,7 +195,7 @@ class Verifier:
         verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, step_us)]
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
-            check_works(self.engine)  # else nobody's fault
+            check_works(self.engine)  # raises if it fails with every session
         self._last_end = ended if shares and self.has_work else None
         return [*verdicts, *failed]
 
@@ -213,7 +207,7 @@ class Verifier:
         for session in opened if self.prompt_lookup else ():
             if session.num_pending == 1:
                 with faults.of(session, "drafted for"):
-                    session.fill(self.min_accept_prob, now)
+                    graft_lookup(session, self.min_accept_prob, now)
         planned = in_halves([session for session in opened if session not in faults], self._share, faults, "planned")
         return planned[0][1] if planned else []
 
@@ -250,36 +244,8 @@ class Verifier:
                 faults.add(share, judgement.fault)
             elif judgement is not None:
                 with faults.of(share, "committed"):
-                    yield self._commit(share, judgement, started, step_us)
-
-    def _commit(self, share: ScheduledSession, judgement: Judgement, started: float, step_us: int) -> Verdict:
-        session = share.session
-        base_len = session.length
-        session.kv_len += len(judgement.path)
-        tokens, session.finish = self._cut(session, judgement.token_ids)
-        accepted = set(judgement.path[: len(tokens)])
-        if session.chain is not None:
-            session.count_chain_round(share.chain_len, len(accepted))
-        else:
-            session.count_round(share.nodes, accepted)
-        session.stats.min_accept_probs += self._min_accept_prob
-        if judgement.logprobs is not None:
-            session.logprobs.add(judgement.logprobs, len(tokens))
-        session.commit(tokens.tolist(), len(share.nodes))
-        waited = started - min((node.arrived for node in share.nodes), default=started)
-        return verdict(session, base_len, tokens, self._min_accept_prob, share, accepted, (step_us, int(waited * 1e6)))
-
-    def _cut(self, session: Session, token_ids: Int32Array) -> tuple[Int32Array, str]:
-        """Return the tokens up to the first that ends the text, and the finish reason or ""."""
-        tokens = token_ids[: session.limit - session.length]
-        num_kept = next((i + 1 for i, token in enumerate(tokens.tolist()) if token in session.end_ids), None)
-        matcher = self._stops.get(session.session_id)
-        if matcher is not None:
-            stopped = matcher.push(tokens[:num_kept].tolist())
-            num_kept = num_kept if stopped is None else stopped + 1
-        if num_kept is not None:
-            return tokens[:num_kept], "stop"
-        return tokens, "length" if session.length + len(tokens) >= session.limit else ""
+                    done = commit(share, judgement, self._min_accept_prob)
+                    yield verdict_of(done, self._min_accept_prob, (step_us, done.waited_us(started)))
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -292,7 +258,6 @@ class Verifier:
 
     def _forget(self, session_id: int) -> None:
         session = self.sessions.pop(session_id, None)
-        self._stops.pop(session_id, None)
         if session is not None and session.is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)

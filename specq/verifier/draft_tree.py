@@ -1,10 +1,10 @@
 """Draft nodes as the verifier keeps them, and how a choice of them becomes arrays.
 
-Siblings are judged sampled ones first, in the order in which they were drawn, then point masses; the chance that a node is
-accepted counts on all before it having failed. So beside sampled siblings no node is likelier than those before it, and a cut
-by chance takes the last first. `probabilistic` is exact only if a sampled node is cut without looking at its own token
-(decision 0008): its chance is computed from the draft distribution and from what was drawn before, never from what a drafter
-says of it, and `depends_on` names the last node whose token the scheduler must know before it may count on this one.
+Siblings are judged in this order: sampled ones, as they were drawn, then point masses. A node is judged only if all before it
+were rejected; its acceptance probability accounts for that. So beside sampled siblings no node is likelier than those before
+it, and a cut by probability takes the last first. `probabilistic` is exact only if a sampled node is cut without looking at its
+own token (decision 0008): its probability is computed from the draft distribution and from what was drawn before, never from
+the drafter's score, and `depends_on` is the last node whose token the scheduler must know before it may count on this one.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _DOWN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chai
 
 
 class Chain(NamedTuple):
-    """Point masses that follow one another below the committed context, and hang from no tree.
+    """Point masses that follow one another below the committed context, and are on no tree.
 
-    token_ids i32[n]; scores f32[n]: log-probabilities given the parent; reach f64[n]: probability that each is accepted
+    token_ids i32[n]; scores f32[n]: log-probabilities given the parent; reach_prob f64[n]: probability that each is accepted
     """
 
     token_ids: Int32Array
@@ -46,21 +46,27 @@ class Chain(NamedTuple):
 
 
 class Node:
-    """A draft node in the tree; `position` is the one that its token would take. `law` is None for a point mass, `rank`
-    the place of a sampled node in the order in which its family was drawn, `claim` what its score was made of. `stands` is LIVE, CUT, or for a node that was
-    committed the length of the transcript that it ends. `depends_on` is the last sampled node before it among its siblings,
-    or else above it: without that one's token neither its chance is known nor whether it is there at all."""
+    """A draft node in the tree.
+
+    position      the one that its token would take
+    score         log-probability of acceptance given the parent; predicted: the same before acceptance statistics raised it
+    distribution  what it was drawn from; None for a point mass; rank: its place in the order of its sibling group's draws
+    stands        LIVE, CUT, or of a node that was committed the length of the transcript that it ends
+    reach_prob    cumulative acceptance probability; it and `depends_on` are set by `Session.candidates`
+    depends_on    the last sampled node before it among its siblings, or else above it: without that one's token neither this
+                  node's probability is known nor whether the node exists
+    """
 
     __slots__ = (
         "arrived",
         "children",
-        "claim",
         "depends_on",
         "distribution",
         "lane",
         "node_id",
         "parent",
         "position",
+        "predicted",
         "rank",
         "reach_prob",
         "score",
@@ -74,20 +80,23 @@ class Node:
         self.lane, self.node_id, self.token, self.parent = lane, node_id, token, parent
         self.position, self.score, self.arrived = position, score, arrived
         self.distribution: DraftDistribution | None = None
-        self.rank, self.claim = 0, score
+        self.rank, self.predicted = 0, score
         self.children: dict[int, Node] = {}
-        self.reach_prob = 0.0  # probability of being accepted, set by `Session.candidates`, as is the next
+        self.reach_prob = 0.0
         self.depends_on: Node | None = None
         self.stands = LIVE
 
-    def draw(self, distribution: DraftDistribution, rank: int, drawn: Node, chance: float) -> None:
-        """Become the node that was drawn; children stay. `chance` is that of earlier nodes with its claim to be accepted:
-        only more than the claim counts, lest a few bad drafts keep all later ones from being tried."""
+    def draw(self, distribution: DraftDistribution, rank: int, drawn: Node, accept_prob: float) -> None:
+        """Become the node that was drawn; children stay.
+
+        `accept_prob` is the measured acceptance of earlier nodes with its prediction. It counts only where it is above the
+        prediction; otherwise a few bad drafts would keep all later ones from being tried.
+        """
         self.distribution, self.rank, self.lane, self.node_id = distribution, rank, drawn.lane, drawn.node_id
-        self.claim, self.score = drawn.score, max(drawn.score, math.log(chance))
+        self.predicted, self.score = drawn.score, max(drawn.score, math.log(accept_prob))
 
     def cut(self) -> int:
-        """Cut this node and what hangs from it; return how many nodes that are."""
+        """Cut this node and what hangs from it; return the number of nodes cut."""
         num_cut, ending = 0, [self]
         while ending:
             node = ending.pop()
@@ -108,9 +117,10 @@ def in_order(siblings: Iterable[Node]) -> list[Node]:
 def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
     """Return the chain of at most `most` nodes that promises the most accepted tokens, for engines that take no trees.
 
-    `nodes` are a session's candidates, with `reach` set, parents before children, siblings in the order of judgement. Of
-    siblings that were drawn, the first stands for all; and what a chain promises counts only as far as its first drawn
-    node. Which nodes are taken must not depend on their own tokens, nor on what hangs from these.
+    Rule: which nodes are taken depends neither on their own tokens nor on what hangs from these. So of sampled siblings only the
+    first is eligible, and what a chain promises counts down to its first sampled node.
+
+    `nodes` are a session's candidates, with `reach_prob` set, parents before children, siblings in the order of judgement.
     """
     depths = {0: 0}  # by identity, 0 for the context
     sibling_groups: dict[int, list[Node]] = {}
@@ -119,7 +129,7 @@ def best_chain(nodes: Sequence[Node], most: int) -> list[Node]:
         if depths.get(above, most) < most:
             depths[id(node)] = depths[above] + 1
             sibling_groups.setdefault(above, []).append(node)
-    promises = dict.fromkeys(depths, 0.0)  # of the chain below each
+    promises = dict.fromkeys(depths, 0.0)  # expected tokens of the chain below each
     following: dict[int, Node] = {}
     for above, sibling_group in reversed(sibling_groups.items()):
         eligible = sibling_group if sibling_group[0].distribution is None else sibling_group[:1]

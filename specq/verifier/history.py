@@ -1,4 +1,4 @@
-"""A session's past as judging needs it, kept as the transcript grows: no step looks at the whole context again.
+"""A session's past as judging needs it, updated as the transcript grows: no step looks at the whole context again.
 
 Rule: what is kept follows from the transcript, the prompt's length and the parameters alone. So a session that is opened
 again, here or on another verifier, counts the same.

@@ -1,5 +1,5 @@
-"""Which sessions have room in the engine: those that wait are opened while their contexts fit, others are evicted if need be;
-those that can never run are refused."""
+"""Which sessions have room in the engine: sessions that wait are opened while their contexts fit, others are evicted if need be.
+A session that can never run is refused."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ from specq.verifier.session import Session
 
 log = structlog.get_logger(__name__)
 
-SHARED_PREFIX = 16  # tokens in common from which it pays to wait for another session's prefill
+SHARED_PREFIX = 16  # tokens in common; with as many, a session waits for another's prefill
 
 
 def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine, faults: Faults) -> None:
-    """Open those of the running sessions whose contexts fit. Where even one row each does not, evict those that are parked
-    (open, but not running: ahead of the journal, or between rounds), then the youngest. `faults` gets those that cannot be
-    opened."""
+    """Open the running sessions whose contexts fit.
+
+    If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
+    rounds), then those with the highest id. `faults` gets the sessions that cannot be opened.
+    """
     ids = {session.session_id for session in running}
     parked = [s for s in sessions if s.is_open and s.session_id not in ids]
     for session in [s for s in running if not s.is_open]:
@@ -52,19 +54,19 @@ def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
 
 
 def _malformed(message: Open) -> str:
-    """Return why a session could be opened nowhere, or ""."""
+    """Return why no verifier could open a session, or ""."""
     length = len(message.token_ids)
     if not length or message.tokens_left < 1:
         return "an empty context, or no tokens left to generate"
     if not 0 < message.prompt_len <= length:
-        return f"a context of {length} tokens, of which {message.prompt_len} are the prompt"
+        return f"a context of {length} tokens with a prompt of {message.prompt_len}"
     if message.params.strategy not in STRATEGIES:
         return f"unknown strategy {message.params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}"
     return ""
 
 
 def _fits(session: Session, running: Sequence[Session], parked: list[Session], engine: Engine) -> bool:
-    """Return whether a session's context fits; where nothing else runs, it is given the room of parked ones."""
+    """Return whether a session's context fits; if no other session runs, parked ones are evicted for it."""
     is_alone = not any(other.is_open for other in running)
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
@@ -72,7 +74,7 @@ def _fits(session: Session, running: Sequence[Session], parked: list[Session], e
 
 
 def _awaits_prefix(session: Session, running: Sequence[Session]) -> bool:
-    """Is another session computing a prefix that this one could share a step later?"""
+    """Return whether another session computes a prefix that this one could share a step later."""
     start = session.token_ids[:SHARED_PREFIX]
     return any(
         other.is_open and other.num_pending > 1 and other.token_ids[:SHARED_PREFIX] == start for other in running

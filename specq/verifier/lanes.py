@@ -1,4 +1,8 @@
-"""A lane of a session: one drafter's names for nodes, and what its claims turned out to be worth."""
+"""A lane of a session: one drafter's node table, and how often the target accepted what it predicted.
+
+A drafter numbers its nodes; later nodes name their parents by these ids. The node table resolves an id to a node of the
+tree or, once the node is part of the transcript, to a committed length.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +11,58 @@ from dataclasses import dataclass, field
 from specq.drafting import Calibration
 from specq.verifier.draft_tree import CUT, LIVE, Node
 
-MAX_NAMES = 4096  # that a lane has for nodes
-MANY_NAMES = 1024  # from which on those that say nothing any more are forgotten
-REMEMBERED = 256  # ids of nodes committed so many positions ago stay resolvable
+MAX_LANES = 8  # of a session
+MAX_TABLE_SIZE = 4096  # ids in a lane's node table
+MANY_IDS = 1024  # from this size on, ids that no longer resolve are removed
+REMEMBERED = 256  # ids of nodes committed at most this many positions ago stay resolvable
 
 
 @dataclass(slots=True)
 class Lane:
-    """One drafter's names for nodes: id -> node, or the committed length at which it stood confirmed when it came. Names
-    that say nothing any more are forgotten now and then."""
+    """One drafter's nodes in a session.
 
-    names: dict[int, Node | int] = field(default_factory=dict)
+    node_table   node id -> its node, or the committed length that the node ends, if it was committed before it arrived
+    seen         the newest node id that arrived; -1: none
+    """
+
+    node_table: dict[int, Node | int] = field(default_factory=dict)
     seen: int = -1
     calibration: Calibration = field(default_factory=Calibration)
 
     def find(self, node_id: int) -> Node | int | None:
-        """Return a live node, or the committed length at which a node stands, or None if it is unknown or was cut."""
-        at = self.names.get(node_id)
+        """Return a live node, or the committed length that a committed node ends, or None if it is unknown or was cut."""
+        at = self.node_table.get(node_id)
         if at is None or isinstance(at, int) or at.stands == LIVE:
             return at
         return None if at.stands == CUT else at.stands
 
-    def forget(self, length: int) -> None:
-        """Forget the names of cut nodes, and of those committed long ago; `length` tokens are committed."""
+    def prune(self, length: int) -> None:
+        """Remove the ids of cut nodes, and of those committed long ago; `length` tokens are committed."""
         oldest = length - REMEMBERED
-        found = {node_id: self.find(node_id) for node_id in self.names}
-        self.names = {i: at for i, at in found.items() if at is not None and (isinstance(at, Node) or at >= oldest)}
+        found = {node_id: self.find(node_id) for node_id in self.node_table}
+        self.node_table = {
+            i: at for i, at in found.items() if at is not None and (isinstance(at, Node) or at >= oldest)
+        }
 
     def has_room(self, num_nodes: int, length: int) -> bool:
-        """May it have so many more names, `length` tokens being committed? An honest one never has too many; one that
-        says the same for ever does."""
-        if len(self.names) + num_nodes > MAX_NAMES:
-            self.forget(length)
-        return len(self.names) + num_nodes <= MAX_NAMES
+        """Return whether this many more ids fit, `length` tokens being committed. For an honest drafter they always do; one
+        that repeats itself under new ids fills its own lane only."""
+        if len(self.node_table) + num_nodes > MAX_TABLE_SIZE:
+            self.prune(length)
+        return len(self.node_table) + num_nodes <= MAX_TABLE_SIZE
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of its nodes is live."""
+        return not any(isinstance(self.find(node_id), Node) for node_id in self.node_table)
+
+
+def lane_of(lanes: dict[int, Lane], lane_id: int) -> Lane | None:
+    """Return a lane of a session, a new one if need be. If there are too many, a new one replaces the oldest that is idle;
+    None if no lane is idle."""
+    if lane_id not in lanes and len(lanes) >= MAX_LANES:
+        idle = next((i for i, lane in lanes.items() if lane.is_idle), None)
+        if idle is None:
+            return None
+        del lanes[idle]
+    return lanes.setdefault(lane_id, Lane())

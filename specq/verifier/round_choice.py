@@ -1,10 +1,10 @@
-"""How deep a verifier's own drafter drafts for the next round: the rule of the scheduler, applied to the round as a whole.
+"""How deep a colocated drafter drafts for the next round: the rule of the scheduler, applied to the round as a whole.
 
-Drafting in the verifier's process holds the next step up, so a level of the chains must bring more tokens a second than the
-round without it. Known are: how likely the target commits a chain's i-th token given those before it, from what became of
-earlier chains; what a level takes, measured at start-up and in service; and what the step takes (`StepCurve`), host work
-included. The depth with the most tokens a second wins; 0 is a legal answer. Where it is 0, chains are tried now and then,
-more and more rarely while they go on losing. No clock: times are given.
+Drafting in the verifier's process delays the next step, so a level of the chains must bring more tokens a second than the round
+without it. Three things are known: how likely the target commits a chain's i-th token given those before it, from what became
+of earlier chains; what a level takes, measured at start-up and in service; and what the step takes (`StepCurve`), host work
+included. The depth with the most tokens a second wins; 0 is a legal answer. Where it is 0, chains are tried now and then, and
+more rarely each time they lose again. No clock: times are given.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from specq.protocol import Float64Array
 from specq.verifier.step_curve import StepCurve
 
 MEMORY = 400.0  # chains after which a count has faded to 1/e
-PRIOR_CHANCE, PRIOR_WEIGHT = 0.8, 4.0  # of a token that follows an accepted one; counts as so many chains
+PRIOR_ACCEPT_PROB, PRIOR_WEIGHT = 0.8, 4.0  # of a token that follows an accepted one; the weight is a number of chains
 LEAST_PATIENCE, MOST_PATIENCE = 16, 512  # rounds without drafts between trials
 TRIAL_DEPTH = 2
-OUTLIER = 3.0  # times the expected seconds; such a draft had something else in it
+OUTLIER = 3.0  # times the expected seconds; something else happened during such a draft
 
 
 class OtherLoad(NamedTuple):
@@ -31,25 +31,25 @@ class OtherLoad(NamedTuple):
     tokens: float
 
 
-NOTHING = OtherLoad(0, 0.0)
+NO_LOAD = OtherLoad(0, 0.0)
 
 
 class RoundChoice:
-    """`levels`: seconds a level for so many sessions; `most`: levels at most."""
+    """`levels`: the seconds that one level takes, by the number of sessions; `most`: levels at most."""
 
     def __init__(self, levels: StepCurve, most: int) -> None:
         self.levels, self.most = levels, most
         self._trials = np.zeros(most)
-        self._right = np.zeros(most)
+        self._accepted = np.zeros(most)
         self._patience = self._until_trial = LEAST_PATIENCE
 
     def promise(self) -> float:
         """Return how many tokens the deepest chain is expected to bring."""
-        return float(np.cumprod(self.chances()).sum())
+        return float(np.cumprod(self.accept_probs()).sum())
 
-    def choose(self, num_sessions: int, curve: StepCurve, beside: OtherLoad = NOTHING) -> int:
-        """Return the depth for a round of so many sessions, each with one row in the step beside its chain."""
-        best = self._best(num_sessions, curve, beside)
+    def choose(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
+        """Return the depth for a round of this many sessions, each with one row in the step beside its chain."""
+        best = self._best(num_sessions, curve, other)
         if best:
             self._patience = self._until_trial = LEAST_PATIENCE
             return best
@@ -59,29 +59,34 @@ class RoundChoice:
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
         return min(TRIAL_DEPTH, self.most)
 
-    def _best(self, num_sessions: int, curve: StepCurve, beside: OtherLoad) -> int:
+    def _best(self, num_sessions: int, curve: StepCurve, other: OtherLoad) -> int:
         depths = np.arange(self.most + 1)
-        of_chains = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.chances()))))
-        tokens = beside.tokens + num_sessions * of_chains
-        steps = np.array([curve(beside.rows + num_sessions * (1 + depth)) for depth in depths.tolist()])
+        of_chains = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.accept_probs()))))
+        tokens = other.tokens + num_sessions * of_chains
+        steps = np.array([curve(other.rows + num_sessions * (1 + depth)) for depth in depths.tolist()])
         return int(np.argmax(tokens / (steps + depths * self.levels(num_sessions))))
 
-    def chances(self) -> Float64Array:
+    def accept_probs(self) -> Float64Array:
         """Return f64[most]: how likely each token of a chain is committed, given those before it."""
-        total = (self._right.sum() + PRIOR_WEIGHT * PRIOR_CHANCE) / (self._trials.sum() + PRIOR_WEIGHT)
-        found: Float64Array = (self._right + PRIOR_WEIGHT * total) / (self._trials + PRIOR_WEIGHT)
+        num_accepted, num_judged = self._accepted.sum(), self._trials.sum()
+        overall = (num_accepted + PRIOR_WEIGHT * PRIOR_ACCEPT_PROB) / (num_judged + PRIOR_WEIGHT)
+        found: Float64Array = (self._accepted + PRIOR_WEIGHT * overall) / (self._trials + PRIOR_WEIGHT)
         return found
 
     def learn_draft(self, num_sessions: int, depth: int, seconds: float) -> None:
-        """Take in what drafting took that began with contexts computed but for a round's tokens."""
+        """Take in the seconds of a draft whose contexts were computed except for the last round's tokens."""
         if seconds < OUTLIER * depth * self.levels(num_sessions):
             self.levels.learn(num_sessions, seconds / depth)
 
-    def learn_chains(self, lengths: Sequence[int], followed: Sequence[int]) -> None:
-        """Take in what became of some chains: how many of their tokens can be told right or wrong, and how many were right."""
-        told, right = np.zeros(self.most + 1), np.zeros(self.most + 1)
-        np.add.at(told, np.minimum(lengths, self.most), 1)
-        np.add.at(right, np.minimum(followed, self.most), 1)
-        fade = np.exp(-len(lengths) / MEMORY)
-        self._trials = self._trials * fade + told[::-1].cumsum()[::-1][1:]
-        self._right = self._right * fade + right[::-1].cumsum()[::-1][1:]
+    def learn_chains(self, num_judged: Sequence[int], num_accepted: Sequence[int]) -> None:
+        """Take in what became of some chains: how many tokens of each were judged, and how many of these were accepted."""
+        fade = np.exp(-len(num_judged) / MEMORY)
+        self._trials = self._trials * fade + self._at_depths(num_judged)
+        self._accepted = self._accepted * fade + self._at_depths(num_accepted)
+
+    def _at_depths(self, lengths: Sequence[int]) -> Float64Array:
+        """Return f64[most]: how many of these lengths reach each depth, from 1 on."""
+        counts = np.zeros(self.most + 1)
+        np.add.at(counts, np.minimum(lengths, self.most), 1)
+        found: Float64Array = counts[::-1].cumsum()[::-1][1:]
+        return found

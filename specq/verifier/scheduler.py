@@ -1,13 +1,14 @@
 """Which sessions, and which nodes of each, share the next forward pass.
 
 Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
-chunked to what room is left. Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
-goodput, which is (expected tokens) / (expected seconds). No fixed number of drafts, no second controller.
+chunked to the room that is left. Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
+goodput, which is (expected tokens) / (expected seconds). There is no fixed number of drafts and no second controller.
 
-The rule looks ahead, since a step's time is no smooth function of its rows: a node that does not pay by itself is added where
-it does with others that follow. But whether a sampled node is added must not depend on its own token, and so neither on what
-hangs from it or was drawn after it (decision 0008). So with n nodes added it looks at those that are known by then: those
-that depend on no token of another node. Of point masses that are all, and the number with the most goodput is found.
+The rule looks ahead, since a step's time is not a smooth function of its rows: a node that does not pay by itself is added where
+it pays together with nodes after it. But whether a sampled node is added must not depend on its own token, and so neither on
+what hangs from it nor on what was drawn after it (decision 0008). So with n nodes added, the rule looks only at nodes that are
+known by then: those that depend on no token of a node not yet added. Point masses are all known from the start, and for them
+the rule finds the number with the highest goodput.
 
 Pure: sessions in, a plan out.
 """
@@ -25,15 +26,12 @@ from specq.verifier.draft_tree import Node, best_chain, tree_of
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 
-FLOOR = 0.02  # nodes less likely than this are not worth looking at
+FLOOR = 0.02  # nodes less likely than this are not considered
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What the next step does for each session that takes part, in order of precedence.
-
-    goodput   expected tokens a second
-    """
+    """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a second."""
 
     shares: list[ScheduledSession]
     goodput: float
@@ -45,7 +43,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSession:
-    """One session's part in a step; `chain_len` counts the nodes of its offered chain, which are in no tree."""
+    """One session's part in a step; `chain_len` counts the verified nodes of its offered chain, which are on no tree."""
 
     session: Session
     step: SessionStep
@@ -58,11 +56,15 @@ class ScheduledSession:
 
 
 class Chosen(NamedTuple):
-    """Nodes to verify, by session id: nodes of trees, parents before children, and lengths of chains."""
+    """Nodes to verify, by session id.
+
+    nodes    of trees, parents before children; chains: how many of an offered chain
+    tokens   the expected number of those that are accepted
+    """
 
     nodes: dict[int, list[Node]]
     chains: dict[int, int]
-    tokens: float  # that are expected of them
+    tokens: float
 
 
 def plan(
@@ -74,18 +76,24 @@ def plan(
     `max_chain` is the engine's.
     """
     room = min(max_rows, free_slots)
+    chunks = _chunks(sessions, room)
+    num_rows = sum(size for _, size in chunks)
+    decoding = [session for session, size in chunks if size == session.num_pending]
+    chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
+    shares = [_share(session, size, chosen) for session, size in chunks]
+    num_rows = sum(share.step.num_rows for share in shares)
+    return StepPlan(shares, (len(decoding) + chosen.tokens) / curve(num_rows))
+
+
+def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]:
+    """Return how many committed tokens the step computes for each session, as far as there is room."""
     chunks: list[tuple[Session, int]] = []
     for session in sessions:
         size = min(session.num_pending, room)
         if size > 0:
             chunks.append((session, size))
             room -= size
-    num_rows = sum(size for _, size in chunks)
-    decoding = [session for session, size in chunks if size == session.num_pending]
-    chosen = choose_nodes(decoding, num_rows, room, curve, max_chain)
-    shares = [_share(session, size, chosen) for session, size in chunks]
-    num_rows = sum(share.step.num_rows for share in shares)
-    return StepPlan(shares, (len(decoding) + chosen.tokens) / curve(num_rows))
+    return chunks
 
 
 def _share(session: Session, size: int, chosen: Chosen) -> ScheduledSession:
@@ -104,57 +112,89 @@ def _share(session: Session, size: int, chosen: Chosen) -> ScheduledSession:
 
 
 def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
-    """Return the nodes to verify.
+    """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
-    `num_rows` rows are in the step already, one token is certain from each session, and at most `room` rows may be
-    added. A node's chance never exceeds its parent's, so the likeliest n nodes always form whole trees.
+    A node is never likelier than its parent, so the likeliest n nodes always form whole trees. `num_rows` rows are in the step
+    already; one token is certain from each session; at most `room` rows may be added.
     """
-    offers = [(session, node) for session in sessions if session.num_live for node in _candidates(session, max_chain)]
-    offered = [(session, _chain_reach_probs(session, max_chain)) for session in sessions if session.chain is not None]
-    if not (offers or offered) or room <= 0:
+    on_trees = [(session, node) for session in sessions if session.num_live for node in _candidates(session, max_chain)]
+    chains = [(session, _chain_reach_prob(session, max_chain)) for session in sessions if session.chain is not None]
+    if not (on_trees or chains) or room <= 0:
         return Chosen({}, {}, 0.0)
-    sizes = [len(reach_prob) for _, reach_prob in offered]
-    reach_prob = np.concatenate([[node.reach_prob for _, node in offers], *[own for _, own in offered]])
-    order = np.argsort(-reach_prob, kind="stable")
-    needed = _needed(offers, order)
-    taken = order[: best_count(reach_prob[order], needed, len(sessions), num_rows, room, curve)]
-    nodes: dict[int, list[Node]] = {}
-    for i in np.sort(taken[taken < len(offers)]).tolist():
-        session, node = offers[i]
-        nodes.setdefault(session.session_id, []).append(node)
-    owners = np.repeat(np.arange(len(offered)), sizes)[taken[taken >= len(offers)] - len(offers)]
-    lengths = np.bincount(owners, minlength=len(offered)).tolist()
-    chains = {session.session_id: length for (session, _), length in zip(offered, lengths, strict=True)}
-    return Chosen(nodes, chains, float(reach_prob[taken].sum()))
+    # An index into reach_prob stands for a node: first those of trees, then those of one chain after the other.
+    reach_prob = np.concatenate(
+        [[node.reach_prob for _, node in on_trees], *[own for _, own in chains]]
+    )  # [num_offered]
+    order = np.argsort(-reach_prob, kind="stable")  # [num_offered], likeliest first
+    count = best_count(reach_prob[order], _num_needed(on_trees, order), len(sessions), num_rows, room, curve)
+    chosen = order[:count]
+    return Chosen(
+        nodes=_by_session(on_trees, chosen[chosen < len(on_trees)]),
+        chains=_chain_lengths(chains, chosen[chosen >= len(on_trees)] - len(on_trees)),
+        tokens=float(reach_prob[chosen].sum()),
+    )
 
 
-def _chain_reach_probs(session: Session, max_chain: int) -> Float64Array:
+def _candidates(session: Session, max_chain: int) -> list[Node]:
+    room = session.limit - session.length - 1  # the correction takes one position
+    last = session.length + room
+    nodes = [node for node in session.candidates(FLOOR) if node.position < last]
+    return best_chain(nodes, max_chain) if max_chain else nodes
+
+
+def _chain_reach_prob(session: Session, max_chain: int) -> Float64Array:
+    """Return f64[at most n]: the cumulative acceptance probabilities of the nodes that may be taken of an offered chain."""
     assert session.chain is not None
     room = session.limit - session.length - 1
     return session.chain.reach_prob[: min(room, max_chain) if max_chain else room]
 
 
-def _needed(offers: Sequence[tuple[Session, Node]], order: IntpArray) -> IntpArray:
-    """Return i64[nodes], in this order: how many nodes must be in the step before each is known, 0 for point masses that
-    hang from none that was drawn. What is needed comes first, so a node is known at the latest when it is next."""
+def _by_session(on_trees: Sequence[tuple[Session, Node]], chosen: IntpArray) -> dict[int, list[Node]]:
+    """Return the chosen nodes of each session in the order in which they were offered: parents before children."""
+    nodes: dict[int, list[Node]] = {}
+    for i in np.sort(chosen).tolist():
+        session, node = on_trees[i]
+        nodes.setdefault(session.session_id, []).append(node)
+    return nodes
+
+
+def _chain_lengths(chains: Sequence[tuple[Session, Float64Array]], chosen: IntpArray) -> dict[int, int]:
+    """Return how many nodes of each chain are chosen; `chosen` are indices into all chains, one after the other."""
+    owners = np.repeat(np.arange(len(chains)), [len(reach_prob) for _, reach_prob in chains])[chosen]
+    lengths = np.bincount(owners, minlength=len(chains)).tolist()
+    return {session.session_id: length for (session, _), length in zip(chains, lengths, strict=True)}
+
+
+def _num_needed(on_trees: Sequence[tuple[Session, Node]], order: IntpArray) -> IntpArray:
+    """Return i64[num_offered], likeliest first: how many nodes must be in the step before each is known.
+
+    It is 0 for a node that depends on no other; chains never do. For others it is the place of the node that they depend on,
+    plus 1. That node comes first in the order, so a node is known at the latest when it is next.
+    """
     needed = np.zeros(len(order), np.intp)
-    depending = [i for i, (_, node) in enumerate(offers) if node.depends_on is not None]
+    depending = [i for i, (_, node) in enumerate(on_trees) if node.depends_on is not None]
     if depending:
-        place = np.empty(len(order), np.intp)
+        place = np.empty(len(order), np.intp)  # of each node in the order
         place[order] = np.arange(len(order))
-        index = {id(node): i for i, (_, node) in enumerate(offers)}
-        needed[place[depending]] = [place[index[id(offers[i][1].depends_on)]] + 1 for i in depending]
+        index = {id(node): i for i, (_, node) in enumerate(on_trees)}
+        needed[place[depending]] = [place[index[id(on_trees[i][1].depends_on)]] + 1 for i in depending]
     return needed
 
 
 def best_count(
     reach_prob: Float64Array, needed: IntpArray, num_sessions: int, num_rows: int, room: int, curve: StepCurve
 ) -> int:
-    """Return how many of the nodes, likeliest first, to add: none more as soon as no number of those that are known by then
-    would raise the goodput; 0 is a legal answer, `room` the most."""
-    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))
-    times = curve.times(num_rows, min(len(reach_prob), room) + 1)
-    goodput = tokens[: len(times)] / times
+    """Return how many of the nodes, likeliest first, to add, at most `room`; 0 is a legal answer.
+
+    It stops at the first count at which no number of further nodes, of those that are known by then, would raise the goodput.
+
+    reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`
+    """
+    tokens = num_sessions + np.concatenate(
+        ([0.0], np.cumsum(reach_prob))
+    )  # [num_offered + 1], with 0, 1, ... nodes added
+    times = curve.times(num_rows, min(len(reach_prob), room) + 1)  # [most + 1]
+    goodput = tokens[: len(times)] / times  # [most + 1]
     if not needed.any():
         return int(np.argmax(goodput))
     for count in np.flatnonzero(goodput[1:] <= goodput[:-1]).tolist():  # where the next node does not pay by itself
@@ -163,10 +203,3 @@ def best_count(
         if ahead.max(initial=0.0) <= goodput[count]:
             return int(count)
     return len(goodput) - 1
-
-
-def _candidates(session: Session, max_chain: int) -> list[Node]:
-    room = session.limit - session.length - 1  # the correction takes one position itself
-    last = session.length + room
-    nodes = [node for node in session.candidates(FLOOR) if node.position < last]
-    return best_chain(nodes, max_chain) if max_chain else nodes

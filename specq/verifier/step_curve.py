@@ -1,7 +1,7 @@
 """How long a step takes, as a function of its rows: measured at start-up, interpolated between, corrected in service.
 
-What the rows do not explain (long contexts, routing, book-keeping, a busy machine) is learned from the steps as they are
-run, and added to each. It makes a step dearer and thus a further row relatively cheaper.
+Time that the rows do not explain (long contexts, routing, book-keeping, a busy machine) is learned from the steps as they run,
+and added to each. It makes a step slower, and thus one more row relatively cheaper.
 
 A curve that falls would make the scheduler add rows to save time, so noise is smoothed away: times never decrease.
 """
@@ -30,7 +30,7 @@ class StepCurve:
         self._slope = float(times[-1] - times[len(times) // 2]) / max(1, len(times) - len(times) // 2 - 1)
 
     def __call__(self, num_rows: int) -> float:
-        """Return the expected seconds of a step with so many rows."""
+        """Return the expected seconds of a step with this many rows."""
         return self._profiled(num_rows) + self.extra_s
 
     def _profiled(self, num_rows: int) -> float:
@@ -39,7 +39,7 @@ class StepCurve:
         return float(self._times[-1]) + (num_rows - len(self._times)) * self._slope
 
     def learn(self, num_rows: int, seconds: float) -> None:
-        """Take in what a step with so many rows took, with all that came before the next; outliers are cut."""
+        """Learn from the seconds of a step with this many rows, up to the start of the next; outliers are cut."""
         profiled = self._profiled(num_rows)
         extra = min(max(seconds - profiled, 0.0), MOST_EXTRA * profiled)
         self.extra_s += EXTRA_FADE * (extra - self.extra_s)

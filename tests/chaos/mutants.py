@@ -67,9 +67,7 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 def no_resend(patch: Patch) -> None:
     """Let a verifier never send a verdict again."""
     committed = Verifier._ack
-    patch.setattr(
-        Verifier, "_committed", lambda self, message, now: committed(self, replace(message, resend=False), now)
-    )
+    patch.setattr(Verifier, "_ack", lambda self, message, now: committed(self, replace(message, resend=False), now))
 
 
 def no_reopening(patch: Patch) -> None:

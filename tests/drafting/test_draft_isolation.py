@@ -58,7 +58,7 @@ def assign(session_id: int) -> Assign:
 
 
 def play(drafter: Drafter) -> tuple[dict[int, list[list[int]]], list[str]]:
-    """Let a drafter draft for eight sessions, hear a verdict on each, and draft again; return its drafts, and complaints."""
+    """Let a drafter draft for eight sessions, receive a verdict on each, and draft again; return its drafts, and complaints."""
     drafts: dict[int, list[list[int]]] = {i: [] for i in range(NUM)}
     complaints: list[str] = []
 
@@ -168,9 +168,9 @@ def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: py
     for _ in range(10 * LENGTH):
         drafter.begin(0.0)
         drafter.finish(lambda: 0.0)
-        told = verifier.step(lambda: 0.0)
-        drafter.hear(told)
-        for message in told:
+        verdicts = verifier.step(lambda: 0.0)
+        drafter.observe(verdicts)
+        for message in verdicts:
             assert isinstance(message, Verdict)
             texts[message.session_id] += message.token_ids.tolist()
             drafted[message.session_id] += len(message.node_ids)

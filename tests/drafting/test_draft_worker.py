@@ -39,7 +39,7 @@ def test_it_has_drafted_in_all_ways_that_differ(drafter):
 
 
 def test_nothing_is_left_of_it(drafter):
-    """No session, no experience, and no pass that the broker would take for work."""
+    """No session, no acceptance statistics, and no pass that the broker would take for work."""
     assert drafter.proposer.contexts == {}
     assert (drafter.sessions, drafter.acceptance_stats, drafter.num_passes) == ({}, {}, 0)
     context, params = np.array([5, 6], np.int32), SamplingParams()

@@ -36,7 +36,7 @@ def make_drafter(
 def verdict(
     base_len: int, tokens: list[int], *, min_accept_prob: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
 ) -> Verdict:
-    """Return a verdict that commits tokens and verified so many nodes."""
+    """Return a verdict that commits tokens; `used`: how many nodes it verified."""
     return Verdict(
         session_id=7, epoch=epoch, base_len=base_len, min_accept_prob=min_accept_prob, token_ids=np.array(tokens, np.int32),
         node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
@@ -44,7 +44,7 @@ def verdict(
 
 
 def passes(drafter: Drafter, count: int) -> list[Draft]:
-    """Run so many passes; return what was sent."""
+    """Run `count` passes; return what was sent."""
     return [draft for _ in range(count) for draft in drafter.step()]
 
 
@@ -136,8 +136,9 @@ def test_what_was_lost_is_sent_again() -> None:
     assert again.base_len == 3 + LOST_AFTER
 
 
-def test_where_nothing_is_worth_it_the_drafter_rests() -> None:
-    """With a worth above 1 it sends nothing, and looks one token ahead ever more rarely; when worth falls it is back."""
+def test_where_no_node_pays_the_drafter_backs_off() -> None:
+    """With a minimum acceptance probability above 1 it sends nothing, and drafts one token ahead ever more rarely; it comes back when
+    the minimum falls."""
     drafter = make_drafter(max_tokens=1000)
     text = toy_text(PROMPT, 200)
     busy = []
@@ -153,8 +154,8 @@ def test_where_nothing_is_worth_it_the_drafter_rests() -> None:
     assert sent
 
 
-def test_the_floor_follows_the_worth() -> None:
-    """Nothing less likely than the square of what is worth verifying is sent."""
+def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
+    """Nothing less likely than the square of the minimum is sent."""
     for min_accept_prob in (200, 500, 900):
         drafter = make_drafter(max_tokens=1000)
         drafter.handle(verdict(3, [49], min_accept_prob=min_accept_prob))
@@ -201,7 +202,7 @@ def test_a_failed_pass_forgets_its_sessions() -> None:
 
 
 def test_other_messages_are_refused() -> None:
-    """A message that is no drafter's is a ProtocolError."""
+    """A message that is not for a drafter is a ProtocolError."""
     with pytest.raises(ProtocolError, match="takes no close"):
         make_drafter().handle(Close(session_id=7, epoch=1))
 
@@ -234,7 +235,7 @@ def test_a_synchronous_round_is_sent_whole_and_awaits_its_verdict() -> None:
 
 
 def test_a_synchronous_tree_keeps_to_its_budget() -> None:
-    """Best first under a node budget: the likeliest so many, parents with their children."""
+    """Best first under a node budget: the likeliest nodes, parents with their children."""
     drafter = make_drafter(speculation=Speculation(mode="sync", max_nodes=6))
     (draft,) = passes(drafter, 40)
     assert len(draft.token_ids) == 6
@@ -273,14 +274,14 @@ def test_candidates_are_drawn_with_their_own_temperature() -> None:
 
 
 def test_drawn_nodes_travel_with_the_distribution_of_their_sibling_group() -> None:
-    """Well-formed for the verifier, and every token in its own law."""
+    """Well-formed for the verifier, and every token in its own draft distribution."""
     for draft in passes(make_drafter(strategy="probabilistic"), 6):
         assert draft.q_size > 0
         assert reason_against(draft, VOCAB) == ""
 
 
 def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
-    """What is sent later than its eldest sibling, when less is asked of a node, goes as a point mass."""
+    """A node that is sent later than its first sibling, when the minimum is lower, is sent as a point mass."""
     drafter = make_drafter(strategy="probabilistic", fan_out=4)
     session = drafter.sessions[7]
     session.floor = np.log(0.3)
@@ -299,20 +300,20 @@ def test_a_distribution_travels_only_with_all_earlier_siblings() -> None:
     assert set(roots) == {-1}
 
 
-def test_drawn_nodes_teach_by_their_mask() -> None:
-    """A committed token that agrees with a node is no sign that the node was accepted; the verdict's mask is."""
+def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
+    """A committed token that agrees with a node is no evidence that the node was accepted; the verdict's mask is."""
     drafter = make_drafter(strategy="probabilistic", fan_out=1, max_ahead=1)
     (draft,) = drafter.step()
     acceptance_stats = drafter.acceptance_stats["probabilistic"]
-    claim = next(iter(drafter.sessions[7].roots.values())).claim
-    before = acceptance_stats.calibration.probability(claim)
+    predicted = next(iter(drafter.sessions[7].roots.values())).predicted
+    before = acceptance_stats.calibration.probability(predicted)
     drafter.handle(verdict(3, [int(draft.token_ids[0])]))
-    assert acceptance_stats.calibration.probability(claim) == before
+    assert acceptance_stats.calibration.probability(predicted) == before
     (draft,) = drafter.step()
     drafter.handle(
         verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
     )  # its mask is 0: rejected, then drawn all the same
-    assert acceptance_stats.calibration.probability(claim) < before
+    assert acceptance_stats.calibration.probability(predicted) < before
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------
@@ -394,14 +395,14 @@ def test_chains_keep_to_the_shape() -> None:
 
 
 def test_chains_end_where_the_job_does() -> None:
-    """Four tokens are left, the last of which the target says itself."""
+    """Four tokens are left, and the last is always the target's own."""
     drafter, proposer = make_chaining(max_tokens=4)
     (draft,) = passes(drafter, 1)
     assert (len(draft.token_ids), proposer.depths) == (9, [3])
 
 
 def test_proposers_without_chains_are_asked_level_by_level() -> None:
-    """What a chain would not speed up is heard of between passes."""
+    """Where a chain saves nothing, verdicts are received between passes instead."""
     drafter = make_drafter(chain=4, fan_out=3)
     (draft,) = drafter.step()
     assert len(draft.token_ids) == 3

@@ -32,7 +32,7 @@ def test_candidates_part_at_the_first_token() -> None:
 
 
 def test_a_static_tree_is_closed() -> None:
-    """Prefixes and elder siblings of its paths belong to it."""
+    """Prefixes and earlier siblings of its paths belong to it."""
     assert grown(shape(tree=[[1], [0, 0, 1]])) == {(0,), (1,), (0, 0), (0, 0, 0), (0, 0, 1)}
 
 

@@ -1,4 +1,4 @@
-"""A malformed draft is named and dropped whole; a lane that is not trusted is stripped to point masses."""
+"""A malformed draft is named and dropped whole; the drafts of a lane that is not trusted are stripped to point masses."""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +16,8 @@ from specq.protocol.params import SamplingParams
 from specq.protocol.types import Tree
 from specq.protocol.wire import decode, encode
 from specq.verifier.core import Verifier
-from specq.verifier.lanes import MAX_NAMES
+from specq.verifier.grafting import graft
+from specq.verifier.lanes import MAX_TABLE_SIZE
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from tests.toy import ToyEngine, toy_text
@@ -48,7 +49,7 @@ def draft_of(tree: Tree) -> Draft:
 
 @given(sampled_trees())
 def test_well_formed_trees_pass(tree: Tree) -> None:
-    """Families, each with a law of its own, point masses between them."""
+    """Sibling groups, each with its own draft distribution, and point masses between them."""
     draft = draft_of(tree)
     assert reason_against(draft, VOCAB) == ""
     bare = stripped(draft)
@@ -71,8 +72,8 @@ def changed(**arrays: Any) -> Draft:
         (replace(GOOD, first_id=-1), "its ids"),
         (replace(GOOD, first_id=2**31 - 3), "its ids"),
         (changed(scores=[0, 0, 0]), "arrays differ in length"),
-        (changed(scores=[0, 0, 0, np.nan]), "no log-probability"),
-        (changed(scores=[0, 0, 0, 0.5]), "no log-probability"),
+        (changed(scores=[0, 0, 0, np.nan]), "not a log-probability"),
+        (changed(scores=[0, 0, 0, 0.5]), "not a log-probability"),
         (changed(parent_ids=[-1, 11, 10, 7]), "parent does not come before"),
         (changed(parent_ids=[-1, 12, 10, 7]), "parent does not come before"),
         (changed(parent_ids=[-1, -2, 10, 7]), "parent does not come before"),
@@ -84,17 +85,17 @@ def changed(**arrays: Any) -> Draft:
         (replace(GOOD, q_size=4), "differ in shape"),
         (replace(GOOD, q_size=-3), "differ in shape"),
         (replace(GOOD, q_size=2**61, q_ids=np.zeros(0, np.int32), q_weights=np.zeros(0, np.uint16)), "differ in shape"),
-        (changed(q_rows=[0, 0, 2, -1]), "a law that is not there"),
-        (changed(q_rows=[0, 0, -2, -1]), "a law that is not there"),
+        (changed(q_rows=[0, 0, 2, -1]), "a draft distribution that is not there"),
+        (changed(q_rows=[0, 0, -2, -1]), "a draft distribution that is not there"),
         (changed(q_ids=[3, 1, -1, 2, 0, 4]), "outside the vocabulary"),
         (changed(q_ids=[3, 1, -2, 2, 0, 1]), "outside the vocabulary"),
         (changed(q_weights=[5, 9, 1, 0, 1, 1]), "outside the vocabulary"),
         (changed(q_ids=[3, 1, 1, 2, 0, 1]), "a token twice"),
         (changed(q_weights=[0, 0, 0, 0, 1, 1]), "no weight"),
-        (changed(q_rows=[0, 0, 1, -1]), "not drawn from its own law"),  # weight 0
-        (changed(q_ids=[0, 1, -1, 2, 0, 1]), "not drawn from its own law"),
-        (changed(q_ids=[3, 1, -1, 2, 0, 1], q_rows=[0, 1, -1, -1]), "different laws"),
-        (changed(token_ids=[3, 1, 2, 3], q_rows=[0, 0, -1, 0]), "cousins one"),
+        (changed(q_rows=[0, 0, 1, -1]), "not in its own draft distribution"),  # weight 0
+        (changed(q_ids=[0, 1, -1, 2, 0, 1]), "not in its own draft distribution"),
+        (changed(q_ids=[3, 1, -1, 2, 0, 1], q_rows=[0, 1, -1, -1]), "different draft distributions"),
+        (changed(token_ids=[3, 1, 2, 3], q_rows=[0, 0, -1, 0]), "nodes of different parents have the same"),
     ],
 )
 def test_malformed_drafts_are_named(draft: Draft, reason: str) -> None:
@@ -148,8 +149,8 @@ def test_no_draft_stops_a_verifier(draft: Draft, strategy: str) -> None:
     assert verifier.sessions[1].token_ids == [5, 6, 7, *toy_text([5, 6, 7], len(verifier.sessions[1].token_ids) - 3)]
 
 
-def test_a_lane_has_so_many_names() -> None:
-    """Who says the same again under new ids, or what is committed already, fills its own lane and nobody's memory."""
+def test_a_lanes_node_table_is_bounded() -> None:
+    """A drafter that sends the same again under new ids, or what is committed already, fills its own table to its bound."""
     params = SamplingParams(max_tokens=9)
     session = Session(
         Open(session_id=1, epoch=1, prompt_len=2, tokens_left=9, params=params, token_ids=np.array([5, 6, 7]))
@@ -162,8 +163,8 @@ def test_a_lane_has_so_many_names() -> None:
                 "first_id": 200 * number + 100 * (token == 7),
                 "token_ids": np.full(100, token),
             }
-            session.graft(Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
+            graft(session, Draft(session_id=1, epoch=1, lane=0, **same | ids), 0.0)
     assert session.num_live == 1
-    assert len(session.lanes[0].names) <= MAX_NAMES
+    assert len(session.lanes[0].node_table) <= MAX_TABLE_SIZE
     one = {name: array[:1] for name, array in same.items()} | {"token_ids": np.array([8])}
-    assert session.graft(Draft(session_id=1, epoch=1, lane=1, base_len=3, first_id=0, **one), 0.0) == 1
+    assert graft(session, Draft(session_id=1, epoch=1, lane=1, base_len=3, first_id=0, **one), 0.0) == 1

@@ -15,6 +15,7 @@ from specq.protocol.draft_distributions import pack_distributions
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import DraftDistribution
+from specq.verifier.grafting import graft
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
 
@@ -194,7 +195,7 @@ def open_session(drafts, serving):
         token_ids=np.array(CONTEXT, np.int32),
     ))  # fmt: skip
     for draft in drafts:
-        session.graft(draft, 0.0)
+        graft(session, draft, 0.0)
     for lane, score, accepted in serving.seen:
         if lane in session.lanes:
             session.lanes[lane].calibration.observe(score, accepted)

@@ -11,9 +11,9 @@ import pytest
 
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
-from specq.verifier import scheduler
-from specq.verifier import session as session_module
+from specq.verifier import grafting, scheduler
 from specq.verifier.draft_tree import in_order
+from specq.verifier.grafting import graft
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from tests.verification import exact, rounds
@@ -55,7 +55,7 @@ def other_session(number, rng, count=None):
     ))  # fmt: skip
     session.kv_len = 2
     count = int(rng.integers(0, 4)) if count is None else count
-    session.graft(make_draft(3, 0, list(range(4, 4 + count)), list(range(-1, count - 1))), 0.0)
+    graft(session, make_draft(3, 0, list(range(4, 4 + count)), list(range(-1, count - 1))), 0.0)
     for accepted in rng.random(3) < 0.5 if count > 1 else ():
         for lane in session.lanes.values():
             lane.calibration.observe(np.log(0.5), bool(accepted))
@@ -240,7 +240,7 @@ MUTANTS = {
     "descendants known": (Session, "candidates", descendants_known),
     "younger siblings known": (Session, "candidates", younger_siblings_known),
     "a younger sibling first": (Session, "_weighed", uncapped),
-    "what a drafter says": (session_module, "claims_of", lambda draft: draft.scores.tolist()),
+    "what a drafter says": (grafting, "predicted_scores", lambda draft: draft.scores.tolist()),
     "point masses before what was drawn": (Session, "_weighed", points_uncapped),
     "a chain by all it promises": (scheduler, "best_chain", chain_by_promise),
     "known within the room": (scheduler, "best_count", known_within_the_room),

@@ -55,7 +55,7 @@ def test_no_other_chain_promises_more(most):
 
 
 def test_of_drawn_siblings_the_first_is_taken_whatever_they_promise():
-    """By its place in the draw, though another's children are likelier; a point mass beside them never is."""
+    """By its place in the draw, though another's children are likelier; a point mass beside them is never taken."""
     siblings = [Node(0, rank, 3 - rank, None, 10, 0.0, 0.0) for rank in range(3)]
     for rank, node in enumerate(siblings[:2]):
         node.distribution, node.rank, node.reach_prob = DISTRIBUTION, rank, 0.3 - rank / 10
@@ -79,7 +79,7 @@ def test_what_hangs_from_a_drawn_node_does_not_choose_it():
 
 @pytest.mark.parametrize("wrong_every", [0, 2, 3, 7])
 def test_the_text_is_the_same_and_chains_pay(wrong_every):
-    """The engine itself fails on what is no chain; what was verified, accepted and dropped still adds up."""
+    """The engine itself fails on a tree that is not a chain; what was verified, accepted and dropped still adds up."""
     world = World()
     world.add_verifier(engine=ToyEngine(max_chain=4))
     world.add_drafter(proposer=ToyProposer(wrong_every=wrong_every))

@@ -35,11 +35,11 @@ def open_session(
 
 
 def turn(own: ColocatedDrafter) -> list[Verdict]:
-    """Draft, step, hear; the broker confirms all. Every round takes a millisecond."""
+    """Draft, step, observe; the broker confirms all. Every round takes a millisecond."""
     own.begin(own.verifier.num_steps / 1000)
     own.finish(lambda: own.verifier.num_steps / 1000)
     verdicts = own.verifier.step(lambda: 0.0)
-    own.hear(verdicts)
+    own.observe(verdicts)
     for verdict in verdicts:
         end = verdict.base_len + len(verdict.token_ids)
         own.verifier.handle(Ack(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
@@ -73,7 +73,7 @@ def test_text_is_the_targets_in_fewer_rounds(mode: str, wrong_every: int) -> Non
 
 
 @pytest.mark.parametrize(("mode", "strategy"), [("plain", "deterministic"), ("async", "greedy")])
-def test_who_wants_no_drafts_gets_none(mode: str, strategy: str) -> None:
+def test_sessions_that_take_no_drafts_get_none(mode: str, strategy: str) -> None:
     """Such sessions decode plainly."""
     own = make()
     open_session(own, mode=mode, strategy=strategy)
@@ -98,7 +98,7 @@ def test_closed_and_reopened_sessions_are_followed() -> None:
 
 
 def test_a_session_may_end_while_it_is_drafted_for() -> None:
-    """What was drafted is of no use then, and harms nobody."""
+    """What was drafted has no effect then."""
     own = make()
     for session_id in (1, 2):
         open_session(own, session_id, seed=session_id)
@@ -164,7 +164,7 @@ def test_where_others_are_ahead_nothing_is_drafted() -> None:
         assert (own.num_passes > before) is is_drafted_for
 
 
-def test_what_a_drawn_tree_promises_is_not_asked() -> None:
+def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
     """Whether our nodes stand beside it must not depend on its tokens, and so on what hangs from these."""
     own = make()
     open_session(own, strategy="probabilistic", temperature=1.0)
@@ -185,7 +185,7 @@ def test_what_a_drawn_tree_promises_is_not_asked() -> None:
     assert own.num_passes > before
 
 
-def test_chains_are_named_by_lane_beside_those_of_others() -> None:
+def test_chains_carry_their_lane_beside_those_of_others() -> None:
     """A drafter that has sent something before does not take our nodes for its own."""
     own = make()
     open_session(own)
@@ -202,17 +202,17 @@ def test_chains_are_named_by_lane_beside_those_of_others() -> None:
     assert verdict.node_lanes.tolist() == [COLOCATED_LANE] * len(verdict.node_ids)
 
 
-def test_only_what_was_told_right_or_wrong_is_learned() -> None:
-    """Tokens after the first wrong one say nothing."""
+def test_only_judged_tokens_are_learned_from() -> None:
+    """Tokens after the first rejected one are no evidence."""
     own = make(ToyProposer(wrong_every=5, blind=True))
     learned: list[tuple[int, int]] = []
     with mock.patch.object(
-        own.choice, "learn_chains", lambda told, right: learned.extend(zip(told, right, strict=True))
+        own.choice, "learn_chains", lambda judged, accepted: learned.extend(zip(judged, accepted, strict=True))
     ):
         open_session(own)
         complete(own)
-    assert {told - right for told, right in learned} == {0, 1}
-    assert all(told > 0 for told, _ in learned)
+    assert {judged - accepted for judged, accepted in learned} == {0, 1}
+    assert all(judged > 0 for judged, _ in learned)
 
 
 def test_drafting_is_no_part_of_the_step() -> None:
@@ -227,16 +227,16 @@ def test_drafting_is_no_part_of_the_step() -> None:
         own.begin(now)
         now += 0.01 if own._begun else 0.0
         own.finish(clock)
-        own.hear(own.verifier.step(clock))
+        own.observe(own.verifier.step(clock))
     assert own.num_passes > 5
     assert own.verifier.curve.extra_s == 0.0
 
 
 def test_drawn_chains_are_learned_from_where_they_were_judged() -> None:
-    """Their tokens say something only where the judge compared laws."""
+    """Their tokens are evidence only where the judge compared distributions."""
     own = make()
     learned: list[int] = []
-    with mock.patch.object(own.choice, "learn_chains", lambda told, right: learned.extend(told)):
+    with mock.patch.object(own.choice, "learn_chains", lambda judged, accepted: learned.extend(judged)):
         open_session(own, strategy="probabilistic", temperature=1.0)
         verdicts = complete(own)
     num_verified = sum(len(verdict.node_ids) for verdict in verdicts)
@@ -288,7 +288,7 @@ def test_useless_chains_end() -> None:
 
 
 def test_drawn_chains_are_judged_as_drawn() -> None:
-    """Under `probabilistic` the chain travels with its laws, and is accepted about as often as its laws say."""
+    """Under `probabilistic` the chain travels with its draft distributions, and is accepted about as often as they predict."""
     own = make()
     open_session(own, strategy="probabilistic", temperature=1.0)
     turn(own)

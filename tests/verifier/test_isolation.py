@@ -19,7 +19,9 @@ from specq.runtime.isolation import Faults, in_halves
 from specq.text.codec import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
+from specq.verifier import core
 from specq.verifier.core import Verifier
+from specq.verifier.grafting import graft
 from specq.verifier.history import Past
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
@@ -110,9 +112,9 @@ def test_several_at_once_are_all_found() -> None:
 PLACES: dict[str, tuple[object, str]] = {
     "planned": (Session, "candidates"),
     "shared": (Session, "history"),
-    "filled": (Session, "fill"),
+    "looked up": (core, "graft_lookup"),
     "committed": (Session, "commit"),
-    "cut": (Verifier, "_cut"),
+    "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
 }
 
@@ -134,7 +136,7 @@ def test_what_raises_for_one_session_fails_that_one(where: str, monkeypatch: pyt
     open_all(verifier, prompts)
     if where == "planned":
         for session in verifier.sessions.values():
-            session.graft(draft_for(session.session_id, [7]), 0.0)
+            graft(session, draft_for(session.session_id, [7]), 0.0)
     monkeypatch.setattr(owner, name, raising)
 
     texts, failed = run(verifier)
@@ -151,7 +153,7 @@ def draft_for(session_id: int, tokens: list[int]) -> Draft:
 
 
 def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stop strings' matcher raises: the broker hears why, and others open."""
+    """The stop strings' matcher raises: the broker is notified why, and others open."""
 
     def raising(self: Any, tokens: Any) -> int:
         raise IndexError("token 9")
@@ -176,11 +178,11 @@ def test_a_draft_that_cannot_be_grafted_costs_only_drafts(monkeypatch: pytest.Mo
     open_all(verifier, [[1, 2, 3]])
     verifier.handle(draft_for(0, [7, 8]), 0.0)
 
-    def raising(self: Session, draft: Draft, now: float) -> int:
-        self.num_live += 5
+    def raising(session: Session, draft: Draft, now: float) -> int:
+        session.num_live += 5
         raise KeyError(draft.lane)
 
-    monkeypatch.setattr(Session, "graft", raising)
+    monkeypatch.setattr(core, "graft", raising)
     with pytest.raises(ProtocolError, match="could not be handled: KeyError"):
         verifier.handle(draft_for(0, [9]), 0.0)
     assert (verifier.sessions[0].num_live, verifier.sessions[0].roots) == (0, {})

@@ -15,30 +15,30 @@ def choice(level_s: float) -> RoundChoice:
     return RoundChoice(StepCurve([1, 64], [level_s, level_s]), MOST)
 
 
-def run(own: RoundChoice, curve: StepCurve, chance: float, rounds: int, num_sessions: int = 4) -> list[int]:
-    """Return the depths of so many rounds with chains whose tokens are right with this chance."""
+def run(own: RoundChoice, curve: StepCurve, accept_prob: float, rounds: int, num_sessions: int = 4) -> list[int]:
+    """Return the depths of this many rounds with chains whose tokens are accepted with this probability."""
     rng, depths = np.random.default_rng(0), []
     for _ in range(rounds):
         depths.append(own.choose(num_sessions, curve))
         if depths[-1]:
-            right = (rng.random((num_sessions, depths[-1])) < chance).cumprod(1).sum(1)
-            own.learn_chains(np.minimum(right + 1, depths[-1]).tolist(), right.tolist())
+            accepted = (rng.random((num_sessions, depths[-1])) < accept_prob).cumprod(1).sum(1)
+            own.learn_chains(np.minimum(accepted + 1, depths[-1]).tolist(), accepted.tolist())
     return depths
 
 
-def rate(depth: float, curve: StepCurve, level_s: float, chance: float, num_sessions: int = 4) -> float:
+def rate(depth: float, curve: StepCurve, level_s: float, accept_prob: float, num_sessions: int = 4) -> float:
     """Return the expected tokens a second of a session at a depth, by the formula."""
-    tokens = sum(chance**i for i in range(int(depth) + 1))
+    tokens = sum(accept_prob**i for i in range(int(depth) + 1))
     return tokens / (curve(num_sessions * (1 + int(depth))) + depth * level_s)
 
 
 @pytest.mark.parametrize("level_s", [0.0002, 0.0005, 0.001, 0.002])
-@pytest.mark.parametrize("chance", [0.5, 0.7, 0.9])
-def test_the_depth_is_the_best_for_what_is_measured(level_s, chance):
+@pytest.mark.parametrize("accept_prob", [0.5, 0.7, 0.9])
+def test_the_depth_is_the_best_for_what_is_measured(level_s, accept_prob):
     """Or as good as the best, after some rounds."""
-    depth = float(np.median(run(choice(level_s), FLAT, chance, 200)[100:]))
-    best = max(rate(depth, FLAT, level_s, chance) for depth in range(MOST + 1))
-    assert rate(depth, FLAT, level_s, chance) > 0.95 * best
+    depth = float(np.median(run(choice(level_s), FLAT, accept_prob, 200)[100:]))
+    best = max(rate(depth, FLAT, level_s, accept_prob) for depth in range(MOST + 1))
+    assert rate(depth, FLAT, level_s, accept_prob) > 0.95 * best
 
 
 def test_where_rows_are_dear_none_are_drafted():
@@ -57,7 +57,7 @@ def test_useless_chains_end_and_good_ones_come_back():
 
 
 def test_slow_levels_make_chains_short():
-    """What drafting takes in service counts, but not one draft that had something else in it."""
+    """The time of drafting in service counts, but not one draft during which something else happened."""
     own = choice(0.0005)
     deep = run(own, FLAT, 0.8, 50)[-1]
     own.learn_draft(4, 4, 60.0)
@@ -68,8 +68,8 @@ def test_slow_levels_make_chains_short():
 
 
 def test_counts_are_of_positions():
-    """A chain that was told up to its third token, of which two were right."""
+    """A chain that was judged up to its third token; two were accepted."""
     own = choice(0.001)
     for _ in range(1000):
         own.learn_chains([3, 1], [2, 1])
-    assert own.chances()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)
+    assert own.accept_probs()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)

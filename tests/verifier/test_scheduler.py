@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from specq.drafting.calibration import Calibration
 from specq.verifier.draft_tree import Chain
+from specq.verifier.grafting import graft
 from specq.verifier.scheduler import ScheduledSession, best_count, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
@@ -39,15 +40,15 @@ def test_a_session_without_drafts_takes_a_plain_step() -> None:
 def test_free_rows_take_every_node() -> None:
     """Where rows cost nothing, all nodes above the floor are verified."""
     session = decoding()
-    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
     assert share.step.tree.num_nodes == 3
 
 
 def test_dear_rows_take_none() -> None:
-    """Where a row costs a whole step, a node that is accepted half of the time is not worth it."""
+    """Where a row costs a whole step, a node that is accepted half of the time does not pay."""
     session = decoding()
-    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
     (share,) = shares([session], STEEP, max_rows=64, free_slots=64)
     assert share.step.tree.num_nodes == 0
 
@@ -70,7 +71,7 @@ def test_without_slots_nothing_is_planned() -> None:
 def test_nodes_never_pass_the_limit() -> None:
     """With two tokens left, one node is enough: the correction takes the other."""
     session = decoding(tokens_left=2)
-    session.graft(make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
+    graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
     assert share.step.tree.token_ids.tolist() == [4]
 
@@ -144,7 +145,7 @@ def test_a_curve_never_falls(seconds: list[float]) -> None:
 
 
 def offer(session: Session, chances: list[float]) -> None:
-    """Let a session's own drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
+    """Let the colocated drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
     count = len(chances)
     tokens = np.arange(4, 4 + count, dtype=np.int32)
     session.offer(Chain(tokens, np.log(chances).astype(np.float32), np.cumprod(chances)))
@@ -161,7 +162,7 @@ def test_chains_are_cut_like_trees() -> None:
             grafted[i].session_id = offered[i].session_id = i
             offer(offered[i], own.tolist())
             draft = make_draft(3, 0, list(range(4, 4 + len(own))), list(range(-1, len(own) - 1)))
-            grafted[i].graft(replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
+            graft(grafted[i], replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
             for node, reach_prob in zip(grafted[i].live_nodes(), offered[i].chain.reach_prob, strict=True):
                 offered[i].chain.reach_prob[node.position - 3] = min(reach_prob, 1.0)
         with mock.patch.object(Calibration, "probability", lambda _, score: float(np.exp(score))):
@@ -174,7 +175,7 @@ def test_chains_are_cut_like_trees() -> None:
 
 
 def test_chains_keep_to_the_engine_and_to_the_room_that_is_left() -> None:
-    """At most what an engine takes of chains, and one token less than may still be said."""
+    """At most as long as the engine takes, and one token less than the session may still generate."""
     session = decoding()
     offer(session, [0.99] * 5)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64, max_chain=3)
@@ -190,7 +191,7 @@ def test_a_draft_of_others_takes_the_place_of_a_chain() -> None:
     """They are never both; committing ends either."""
     session = decoding()
     offer(session, [0.9, 0.9])
-    session.graft(make_draft(3, 0, [7], [-1]), 0.0)
+    graft(session, make_draft(3, 0, [7], [-1]), 0.0)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
     assert share.step.tree.token_ids.tolist() == [7]
     other = decoding()

@@ -1,4 +1,4 @@
-"""What the verifier's process makes of its configuration, and of those who speak to it."""
+"""What the verifier's process makes of its configuration, and of its peers."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,8 +46,8 @@ def turn_until(loop: VerifierLoop, socket: zmq.Socket[bytes]) -> Message:
     raise AssertionError("nothing came")
 
 
-def test_verdicts_go_to_who_opened_the_session(loop: VerifierLoop) -> None:
-    """A stranger at the verifier's socket is answered what he asks, and is not sent others' verdicts from then on."""
+def test_verdicts_go_to_the_peer_that_opened_the_session(loop: VerifierLoop) -> None:
+    """A stranger at the verifier's socket gets its answer, and gets no verdicts of others' sessions from then on."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     broker, stranger = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
     for socket in (broker, stranger):

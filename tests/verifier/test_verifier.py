@@ -70,7 +70,7 @@ def test_a_draft_is_verified_with_its_mask() -> None:
 
 
 def test_what_is_asked_for_is_sent_again() -> None:
-    """`Committed` with `resend` brings everything beyond its length, finish reason included."""
+    """`Ack` with `resend` brings everything beyond its length, finish reason included."""
     verifier = make_verifier()
     open_session(verifier, tokens_left=3)
     for _ in range(3):
@@ -81,7 +81,7 @@ def test_what_is_asked_for_is_sent_again() -> None:
     assert verifier.handle(Ack(session_id=7, epoch=1, length=6, resend=True), 0.0) == []
 
 
-def test_a_session_far_ahead_of_the_journal_rests() -> None:
+def test_a_session_far_ahead_of_the_journal_pauses() -> None:
     """It goes on as soon as the broker confirms."""
     verifier = make_verifier(max_uncommitted=5)
     open_session(verifier)
@@ -111,8 +111,8 @@ def test_an_older_epoch_changes_nothing() -> None:
         (chain([1, 2], scores=[-0.1]), "differ in length"),
         (chain([50]), "outside the vocabulary"),
         (chain([-1]), "outside the vocabulary"),
-        (chain([1], scores=[0.5]), "no log-probability"),
-        (chain([1], scores=[float("nan")]), "no log-probability"),
+        (chain([1], scores=[0.5]), "not a log-probability"),
+        (chain([1], scores=[float("nan")]), "not a log-probability"),
         (chain([1, 2], parent_ids=np.array([1, 0], np.int32)), "parent does not come before"),
         (Release(session_id=7, epoch=1), "takes no release"),
     ],
@@ -138,7 +138,7 @@ def test_sessions_that_can_never_run_fail_at_once() -> None:
 
 
 def test_an_engine_error_gives_the_sessions_back() -> None:
-    """The broker hears that another verifier may try."""
+    """The broker is notified that another verifier may try."""
 
     class Broken(ToyEngine):
         def step(self, steps):  # type: ignore[no-untyped-def]
@@ -151,8 +151,8 @@ def test_an_engine_error_gives_the_sessions_back() -> None:
     assert (failed.retry, failed.reason, verifier.sessions) == (True, "out of order", {})
 
 
-def test_verdicts_say_what_is_worth_drafting() -> None:
-    """Where rows are dear, hardly any node is worth it, or none; where they are cheap, unlikely ones are."""
+def test_verdicts_carry_the_minimum_acceptance_probability() -> None:
+    """Where rows are dear, it is 1: no node pays. Where they are cheap, unlikely nodes pay."""
     min_accept_probs = []
     for seconds in ([0.001, 0.064], [0.005, 0.01]):
         verifier = Verifier(ToyEngine(), StepCurve([1, 64], seconds), incarnation=1)
@@ -164,7 +164,7 @@ def test_verdicts_say_what_is_worth_drafting() -> None:
 
 
 def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
-    """Time spent on receiving and grafting raises what a node must be worth."""
+    """Time spent on receiving and grafting raises the minimum acceptance probability."""
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)

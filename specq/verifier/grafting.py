@@ -1,0 +1,167 @@
+"""How a draft becomes nodes of a session's tree: checked, aligned with the transcript, attached.
+
+Rules: drafts are hints. `checked_draft` refuses a malformed draft as a whole; what it lets pass never raises. A draft is
+aligned by content. It may speak of a position that has been passed (what the transcript agrees with survives), of parents that
+never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
+
+Which sampled nodes are dropped must never depend on their tokens (decision 0008).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specq.protocol import LOOKUP_LANE, Draft, DraftDistribution, ProtocolError, reason_against, stripped
+from specq.verifier.draft_tree import Node
+from specq.verifier.lanes import Lane, lane_of
+from specq.verifier.session import Session
+
+MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
+
+
+def checked_draft(draft: Draft, vocab_size: int, *, is_trusted: bool) -> Draft:
+    """Return a draft from outside as it may be grafted: without its distributions if its drafter is not trusted.
+
+    Raises ProtocolError for a malformed one.
+    """
+    reason = reason_against(draft, vocab_size)
+    if reason:
+        raise ProtocolError(f"a draft was dropped: {reason}")
+    return draft if is_trusted else stripped(draft)
+
+
+def graft(session: Session, draft: Draft, now: float) -> int:
+    """Attach those nodes of a well-formed draft that the transcript does not contradict; return how many nodes became live.
+
+    A draft with distributions that does not fit is dropped as a whole.
+    """
+    lane = lane_of(session.lanes, draft.lane)
+    if lane is None:
+        return 0
+    num_nodes, num_before, seen_before = len(draft.token_ids), session.num_live, lane.seen
+    session.note_draft(draft.base_len, num_nodes)
+    lane.seen = max(seen_before, draft.first_id + num_nodes - 1)
+    is_too_much = draft.q_size and num_before + num_nodes > MAX_LIVE_NODES
+    if is_too_much or not lane.has_room(num_nodes, session.length):
+        session.stats.stale += num_nodes
+        return 0
+    _align(session, lane, draft, seen_before, now)
+    return session.num_live - num_before
+
+
+def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: float) -> None:
+    """Attach each node below its parent, note it as committed, or count it as dropped.
+
+    `above` is where a node hangs: a live node, or a length of the transcript; None where the parent is unknown or was cut. A
+    parent that is neither in this draft nor in one that arrived before makes an orphan; what else does not fit is stale.
+    """
+    length, token_ids, stats = session.length, session.token_ids, session.stats
+    rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), *_scores(session, draft), strict=True)
+    for rank, (token, parent_id, score, distribution) in enumerate(rows):
+        node_id = draft.first_id + rank
+        if node_id in lane.node_table:
+            continue
+        above = draft.base_len if parent_id < 0 else lane.find(parent_id)
+        if isinstance(above, Node):
+            node = Node(draft.lane, node_id, token, above, above.position + 1, score, now)
+            attach(session, lane, node, distribution, rank)
+        elif above == length:
+            node = Node(draft.lane, node_id, token, None, length, score, now)
+            attach(session, lane, node, distribution, rank)
+        elif above is not None and above < length and token_ids[above] == token:
+            lane.node_table[node_id] = above + 1
+        elif seen_before < parent_id < draft.first_id:
+            stats.orphans += 1
+        else:
+            stats.stale += 1
+
+
+def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistribution | None, rank: int) -> None:
+    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already.
+
+    A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses, which
+    is exact whatever they are. A sampled node takes the place of a point mass with its token.
+    """
+    siblings = session.roots if fresh.parent is None else fresh.parent.children
+    node = siblings.get(fresh.token)
+    if node is None:
+        if session.num_live >= MAX_LIVE_NODES:
+            return
+        node = siblings[fresh.token] = fresh
+        session.num_live += 1
+    lane.node_table[fresh.node_id] = node
+    if distribution is not None and all(other.distribution in (None, distribution) for other in siblings.values()):
+        node.draw(distribution, rank, fresh, session.acceptance_stats.probability(fresh.score))
+
+
+def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
+    """Attach a chain of what the text repeats, if there is no live draft; return how many nodes it has."""
+    room = min(session.lookup.max_tokens, session.limit - session.length - 1)
+    if session.num_live or session.chain is not None or room < 1:
+        return 0
+    tokens, score = session.lookup.chain(room)
+    lane = lane_of(session.lanes, LOOKUP_LANE)
+    if not tokens or lane is None:
+        return 0
+    count = session.lookup.num_to_try(lane.calibration.probability(score), min_accept_prob)
+    parent: Node | None = None
+    for position, token in enumerate(tokens[:count], session.length):
+        lane.seen += 1
+        session.stats.drafted += 1
+        node = Node(LOOKUP_LANE, lane.seen, token, parent, position, score, now)
+        attach(session, lane, node, None, 0)
+        parent = node
+    return session.num_live
+
+
+# --- what a draft carries for its nodes -----------------------------------------------------------------------------------
+
+
+def _scores(session: Session, draft: Draft) -> tuple[list[float], list[DraftDistribution | None]]:
+    """Return each node's score, and its draft distribution where the session takes those."""
+    if not session.takes_distributions:
+        return draft.scores.tolist(), [None] * len(draft.scores)
+    return predicted_scores(draft), distributions_of(draft)
+
+
+def distributions_of(draft: Draft) -> list[DraftDistribution | None]:
+    """Return the draft distribution of each node of a well-formed draft; None for point masses."""
+    size = draft.q_size
+    if not size:
+        return [None] * len(draft.token_ids)
+    rows = zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
+    distributions = [DraftDistribution(ids, weights) for ids, weights in rows]
+    return [distributions[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+
+
+def predicted_scores(draft: Draft) -> list[float]:
+    """Return the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
+
+    Of a point mass it is the drafter's score. Of a sampled node it is the probability that a second draw from its draft
+    distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value, too; but
+    here it cannot depend on the node's own token.
+    """
+    if not draft.q_size:
+        return [float(score) for score in draft.scores]
+    predicted = draft.scores.astype(np.float64)  # [num_nodes]
+    ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]
+    left = draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)  # [num_groups, q_size], less what was drawn
+    for nodes in _by_rank(draft.q_rows.tolist()):
+        rows = draft.q_rows[nodes]
+        weights = left[rows]  # [len(nodes), q_size]
+        predicted[nodes] = np.log((weights**2).sum(1) / weights.sum(1) ** 2)
+        left[rows] = np.where(ids[rows] == draft.token_ids[nodes, None], 0.0, weights)
+    return list(map(float, predicted))
+
+
+def _by_rank(rows: list[int]) -> list[list[int]]:
+    """Return the sampled nodes of a draft, given their rows of distributions: the first of each sibling group, the second,
+    and so on."""
+    seen: dict[int, int] = {}
+    found: list[list[int]] = []
+    for node, row in enumerate(rows):
+        if row >= 0:
+            rank = seen[row] = seen.get(row, -1) + 1
+            found += [[]] if rank == len(found) else []
+            found[rank].append(node)
+    return found
