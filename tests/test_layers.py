@@ -28,10 +28,13 @@ PACKAGES = {
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
-    "bench": ("protocol", "config", "runtime", "models", "transport", "text", "verification", "client"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
         *("verifier", "broker", "client"),
+    ),
+    "bench": (
+        *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
+        *("proposers", "client", "simulate", "workers"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "bench"),

@@ -1,0 +1,20 @@
+"""The suites of `specq bench`: one file each, imported only when it is called.
+
+In: options. Out: a table on the screen, and a `Report` in the file that `--out` names.
+To add a suite: a file here whose `command` is a function that `specq.bench.suite.suite` decorates, one line in `SUITES` and
+one in `SUMMARIES`.
+"""
+
+SUITES = {
+    "pair": "specq.bench.suites.pair:command",
+    "strategies": "specq.bench.suites.strategies:command",
+    "shapes": "specq.bench.suites.shapes:command",
+    "roundtrip": "specq.bench.suites.roundtrip:command",
+}
+SUMMARIES = {
+    "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
+    "strategies": "Each strategy beside plain decoding and lookup alone.",
+    "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
+    "roundtrip": "What the broker adds to a round trip.",
+}
+DEFAULT = "pair"
