@@ -10,11 +10,13 @@ SUITES = {
     "strategies": "specq.bench.suites.strategies:command",
     "shapes": "specq.bench.suites.shapes:command",
     "roundtrip": "specq.bench.suites.roundtrip:command",
+    "journal": "specq.bench.suites.journal:command",
 }
 SUMMARIES = {
     "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
     "strategies": "Each strategy beside plain decoding and lookup alone.",
     "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
     "roundtrip": "What the broker adds to a round trip.",
+    "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
 }
 DEFAULT = "pair"
