@@ -10,6 +10,7 @@ SUITES = {
     "strategies": "specq.bench.suites.strategies:command",
     "shapes": "specq.bench.suites.shapes:command",
     "roundtrip": "specq.bench.suites.roundtrip:command",
+    "lossless": "specq.bench.suites.lossless:command",
     "journal": "specq.bench.suites.journal:command",
 }
 SUMMARIES = {
@@ -17,6 +18,7 @@ SUMMARIES = {
     "strategies": "Each strategy beside plain decoding and lookup alone.",
     "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
     "roundtrip": "What the broker adds to a round trip.",
+    "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
 }
 DEFAULT = "pair"
