@@ -11,6 +11,7 @@ SUITES = {
     "shapes": "specq.bench.suites.shapes:command",
     "roundtrip": "specq.bench.suites.roundtrip:command",
     "lossless": "specq.bench.suites.lossless:command",
+    "numerics": "specq.bench.suites.numerics:command",
     "journal": "specq.bench.suites.journal:command",
 }
 SUMMARIES = {
@@ -19,6 +20,7 @@ SUMMARIES = {
     "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
     "roundtrip": "What the broker adds to a round trip.",
     "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
+    "numerics": "How often text depends on how a step was batched, by number format.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
 }
 DEFAULT = "pair"
