@@ -12,6 +12,7 @@ SUITES = {
     "roundtrip": "specq.bench.suites.roundtrip:command",
     "lossless": "specq.bench.suites.lossless:command",
     "numerics": "specq.bench.suites.numerics:command",
+    "steps": "specq.bench.suites.steps:command",
     "journal": "specq.bench.suites.journal:command",
 }
 SUMMARIES = {
@@ -21,6 +22,7 @@ SUMMARIES = {
     "roundtrip": "What the broker adds to a round trip.",
     "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
     "numerics": "How often text depends on how a step was batched, by number format.",
+    "steps": "What a verify step takes with an engine, by sessions and drafts.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
 }
 DEFAULT = "pair"
