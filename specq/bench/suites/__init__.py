@@ -13,6 +13,8 @@ SUITES = {
     "lossless": "specq.bench.suites.lossless:command",
     "numerics": "specq.bench.suites.numerics:command",
     "steps": "specq.bench.suites.steps:command",
+    "gpu": "specq.bench.suites.gpu:command",
+    "rivals": "specq.bench.suites.rivals:command",
     "journal": "specq.bench.suites.journal:command",
 }
 SUMMARIES = {
@@ -23,6 +25,8 @@ SUMMARIES = {
     "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
     "numerics": "How often text depends on how a step was batched, by number format.",
     "steps": "What a verify step takes with an engine, by sessions and drafts.",
+    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
+    "rivals": "The rivals of `gpu` by themselves: vLLM, transformers, and specq's models alone.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
 }
 DEFAULT = "pair"
