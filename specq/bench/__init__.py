@@ -16,6 +16,15 @@ specq and its rivals on the same prompts, the same pair of models and the same c
     grid          strategies or draft shapes (variants) side by side, on the pairs that the user names (pairs, drafts)
     roundtrip     what the broker adds to a round trip
 
+The rest, a suite each:
+
+    lossless      drafts change speed and never text
+    numerics      how often text depends on how a step was batched
+    engine_steps  verify steps of any engine; chain_steps: chains of draft steps
+    end_to_end    specq's deployments and its rivals on one GPU
+    journal_cost  what the journal costs
+    calibrate     this machine and a pair, beside the simulator's prediction
+
 In: options. Out: a table, and a report as JSON. To add a suite: see `specq.bench.suites`.
 Rule: a figure comes with what it was measured on and with all its repetitions, never the best alone.
 """

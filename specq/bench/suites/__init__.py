@@ -16,6 +16,7 @@ SUITES = {
     "gpu": "specq.bench.suites.gpu:command",
     "rivals": "specq.bench.suites.rivals:command",
     "journal": "specq.bench.suites.journal:command",
+    "calibrate": "specq.bench.suites.calibrate:command",
 }
 SUMMARIES = {
     "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
@@ -28,5 +29,6 @@ SUMMARIES = {
     "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
     "rivals": "The rivals of `gpu` by themselves: vLLM, transformers, and specq's models alone.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
+    "calibrate": "This machine and a pair of models, beside what the simulator predicts for them.",
 }
 DEFAULT = "pair"
