@@ -62,7 +62,7 @@ broker: $(READY) ## Start a broker on tcp://127.0.0.1:5750
 	@$(BIN)/specq broker $(ARGS)
 
 bench: $(READY) ## Measure specq and its rivals on the bundled pair; writes bench.json
-	@$(BIN)/specq bench --out bench.json $(ARGS)
+	@$(BIN)/specq bench pair --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here
 	@rm -rf .venv $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json

@@ -17,9 +17,10 @@ from typing import Any
 
 import click
 import torch
-from gpu_bench_lib import chains, compiling, passes, speculation, steps, tiles, timing
+from gpu_bench_lib import compiling, passes, speculation, steps, tiles, timing
 from gpu_bench_lib.models import Model, load_inflated
 
+from specq.bench import chain_steps
 from specq.bench.machine import describe
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.generic import GenericForward
@@ -75,7 +76,7 @@ def run_steps(engine: TorchEngine, target: Model, bandwidth: float) -> dict[str,
 def run_chains(draft: DraftModel, model: Model, bandwidth: float) -> dict[str, Any]:
     """Time chains of draft steps."""
     settings = [(1, 0.0, 1), (1, 0.8, 1), (1, 0.0, 3), (8, 0.0, 1), (32, 0.0, 1)]
-    cases = [chains.measure(draft, s, temperature=t, width=w) for s, t, w in settings]
+    cases = [chain_steps.measure(draft, s, temperature=t, width=w) for s, t, w in settings]
     for case in cases:
         click.echo(
             f"chain S={case['sessions']:3} T={case['temperature']} F={case['width']}  step {case['step_ms']:.4f} ms"

@@ -28,10 +28,13 @@ PACKAGES = {
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
-    "bench": ("protocol", "config", "runtime", "models", "transport", "text", "verification", "client"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
         *("verifier", "broker", "client"),
+    ),
+    "bench": (
+        *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
+        *("proposers", "client", "simulate", "workers"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "bench"),
@@ -53,7 +56,11 @@ DOORS = {
 }
 OPEN = ("bench", "simulate", "workers")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
-HEAVY_HOMES = ("specq/engines/", "specq/verification/", "specq/proposers/", "specq/bench/rivals", "specq/bench/drafts")
+HEAVY_HOMES = (
+    *("specq/engines/", "specq/verification/", "specq/proposers/"),
+    *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
+    "specq/bench/end_to_end/rivals",
+)
 TABLES = ("specq/engines/__init__.py", "specq/verification/__init__.py", "specq/proposers/__init__.py")
 
 
@@ -147,10 +154,16 @@ def _is_front(imported: str, importer: str) -> bool:
 
 
 def test_only_config_reads_the_environment():
-    """Two write to it: for the thread pools that read it when torch is imported, and for vLLM."""
+    """The others write to it: for the thread pools that read it when torch is imported, for cuBLAS, and for vLLM."""
     users = {_name(path) for path in MODULES if "environ" in _attributes(path)}
 
-    assert users <= {"specq.config.loading", "specq.runtime.cpu", "specq.engines.vllm.options"}
+    writers = {
+        "specq.runtime.cpu",
+        "specq.engines.vllm.options",
+        "specq.bench.numerics",
+        "specq.bench.end_to_end.rivals",
+    }
+    assert users <= {"specq.config.loading", *writers}
 
 
 def _attributes(path: Path) -> set[str]:

@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
 
 from specq.bench.prompts import Prompt
-from specq.bench.servers import Servers
+from specq.bench.servers import Servers, pair_config
 from specq.bench.settings import Completion, Settings
 from specq.client import Client
 
@@ -108,7 +108,7 @@ def _start(kind: str, settings: Settings, stack: ExitStack) -> Servers:
 
         draft_model = stack.enter_context(TemporaryDirectory(prefix="specq-random-draft-"))
         make_random_draft(settings.draft_model, Path(draft_model))
-    return stack.enter_context(Servers(settings.model, draft_model, drafters, settings.keys))
+    return stack.enter_context(Servers(pair_config(settings.model, draft_model, drafters, settings.keys)))
 
 
 def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> Rivals | None:

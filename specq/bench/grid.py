@@ -12,12 +12,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from specq.bench.contestants import Specq
+from specq.bench.figures import Row, figures, or_dash
 from specq.bench.measure import Turn, measure
 from specq.bench.pairs import Pair, draft_model
 from specq.bench.prompts import Prompt, load_prompts
-from specq.bench.report import Row, figures, or_dash
 from specq.bench.run import codec_of
-from specq.bench.servers import Servers
+from specq.bench.servers import Servers, pair_config
 from specq.bench.settings import Settings
 from specq.bench.variants import LOOKUP, PLAIN, Variant
 from specq.protocol import ConfigError
@@ -27,8 +27,8 @@ PROOFS = ("tests/verification/test_exact.py", "tests/end_to_end/test_laws.py")
 NOTES = {
     "ratio_to_plain": "of tokens/s, within a repetition; the median of the repetitions; plain: no drafters and no lookups",
     "ratio_to_lookup": "the same, to a verifier without drafters that drafts what the text repeats",
-    "same_text": "share of completions equal to plain decoding's with the same seed; null where only the law is the same",
-    "in_law": f"a text that differs may have the target's law all the same; that is proved by {' and '.join(PROOFS)}",
+    "same_text": "share of completions equal to plain decoding's with the same seed; null where only the distribution is the same",
+    "in_distribution": f"a text that differs may follow the target's distribution all the same; tests show it: {', '.join(PROOFS)}",
 }
 
 
@@ -64,8 +64,8 @@ def _run_pair(
         raise ConfigError(f"no prompts in {', '.join(settings.datasets)}")
     with (
         draft_model(pair.draft) as draft,
-        Servers(pair.target, draft, settings.drafters, settings.keys) as servers,
-        Servers(pair.target, draft, 0, settings.keys) as alone,
+        Servers(pair_config(pair.target, draft, settings.drafters, settings.keys)) as servers,
+        Servers(pair_config(pair.target, draft, 0, settings.keys)) as alone,
     ):
         tell(f"waiting for specq's processes ({pair.name})")
         for started in (servers, alone):
@@ -90,7 +90,7 @@ def cells_of(turns: Sequence[Turn], variants: Sequence[Variant], temperature: fl
 
 
 def _cell(variant: Variant, own: dict[str, Any], turns: Sequence[Turn], temperature: float) -> dict[str, Any]:
-    told = own["speculation"]
+    speculation = own["speculation"]
     names = ("acceptance_rate", "mean_accepted_length", "nodes_per_round", "leaves", "depth", "acceptance_by_depth")
     return {
         "variant": variant.name,
@@ -102,8 +102,8 @@ def _cell(variant: Variant, own: dict[str, Any], turns: Sequence[Turn], temperat
         "ratio_to_lookup": own["ratio_to"].get(LOOKUP.name) if variant.name != LOOKUP.name else 1.0,
         "same_text": same_text(turns, variant.name) if variant.keeps_text(temperature) else None,
         "num_tokens": own["num_tokens"],
-        **{name: told[name] for name in names},
-        "speculation": told,
+        **{name: speculation[name] for name in names},
+        "speculation": speculation,
     }
 
 
@@ -185,4 +185,4 @@ def _speed(cell: dict[str, Any]) -> Row:
 
 
 def _same(cell: dict[str, Any]) -> str:
-    return or_dash(cell["same_text"], "{:.0%}".format) if cell["same_text"] is not None else "in law"
+    return or_dash(cell["same_text"], "{:.0%}".format) if cell["same_text"] is not None else "in distribution"

@@ -11,19 +11,34 @@ from typing import Any
 
 from specq.runtime import available_cores
 
-_PACKAGES = ("specq", "numpy", "orjson", "pyzmq", "tokenizers", "torch", "transformers")
+_PACKAGES = ("specq", "numpy", "orjson", "pyzmq", "tokenizers", "torch", "transformers", "triton", "vllm")
 
 
-def describe(command: str) -> dict[str, Any]:
-    """Return the circumstances of a run as JSON-able values."""
+def describe(command: str, of_commit: str = "") -> dict[str, Any]:
+    """Return the circumstances of a run as JSON-able values; `of_commit` where git does not know the commit."""
     return {
         "command": command,
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
-        "hardware": {"cpu": cpu_model(), "cores": len(available_cores()), "machine": platform.machine()},
-        "system": platform.platform(),
+        "commit": of_commit or commit(),
+        "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     }
+
+
+def machine() -> dict[str, Any]:
+    """Return the hardware and the operating system."""
+    return {
+        "cpu": cpu_model(),
+        "cores": len(available_cores()),
+        "architecture": platform.machine(),
+        "gpus": gpus(),
+        "system": platform.platform(),
+    }
+
+
+def gpus() -> list[str]:
+    """Return the names of the NVIDIA GPUs."""
+    return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
 
 
 def cpu_model() -> str:
@@ -43,9 +58,13 @@ def commit() -> str:
 
 
 def _git(*arguments: str) -> str:
-    folder = Path(__file__).parent
+    return _output("git", "-C", str(Path(__file__).parent), *arguments)
+
+
+def _output(*command: str) -> str:
+    """Return what a program prints, or "" if there is no such program or it fails."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
     return done.stdout.strip()

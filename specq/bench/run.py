@@ -7,11 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from specq.bench import compare
+from specq.bench import agreement
 from specq.bench.contestants import RIVALS, field
+from specq.bench.figures import figures
 from specq.bench.measure import measure
 from specq.bench.prompts import load_prompts
-from specq.bench.report import figures
 from specq.bench.settings import Settings
 from specq.models import resolve_model
 from specq.protocol import ConfigError
@@ -36,12 +36,12 @@ def run(settings: Settings, names: Sequence[str], tell: Callable[[str], None]) -
         turns = measure(found.contestants, prompts, settings, tell)
         sessions = {contestant.name: contestant.concurrency for contestant in found.contestants}
         comparable = [turn for turn in turns if settings.temperature == 0 or turn.contestant not in RIVALS]
-        different = compare.differences(comparable, found.rivals.logit_gap if found.rivals else None)
+        different = agreement.differences(comparable, found.rivals.logit_gap if found.rivals else None)
     return {
         "settings": asdict(settings) | {"transformers_threads": found.rivals.num_threads if found.rivals else None},
         "num_prompts": len(prompts),
         "contestants": figures(turns, sessions),
-        "agreement": compare.summary(comparable, different),
+        "agreement": agreement.summary(comparable, different),
         "notes": NOTES,
     }
 

@@ -1,82 +1,72 @@
-"""specq's own processes for a benchmark: `specq up` on a free port, waited for, and always stopped."""
+"""specq's own processes for a suite: started on a free port, waited for, and always stopped."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
-import time
+from contextlib import ExitStack
+from dataclasses import replace
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
-from specq.client import Client, count_ready
-from specq.config import free_address
-from specq.protocol import EngineError, JobError
+from specq.client import Client
+from specq.config import Config, free_address, load
 from specq.transport import own_keys
+from workers.up import Group, Member, members
 
-_STOP_S = 20.0
-_POLL_S = 0.2
-_MOST_OUTPUT = 1 << 20
+READY_S = 180.0
+
+
+def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> Config:
+    """Return the configuration of a broker on a free port, one target and some drafters, with `keys` as of `specq up`."""
+    config = load()
+    return replace(
+        config,
+        up=replace(config.up, targets=1, drafters=drafters),
+        broker=replace(config.broker, bind=free_address(), keys=keys),
+        target=replace(config.target, model=model, keys=keys),
+        draft=replace(config.draft, model=draft_model, keys=keys),
+    )
 
 
 class Servers:
-    """A broker, one target and some drafters, and a client of theirs, with `keys` as of `specq up`.
+    """A broker, its workers, and a client of theirs. The broker's journal ends with them, unless there is none.
 
     Raises ConfigError if one of them would be without its key.
     """
 
-    def __init__(self, model: str, draft_model: str, drafters: int, keys: str = "") -> None:
-        check_keys(keys, "broker", "target", *(["draft"] if drafters else []), "client")
-        self.address, self.keys = free_address(), keys
-        self.drafters = drafters
-        self._arguments = ["--broker", self.address, "--targets", "1", "--drafters", str(drafters)]
-        self._arguments += ["--model", model, "--draft-model", draft_model, *keys_option(keys)]
+    def __init__(self, config: Config, drafters_at: str = "") -> None:
+        """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own."""
+        self.config, self.keys, self.drafters = config, config.broker.keys, config.up.drafters
+        self.address, self._drafters_at = config.broker.bind, drafters_at
+        check_keys(self.keys, "broker", "target", *(["draft"] if self.drafters else []), "client")
 
     def __enter__(self) -> Self:
-        self.client = Client(self.address, timeout_s=10.0, keys=self.keys)
-        self._folder = tempfile.TemporaryDirectory()
-        self._output = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "specq", "up", "--journal", f"{self._folder.name}/journal", *self._arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory())
+            self._group = stack.enter_context(Group(self._members(folder), self.keys))
+            self.client = stack.enter_context(Client(self.address, timeout_s=10.0, keys=self.keys))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.client.close()
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._output.close()
-        self._folder.cleanup()
+        self._stack.close()
 
-    def wait_ready(self, timeout_s: float = 180.0) -> None:
-        """Wait until all workers are ready; raises EngineError, with what they printed, if they end or are late."""
-        deadline = time.monotonic() + timeout_s
-        with Client(self.address, timeout_s=_POLL_S, keys=self.keys) as client:
-            while not self._ready(client):
-                if self._process.poll() is not None:
-                    raise EngineError(f"specq up ended with status {self._process.returncode}: {self.output()[-2000:]}")
-                if time.monotonic() > deadline:
-                    raise EngineError(f"specq up was not ready within {timeout_s:g} s: {self.output()[-2000:]}")
-                time.sleep(_POLL_S)
+    def _members(self, folder: str) -> list[Member]:
+        broker = self.config.broker
+        journal = broker.journal if broker.journal == "none" else f"{folder}/journal"
+        found = members(replace(self.config, broker=replace(broker, journal=journal)), ["--log-level", "warning"])
+        return [self._moved(member) if self._drafters_at else member for member in found]
 
-    def _ready(self, client: Client) -> bool:
-        try:
-            targets, drafters = count_ready(client.status())
-        except JobError:
-            return False
-        return targets >= 1 and drafters >= self.drafters
+    def _moved(self, member: Member) -> Member:
+        """Return a drafter that finds the broker at the other address; anyone else unchanged."""
+        if member.arguments[:3] != ("worker", "--role", "draft"):
+            return member
+        arguments = (self._drafters_at if part == self.address else part for part in member.arguments)
+        return replace(member, arguments=tuple(arguments))
 
-    def output(self) -> str:
-        """Return what the processes have printed so far."""
-        return os.pread(self._output.fileno(), _MOST_OUTPUT, 0).decode(errors="replace")
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late."""
+        self._group.wait_ready(timeout_s)
 
 
 def check_keys(keys: str, *roles: str) -> None:

@@ -26,7 +26,7 @@ from specq.transport import AllowList, Curve, Zap, bind_router, connect_dealer, 
 CHAIN = 8
 NUM_SESSIONS = 64
 DIRECT_SESSIONS = range(1, NUM_SESSIONS + 1)  # ids that the broker knows nothing of
-_PATIENCE_MS = 10_000
+_PATIENCE_MS = 30_000
 _MARK = 4_000_000_000_000_000  # stands where a number will be filled in
 
 INFO = ModelInfo(

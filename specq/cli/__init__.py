@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specq import __version__
+from specq.cli.lazy import LazyGroup
 
 if TYPE_CHECKING:
     from specq.protocol import SpecqError
@@ -40,7 +41,7 @@ SUMMARIES = {
     "status": "Show what a broker sees: workers, jobs, counters.",
     "keys": "Make CURVE keys: encryption, and who may do what.",
     "models": "List the models that ship with specq.",
-    "bench": "Measure specq and its rivals on the same prompts.",
+    "bench": "Measure: specq and its rivals, strategies, shapes, steps, the journal and more.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
     "broker": "Run the broker.",
     "worker": "Run one target verifier or one draft worker.",
@@ -48,23 +49,8 @@ SUMMARIES = {
 EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
 
 
-class _LazyGroup(click.Group):
-    """Commands by table; their errors become one line and an exit status."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        from specq.runtime import resolve
-
-        command: click.Command = resolve("command", COMMANDS, cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+class _Commands(LazyGroup):
+    """The commands; their errors become one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> object:
         from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without
@@ -97,7 +83,9 @@ def exit_status(error: SpecqError) -> int:
     return 2 if invalid_job or isinstance(error, ConfigError) else 1
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="specq")
 def main() -> None:
     """Speculative decoding as a message queue: draft workers guess, target verifiers check, a broker routes."""

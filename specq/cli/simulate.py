@@ -24,7 +24,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--set", "settings", multiple=True, metavar="KEY=VALUE", help="As in network.rtt_ms=[1,20]; wins over files."
 )
 @click.option(
-    "--calibrate", type=_FILE, help="Measured figures, JSON (scripts/calibrate.py): they win over the config."
+    "--calibrate", type=_FILE, help="Measured figures, JSON (specq bench calibrate): they win over the config."
 )
 @click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), help="Directory for JSON, PNG and the scenario."

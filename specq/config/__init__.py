@@ -14,6 +14,7 @@ from specq.config.engine_options import Options
 from specq.config.loading import cache_dir, environment_of_children, journal_path, load, options_of, override
 from specq.config.sections import (
     DEFAULT_BROKER,
+    DURABILITIES,
     BrokerConfig,
     ClientConfig,
     Config,
@@ -28,6 +29,7 @@ from specq.config.sections import (
 
 __all__ = [
     "DEFAULT_BROKER",
+    "DURABILITIES",
     "BrokerConfig",
     "ClientConfig",
     "Config",

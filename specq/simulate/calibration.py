@@ -1,6 +1,6 @@
 """Measured figures to a scenario, so that a simulation is of this hardware and this pair of models.
 
-The JSON holds any of these (scripts/calibrate.py measures them all):
+The JSON holds any of these (`specq bench calibrate` measures them all):
 
     step_ms     [[rows, milliseconds], ...] of the target's forward pass; session_us, context_us as in EngineSettings
     pass_ms     [[rows, milliseconds], ...] of the draft model's pass
@@ -61,7 +61,7 @@ def read_measured(path: Path) -> Measured:
         raise ConfigError(f"cannot read the measured figures {path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
-    if isinstance(values, dict) and isinstance(values.get("measured"), dict):  # what scripts/calibrate.py writes
+    if isinstance(values, dict) and isinstance(values.get("measured"), dict):  # what `specq bench calibrate` writes
         values = values["measured"]
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no JSON object; known keys are {', '.join(Measured.__slots__)}")

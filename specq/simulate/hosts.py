@@ -1,6 +1,6 @@
 """What the processes themselves take on this machine: the real code, timed while a small scenario is simulated.
 
-The stubs' own time is taken off. Sockets are no part of it; scripts/calibrate.py adds them.
+The stubs' own time is taken off. Sockets are no part of it; `specq bench calibrate` adds them.
 """
 
 from __future__ import annotations

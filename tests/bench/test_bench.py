@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from specq.bench import contestants, run, servers
+from specq.bench import contestants, run
 from specq.bench.contestants import Specq, default_names
 from specq.bench.machine import describe
 from specq.bench.prompts import load_prompts, shipped
 from specq.bench.roundtrip import roundtrip, roundtrip_table, summarize, verdict_on
-from specq.bench.servers import Servers
+from specq.bench.servers import Servers, pair_config
 from specq.bench.settings import Settings
 from specq.bench.stubs import Verdicts, draft_frames
 from specq.cli import main
@@ -25,6 +25,7 @@ from specq.text.codec import TextCodec
 from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker
 from tests.secured import make_all
 from tests.tiny_text import tokenizer_json
+from workers import up
 
 SETTINGS = Settings(datasets=("gsm8k",))
 
@@ -96,9 +97,9 @@ def test_who_takes_part():
 def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
     """Whose, and how to make it; drafters that there are not need none."""
     (Path(keys) / "laptop.secret").unlink()
-    Servers("tiny", "tiny", 0, keys)
+    Servers(pair_config("tiny", "tiny", 0, keys))
     with pytest.raises(ConfigError, match="of the role draft; make one: specq keys"):
-        Servers("tiny", "tiny", 1, keys)
+        Servers(pair_config("tiny", "tiny", 1, keys))
     with pytest.raises(ConfigError, match="of the role draft"):
         roundtrip(keys=keys)
 
@@ -106,26 +107,39 @@ def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
 @pytest.mark.slow
 def test_processes_with_keys(keys):
     """Broker, workers and the client that is measured have the keys; who has none hears nothing."""
-    with Servers("tiny", "tiny", 1, keys) as running:
+    with Servers(pair_config("tiny", "tiny", 1, keys)) as running:
         running.wait_ready()
         assert len(running.client.generate(token_ids=[5, 6], max_tokens=3, ignore_eos=True).token_ids) == 3
         with Client(running.address, timeout_s=0.3) as stranger, pytest.raises(JobError, match="no broker"):
             stranger.status()
 
 
-def test_processes_that_end_at_once():
-    """Processes that cannot start are an error that tells what they said."""
-    with Servers("tiny", "tiny", -1) as dead, pytest.raises(EngineError, match=r"(?s)status 2.*drafters"):
+def test_processes_that_end_at_once(capfd):
+    """A process that cannot start is an error that names it; what it said stands on standard error."""
+    with Servers(pair_config("/no/such", "tiny", 0)) as dead, pytest.raises(EngineError, match=r"target-1 .*status 2"):
         dead.wait_ready(60.0)
+    assert "/no/such" in capfd.readouterr().err
 
 
 def test_processes_that_never_get_ready(monkeypatch):
     """Processes that do not get ready are given up, and stopped."""
-    waiting = Servers("tiny", "tiny", 0)
-    monkeypatch.setattr(servers.subprocess, "Popen", _sleeper(servers.subprocess.Popen))
-    with waiting, pytest.raises(EngineError, match="not ready within"):
+    waiting = Servers(pair_config("tiny", "tiny", 0))
+    monkeypatch.setattr(up.subprocess, "Popen", _sleeper(up.subprocess.Popen))
+    with waiting, pytest.raises(EngineError, match="not all processes were ready within"):
         waiting.wait_ready(0.1)
-    assert waiting._process.returncode is not None
+    assert [process.returncode is not None for process in waiting._group.processes.values()] == [True, True]
+
+
+def test_drafters_may_find_the_broker_elsewhere():
+    """Only drafters get the other address; the broker's journal is in the folder, unless there is none."""
+    far = "tcp://127.0.0.1:1"
+    config = pair_config("tiny", "tiny", 1)
+    broker, target, draft = Servers(config, far)._members("/folder")
+    assert [far in member.arguments for member in (broker, target, draft)] == [False, False, True]
+    assert config.broker.bind not in draft.arguments
+    assert "/folder/journal" in broker.arguments
+    without = replace(config, broker=replace(config.broker, journal="none"))
+    assert "/folder/journal" not in Servers(without)._members("/folder")[0].arguments
 
 
 def _sleeper(popen):
@@ -138,7 +152,7 @@ def _sleeper(popen):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "--out"),
+        (["--out", ".", "--only", "plain"], "is a directory"),
         (["--out", "x.json", "--only", "nobody"], "nobody"),
         (["--out", "x.json", "--numseqs", "0"], "numseqs"),
         (["--out", "x.json", "--temperature", "-1"], "temperature"),
@@ -185,19 +199,24 @@ def test_the_command(tmp_path, monkeypatch, keys):
     assert "CONTESTANT" in outcome.stdout
     assert "18 completions compared with plain: 0 differ" in outcome.stdout
     assert asked == {0: {"plain", "async"}, 1: {"async"}}, "plain and lookup differ in the mode, not in the processes"
-    result = json.loads(out.read_text())
+    report = json.loads(out.read_text())
+    result = report["results"]
     assert list(result["contestants"]) == ["plain", "lookup", "specq"]
     own = result["contestants"]["specq"]
     assert (own["num_tokens"], own["speculation"]["rounds"], own["sessions"]) == (36, 24, 1)
     assert own["speculation"]["accepted_lengths"] == [6, 6, 6, 6]
-    assert result["settings"]["repeats"] == 2
-    assert {"command", "date", "commit", "hardware", "versions"} <= set(result)
+    assert report["settings"]["repeats"] == 2
+    assert set(report) == {
+        *("suite", "command", "date", "commit", "machine", "versions"),
+        *("settings", "figures", "results"),
+    }
+    assert report["figures"]["specq tokens/s"]["repeats"] == own["tokens_per_second"]["repeats"]
 
 
 def test_circumstances():
     """A figure says where it comes from."""
     told = describe("specq bench")
-    assert told["hardware"]["cores"] >= 1
+    assert told["machine"]["cores"] >= 1
     assert told["versions"]["pyzmq"]
     assert told["command"] == "specq bench"
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from specq.bench.compare import Difference, differences, summary
+from specq.bench.agreement import Difference, differences, summary
+from specq.bench.figures import HEADER, figures, rates, speculation, table
 from specq.bench.measure import BLOCK, Turn, blocks, measure, schedule
 from specq.bench.prompts import Prompt
-from specq.bench.report import HEADER, figures, rates, speculation, table
 from specq.bench.settings import Completion, Settings
 
 SETTINGS = Settings(datasets=("a", "b"), repeats=2)

@@ -142,7 +142,7 @@ def test_cells():
 
 
 def test_tables():
-    """A line for each cell; a dash where nothing was drafted, "in law" where texts may differ."""
+    """A line for each cell; a dash where nothing was drafted, "in distribution" where texts may differ."""
     turns = [turn("plain", 0, 2.0, [[1, 2]]), turn("typical", 0, 1.0, [[1, 3]], STATS)]
     turns += [turn("probabilistic", 0, 1.0, [[1, 3]], STATS)]
     variants = [PLAIN, *(Variant(name, {"strategy": name}) for name in ("typical", "probabilistic"))]
@@ -151,7 +151,7 @@ def test_tables():
     assert all(len(row) == len(header) for row in rows)
     assert rows[0] == ("p", "0.8", "plain", "yes", "-", "1.00", "1.0", "1.00x", "-", "100%")
     assert rows[1] == ("p", "0.8", "typical", "NO", "33%", "0.50", "2.0", "2.00x", "-", "0%")
-    assert rows[2][-1] == "in law"
+    assert rows[2][-1] == "in distribution"
     header, *rows = shape_table(cells)
     assert all(len(row) == len(header) for row in rows)
     assert rows[0][3:8] == ("-", "1.00", "-", "-", "-")
@@ -164,31 +164,30 @@ def test_tables():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--compare-strategies", "--compare-shapes"], "give one"),
-        (["--compare-strategies", "--roundtrip"], "give one"),
-        (["--pair", "a=tiny,tiny"], "--compare-strategies"),
-        (["--compare-shapes", "--only", "plain"], "--pair"),
-        (["--compare-shapes", "--random-draft"], "--pair"),
-        (["--temperature", "0", "--temperature", "1"], "--compare-strategies"),
-        (["--compare-strategies", "--pair", "a"], "NAME=TARGET,DRAFT"),
-        (["--compare-strategies", "--pair", "a=/no/such,tiny"], "/no/such"),
+        (["pair", "--pair", "a=tiny,tiny"], "--pair"),
+        (["shapes", "--only", "plain"], "--only"),
+        (["shapes", "--random-draft"], "--random-draft"),
+        (["strategies", "--model", "tiny"], "--model"),
+        (["pair", "--temperature", "-1"], "--temperature"),
+        (["strategies", "--pair", "a"], "NAME=TARGET,DRAFT"),
+        (["strategies", "--pair", "a=/no/such,tiny"], "/no/such"),
     ],
 )
 def test_bad_options(options, reason):
     """What cannot be measured, or would be ignored, is said in a line before anything is started."""
-    outcome = CliRunner().invoke(main, ["bench", "--out", "x.json", *options])
+    outcome = CliRunner().invoke(main, ["bench", *options, "--out", "x.json"])
     assert outcome.exit_code == 2
     assert reason in outcome.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("option", "num_variants"), [("--compare-strategies", 7), ("--compare-shapes", 12)])
-def test_the_command(tmp_path, monkeypatch, option, num_variants):
+@pytest.mark.parametrize(("suite", "num_variants"), [("strategies", 7), ("shapes", 12)])
+def test_the_command(tmp_path, monkeypatch, suite, num_variants):
     """Every pair, temperature and variant has a line and a cell; jobs ask for what the variant says."""
     served, jobs = [], []
 
     class Fake:
-        def __init__(self, *asked):
-            served.append(asked)
+        def __init__(self, config):
+            served.append((config.target.model, config.draft.model, config.up.drafters, config.broker.keys))
 
         def __enter__(self):
             self.broker = FakeBroker().__enter__()
@@ -209,21 +208,24 @@ def test_the_command(tmp_path, monkeypatch, option, num_variants):
     monkeypatch.setattr(grid, "codec_of", lambda _: CODEC)
     pairs = ["--pair", "a=tiny,tiny", "--pair", "b=tiny,/d", "--temperature", "0", "--temperature", "0.5"]
     options = ["--dataset", str(path), "--output-len", "6", "--repeats", "1", "--keys", "k", *pairs, "--out", str(out)]
-    outcome = CliRunner().invoke(main, ["bench", option, *options])
+    outcome = CliRunner().invoke(main, ["bench", suite, *options])
     assert outcome.exit_code == 0, outcome.output
     lines = outcome.stdout.splitlines()
-    assert len(lines) == 1 + 2 * 2 * num_variants + (option == "--compare-strategies")
+    assert len(lines) == 1 + 2 * 2 * num_variants + (suite == "strategies")
     assert served == [("tiny", draft, drafters, "k") for draft in ("tiny", "/d") for drafters in (1, 0)]
     assert {job.params.temperature for job in jobs} == {0.0, 0.5}
-    variants = strategies() if option == "--compare-strategies" else shapes()
+    variants = strategies() if suite == "strategies" else shapes()
     asked = {
         (v.strategy, Speculation.from_dict({k: o for k, o in v.options.items() if k != "strategy"})) for v in variants
     }
     assert {(job.params.strategy, job.speculation) for job in jobs} == asked
-    result = json.loads(out.read_text())
+    report = json.loads(out.read_text())
+    result = report["results"]
     assert [(cell["pair"], cell["temperature"]) for cell in result["cells"][::num_variants]] == [
         ("a", 0), ("a", 0.5), ("b", 0), ("b", 0.5),
     ]  # fmt: skip
     assert {cell["same_text"] for cell in result["cells"]} <= {1.0, None}
-    assert {"command", "commit", "hardware", "pairs", "variants", "settings", "notes"} <= set(result)
-    assert "temperature" not in result["settings"]
+    assert {"suite", "command", "commit", "machine", "settings"} <= set(report)
+    assert {"pairs", "variants", "notes"} <= set(result)
+    assert "temperature" not in report["settings"]
+    assert len(report["figures"]) == 2 * 2 * num_variants

@@ -75,7 +75,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--drafters", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--calibrate", type=Path, help="figures of scripts/calibrate.py, in place of made-up hardware")
+    parser.add_argument(
+        "--calibrate", type=Path, help="figures of `specq bench calibrate`, in place of made-up hardware"
+    )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     log.configure("error")

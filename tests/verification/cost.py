@@ -115,7 +115,7 @@ def main():
     if options.json is not None:
         report = describe(" ".join(("python -m tests.verification.cost", *sys.argv[1:])))
         if options.device == "cuda":
-            report["hardware"]["gpu"] = torch.cuda.get_device_name()
+            report["machine"]["gpu"] = torch.cuda.get_device_name()
         options.json.write_text(json.dumps(report | {"judging": records}, indent=1) + "\n", "utf-8")
 
 

@@ -4,7 +4,7 @@
     prompts    way A: public API only; a request a round, several times slower; where way B cannot be had
 
 To add a version: run `make test-vllm` with it, and a line here. Those below were run on CPUs, but for 0.26.0, whose steps were
-run and compared on an H200 (`scripts/vllm_steps.py`).
+run and compared on an H200 (`specq bench steps --engine vllm`).
 """
 
 from __future__ import annotations

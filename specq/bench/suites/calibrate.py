@@ -1,7 +1,4 @@
-"""Measure this machine and a pair of models, simulate what they should do, and compare it with what real processes do.
-
-    python scripts/calibrate.py --rtt 0 --rtt 20 --rtt 50 --out calibration.json
-    specq simulate configs/simulate.toml --calibrate calibration.json
+"""`specq bench calibrate`: this machine and a pair of models, beside what the simulator predicts for them.
 
 The models are timed by themselves, one thread on the cores that they will serve on; the drafter is asked what it would
 have said along the target's own texts; the processes' own time is that of the real code with stub models; hops are a round
@@ -10,90 +7,87 @@ trip over real sockets. None of it is fitted to the runs that are predicted. The
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
-import orjson
-from calibrate_lib import hardware
-from calibrate_lib.compare import compared, predict, rows
-from calibrate_lib.serving import Prompt, Setting, measure, serving
 
-from specq.bench.machine import describe
+from specq.bench.calibrate import hardware
+from specq.bench.calibrate.compare import compared, predict, rows
+from specq.bench.calibrate.serving import Prompt, Setting, measure, serving
 from specq.bench.prompts import load_prompts
+from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.roundtrip import roundtrip
-from specq.client.result import Result
-from specq.models import resolve_model
-from specq.protocol.bounds import MODES
-from specq.runtime import log
-from specq.runtime.columns import columns
-from specq.runtime.cpu import available_cores
+from specq.bench.run import codec_of
+from specq.bench.suite import COUNT, suite
+from specq.client import Result
+from specq.protocol import MODES
+from specq.runtime import available_cores, log
 from specq.simulate.calibration import Measured
 from specq.simulate.hosts import measure_host
 from specq.simulate.settings import Scenario, TrafficSettings
-from specq.text.codec import TextCodec, load_tokenizer_files
 from workers.up import divide_cores
 
+RTTS = (0.0, 20.0)
+Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
-def main() -> None:
-    command()
 
-
-@click.command()
+@suite("calibrate")
 @click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
 @click.option("--draft-model", default="tiny", show_default=True, help="Draft model: bundled, or a directory.")
 @click.option("--rtt", "rtts", type=click.FloatRange(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
-@click.option("--drafters", type=click.IntRange(1), default=1, show_default=True, help="Draft workers.")
-@click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, help="Jobs at a time.")
+@click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers.")
+@click.option("--in-flight", type=COUNT, default=1, show_default=True, help="Jobs at a time.")
 @click.option(
-    "--line", multiple=True, help="More of the line to the drafters, as scripts/delay_proxy.py takes it: --cut=0.01."
+    "--line", multiple=True, help="More of the line to the drafters, as the delay proxy takes it: --cut=0.01."
 )
-@click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: a data set of `specq bench`, or JSONL.")
-@click.option("--num-prompts", type=click.IntRange(1), default=16, show_default=True, help="Jobs of each run.")
+@click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: gsm8k, humaneval, or a JSONL file.")
+@click.option("--num-prompts", type=COUNT, default=16, show_default=True, help="Jobs of each run.")
 @click.option("--output-len", type=click.IntRange(2), default=128, show_default=True, help="Tokens of each.")
 @click.option(
     "--repeats",
-    type=click.IntRange(1),
+    type=COUNT,
     default=6,
     show_default=True,
     help="Of each timing of a model, before each round trip's runs.",
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), required=True, help="All figures, as JSON.")
 def command(
+    report: Report,
     *,
     rtts: tuple[float, ...],
     modes: tuple[str, ...],
     dataset: str,
     num_prompts: int,
     repeats: int,
-    out: Path,
     **options: Any,
 ) -> None:
-    """Measure, run, simulate, compare."""
+    """Measure this machine, run real processes over a network with delays, simulate them, and compare.
+
+    `specq simulate --calibrate REPORT` takes the figures. The machine must be quiet.
+    """
     log.configure("error")
     setting = Setting(**options)
-    prompts = _prompts(setting.model, dataset, num_prompts)
+    asked = {"dataset": dataset, "num_prompts": num_prompts, "repeats": repeats}
+    report.update(settings=asdict(setting) | asked | {"rtts": rtts or RTTS, "modes": modes or MODES})
+    prompts = [prompt.token_ids for prompt in load_prompts((dataset,), num_prompts, codec_of(setting.model))]
     models = _load(setting)
-    real = _run(setting, prompts, rtts or (0.0, 20.0), modes or MODES, lambda: models.sweep(repeats))
+    real = _run(setting, prompts, rtts or RTTS, modes or MODES, lambda: models.sweep(repeats))
     texts = next(iter(real.values()))[1]
-    said = list(zip(prompts, (result.token_ids for result in texts), strict=True))
-    measured = _measure(setting, models, said)
+    measured = _measure(setting, models, list(zip(prompts, (result.token_ids for result in texts), strict=True)))
     tables = _tables(setting, measured)
-    runs = [compared(*key, figures, predict(tables, *key)) for key, (figures, _) in real.items()]
-    click.echo(columns(rows(runs)))
-    about = describe(shlex.join(["python", *sys.argv]))
-    record = about | {"setting": asdict(setting), "runs": runs, "measured": asdict(measured)}
-    out.write_bytes(orjson.dumps(record, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    runs = [compared(*key, found, predict(tables, *key)) for key, (found, _) in real.items()]
+    report.update(figures=_figures(runs), results={"runs": runs, "measured": asdict(measured)})
+    show(rows(runs))
 
 
-def _prompts(model: str, dataset: str, count: int) -> list[Prompt]:
-    codec = TextCodec(load_tokenizer_files(resolve_model(model, "target")))
-    return [prompt.token_ids for prompt in load_prompts((dataset,), count, codec)]
+def _figures(runs: Sequence[dict[str, Any]]) -> dict[str, Figure]:
+    return {
+        f"rtt {run['rtt_ms']:g} ms, {run['mode']}, {side}": figure("tokens/s", [run[side]["tokens_per_second"]])
+        for run in runs
+        for side in ("measured", "predicted")
+    }
 
 
 def _load(setting: Setting) -> hardware.Models:
@@ -131,16 +125,14 @@ def _run(
             for mode in modes:
                 found[rtt_ms, mode] = measure(client, prompts, setting, mode)
                 rate = found[rtt_ms, mode][0]["tokens_per_second"]
-                click.echo(f"rtt {rtt_ms:g} ms, {mode}: {rate} tokens/s", err=True)
+                tell(f"rtt {rtt_ms:g} ms, {mode}: {rate} tokens/s")
     return found
 
 
-def _measure(
-    setting: Setting, models: hardware.Models, texts: Sequence[tuple[Sequence[int], Sequence[int]]]
-) -> Measured:
+def _measure(setting: Setting, models: hardware.Models, texts: Texts) -> Measured:
     """Measure what the drafter thinks of the texts, the hosts' own time, and a hop; sum the models' times up."""
     choices = models.choices(texts)
-    click.echo("timing hosts and hops", err=True)
+    tell("timing hosts and hops")
     hops = roundtrip(repeats=1, count=500, seconds=0.5)
     near_us = hops["direct"]["p50_us"]
     with hardware.pinned(_cores(setting)[0]):
@@ -174,7 +166,3 @@ def _tables(setting: Setting, measured: Measured) -> dict[str, Any]:
         "seconds": 60.0,
     }
     return measured.applied_to({"traffic": traffic, "draft": {"drafters": setting.drafters}})
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.protocol.params import Speculation
+from specq.protocol import Speculation
 from specq.simulate import Scenario, simulate
 
 COMPARED = {"tokens_per_second": "goodput", "mean_accepted_length": "mean_accepted_length", "hit_rate": "hit_rate"}

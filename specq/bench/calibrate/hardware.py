@@ -15,9 +15,8 @@ import numpy as np
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
 from specq.proposers import PROPOSERS, Expansion, Proposer
-from specq.protocol.params import SamplingParams
-from specq.protocol.types import SessionStep, Tree
-from specq.runtime.table import resolve
+from specq.protocol import SamplingParams, SessionStep, Tree
+from specq.runtime import resolve
 
 STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
@@ -121,28 +120,6 @@ def _star(num_nodes: int) -> Tree:
 
 
 # --- the drafter --------------------------------------------------------------------------------------------------
-
-
-def pass_ms(proposer: Proposer, repeats: int) -> Points:
-    """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
-    context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
-    proposer.open(0, context, SamplingParams())
-    ids = count()
-    first = [next(ids) for _ in range(max(PASS_ROWS))]
-    proposer.expand([Expansion(0, -1, tuple(first))])
-    points = [[rows, median(_pass_times(proposer, first[:rows], ids, repeats))] for rows in PASS_ROWS]
-    proposer.close(0)
-    return points
-
-
-def _pass_times(proposer: Proposer, nodes: Sequence[int], ids: Iterator[int], repeats: int) -> list[float]:
-    times = []
-    for _ in range(repeats + 2):
-        requests = [Expansion(0, node, tuple(next(ids) for _ in range(3))) for node in nodes]
-        began = time.perf_counter()
-        proposer.expand(requests)
-        times.append(1e3 * (time.perf_counter() - began))
-    return times[2:]
 
 
 def _pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:

@@ -1,39 +1,26 @@
-"""Measure how often text depends on how a step was batched, and how close the two best scores were where it did.
-
-    python scripts/numerics.py --device cuda --dtype float32 --dtype bfloat16 --seconds 45 --out numerics.json
+"""How often text depends on how a step was batched, and how close the two best scores were where it did.
 
 The reference decodes one session at a time, one row a step. It is compared with 16 sessions a step that verify drafts of
 up to 8 tokens, most of them right (so that both acceptance and rejection occur), after a prefill in chunks. A kernel may
 compute a row differently in another batch; a text then differs where the two best (perturbed) scores nearly tie.
 
-Each number format and temperature gets `--seconds`, 16 prompts at a time; what is known is written after each of these, so
-that a run that is cut short has told something. Prompts that did not fit in the time are not counted. `--no-split-k` is
-what torch and cuBLAS offer towards equal sums in every batch; compare a run with it and one without.
+Prompts come 16 at a time until the time is over; those that did not fit in the time are not counted.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import random
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import torch
 
-from specq.bench.machine import describe
-from specq.bench.prompts import load_prompts
-from specq.engines.torch.engine import TorchEngine
-from specq.models import resolve_model
-from specq.protocol.params import SamplingParams
-from specq.protocol.types import Judgement, SessionStep, Tree
-from specq.text.codec import TextCodec, load_tokenizer_files
+from specq.engines import Engine
+from specq.protocol import Judgement, SamplingParams, SessionStep, Tree
 from specq.verification import noise
 
 IN_FLIGHT = 16
@@ -93,7 +80,7 @@ def _gaps(judgement: Judgement, params: SamplingParams, position: int) -> list[f
     return found
 
 
-def decode(engine: TorchEngine, jobs: list[Decoding], texts: dict[int, list[int]] | None) -> None:
+def decode(engine: Engine, jobs: list[Decoding], texts: dict[int, list[int]] | None) -> None:
     """Decode jobs together; with `texts` drafts are made from them."""
     rng = random.Random(0)
     for job in jobs:
@@ -115,12 +102,6 @@ def _draft(job: Decoding, texts: dict[int, list[int]] | None, rng: random.Random
     room = max(0, job.params.max_tokens - made - 1)
     right = texts[job.session_id][made : made + min(rng.randrange(MAX_DRAFT + 1), room)]
     return [token if rng.random() < RIGHT else token ^ 1 for token in right]
-
-
-def _prompts(limit: int) -> list[list[int]]:
-    """Return the shipped benchmark prompts as token ids, in the chat template."""
-    codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
-    return [list(prompt.token_ids) for prompt in load_prompts(("gsm8k", "humaneval"), limit, codec)][:limit]
 
 
 @dataclass
@@ -174,7 +155,7 @@ def _first_difference(alone: Decoding, other: Decoding) -> list[dict[str, Any]]:
     return [{"prompt": alone.session_id, "token": at, "gap": alone.gaps[at], "left": len(alone.generated) - at - 1}]
 
 
-def compare(engine: TorchEngine, prompts: list[list[int]], params: SamplingParams, seconds: float) -> Iterator[Tally]:
+def compare(engine: Engine, prompts: list[list[int]], params: SamplingParams, seconds: float) -> Iterator[Tally]:
     """Decode prompts both ways, in blocks, until the time is over; yield what is known after each block.
 
     Decoding one by one takes nearly all of the time; a block is cut short when the time is over.
@@ -199,56 +180,14 @@ def _job(number: int, prompt: list[int], params: SamplingParams) -> Decoding:
     return Decoding(number, list(prompt), len(prompt), replace(params, seed=number))
 
 
-def _warm_up(engine: TorchEngine, prompts: list[list[int]]) -> None:
+def warm_up(engine: Engine, prompts: list[list[int]]) -> None:
     """Have everything compiled, captured and allocated before the time counts."""
     params = SamplingParams(temperature=0.8, max_tokens=4, logprobs=20)
     for _ in compare(engine, prompts[:2], params, 1e9):
         pass
 
 
-@click.command()
-@click.option("--device", default="auto")
-@click.option("--dtype", multiple=True, default=("auto",), help="Number format; may be repeated.")
-@click.option("--temperature", multiple=True, default=(0.0, 0.8), help="May be repeated.")
-@click.option("--seconds", default=60.0, help="Time for each number format and temperature.")
-@click.option("--limit", default=64, help="Prompts at most.")
-@click.option("--max-tokens", default=64)
-@click.option("--eager", is_flag=True, help="Without kernels and CUDA graphs of our own.")
-@click.option(
-    "--no-split-k", is_flag=True, help="Keep cuBLAS from cutting sums into parts, whose number depends on the rows."
-)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path))
-def main(
-    device: str,
-    dtype: tuple[str, ...],
-    temperature: tuple[float, ...],
-    seconds: float,
-    limit: int,
-    max_tokens: int,
-    eager: bool,
-    no_split_k: bool,
-    out: Path | None,
-) -> None:
-    """Measure each number format and temperature; print and write what is known as it comes."""
-    if no_split_k:
-        _forbid_split_k()
-    prompts = _prompts(limit)
-    results: dict[str, Any] = {}
-    record = describe(" ".join(("python", *sys.argv))) | {"device": _device_name(device), "results": results}
-    for name in dtype:
-        engine = TorchEngine(resolve_model("tiny", "target"), device=device, dtype=name, kv_slots=1 << 15, eager=eager)
-        _warm_up(engine, prompts)
-        for degree in temperature:
-            key = f"{engine.info.dtype} T={degree:g}"
-            params = SamplingParams(temperature=degree, max_tokens=max_tokens, logprobs=20)
-            for tally in compare(engine, prompts, params, seconds):
-                results[key] = tally.report()
-                click.echo(f"{key}: {tally}")
-                if out is not None:
-                    out.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def _forbid_split_k() -> None:
+def forbid_split_k() -> None:
     """Ask torch and cuBLAS for sums in one piece; call before the first product on the device.
 
     A part of what vLLM's batch-invariant mode does on Hopper (vllm/model_executor/layers/batch_invariant.py): without a
@@ -262,12 +201,3 @@ def _forbid_split_k() -> None:
             setattr(matmul, name, (False, False))
         except TypeError:
             setattr(matmul, name, False)
-
-
-def _device_name(device: str) -> str:
-    is_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    return torch.cuda.get_device_name() if is_cuda else device
-
-
-if __name__ == "__main__":
-    main()

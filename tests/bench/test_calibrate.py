@@ -1,4 +1,4 @@
-"""scripts/calibrate.py: measures what it says, and comes to an end."""
+"""`specq bench calibrate` measures what it says, and comes to an end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from specq.bench.calibrate import hardware
 from specq.simulate.calibration import drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
@@ -23,17 +24,8 @@ TEXT = StubText(seed=1)
 
 
 @pytest.fixture
-def hardware(monkeypatch):
-    """The script's module of that name."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    from calibrate_lib import hardware
-
-    return hardware
-
-
-@pytest.fixture
-def stub_clock(hardware, monkeypatch):
-    """Let the script's clock be a stub model's own time."""
+def stub_clock(monkeypatch):
+    """Let the clock be a stub model's own time."""
 
     def use(model):
         monkeypatch.setattr(hardware.time, "perf_counter", lambda: model.busy_s)
@@ -51,7 +43,7 @@ def nobody() -> TimedProposer:
     return TimedProposer(DraftSettings(), StubGuesses(TEXT, (0.5,), (0.5,) * 20), toy_info())
 
 
-def test_steps_are_timed_by_rows_and_sessions(hardware, stub_clock):
+def test_steps_are_timed_by_rows_and_sessions(stub_clock):
     """A stub engine of known times gives them back."""
     settings = EngineSettings(step_ms=((1, 3.0), (64, 66.0)), session_us=500)
     engine = stub_clock(TimedEngine(settings, TEXT, toy_info()))
@@ -64,7 +56,7 @@ def test_steps_are_timed_by_rows_and_sessions(hardware, stub_clock):
     assert engine.free_slots == engine.info.kv_slots
 
 
-def test_passes_are_timed_by_rows(hardware, stub_clock):
+def test_passes_are_timed_by_rows(stub_clock):
     guesses = StubGuesses(TEXT, (0.5,), (0.5,) * 20)
     settings = DraftSettings(pass_ms=((1, 1.0), (16, 16.0)))
     proposer = stub_clock(TimedProposer(settings, guesses, toy_info()))
@@ -74,11 +66,11 @@ def test_passes_are_timed_by_rows(hardware, stub_clock):
     assert [ms for _, ms in found] == pytest.approx(list(hardware.PASS_ROWS))
 
 
-def test_choices_tell_the_drafters_chances(hardware):
+def test_choices_tell_the_drafters_chances():
     """Along the target's own texts: claims and ranks of a stub drafter, whose chances come back."""
     proposer = TimedProposer(DraftSettings(), StubGuesses(TEXT, (0.7,), (0.5, 0.5)), toy_info())
     texts = []
-    for _ in range(10):  # session 0 is the one that the script opens
+    for _ in range(10):  # session 0 is the one that is opened
         prompt, tokens = TEXT.prompt(0, 4 + len(texts)).tolist(), []
         for position in range(len(prompt), len(prompt) + 300):
             tokens.append(TEXT.token(0, position, (tokens or prompt)[-1]))
@@ -98,13 +90,13 @@ def test_the_whole_calibration_ends_with_ratios(tmp_path):
     out = tmp_path / "calibration.json"
     options = ["--rtt", "5", "--mode", "plain", "--mode", "async", "--num-prompts", "2", "--output-len", "24"]
     done = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "calibrate.py"), *options, "--repeats", "2", "--out", str(out)],
+        [sys.executable, "-m", "specq", "bench", "calibrate", *options, "--repeats", "2", "--out", str(out)],
         cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
         timeout=540,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "PREDICTED" in done.stdout
-    record = json.loads(out.read_text())
+    record = json.loads(out.read_text())["results"]
     assert [(run["rtt_ms"], run["mode"]) for run in record["runs"]] == [(5.0, "plain"), (5.0, "async")]
     assert all(run["ratio"]["tokens_per_second"] > 0 for run in record["runs"])
     assert record["runs"][1]["measured"]["accepted_tokens"] > 0

@@ -1,25 +1,29 @@
-"""One contestant of scripts/gpu_end_to_end.py in a process of its own: `gpu_rivals.py NAME WORKLOAD RESULT`.
+"""Contestants that load models into the process they run in, so that each gets one of its own (`children`).
 
 vllm           vLLM, plain
-vllm-spec      vLLM with its own draft-model speculation, several depths
+vllm-spec      vLLM with its own draft-model speculation
 transformers   `generate`, and assisted generation
 alone          not a rival: steps of specq's two models by themselves, for the floor of a round
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
+from functools import partial
 from itertools import count, islice
-from pathlib import Path
+from statistics import median
 from typing import Any
 
-from gpu_end_to_end_lib.workload import Workload
+from specq.bench import chain_steps, engine_steps
+from specq.bench.end_to_end.workload import Workload
+from specq.engines import ENGINES
+from specq.proposers import PROPOSERS
+from specq.runtime import resolve
 
-DEPTHS = (3,)  # of vLLM's speculation; 5 was slower with 1, 8, 32 and 64 sessions on an H200
+DEPTH = 3  # of vLLM's speculation; 5 was slower with 1, 8, 32 and 64 sessions on an H200
 FEW = 2  # prompts for transformers, which is slow
 SHORT = 48
+CONTEXT, STEPS = 256, 22  # of steps that are timed
 MOST_ROWS = 512  # of a step that is timed
 
 
@@ -42,7 +46,7 @@ def vllm(work: Workload, depth: int = 0) -> dict[str, Any]:
     numbers = count()
 
     def complete(prompts: list[list[int]], at_a_time: int) -> list[list[int]]:
-        """Keep so many requests under way, as a server with so many users would."""
+        """Keep `at_a_time` requests under way, as a server with that many users would."""
         texts: dict[str, list[int]] = {}
         waiting, ids = iter(prompts), [str(next(numbers)) for _ in prompts]
         unused, under_way = iter(ids), 0
@@ -59,7 +63,7 @@ def vllm(work: Workload, depth: int = 0) -> dict[str, Any]:
     found = {}
     for sessions in work.sessions:
         before = _counters(llm)
-        found[str(sessions)] = work.timed(sessions, lambda prompts, sessions=sessions: complete(prompts, sessions))
+        found[str(sessions)] = work.timed(sessions, partial(complete, at_a_time=sessions))
         rounds, accepted = (after - b for after, b in zip(_counters(llm), before, strict=True))
         if rounds:
             found[str(sessions)]["mean_accepted_length"] = round(1 + accepted / rounds, 3)
@@ -72,19 +76,8 @@ def _counters(llm: Any) -> tuple[float, float]:
 
 
 def vllm_spec(work: Workload) -> dict[str, Any]:
-    """Every depth in a process of its own: an engine keeps its memory until its process ends."""
-    depth = int(os.environ.get("SPECQ_RIVAL_DEPTH", "0"))
-    if depth:
-        return vllm(work, depth)
-    import subprocess
-
-    found: dict[str, Any] = {}
-    for each in DEPTHS:
-        result = Path(sys.argv[3]).with_suffix(f".{each}")
-        command = [sys.executable, *sys.argv[:3], str(result)]
-        subprocess.run(command, check=True, env=os.environ | {"SPECQ_RIVAL_DEPTH": str(each)})
-        found |= json.loads(result.read_text("utf-8"))
-    return found
+    """Return the same with vLLM's own speculation."""
+    return vllm(work, DEPTH)
 
 
 def transformers(work: Workload) -> dict[str, Any]:
@@ -92,9 +85,11 @@ def transformers(work: Workload) -> dict[str, Any]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    load = AutoModelForCausalLM.from_pretrained
+    auto: Any = AutoModelForCausalLM
     dtype = torch.bfloat16 if work.device.startswith("cuda") else torch.float32
-    target, draft = (load(f"{work.pair}/{role}", dtype=dtype).to(work.device).eval() for role in ("target", "draft"))
+    target, draft = (
+        auto.from_pretrained(f"{work.pair}/{role}", dtype=dtype).to(work.device).eval() for role in ("target", "draft")
+    )
     draft.generation_config.num_assistant_tokens = 5
     draft.generation_config.num_assistant_tokens_schedule = "constant"
 
@@ -121,26 +116,18 @@ def transformers(work: Workload) -> dict[str, Any]:
 
 def alone(work: Workload) -> dict[str, Any]:
     """Return milliseconds of a verify step over sessions and nodes, and of a draft step in a chain."""
-    from gpu_bench_lib import chains, steps
-
-    from specq.engines.torch.engine import TorchEngine
-    from specq.proposers.draft_model import DraftModel
-
-    options: Any = {"device": work.device, "dtype": "bfloat16", "kv_slots": 32 * 1024}
-    engine = TorchEngine(f"{work.pair}/target", **options)
-    verify = [steps.measure(engine, s, k) for s in work.sessions for k in (0, 6, 15) if s * (k + 1) <= MOST_ROWS]
-    draft = DraftModel(f"{work.pair}/draft", **options)
-    return {"verify": verify, "draft": [chains.measure(draft, s, width=3) for s in work.sessions]}
+    dtype = "bfloat16" if work.device.startswith("cuda") else "float32"
+    options: Any = {"device": work.device, "dtype": dtype, "kv_slots": 32 * 1024}
+    engine = resolve("engine", ENGINES, "torch")(f"{work.pair}/target", **options)
+    verify = {
+        name: {"step_ms": round(median(times), 3)}
+        for sessions in work.sessions
+        for nodes in (0, 6, 15)
+        if sessions * (nodes + 1) <= MOST_ROWS
+        for name, times in engine_steps.measure(engine, (sessions,), (nodes,), CONTEXT, STEPS)
+    }
+    draft = resolve("proposer", PROPOSERS, "draft-model")(f"{work.pair}/draft", **options)
+    return {"verify": verify, "draft": {str(s): chain_steps.measure(draft, s, width=3) for s in work.sessions}}
 
 
 RIVALS = {"vllm": vllm, "vllm-spec": vllm_spec, "transformers": transformers, "alone": alone}
-
-
-def main() -> None:
-    name, workload, result = sys.argv[1:4]
-    found = RIVALS[name](Workload.load(Path(workload)))
-    Path(result).write_text(json.dumps(found), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from specq.proposers import Expansion
-from specq.proposers.draft_model import DraftModel
-from specq.protocol.params import SamplingParams
+from specq.proposers import ChainProposer, Expansion, Proposer
+from specq.protocol import SamplingParams
 
 DEPTHS = (2, 10)
 
 
+class ChainDrafter(Proposer, ChainProposer, Protocol):
+    """A proposer that also drafts chains on its device."""
+
+
 def measure(
-    draft: DraftModel, num_sessions: int, *, context: int = 256, temperature: float = 0.0, width: int = 1
+    draft: ChainDrafter, num_sessions: int, *, context: int = 256, temperature: float = 0.0, width: int = 1
 ) -> dict[str, Any]:
     """Return milliseconds of a chain's step: the difference of two depths; and of whole calls."""
     rng = np.random.default_rng(1)
@@ -35,7 +38,7 @@ def measure(
     }  # fmt: skip
 
 
-def _chain_ms(draft: DraftModel, num_sessions: int, depth: int, width: int) -> float:
+def _chain_ms(draft: ChainDrafter, num_sessions: int, depth: int, width: int) -> float:
     ids = tuple(range(depth * width))
     times = []
     for _ in range(14):
@@ -46,7 +49,7 @@ def _chain_ms(draft: DraftModel, num_sessions: int, depth: int, width: int) -> f
     return statistics.median(times[4:]) * 1e3
 
 
-def _pass_ms(draft: DraftModel, num_sessions: int, width: int) -> float:
+def _pass_ms(draft: ChainDrafter, num_sessions: int, width: int) -> float:
     times = []
     for _ in range(14):
         started = time.perf_counter()
@@ -56,7 +59,7 @@ def _pass_ms(draft: DraftModel, num_sessions: int, width: int) -> float:
     return statistics.median(times[4:]) * 1e3
 
 
-def _commit(draft: DraftModel, num_sessions: int) -> None:
-    """A verdict that rejects all: one pending token each, as after any correction."""
+def _commit(draft: ChainDrafter, num_sessions: int) -> None:
+    """Commit a verdict that rejects all: one pending token each, as after any correction."""
     for i in range(num_sessions):
         draft.commit(i, np.array([77], np.int32), [])

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specq.bench.prompts import load_prompts
-from specq.models import resolve_model
-from specq.text.codec import TextCodec, load_tokenizer_files
+from specq.bench.run import codec_of
 
 LEAST_JOBS = 8  # of a run
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
@@ -30,10 +29,10 @@ class Workload:
     prompts: list[list[int]]
 
     @staticmethod
-    def of(pair: Path, *, device: str, sessions: str, output_len: int, repeats: int) -> Workload:
+    def of(pair: Path, *, device: str, sessions: Sequence[int], output_len: int, repeats: int) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns."""
-        codec = TextCodec(load_tokenizer_files(resolve_model("tiny", "target")))
-        at_a_time = [int(number) for number in sessions.split(",")]
+        codec = codec_of("tiny")
+        at_a_time = list(sessions)
         each = max(*at_a_time, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
         prompts = [prompt for pair_of in zip(*sets, strict=True) for prompt in pair_of]
@@ -41,9 +40,11 @@ class Workload:
 
     @staticmethod
     def load(path: Path) -> Workload:
+        """Read what `save` has written."""
         return Workload(**json.loads(path.read_text("utf-8")))
 
     def save(self, path: Path) -> None:
+        """Write it for a process that is given the path."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
@@ -53,12 +54,12 @@ class Workload:
         return values | {"prompt_tokens": statistics.mean(lengths)}
 
     def prompts_for(self, num_sessions: int) -> list[list[int]]:
-        """Return the prompts of a run with so many sessions; all have been seen when it is timed, so that whoever keeps the
-        KV of prompts has it."""
+        """Return the prompts of a run with `num_sessions`; all have been seen when it is timed, so that whoever keeps the KV
+        of prompts has it."""
         return [self.prompts[i % len(self.prompts)] for i in range(max(JOBS_EACH * num_sessions, LEAST_JOBS))]
 
     def timed(self, num_sessions: int, complete: Callable[[list[list[int]]], list[list[int]]]) -> dict[str, Any]:
-        """Complete all prompts of such a run again and again; return the median rate, and the first texts' tokens."""
+        """Complete all prompts of a run, `repeats` times; return the rates, and the beginnings of the first texts."""
         prompts = self.prompts_for(num_sessions)
         complete(prompts)  # warm
         rates, texts = [], []

@@ -1,30 +1,20 @@
-"""The numerics script finds texts that depend on the batch, says how near a tie it was, and keeps to its time."""
+"""`specq bench numerics` finds texts that depend on the batch, says how near a tie it was, and keeps to its time."""
 
-import importlib.util
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from specq.protocol.params import SamplingParams
-from specq.protocol.types import Judgement, Logprobs
+from specq.bench import numerics
+from specq.bench.prompts import Prompt
+from specq.bench.suites import numerics as suite
+from specq.cli import main
+from specq.protocol import Judgement, Logprobs, SamplingParams
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "numerics.py"
 PROMPTS = [[5, 6, 7 + i] for i in range(20)]
 GREEDY = SamplingParams(max_tokens=6, logprobs=20)
-
-
-@pytest.fixture(scope="module")
-def numerics():
-    spec = importlib.util.spec_from_file_location("numerics", SCRIPT)
-    module = sys.modules["numerics"] = importlib.util.module_from_spec(spec)  # where its dataclasses look for it
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["numerics"]
 
 
 class Counting:
@@ -62,22 +52,22 @@ class Counting:
         return Judgement(step.session_id, tuple(path), np.array(said, np.int32), logprobs)
 
 
-def last(numerics, engine, prompts=PROMPTS, seconds=1e9):
+def last(engine, prompts=PROMPTS, seconds=1e9):
     return list(numerics.compare(engine, prompts, GREEDY, seconds))[-1]
 
 
-def test_texts_that_do_not_depend_on_the_batch(numerics):
+def test_texts_that_do_not_depend_on_the_batch():
     """All prompts are decoded one by one and sixteen at a time, and nothing differs."""
     engine = Counting()
-    told = last(numerics, engine).report()
+    told = last(engine).report()
     assert (told["texts"], told["tokens"], told["differing"]) == (20, 120, [])
     assert told["widest_gap"] is None
     assert (max(engine.widths), engine.widths[0]) == (16, 1)
 
 
-def test_a_tie_that_falls_either_way_is_found(numerics):
+def test_a_tie_that_falls_either_way_is_found():
     """The first difference of each text, with the gap of the two best scores there."""
-    told = last(numerics, Counting(flips=(12,)), PROMPTS[:8]).report()
+    told = last(Counting(flips=(12,)), PROMPTS[:8]).report()
     reached = [i for i in range(8) if 7 + i <= 12 < 7 + i + 6]  # texts in which 12 is followed by another token
     assert [case["prompt"] for case in told["differing"]] == reached
     assert [case["token"] for case in told["differing"]] == [12 - (7 + i) for i in reached]
@@ -86,15 +76,15 @@ def test_a_tie_that_falls_either_way_is_found(numerics):
     assert told["differing_per_token"] == round(len(reached) / agreed, 6)
 
 
-def test_it_keeps_to_its_time(numerics, monkeypatch):
+def test_it_keeps_to_its_time(monkeypatch):
     """No prompt is begun when the time is over; those that were, are compared."""
     ticks = iter(range(1000))
     monkeypatch.setattr(numerics.time, "monotonic", lambda: next(ticks))
-    told = last(numerics, Counting(), seconds=4).report()
+    told = last(Counting(), seconds=4).report()
     assert (told["texts"], told["tokens"]) == (3, 18)
 
 
-def test_what_is_known_is_written_at_once(numerics, monkeypatch, tmp_path):
+def test_what_is_known_is_written_at_once(monkeypatch, tmp_path):
     """A run that dies in its second setting has written the first, block by block."""
     out, seen = tmp_path / "numerics.json", []
 
@@ -106,10 +96,22 @@ def test_what_is_known_is_written_at_once(numerics, monkeypatch, tmp_path):
         engine.info = SimpleNamespace(dtype=options["dtype"])
         return engine
 
-    monkeypatch.setattr(numerics, "TorchEngine", make)
-    monkeypatch.setattr(numerics, "_prompts", lambda limit: PROMPTS)
+    monkeypatch.setattr(suite, "resolve", lambda kind, table, name: make)
+    monkeypatch.setattr(suite, "load_prompts", lambda *_: [Prompt("x", str(i), p) for i, p in enumerate(PROMPTS)])
     options = ["--dtype", "float32", "--dtype", "bfloat16", "--device", "cpu", "--max-tokens", "6", "--out", str(out)]
-    outcome = CliRunner().invoke(numerics.main, options)
+    outcome = CliRunner().invoke(main, ["bench", "numerics", *options])
     assert isinstance(outcome.exception, RuntimeError)
     assert {key: value["texts"] for key, value in seen[0].items()} == {"float32 T=0": 20, "float32 T=0.8": 20}
-    assert outcome.stdout.count("texts differ") == 4
+    assert outcome.stderr.count("texts differ") == 4
+
+
+@pytest.mark.slow
+def test_a_real_engine_on_the_cpu(tmp_path):
+    """The suite at its smallest: one prompt, both temperatures, float32; nothing differs."""
+    out = tmp_path / "numerics.json"
+    options = ["--device", "cpu", "--limit", "2", "--max-tokens", "4", "--seconds", "60", "--out", str(out)]
+    outcome = CliRunner().invoke(main, ["bench", "numerics", *options])
+    assert outcome.exit_code == 0, outcome.output
+    report = json.loads(out.read_text())
+    assert {key: one["texts"] for key, one in report["results"].items()} == {"float32 T=0": 2, "float32 T=0.8": 2}
+    assert [one["median"] for one in report["figures"].values()] == [0.0, 0.0]

@@ -9,18 +9,13 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from specq import Client
-from specq.client.result import Result
-from specq.config.addresses import free_address
-from specq.config.loading import load
-from specq.config.sections import Config
-from specq.protocol.errors import EngineError
-from workers.up import Group, members
+from specq.bench.servers import Servers, pair_config
+from specq.client import Client, Result
+from specq.protocol import EngineError
 
-PROXY = Path(__file__).parents[1] / "delay_proxy.py"
+PROXY = ("-m", "specq.bench.delay_proxy")
 READY_S = 240.0
 JOB_S = 120.0  # patience with one job
 COUNTS = ("rounds", "drafted", "draft_tokens", "accepted_tokens", "hits", "misses", "stale", "forward_us")
@@ -40,41 +35,23 @@ class Setting:
     line: tuple[str, ...] = ()
 
 
-def config_for(setting: Setting) -> Config:
-    """Return the configuration of all processes, on a free address; drafters run at the others' priority."""
-    config = load()
-    return replace(
-        config,
-        up=replace(config.up, targets=1, drafters=setting.drafters),
-        broker=replace(config.broker, bind=free_address(), journal="none"),
-        target=replace(config.target, model=setting.model),
-        draft=replace(config.draft, model=setting.draft_model, nice=0),
-    )
-
-
 @contextmanager
 def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
-    """Start everything, the drafters `rtt_ms` away; stop it all at the end."""
-    config = config_for(setting)
+    """Start everything, the drafters `rtt_ms` away and at the others' priority; stop it all at the end."""
+    config = pair_config(setting.model, setting.draft_model, setting.drafters)
+    config = replace(config, broker=replace(config.broker, journal="none"), draft=replace(config.draft, nice=0))
     with ExitStack() as stack:
         is_far = rtt_ms or setting.line
-        far = stack.enter_context(proxy(config.broker.bind, rtt_ms, setting.line)) if is_far else config.broker.bind
-        found = members(config, ["--log-level", "error"])
-        moved = [
-            replace(member, arguments=tuple(far if part == config.broker.bind else part for part in member.arguments))
-            if member.name.startswith("draft")
-            else member
-            for member in found
-        ]
-        group = stack.enter_context(Group(moved))
-        group.wait_ready(READY_S)
-        yield stack.enter_context(Client(group.address))
+        far = stack.enter_context(proxy(config.broker.bind, rtt_ms, setting.line)) if is_far else ""
+        servers = stack.enter_context(Servers(config, drafters_at=far))
+        servers.wait_ready(READY_S)
+        yield servers.client
 
 
 @contextmanager
 def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[str]:
     """Run a delay proxy; yield the address to connect to."""
-    command = [sys.executable, str(PROXY), "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
+    command = [sys.executable, *PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None, "it was asked for"

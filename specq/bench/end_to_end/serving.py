@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from gpu_end_to_end_lib.workload import Workload
-from specq import Client
-from specq.client.result import Result
-from specq.config.addresses import free_address
-from specq.config.loading import load
-from specq.config.sections import Config
-from workers.up import Group, members
+from specq.bench.end_to_end.workload import Workload
+from specq.bench.servers import Servers, pair_config
+from specq.client import Client, Result
+from specq.config import Config
 
 READY_S = 400.0
 KV_SLOTS = 48 * 1024
@@ -33,35 +28,28 @@ OWN, SECOND = ("own", "two-own"), ("two", "two-own")  # who drafts in the verifi
 
 def measure(name: str, work: Workload) -> dict[str, Any]:
     """Return {mode: {sessions: figures}} of a deployment."""
-    with _serving(name, work) as client:
+    with Servers(_config(name, work)) as servers:
+        servers.wait_ready(READY_S)
         return {
-            mode: {str(count): _run(client, work, count, mode) for count in work.sessions} for mode in DEPLOYMENTS[name]
+            mode: {str(count): _run(servers.client, work, count, mode) for count in work.sessions}
+            for mode in DEPLOYMENTS[name]
         }
 
 
-@contextmanager
-def _serving(name: str, work: Workload) -> Iterator[Client]:
-    with Group(members(_config(name, work), ["--log-level", "warning"])) as group:
-        group.wait_ready(READY_S)
-        with Client(group.address) as client:
-            yield client
-
-
 def _config(name: str, work: Workload) -> Config:
-    config = load()
-    is_gpu = work.device.startswith("cuda")
     target, draft = (f"{work.pair}/{role}" for role in ("target", "draft"))
+    config = pair_config(target, draft, 0 if name == "own" else 1)
+    is_gpu = work.device.startswith("cuda")
     first, second = ("cuda:0", "cuda:1" if name in SECOND else "cuda:0") if is_gpu else ("cpu", "cpu")
     dtype = "bfloat16" if is_gpu else "float32"
     return replace(
         config,
-        up=replace(config.up, targets=1, drafters=0 if name == "own" else 1),
-        broker=replace(config.broker, bind=free_address(), journal="none"),
+        broker=replace(config.broker, journal="none"),
         target=replace(
-            config.target, model=target, device=first, dtype=dtype, kv_slots=KV_SLOTS, prompt_lookup="none", max_sessions=128,
+            config.target, device=first, dtype=dtype, kv_slots=KV_SLOTS, prompt_lookup="none", max_sessions=128,
             draft_model=draft if name in OWN else "",
         ),
-        draft=replace(config.draft, model=draft, device=second, dtype=dtype, kv_slots=KV_SLOTS, nice=0),
+        draft=replace(config.draft, device=second, dtype=dtype, kv_slots=KV_SLOTS, nice=0),
     )  # fmt: skip
 
 

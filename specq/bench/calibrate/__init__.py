@@ -1,0 +1,2 @@
+"""The parts of `specq bench calibrate`: `hardware` measures the pair of models and this machine, `serving` runs real
+processes over a network with delays, `compare` sets what they did beside the simulator's prediction."""

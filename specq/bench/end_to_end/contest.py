@@ -1,0 +1,81 @@
+"""One contestant after the other on the same workload, since each fills the GPU; and the options that say which."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specq.bench.end_to_end import table
+from specq.bench.end_to_end.workload import Workload
+from specq.bench.report import Report, show, tell
+from specq.bench.suite import COUNT, options
+from specq.protocol import SpecqError
+
+DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
+SHAPES = ("target", "draft", "draft_shape")  # options of `specq models inflate`
+
+workload_options = options(
+    click.option(
+        "--pair", default="pair", show_default=True, type=click.Path(file_okay=False, path_type=Path),
+        help="Has target/ and draft/; made if it is not there.",
+    ),
+    click.option("--target", default="qwen2.5-7b", show_default=True, help="Shape of the target, if it is to be made."),
+    click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft model, likewise."),
+    click.option("--draft-shape", default=DRAFT_SHAPE, show_default=True, help="Changes to it."),
+    click.option("--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 64), show_default=True, help="Jobs at a time; may be repeated."),
+    click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
+    click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
+    click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),
+)  # fmt: skip
+Contestant = Callable[[Workload], dict[str, Any]]
+
+
+def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workload:
+    """Make the pair if it is not there; return and report the workload."""
+    shapes = {name: given.pop(name) for name in SHAPES}
+    _build(pair, device, shapes)
+    work = Workload.of(pair, device=device, **given)
+    report.update(settings=work.to_dict() | shapes)
+    return work
+
+
+def _build(pair: Path, device: str, shapes: dict[str, str]) -> None:
+    if (pair / "draft" / "config.json").exists():
+        return
+    changes = [part for name, value in shapes.items() for part in (f"--{name.replace('_', '-')}", value)]
+    dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    command = [
+        sys.executable,
+        "-m",
+        "specq",
+        "models",
+        "inflate",
+        "--out",
+        str(pair),
+        "--device",
+        device,
+        "--dtype",
+        dtype,
+    ]
+    subprocess.run([*command, *changes], check=True)
+
+
+def run(report: Report, work: Workload, contestants: Sequence[tuple[str, Contestant]]) -> None:
+    """Measure the contestants in turn; one that fails is reported, and the others go on."""
+    found: dict[str, Any] = {}
+    for name, measure in contestants:
+        started = time.perf_counter()
+        try:
+            found[name] = measure(work)
+        except (SpecqError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
+            tell(f"{name}: {error}")
+        tell(f"-- {name}: {time.perf_counter() - started:.0f} s")
+        report.update(figures=table.figures(name, found[name]), results=found)
+    show([table.HEADER, *(row for name, one in found.items() for row in table.rows(name, one))])

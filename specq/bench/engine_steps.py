@@ -1,0 +1,81 @@
+"""What a verify step takes with an engine, and whether two engines say the same.
+
+Steps go through the engine's interface: sessions with contexts of random tokens, each with a chain of random drafts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+
+from specq.engines import Engine
+from specq.protocol import NO_TREE, SamplingParams, SessionStep, Tree
+
+GREEDY = SamplingParams(ignore_eos=True)
+KINDS = {"greedy": GREEDY, "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True)}
+WARM_UP = 3  # steps that are not counted
+NUM_TEXTS, TEXT_LEN = 4, 48
+
+
+class Texts:
+    """Sessions with contexts of random tokens, in one engine."""
+
+    def __init__(self, engine: Engine, count: int, context: int, params: SamplingParams) -> None:
+        self.engine, self.params = engine, params
+        self.rng = np.random.default_rng(count)
+        vocab = engine.info.num_tokens
+        self.tokens = [self.rng.integers(0, vocab, context).tolist() for _ in range(count)]
+        for i, tokens in enumerate(self.tokens):
+            start = engine.open(i, np.array(tokens, np.int32))
+            engine.step([SessionStep(i, start, np.array(tokens[start:], np.int32)[:-1], params, judged=False)])
+        self.kv = [context - 1] * count
+
+    def step(self, num_drafts: int) -> float:
+        """Run one step, with `num_drafts` random drafts in each session; return its seconds."""
+        drafts = [self._chain(num_drafts) for _ in self.tokens]
+        steps = [
+            SessionStep(i, kv, np.array(tokens[kv:], np.int32), self.params, tree)
+            for i, (tokens, kv, tree) in enumerate(zip(self.tokens, self.kv, drafts, strict=True))
+        ]
+        started = time.perf_counter()
+        judgements = self.engine.step(steps)
+        seconds = time.perf_counter() - started
+        for i, judgement in enumerate(judgements):
+            self.kv[i] += 1 + len(judgement.path)
+            self.tokens[i] += judgement.token_ids.tolist()
+        return seconds
+
+    def _chain(self, count: int) -> Tree:
+        if not count:
+            return NO_TREE
+        tokens = self.rng.integers(0, self.engine.info.num_tokens, count).astype(np.int32)
+        return Tree(tokens, np.arange(count, dtype=np.int32) - 1, np.zeros(count, np.float32))
+
+    def close(self) -> None:
+        """Close the sessions."""
+        for i in range(len(self.tokens)):
+            self.engine.close(i)
+
+
+def measure(
+    engine: Engine, sessions: Sequence[int], drafts: Sequence[int], context: int, repeats: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield each kind of step and the milliseconds of its repetitions, after some that are not counted."""
+    for (name, params), count in product(KINDS.items(), sessions):
+        texts = Texts(engine, count, context, params)
+        for num_drafts in drafts:
+            times = [texts.step(num_drafts) for _ in range(WARM_UP + repeats)]
+            yield f"{name} S={count} K={num_drafts}", [1e3 * seconds for seconds in times[WARM_UP:]]
+        texts.close()
+
+
+def greedy_texts(engine: Engine, context: int) -> list[list[int]]:
+    """Return a few greedy continuations, with random drafts."""
+    texts = Texts(engine, NUM_TEXTS, context, GREEDY)
+    while min(map(len, texts.tokens)) < context + TEXT_LEN:
+        texts.step(4)
+    texts.close()
+    return [tokens[context:][:TEXT_LEN] for tokens in texts.tokens]

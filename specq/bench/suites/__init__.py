@@ -1,0 +1,34 @@
+"""The suites of `specq bench`: one file each, imported only when it is called.
+
+In: options. Out: a table on the screen, and a `Report` in the file that `--out` names.
+To add a suite: a file here whose `command` is a function that `specq.bench.suite.suite` decorates, one line in `SUITES` and
+one in `SUMMARIES`.
+"""
+
+SUITES = {
+    "pair": "specq.bench.suites.pair:command",
+    "strategies": "specq.bench.suites.strategies:command",
+    "shapes": "specq.bench.suites.shapes:command",
+    "roundtrip": "specq.bench.suites.roundtrip:command",
+    "lossless": "specq.bench.suites.lossless:command",
+    "numerics": "specq.bench.suites.numerics:command",
+    "steps": "specq.bench.suites.steps:command",
+    "gpu": "specq.bench.suites.gpu:command",
+    "rivals": "specq.bench.suites.rivals:command",
+    "journal": "specq.bench.suites.journal:command",
+    "calibrate": "specq.bench.suites.calibrate:command",
+}
+SUMMARIES = {
+    "pair": "specq, transformers generate and assisted generation on one pair of models (the default).",
+    "strategies": "Each strategy beside plain decoding and lookup alone.",
+    "shapes": "Each shape of drafts beside plain decoding and lookup alone.",
+    "roundtrip": "What the broker adds to a round trip.",
+    "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
+    "numerics": "How often text depends on how a step was batched, by number format.",
+    "steps": "What a verify step takes with an engine, by sessions and drafts.",
+    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
+    "rivals": "The rivals of `gpu` by themselves: vLLM, transformers, and specq's models alone.",
+    "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
+    "calibrate": "This machine and a pair of models, beside what the simulator predicts for them.",
+}
+DEFAULT = "pair"

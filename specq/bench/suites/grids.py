@@ -1,0 +1,65 @@
+"""What the suites `strategies` and `shapes` share: options, the measuring, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from specq.bench.figures import Row
+from specq.bench.grid import NOTES, run_grid
+from specq.bench.pairs import parse_pairs
+from specq.bench.prompts import shipped
+from specq.bench.report import Figure, Report, figure, show, tell
+from specq.bench.settings import Settings
+from specq.bench.suite import options, serving_options
+from specq.bench.variants import Variant
+
+TEMPERATURES = (0.0, 0.8)
+Cell = dict[str, Any]
+
+grid_options = options(
+    serving_options,
+    click.option(
+        "--temperature",
+        type=click.FloatRange(0),
+        multiple=True,
+        help="0 is greedy; may be repeated.  [default: 0, 0.8]",
+    ),
+    click.option(
+        "--pair",
+        multiple=True,
+        metavar="NAME=TARGET,DRAFT",
+        help="Models to compare on; may be repeated; DRAFT may be weak, weak:NOISE or random.  [default: tiny and weak]",
+    ),
+)
+
+
+def measure_grid(
+    report: Report,
+    variants: Sequence[Variant],
+    make_table: Callable[[Sequence[Cell]], list[Row]],
+    *,
+    dataset: tuple[str, ...],
+    numseqs: int,
+    pair: tuple[str, ...],
+    temperature: tuple[float, ...],
+    **given: Any,
+) -> None:
+    """Measure the variants on all pairs at all temperatures; report and print the cells."""
+    settings = Settings(datasets=dataset or tuple(shipped()), num_prompts=numseqs, **given)
+    result = run_grid(parse_pairs(pair), variants, temperature or TEMPERATURES, settings, tell)
+    cells = result["cells"]
+    report.update(settings=result.pop("settings"), figures=_figures(cells), results=result)
+    differs = any(cell["same_text"] is None for cell in cells)
+    show(make_table(cells), [f"in distribution: {NOTES['in_distribution']}"] if differs else [])
+
+
+def _figures(cells: Sequence[Cell]) -> dict[str, Figure]:
+    return {
+        f"{cell['pair']} T={cell['temperature']:g} {cell['variant']} tokens/s": figure(
+            "tokens/s", cell["tokens_per_second"]["repeats"]
+        )
+        for cell in cells
+    }

@@ -1,0 +1,93 @@
+"""`specq bench steps`: what a verify step takes with an engine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from specq.bench.engine_steps import NUM_TEXTS, greedy_texts, measure
+from specq.bench.report import Figure, Report, figure, show, tell
+from specq.bench.suite import COUNT, suite
+from specq.config import engine_options
+from specq.engines import ENGINES, Engine
+from specq.models import resolve_model
+from specq.runtime import resolve
+
+MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
+
+
+@suite("steps")
+@click.option("--engine", type=click.Choice(list(ENGINES)), default="torch", show_default=True, help="What runs it.")
+@click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
+@click.option("--device", default="auto", show_default=True, help="As of `specq worker --role target`.")
+@click.option("--dtype", default="auto", show_default=True, help="Likewise.")
+@click.option("--engine-option", multiple=True, metavar="NAME=VALUE", help="Handed on to the engine; may be repeated.")
+@click.option("--sessions", type=COUNT, multiple=True, default=(1, 8), show_default=True, help="May be repeated.")
+@click.option(
+    "--drafts", type=click.IntRange(0), multiple=True, default=(0, 4, 8), show_default=True,
+    help="Drafted tokens of each session; may be repeated.",
+)  # fmt: skip
+@click.option("--context", type=click.IntRange(2), default=256, show_default=True, help="Tokens before the step.")
+@click.option("--repeats", type=COUNT, default=22, show_default=True, help="Steps of each kind that count.")
+@click.option(
+    "--check-text",
+    is_flag=True,
+    help="Also run greedy texts in the torch engine; near ties may differ between engines.",
+)
+def command(
+    report: Report,
+    *,
+    engine: str,
+    model: str,
+    sessions: tuple[int, ...],
+    drafts: tuple[int, ...],
+    context: int,
+    repeats: int,
+    check_text: bool,
+    **options: Any,
+) -> None:
+    """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
+    asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
+    report.update(settings=asked | options | {"repeats": repeats})
+    began = time.perf_counter()
+    running = _load(engine, model, **options)
+    report.update(
+        results={
+            "dtype": running.info.dtype,
+            "kv_slots": running.info.kv_slots,
+            "start_s": round(time.perf_counter() - began, 1),
+        }
+    )
+    found: dict[str, Figure] = {}
+    for kind, times in measure(running, sessions, drafts, context, repeats):
+        found[f"{kind} step"] = figure("ms", times)
+        report.update(figures=found)
+        tell(f"{kind}: {found[f'{kind} step']['median']:.3f} ms")
+    texts = greedy_texts(running, context) if check_text else []
+    _shut_down(running)
+    notes = [_check(report, texts, model, context, **options)] if check_text else []
+    show([("STEP", "MS"), *((kind, one["median"]) for kind, one in found.items())], notes)
+
+
+def _load(engine: str, model: str, *, engine_option: tuple[str, ...], **options: Any) -> Engine:
+    own = {"max_step_rows": MAX_STEP_ROWS} if engine == "vllm" else {"kv_slots": KV_SLOTS}
+    given = {"options": engine_options.parsed(engine_option)} if engine_option else {}
+    loaded: Engine = resolve("engine", ENGINES, engine)(resolve_model(model, "target"), **options, **own, **given)
+    return loaded
+
+
+def _shut_down(engine: Engine) -> None:
+    """Free the device for the next engine, where the engine has a process or a pool to end."""
+    shutdown = getattr(engine, "shutdown", None)
+    if shutdown is not None:
+        shutdown()
+
+
+def _check(report: Report, texts: list[list[int]], model: str, context: int, **options: Any) -> str:
+    """Report how many of the texts differ from the torch engine's."""
+    theirs = greedy_texts(_load("torch", model, **options | {"engine_option": ()}), context)
+    num_different = sum(a != b for a, b in zip(texts, theirs, strict=True))
+    report.update(results={"greedy_texts": NUM_TEXTS, "greedy_texts_that_differ": num_different})
+    return f"{num_different} of {NUM_TEXTS} greedy texts differ from the torch engine's"

@@ -1,0 +1,41 @@
+"""`specq bench steps` on the CPU at its smallest, and its figures with a toy engine."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from specq.bench.engine_steps import greedy_texts, measure
+from specq.cli import main
+from tests.toy import ToyEngine
+
+
+def test_every_kind_of_step_is_timed():
+    """Greedy and sampled, by sessions and drafts; steps that warm up are not counted; nothing stays open."""
+    engine = ToyEngine()
+    found = dict(measure(engine, (1, 2), (0, 3), 8, 5))
+    assert list(found) == [f"{kind} S={s} K={k}" for kind in ("greedy", "sampled") for s in (1, 2) for k in (0, 3)]
+    assert {len(times) for times in found.values()} == {5}
+    assert all(milliseconds > 0 for times in found.values() for milliseconds in times)
+    assert engine.free_slots == engine.info.kv_slots
+
+
+def test_greedy_texts_do_not_depend_on_the_random_drafts():
+    """The same engine says the same again, so many tokens after its context."""
+    texts = greedy_texts(ToyEngine(), 8)
+    assert {len(text) for text in texts} == {48}
+    assert texts == greedy_texts(ToyEngine(), 8)
+
+
+@pytest.mark.slow
+def test_the_suite_on_the_cpu(tmp_path):
+    out = tmp_path / "steps.json"
+    options = ["--device", "cpu", "--sessions", "2", "--drafts", "0", "--drafts", "4", "--context", "16"]
+    arguments = ["bench", "steps", *options, "--repeats", "2", "--check-text", "--out", str(out)]
+    outcome = CliRunner().invoke(main, arguments)
+    assert outcome.exit_code == 0, outcome.output
+    report = json.loads(out.read_text())
+    assert list(report["figures"]) == [f"{kind} S=2 K={k} step" for kind in ("greedy", "sampled") for k in (0, 4)]
+    assert all(len(one["repeats"]) == 2 for one in report["figures"].values())
+    assert report["results"]["greedy_texts_that_differ"] == 0
+    assert "0 of 4 greedy texts differ" in outcome.stdout
