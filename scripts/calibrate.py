@@ -51,7 +51,9 @@ def main() -> None:
 @click.option("--drafters", type=click.IntRange(1), default=1, show_default=True, help="Draft workers.")
 @click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True, help="Jobs at a time.")
 @click.option(
-    "--line", multiple=True, help="More of the line to the drafters, as scripts/delay_proxy.py takes it: --cut=0.01."
+    "--line",
+    multiple=True,
+    help="More of the line to the drafters, as specq.bench.delay_proxy takes it: --cut-every-s=10.",
 )
 @click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: a data set of `specq bench`, or JSONL.")
 @click.option("--num-prompts", type=click.IntRange(1), default=16, show_default=True, help="Jobs of each run.")

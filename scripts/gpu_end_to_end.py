@@ -2,7 +2,7 @@
 
     python scripts/gpu_end_to_end.py --out DIR [--gpus 2] [--only own,vllm] [--sessions 1,8,32,64]
 
-The models are the bundled pair inflated to the shapes of Qwen2.5-7B and 0.5B (scripts/inflate_pair.py), made where --pair says
+The models are the bundled pair inflated to the shapes of Qwen2.5-7B and 0.5B (specq models inflate), made where --pair says
 unless they are there. One contestant runs after the other, since each fills the GPU; all get the same prompts (GSM8K and
 HumanEval), three for each session, as many at a time as there are sessions, and generate as many tokens, greedily. DIR gets
 end_to_end.json, written anew after every contestant, so that a call that is cut short leaves what it had. A short table is printed.
@@ -78,7 +78,19 @@ def _build(pair: Path, device: str, shapes: dict[str, str]) -> None:
     if not (pair / "draft" / "config.json").exists():
         options = [part for name, value in shapes.items() for part in (f"--{name.replace('_', '-')}", value)]
         dtype = "bfloat16" if device == "cuda" else "float32"
-        command = [sys.executable, HERE / "inflate_pair.py", "--out", pair, "--device", device, "--dtype", dtype]
+        command = [
+            sys.executable,
+            "-m",
+            "specq",
+            "models",
+            "inflate",
+            "--out",
+            pair,
+            "--device",
+            device,
+            "--dtype",
+            dtype,
+        ]
         subprocess.run([*command, *options], check=True)
 
 

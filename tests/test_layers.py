@@ -27,15 +27,16 @@ PACKAGES = {
     "verifier": ("protocol", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
+    "training": ("protocol",),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
-    "bench": ("protocol", "config", "runtime", "models", "transport", "text", "verification", "client"),
+    "bench": ("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "simulate"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
         *("verifier", "broker", "client"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "bench"),
-        *("simulate", "workers"),
+        *("training", "simulate", "workers"),
     ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
@@ -50,11 +51,15 @@ DOORS = {
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.proposers.chain_model", "specq.proposers.profiling"),
+    "specq.models.inflate",
 }
-OPEN = ("bench", "simulate", "workers")  # every module of these is a door
+OPEN = ("training", "bench", "simulate", "workers")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
-HEAVY_HOMES = ("specq/engines/", "specq/verification/", "specq/proposers/", "specq/bench/rivals", "specq/bench/drafts")
-TABLES = ("specq/engines/__init__.py", "specq/verification/__init__.py", "specq/proposers/__init__.py")
+HEAVY_HOMES = (
+    *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/"),
+    *("specq/models/inflate", "specq/bench/rivals", "specq/bench/drafts"),
+)
+TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
 
 
 def _name(path: Path) -> str:

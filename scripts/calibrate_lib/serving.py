@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from specq import Client
@@ -20,7 +19,7 @@ from specq.config.sections import Config
 from specq.protocol.errors import EngineError
 from workers.up import Group, members
 
-PROXY = Path(__file__).parents[1] / "delay_proxy.py"
+PROXY = "specq.bench.delay_proxy"
 READY_S = 240.0
 JOB_S = 120.0  # patience with one job
 COUNTS = ("rounds", "drafted", "draft_tokens", "accepted_tokens", "hits", "misses", "stale", "forward_us")
@@ -74,7 +73,7 @@ def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
 @contextmanager
 def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[str]:
     """Run a delay proxy; yield the address to connect to."""
-    command = [sys.executable, str(PROXY), "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
+    command = [sys.executable, "-m", PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None, "it was asked for"

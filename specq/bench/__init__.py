@@ -7,6 +7,8 @@
     report        medians, ratios, speculation figures: the JSON and the table
     grid          strategies or draft shapes (variants) side by side, on the pairs that the user names (pairs, drafts)
     roundtrip     what the broker adds to a round trip
+    demo          what `specq demo` shows: a few prompts in colours, then with and without drafters
+    delay_proxy   a slow network in front of a broker, as a process
 
 Rule: a figure comes with what it was measured on (`machine`) and with all its repetitions, never the best alone.
 """

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from specq import __version__
+from specq.cli.groups import LazyGroup
 
 if TYPE_CHECKING:
     from specq.protocol import SpecqError
 
 COMMANDS = {
+    "demo": "specq.cli.demo:demo",
     "up": "specq.cli.up:up",
     "submit": "specq.cli.submit:submit",
     "jobs": "specq.cli.jobs:jobs",
@@ -26,12 +28,14 @@ COMMANDS = {
     "status": "specq.cli.status:status",
     "keys": "specq.cli.keys:keys",
     "models": "specq.cli.models:models",
+    "train": "specq.cli.train:train",
     "bench": "specq.cli.bench:bench",
     "simulate": "specq.cli.simulate:simulate",
     "broker": "specq.cli.broker:broker",
     "worker": "specq.cli.worker:worker",
 }
 SUMMARIES = {
+    "demo": "Show a broker, a verifier and drafters at work.",
     "up": "Run a broker, verifiers and drafters on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",
     "jobs": "List the jobs of a broker.",
@@ -39,7 +43,8 @@ SUMMARIES = {
     "cancel": "Stop jobs; what they have generated stays.",
     "status": "Show what a broker sees: workers, jobs, counters.",
     "keys": "Make CURVE keys: encryption, and who may do what.",
-    "models": "List the models that ship with specq.",
+    "models": "List the models that ship with specq, or inflate them.",
+    "train": "Train models: a target and its draft.",
     "bench": "Measure specq and its rivals on the same prompts.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
     "broker": "Run the broker.",
@@ -48,23 +53,8 @@ SUMMARIES = {
 EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
 
 
-class _LazyGroup(click.Group):
-    """Commands by table; their errors become one line and an exit status."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        from specq.runtime import resolve
-
-        command: click.Command = resolve("command", COMMANDS, cmd_name)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(SUMMARIES.items()))
+class _Specq(LazyGroup):
+    """The errors of the commands become one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> object:
         from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without
@@ -97,7 +87,7 @@ def exit_status(error: SpecqError) -> int:
     return 2 if invalid_job or isinstance(error, ConfigError) else 1
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_Specq, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="specq")
 def main() -> None:
     """Speculative decoding as a message queue: draft workers guess, target verifiers check, a broker routes."""
