@@ -20,7 +20,7 @@ $(READY): requirements.lock pyproject.toml scripts/setup.sh
 	@touch $@
 
 demo: $(READY) ## Start a broker, a verifier and two drafters, and watch them work
-	@$(BIN)/python scripts/demo.py $(ARGS)
+	@$(BIN)/specq demo $(ARGS)
 
 test: $(READY) ## Run the fast tests
 	@$(BIN)/pytest -m "not slow" $(ARGS)

@@ -2,7 +2,7 @@
 
     python scripts/gpu_bench.py --out DIR [--only steps,chains] [--target qwen2.5-7b] [--draft qwen2.5-0.5b]
 
-Models are the bundled pair inflated to large shapes (scripts/inflate_pair.py), made on the device. DIR gets gpu_bench.json,
+Models are the bundled pair inflated to large shapes (specq models inflate), made on the device. DIR gets gpu_bench.json,
 written anew after every part, so that a call that is cut short leaves what it had. A short table is printed.
 """
 

@@ -27,6 +27,7 @@ PACKAGES = {
     "verifier": ("protocol", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
+    "training": ("protocol",),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
@@ -38,7 +39,7 @@ PACKAGES = {
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "bench"),
-        *("simulate", "workers"),
+        *("training", "simulate", "workers"),
     ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
@@ -53,15 +54,16 @@ DOORS = {
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.proposers.chain_model", "specq.proposers.profiling"),
+    "specq.models.inflate",
 }
-OPEN = ("bench", "simulate", "workers")  # every module of these is a door
+OPEN = ("training", "bench", "simulate", "workers")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 HEAVY_HOMES = (
-    *("specq/engines/", "specq/verification/", "specq/proposers/"),
+    *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
     "specq/bench/end_to_end/rivals",
 )
-TABLES = ("specq/engines/__init__.py", "specq/verification/__init__.py", "specq/proposers/__init__.py")
+TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
 
 
 def _name(path: Path) -> str:

@@ -242,7 +242,7 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     stop = Stop()
     config = replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
     with Group(members(config, extra), keys_of_broker(config.broker)) as group:
-        click.echo(_table(group))
+        click.echo(table(group))
         started = time.monotonic()
         try:
             if group.wait_ready(asked=lambda: stop.asked, tell=click.echo):
@@ -257,7 +257,8 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     return 0
 
 
-def _table(group: Group) -> str:
+def table(group: Group) -> str:
+    """Return a line a process: its name, number, cores and what it runs."""
     rows = [
         (m.name, f"process {group.processes[m.name].pid}", f"core {','.join(map(str, m.cores))}", m.about)
         for m in group.members

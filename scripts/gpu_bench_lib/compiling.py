@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from inflate_pair import PRESETS
+
+from specq.models import PRESETS
 
 CAPABILITY = 90
 

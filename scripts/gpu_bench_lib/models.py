@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from inflate_pair import PRESETS, inflate
 
 from specq.engines.torch.loading import LoadedModel, assemble
-from specq.models import resolve_model
+from specq.models import PRESETS, resolve_model
+from specq.models.inflate import inflate
 
 KV_SLOTS = 48 * 1024
 

@@ -11,7 +11,7 @@ from typing import Self
 from specq.client import Client
 from specq.config import Config, free_address, load
 from specq.transport import own_keys
-from workers.up import Group, Member, members
+from workers.up import Group, Member, members, table
 
 READY_S = 180.0
 
@@ -63,6 +63,10 @@ class Servers:
             return member
         arguments = (self._drafters_at if part == self.address else part for part in member.arguments)
         return replace(member, arguments=tuple(arguments))
+
+    def table(self) -> str:
+        """Return a line a process: its name, number, cores and what it runs."""
+        return table(self._group)
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late."""

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import click
 
 from specq import __version__
-from specq.cli.lazy import LazyGroup
+from specq.cli.groups import LazyGroup
 
 if TYPE_CHECKING:
     from specq.protocol import SpecqError
 
 COMMANDS = {
+    "demo": "specq.cli.demo:demo",
     "up": "specq.cli.up:up",
     "submit": "specq.cli.submit:submit",
     "jobs": "specq.cli.jobs:jobs",
@@ -27,12 +28,14 @@ COMMANDS = {
     "status": "specq.cli.status:status",
     "keys": "specq.cli.keys:keys",
     "models": "specq.cli.models:models",
+    "train": "specq.cli.train:train",
     "bench": "specq.cli.bench:bench",
     "simulate": "specq.cli.simulate:simulate",
     "broker": "specq.cli.broker:broker",
     "worker": "specq.cli.worker:worker",
 }
 SUMMARIES = {
+    "demo": "Show a broker, a verifier and drafters at work.",
     "up": "Run a broker, verifiers and drafters on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",
     "jobs": "List the jobs of a broker.",
@@ -40,7 +43,8 @@ SUMMARIES = {
     "cancel": "Stop jobs; what they have generated stays.",
     "status": "Show what a broker sees: workers, jobs, counters.",
     "keys": "Make CURVE keys: encryption, and who may do what.",
-    "models": "List the models that ship with specq.",
+    "models": "List the models that ship with specq, or inflate them.",
+    "train": "Train models: a target and its draft.",
     "bench": "Measure: specq and its rivals, strategies, shapes, steps, the journal and more.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
     "broker": "Run the broker.",
@@ -49,8 +53,8 @@ SUMMARIES = {
 EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
 
 
-class _Commands(LazyGroup):
-    """The commands; their errors become one line and an exit status."""
+class _Specq(LazyGroup):
+    """The errors of the commands become one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> object:
         from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without
@@ -83,9 +87,7 @@ def exit_status(error: SpecqError) -> int:
     return 2 if invalid_job or isinstance(error, ConfigError) else 1
 
 
-@click.group(
-    cls=_Commands, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=_Specq, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="specq")
 def main() -> None:
     """Speculative decoding as a message queue: draft workers guess, target verifiers check, a broker routes."""

@@ -1,23 +1,53 @@
-"""`specq models`: what ships with the package."""
+"""`specq models`: what ships with the package, and large stand-ins for it."""
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
-from specq.models import bundled
+from specq.models import PRESETS, ROLES, bundled, parse_shape, resolve_model
 from specq.runtime import columns
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def models(*, as_json: bool) -> None:
+@click.pass_context
+def models(context: click.Context, /, *, as_json: bool) -> None:
     """List the models that ship with specq: name, role, size, licence, path."""
+    if context.invoked_subcommand:
+        return
     found = bundled()
     if as_json:
         click.echo(json.dumps([asdict(model) | {"path": str(model.path)} for model in found], indent=2))
         return
     rows = [(m.name, m.role, f"{m.num_bytes / 1e6:.1f} MB", m.licence, m.path) for m in found]
     click.echo(columns([("NAME", "ROLE", "SIZE", "LICENCE", "PATH"), *rows]))
+
+
+@models.command()
+@click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Gets target/ and draft/.")
+@click.option("--model", default="tiny", show_default=True, help="The small pair.")
+@click.option("--target", default="qwen2.5-7b", show_default=True, help=f"Shape: {', '.join(PRESETS)}.")
+@click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Likewise.")
+@click.option("--target-shape", default="", help="Changes to it, such as hidden=1024,layers=30.")
+@click.option("--draft-shape", default="", help="Likewise.")
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
+@click.option("--device", default="", help="Where tensors are made.  [default: a GPU if there is one]")
+@click.option("--only", type=click.Choice(ROLES), help="Make only one of the two.")
+def inflate(out: Path, model: str, dtype: str, device: str, only: str | None, **shapes: str) -> None:
+    """Make a large pair that writes what the small one writes, at the full cost of its size.
+
+    The pair has the shapes of Qwen2.5-7B and 0.5B unless others are chosen: `--target cpu-target --draft cpu-draft` fits a
+    CPU, `--draft-shape layers=12,intermediate=2432` halves the draft.
+    """
+    chosen = {role: parse_shape(shapes[role], shapes[f"{role}_shape"]) for role in ROLES if only in (None, role)}
+    from specq.models.inflate import write
+
+    for role, shape in chosen.items():
+        started = time.perf_counter()
+        write(resolve_model(model, role), out / role, shape, device=device, dtype=dtype)
+        click.echo(f"{out / role}: {shape} in {time.perf_counter() - started:.1f} s", err=True)

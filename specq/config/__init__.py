@@ -8,7 +8,7 @@
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
 """
 
-from specq.config.addresses import connect_address, free_address
+from specq.config.addresses import check_bind, check_connect, connect_address, free_address
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options
 from specq.config.loading import cache_dir, environment_of_children, journal_path, load, options_of, override
@@ -40,6 +40,8 @@ __all__ = [
     "TargetConfig",
     "UpConfig",
     "cache_dir",
+    "check_bind",
+    "check_connect",
     "connect_address",
     "environment_of_children",
     "free_address",

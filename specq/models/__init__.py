@@ -2,6 +2,8 @@
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout beside this file, and a README.md in NAME or NAME/ROLE
 that says "licensed under ...".
+
+Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specq.models.shapes import PRESETS, Shape, parse_shape
 from specq.protocol import ConfigError
+
+__all__ = ["PRESETS", "ROLES", "BundledModel", "Shape", "bundled", "parse_shape", "resolve_model"]
 
 ROLES = ("target", "draft")
 _HOME = Path(__file__).parent

@@ -33,14 +33,14 @@ RECOVERY_S = 5.0
 START_S = 120.0  # for all processes to be ready
 LONGEST_STOP_S = 2.5  # longer than liveness: who stops so long is taken for dead
 SPECQ = (sys.executable, "-m", "specq")
-SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--loss", "0.005", "--double", "0.005", "--reorder")
+SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--cut-every-s", "3", "--cut-ms", "100")
 ROLES = ("broker", "target", "draft", "client")
 
 Process = subprocess.Popen[bytes]
 
 
 class Deployment:
-    """The processes, by name; `real`: with the bundled pair; `proxied`: behind links that spoil what they carry; `options`:
+    """The processes, by name; `real`: with the bundled pair; `proxied`: behind links that delay what they carry and break; `options`:
     of the broker."""
 
     def __init__(
@@ -72,13 +72,14 @@ class Deployment:
         return (*toy, self.address, str(STEP_MS), bind, self._proxy(f"link-{name}", bind), str(self.max_sessions))
 
     def _proxy(self, name: str, upstream: str) -> str:
-        """Return the address at which others find what listens there: a link that loses, doubles and reorders, or itself."""
+        """Return the address at which others find what listens there: a link that delays and breaks, or itself."""
         if not self.proxied:
             return upstream
         listen = free_address()
         self.commands[name] = (
             sys.executable,
-            "scripts/delay_proxy.py",
+            "-m",
+            "specq.bench.delay_proxy",
             "--listen",
             listen,
             "--upstream",

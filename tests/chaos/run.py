@@ -113,7 +113,7 @@ def run_processes(num: int, seed: int) -> dict[str, Any]:
 
 
 def run_proxy(num: int, seed: int) -> dict[str, Any]:
-    """The same behind links that lose, double, reorder and delay messages."""
+    """The same behind links that delay what they carry and break."""
     with tempfile.TemporaryDirectory() as directory, Deployment(Path(directory), proxied=True) as deployment:
         siege = attack(deployment, toy_prompts(), faults_of(num, seed=seed), seed=seed)
         return siege.report()

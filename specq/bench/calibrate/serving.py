@@ -15,7 +15,7 @@ from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
 from specq.protocol import EngineError
 
-PROXY = ("-m", "specq.bench.delay_proxy")
+PROXY = "specq.bench.delay_proxy"
 READY_S = 240.0
 JOB_S = 120.0  # patience with one job
 COUNTS = ("rounds", "drafted", "draft_tokens", "accepted_tokens", "hits", "misses", "stale", "forward_us")
@@ -51,7 +51,7 @@ def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
 @contextmanager
 def proxy(upstream: str, rtt_ms: float, line: Sequence[str] = ()) -> Iterator[str]:
     """Run a delay proxy; yield the address to connect to."""
-    command = [sys.executable, *PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
+    command = [sys.executable, "-m", PROXY, "--upstream", upstream, "--rtt-ms", str(rtt_ms), *line]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None, "it was asked for"

@@ -41,7 +41,9 @@ Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 @click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers.")
 @click.option("--in-flight", type=COUNT, default=1, show_default=True, help="Jobs at a time.")
 @click.option(
-    "--line", multiple=True, help="More of the line to the drafters, as the delay proxy takes it: --cut=0.01."
+    "--line",
+    multiple=True,
+    help="More of the line to the drafters, as specq.bench.delay_proxy takes it: --cut-every-s=10.",
 )
 @click.option("--dataset", default="gsm8k", show_default=True, help="Prompts: gsm8k, humaneval, or a JSONL file.")
 @click.option("--num-prompts", type=COUNT, default=16, show_default=True, help="Jobs of each run.")

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM
 
+from specq.cli import main
 from specq.engines.torch.engine import TorchEngine
-from specq.models import resolve_model
+from specq.models import Shape, resolve_model
+from specq.models.inflate import inflate
+from specq.protocol.errors import ConfigError
 from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
-
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture(scope="module")
-def script() -> Any:
-    sys.path.insert(0, str(SCRIPTS))
-    try:
-        import inflate_pair
-    finally:
-        sys.path.remove(str(SCRIPTS))
-    return inflate_pair
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +38,8 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
-def test_logits_are_those_of_the_small_model(script, small, sizes):
-    large = script.inflate(small, script.Shape(*sizes), dtype=torch.float32)
+def test_logits_are_those_of_the_small_model(small, sizes):
+    large = inflate(small, Shape(*sizes), dtype=torch.float32)
     reference, rng = load_reference(small), np.random.default_rng(0)
     for length in (1, 7, 40):
         token_ids = random_tokens(rng, length).tolist()
@@ -59,10 +48,10 @@ def test_logits_are_those_of_the_small_model(script, small, sizes):
         torch.testing.assert_close(found[VOCAB:], expected[:1].expand(len(found) - VOCAB), atol=1e-4, rtol=1e-4)
 
 
-def test_widths_of_four_times_lose_nothing_in_bfloat16(script, small):
+def test_widths_of_four_times_lose_nothing_in_bfloat16(small):
     """All scales are powers of two then; so no weight that counts is rounded."""
-    shape = script.Shape(160, 4, 16, 4, 16, 288, 99)
-    rounded = script.inflate(small, shape, dtype=torch.bfloat16).float()
+    shape = Shape(160, 4, 16, 4, 16, 288, 99)
+    rounded = inflate(small, shape, dtype=torch.bfloat16).float()
     reference = load_reference(small)
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -83,30 +72,44 @@ def test_widths_of_four_times_lose_nothing_in_bfloat16(script, small):
         ({"heads": 8, "kv_heads": 8}, "a key-value head needs at least 2 heads"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(script, small, changes, message):
+def test_shapes_that_do_not_fit_are_refused(small, changes, message):
     sizes = {"hidden": 40, "layers": 3, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 72, "vocab": 99}
-    with pytest.raises(click.BadParameter, match=message):
-        script.inflate(small, script.Shape(**(sizes | changes)), dtype=torch.float32)
+    with pytest.raises(ConfigError, match=message):
+        inflate(small, Shape(**(sizes | changes)), dtype=torch.float32)
 
 
-def run(script: Any, *arguments: str) -> Any:
-    return CliRunner().invoke(script.main, arguments)
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(main, ["models", "inflate", *arguments])
 
 
-def test_an_unknown_size_is_named(script, tmp_path):
-    result = run(script, "--out", str(tmp_path), "--target-shape", "width=3")
+def test_an_unknown_size_is_named(tmp_path):
+    result = run("--out", str(tmp_path), "--target-shape", "width=3")
     assert result.exit_code == 2
     assert "'width' is no size of a shape; known are hidden, layers" in result.output
-    assert "unknown shape 'x'" in run(script, "--out", str(tmp_path), "--target", "x").output
+    assert "unknown shape 'x'" in run("--out", str(tmp_path), "--target", "x").output
 
 
-def test_written_checkpoints_load_and_write_the_same_greedy_text(script, tmp_path):
+def greedy_difference(small, large, prompt: list[int], count: int) -> tuple[int, float] | None:
+    """Follow the small model's greedy text; return (token, gap of its two best logits) of the first disagreement.
+
+    small, large: token ids -> logits [vocab] of the next token. None: no disagreement in `count` tokens.
+    """
+    text = list(prompt)
+    for index in range(count):
+        logits = small(text).float()
+        best = logits.topk(2)
+        token = int(best.indices[0])
+        if int(large(text).argmax()) != token:
+            return index, float(best.values[0] - best.values[1])
+        text.append(token)
+    return None
+
+
+def test_written_checkpoints_load_and_write_the_same_greedy_text(tmp_path):
     shapes = {"target": "hidden=512,layers=13,heads=8,kv_heads=2,intermediate=800,vocab=4100"}
     shapes["draft"] = "hidden=384,layers=3,heads=6,kv_heads=2,intermediate=500,vocab=4100"
     options = [f"--{role}-shape={sizes}" for role, sizes in shapes.items()]
-    result = run(
-        script, "--out", str(tmp_path), "--target=cpu-target", "--draft=cpu-draft", "--dtype=float32", *options
-    )
+    result = run("--out", str(tmp_path), "--target=cpu-target", "--draft=cpu-draft", "--dtype=float32", *options)
     assert result.exit_code == 0, result.output
     for role in ("target", "draft"):
         source = resolve_model("tiny", role)
@@ -115,7 +118,7 @@ def test_written_checkpoints_load_and_write_the_same_greedy_text(script, tmp_pat
             for directory in (source, tmp_path / role)
         ]
         small, large = (lambda text, model=model: reference_logits(model, text) for model in models)
-        difference = script.greedy_difference(small, large, [1, 300, 17, 40, 900], 24)
+        difference = greedy_difference(small, large, [1, 300, 17, 40, 900], 24)
         assert difference is None or difference[1] < 1e-3
         own, other = (TorchEngine(str(path), device="cpu", kv_slots=64).info for path in (source, tmp_path / role))
         assert (own.tokenizer_hash, own.eos_ids) == (other.tokenizer_hash, other.eos_ids)
@@ -123,9 +126,9 @@ def test_written_checkpoints_load_and_write_the_same_greedy_text(script, tmp_pat
         assert other.fingerprint != own.fingerprint
 
 
-def test_a_difference_is_found_with_its_gap(script):
+def test_a_difference_is_found_with_its_gap():
     answers = torch.tensor([[0.0, 3.0, 1.0], [5.0, 4.5, 0.0]])
     small = lambda text: answers[len(text) - 1]  # noqa: E731
     large = lambda text: answers[len(text) - 1] + torch.tensor([0.0, 1.0, 0.0])  # noqa: E731
-    assert script.greedy_difference(small, large, [9], 1) is None
-    assert script.greedy_difference(small, large, [9], 2) == (1, 0.5)
+    assert greedy_difference(small, large, [9], 1) is None
+    assert greedy_difference(small, large, [9], 2) == (1, 0.5)

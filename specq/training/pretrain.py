@@ -4,11 +4,12 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 
+import click
 import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from train_pair_lib.architecture import (
+from specq.training.architecture import (
     build_model,
     compile_layers,
     hidden_states,
@@ -17,11 +18,11 @@ from train_pair_lib.architecture import (
     save_model,
     token_loss,
 )
-from train_pair_lib.dataset import Dataset, load_dataset
-from train_pair_lib.optimizer import apply_gradients, build_optimizers, schedule
-from train_pair_lib.packing import pack_rows, row_batches
-from train_pair_lib.settings import Settings
-from train_pair_lib.vocabulary import load_tokenizer
+from specq.training.dataset import Dataset, load_dataset
+from specq.training.optimizer import apply_gradients, build_optimizers, schedule
+from specq.training.packing import pack_rows, row_batches
+from specq.training.settings import Settings
+from specq.training.vocabulary import load_tokenizer
 
 REPORT_EVERY = 100
 
@@ -30,12 +31,12 @@ def train_target(settings: Settings) -> float:
     """Train and save the target; return its last training loss."""
     torch.manual_seed(settings.seed)
     tokenizer, dataset = load_tokenizer(settings.tokenizer_folder), load_dataset(settings.dataset_file)
-    model = build_model("target", tokenizer).to(settings.device)
+    model = build_model("target", tokenizer, settings.device)
     last_loss = fit(model, two_phases(dataset, settings, tokenizer.pad_token_id), settings, tokenizer.pad_token_id)
     save_model(model, tokenizer, settings.target_folder)
     rounded = load_model(settings.target_folder, settings.device)
     for shard, loss in held_out_losses(rounded, dataset, settings, tokenizer.pad_token_id).items():
-        print(f"held out {shard:32s} {loss:.3f}")
+        click.echo(f"held out {shard:32s} {loss:.3f}")
     return last_loss
 
 
@@ -71,11 +72,13 @@ def fit(model: LlamaForCausalLM, batches: Iterator[np.ndarray], settings: Settin
         with settings.autocast():
             labels = next_token_labels(token_ids, pad_id)
             loss = loss_of(hidden_states(model, token_ids), model.lm_head.weight, labels)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         apply_gradients(model, optimizers, schedule(step, settings.target_steps, settings.closing_share))
         if step % REPORT_EVERY == 0 or step + 1 == settings.target_steps:
             seconds = time.monotonic() - started
-            print(f"target step {step} loss {loss.item():.4f} tokens {(step + 1) * rows.size} seconds {seconds:.1f}")
+            click.echo(
+                f"target step {step} loss {loss.item():.4f} tokens {(step + 1) * rows.size} seconds {seconds:.1f}"
+            )
     return loss.item()
 
 

@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from train_pair_lib.vocabulary import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, stop_ids
+from specq.training.vocabulary import MAX_POSITIONS, VOCAB_SIZE, save_tokenizer, stop_ids
 
 ROPE_THETA = 10000.0
 IGNORED = -100  # label of a position that carries no loss
@@ -20,9 +22,9 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def build_model(shape: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build_model(shape: str, tokenizer: PreTrainedTokenizerFast, device: torch.device) -> LlamaForCausalLM:
     """Return a freshly initialised model of a shape of `SHAPES`, in float32."""
-    sizes = dict(SHAPES[shape])
+    sizes: dict[str, Any] = dict(SHAPES[shape])
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
         num_attention_heads=sizes.pop("num_heads"),
@@ -43,6 +45,7 @@ def build_model(shape: str, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausa
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.mul_(shrink)
             layer.mlp.down_proj.weight.mul_(shrink)
+    nn.Module.to(model, device)
     return model
 
 
@@ -57,7 +60,8 @@ def hidden_states(model: LlamaForCausalLM, token_ids: torch.Tensor) -> torch.Ten
     rotary = decoder.rotary_emb(hidden, positions)
     for layer in decoder.layers:
         hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
-    return decoder.norm(hidden)
+    normed: torch.Tensor = decoder.norm(hidden)
+    return normed
 
 
 def next_token_labels(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:
@@ -84,10 +88,10 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fold
     rounded = LlamaForCausalLM(model.config)
     rounded.load_state_dict({name.replace("_orig_mod.", ""): weight for name, weight in model.state_dict().items()})
     rounded.tie_weights()
-    rounded.generation_config = GenerationConfig(
-        eos_token_id=stop_ids(tokenizer), pad_token_id=tokenizer.pad_token_id, do_sample=False
-    )
-    rounded.to(torch.bfloat16).save_pretrained(folder)
+    stops = {"eos_token_id": stop_ids(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    rounded.generation_config = GenerationConfig(**stops, do_sample=False)  # type: ignore[no-untyped-call]
+    nn.Module.to(rounded, torch.bfloat16)
+    rounded.save_pretrained(folder)
     save_tokenizer(tokenizer, folder)
     _add_older_names(folder / "config.json")
 
@@ -102,7 +106,11 @@ def _add_older_names(path: Path) -> None:
 def load_model(folder: Path, device: torch.device) -> LlamaForCausalLM:
     """Read the rounded weights, for use without gradients: bfloat16 on a GPU, float32 on a CPU."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval().requires_grad_(False)
+    model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+    nn.Module.to(model, device)
+    model.train(mode=False)
+    model.requires_grad_(requires_grad=False)
+    return model
 
 
 def weight_bytes(folder: Path) -> int:

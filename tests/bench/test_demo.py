@@ -1,40 +1,31 @@
-"""`make demo` runs through, and shows what it promises."""
+"""`specq demo` runs through, and shows what it promises."""
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from specq.bench import demo
+
 ROOT = Path(__file__).parents[2]
-RUN = "import runpy; runpy.run_path('scripts/demo.py', run_name='__main__')"  # finds specq without its installation
-
-
-@pytest.fixture(scope="module")
-def demo():
-    spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_demo():
     """Drafts are accepted and corrected, and without drafters, or any speculation, the texts are the same."""
-    demo = subprocess.run(
-        [sys.executable, "-c", RUN], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
-    )
+    command = [sys.executable, "-m", "specq", "demo"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
 
-    assert demo.returncode == 0, demo.stderr
-    assert "checked drafts accepted" in demo.stdout
-    assert "«" in demo.stdout, "the target's own tokens are marked"
-    assert "the same texts: with drafters, by lookup alone, plain" in demo.stdout
-    assert "plain decoding (no speculation at all)" in demo.stdout
-    assert "times lookup alone" in demo.stdout
+    assert done.returncode == 0, done.stderr
+    assert "checked drafts accepted" in done.stdout
+    assert "«" in done.stdout, "the target's own tokens are marked"
+    assert "the same texts: with drafters, by lookup alone, plain" in done.stdout
+    assert "plain decoding (no speculation at all)" in done.stdout
+    assert "times lookup alone" in done.stdout
 
 
 class Recorder:
@@ -47,7 +38,7 @@ class Recorder:
         self.modes.append(asked["mode"])
 
 
-def test_plain_is_no_speculation_and_lookup_alone_a_way_of_its_own(demo):
+def test_plain_is_no_speculation_and_lookup_alone_a_way_of_its_own():
     with_drafters, alone = Recorder(), Recorder()
     ways = demo.ways(with_drafters, alone, 8)
     asked = {}
@@ -58,7 +49,7 @@ def test_plain_is_no_speculation_and_lookup_alone_a_way_of_its_own(demo):
     assert asked == {"with drafters": (["async"], []), "by lookup alone": ([], ["async"]), "plain": ([], ["plain"])}
 
 
-def test_it_says_so_if_drafters_gain_nothing_over_the_lookup(demo):
+def test_it_says_so_if_drafters_gain_nothing_over_the_lookup():
     rates = {"with drafters": 580.0, "by lookup alone": 600.0, "plain": 400.0}
     *_, drafters, verdict = demo.summaries(rates)
     assert "580 tokens/s, 1.45 times plain decoding, 0.97 times lookup alone" in drafters

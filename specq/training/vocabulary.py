@@ -5,11 +5,12 @@ Both models of the pair load the same files, so token ids may travel between the
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from train_pair_lib.corpus import END_OF_TEXT, END_OF_TURN, PADDING, START_OF_TURN, read_documents
+from specq.training.corpus import END_OF_TEXT, END_OF_TURN, PADDING, START_OF_TURN, read_documents
 
 VOCAB_SIZE = 4096
 MAX_POSITIONS = 2048
@@ -50,7 +51,7 @@ def train_tokenizer(corpus: Path, limit: int | None) -> PreTrainedTokenizerFast:
 
 def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """Give the BPE its special tokens and chat template."""
-    wrapped = PreTrainedTokenizerFast(
+    wrapped: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,
         pad_token=PADDING,
@@ -59,7 +60,8 @@ def wrap_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=False,
     )
     wrapped.chat_template = CHAT_TEMPLATE
-    return wrapped
+    tokenizer_of_both: PreTrainedTokenizerFast = wrapped
+    return tokenizer_of_both
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -76,9 +78,17 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     """Read the tokenizer that `save_tokenizer` wrote."""
-    return PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(folder)
+    return tokenizer
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the ids that end an answer: <|im_end|> and <|endoftext|>."""
-    return tokenizer.convert_tokens_to_ids([END_OF_TURN, END_OF_TEXT])
+    return [token_id(tokenizer, name) for name in (END_OF_TURN, END_OF_TEXT)]
+
+
+def token_id(tokenizer: PreTrainedTokenizerFast, name: str) -> int:
+    """Return the id of one token."""
+    found = tokenizer.convert_tokens_to_ids(name)
+    assert isinstance(found, int), "one name, one id"
+    return found

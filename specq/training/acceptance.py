@@ -10,16 +10,18 @@ import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import click
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from train_pair_lib.architecture import hidden_states
-from train_pair_lib.decoding import generate
-from train_pair_lib.settings import Settings
-from train_pair_lib.vocabulary import VOCAB_SIZE, stop_ids
+from specq.training.architecture import hidden_states
+from specq.training.decoding import generate
+from specq.training.settings import Settings
+from specq.training.vocabulary import VOCAB_SIZE, stop_ids
 
 DRAFT_LENGTH = 5
 LONGEST_PROMPT = 768
@@ -34,7 +36,7 @@ class Rounds:
     accepted_counts: tuple[int, ...]  # drafts accepted, a round
     full_round_counts: tuple[int, ...]  # the same, without the rounds that the end of the text cut short
 
-    def summary(self) -> dict:
+    def summary(self) -> dict[str, Any]:
         """Return the figures for the report: an accepted length counts the correction or bonus token."""
         counts = np.asarray(self.full_round_counts)
         reached = [int((counts >= position).sum()) for position in range(DRAFT_LENGTH + 1)]
@@ -105,7 +107,7 @@ def measure(
     prompts: list[list[int]],
     num_new: int,
     temperature: float,
-) -> tuple[dict, list[list[int]]]:
+) -> tuple[dict[str, Any], list[list[int]]]:
     """Return the figures of one benchmark at one temperature, and the target's answers."""
     noise = None
     if temperature > 0:
@@ -125,7 +127,7 @@ def measure(
 
 def measure_benchmarks(
     target: LlamaForCausalLM, draft: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings
-) -> dict[str, dict]:
+) -> dict[str, Any]:
     """Measure every *.jsonl of the benchmark directory, greedily and sampled; print two answers of each."""
     torch.manual_seed(settings.seed + 3)
     report = {}
@@ -138,7 +140,7 @@ def measure_benchmarks(
             "greedy": greedy,
             f"sampled_{SAMPLED_TEMPERATURE}": sampled,
         }
-        print(f"{path.stem} {json.dumps(report[path.stem])}")
+        click.echo(f"{path.stem} {json.dumps(report[path.stem])}")
         for prompt, answer in zip(prompts[:2], answers[:2], strict=True):
-            print(f"--- {tokenizer.decode(prompt)}{tokenizer.decode(answer)}")
+            click.echo(f"--- {tokenizer.decode(prompt)}{tokenizer.decode(answer)}")
     return report

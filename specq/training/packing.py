@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from train_pair_lib.dataset import Dataset
+from specq.training.dataset import Dataset
 
 SMALLEST_GAP = 8  # a row with less room than this counts as full
 

@@ -1,4 +1,4 @@
-"""The training script runs all its stages, two steps each, on a corpus of a few lines."""
+"""`specq train pair` runs all its stages, two steps each, on a corpus of a few lines."""
 
 import gzip
 import json
@@ -9,8 +9,10 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specq.cli import main
+from specq.training.decoding import generate
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY_RUN = [
     *("--device=cpu", "--steps=2", "--limit=12", "--row-length=64", "--batch-tokens=128"),
     *("--num-rollouts=6", "--rollout-tokens=6", "--bench-prompts=2", "--bench-tokens=6"),
@@ -45,12 +47,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def output(folders: dict[str, Path]) -> str:
     """Run every stage once and return what was printed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        from train_pair import main
-
-        places = [f"--{name}={folder}" for name, folder in folders.items()]
-        result = CliRunner().invoke(main, [*places, *TINY_RUN, "all"], catch_exceptions=False)
+    places = [f"--{name}={folder}" for name, folder in folders.items()]
+    result = CliRunner().invoke(main, ["train", "pair", *places, *TINY_RUN, "all"], catch_exceptions=False)
     assert result.exit_code == 0
     return result.output
 
@@ -96,10 +94,6 @@ def test_reports_acceptance(folders: dict[str, Path]) -> None:
 @pytest.mark.usefixtures("output")
 def test_cached_decoding_matches_transformers(folders: dict[str, Path]) -> None:
     """Greedy decoding over the static cache, prompts of unequal length, equals `generate` of transformers."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(SCRIPTS))
-        from train_pair_lib.decoding import generate
-
     model = AutoModelForCausalLM.from_pretrained(folders["out"] / "target").float()
     prompts = [[5, 9, 70, 8], [300, 6, 7, 80, 90, 44, 12]]
     answers = generate(model, prompts, num_new=5, temperatures=[0.0, 0.0], stops=[0], pad_id=3)

@@ -1,16 +1,15 @@
-"""What `make demo` shows: the pipeline at work on this machine, and how fast it is with and without speculation.
+"""What `specq demo` shows: the pipeline at work on this machine, and how fast it is with and without speculation.
 
-A broker, one target verifier and two draft workers are started as processes of their own, which talk ZeroMQ over TCP;
-so is a second broker with a target and no drafters, for comparison. A few prompts are completed before your eyes, with
-colours that tell where each piece of text came from. Then the same prompts run again in three ways, in turn, and the medians
-are compared: plain decoding, which is no speculation at all; lookup alone, where the verifier drafts what the text repeats; and
-with drafters, which the lookup helps out. All processes are stopped at the end.
+A broker, one target verifier and two draft workers start as processes of their own, which talk ZeroMQ over TCP; a second
+broker with a target and no drafters starts for comparison. A few prompts are completed while the user watches, in colours
+that show where each piece of text came from. Then the same prompts run again in three ways, in turn, and the medians are
+compared: plain decoding, which has no speculation at all; lookup alone, where the verifier drafts what the text repeats; and
+drafters together with the lookup. All processes are stopped at the end.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,10 +18,9 @@ from statistics import median
 import click
 
 from specq.bench.prompts import DATA
-from specq.bench.servers import Servers
+from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
-from specq.protocol.errors import SpecqError
-from specq.runtime.columns import columns
+from specq.runtime import columns
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
 HEADER = (
@@ -43,24 +41,15 @@ DRAFTERS, LOOKUP, PLAIN = WAYS = ("with drafters", "by lookup alone", "plain")
 Measured = dict[str, list[Result]]  # way -> the results of a prompt
 
 
-@click.command()
-@click.option("--max-tokens", default=96, show_default=True, help="Most tokens for each prompt.")
-@click.option("--repeats", default=3, show_default=True, help="Runs of each prompt and way that the medians are of.")
-@click.option("--drafters", default=2, show_default=True, help="Draft workers.")
-def demo(max_tokens: int, repeats: int, drafters: int) -> None:
+def demo(max_tokens: int, repeats: int, num_drafters: int) -> None:
     """Start everything, show it, measure it, stop everything."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwind, so that no process is left behind
-    try:
-        with ExitStack() as stack:
-            with_drafters, alone = (stack.enter_context(Servers("tiny", "tiny", n)) for n in (drafters, 0))
-            start(with_drafters, alone)
-            prompts = load_prompts()
-            show(with_drafters.client, prompts, max_tokens)
-            measured = measure(ways(with_drafters.client, alone.client, max_tokens), prompts, repeats)
-            report(prompts, measured, repeats)
-    except SpecqError as error:
-        click.echo(f"demo: {error}", err=True)
-        sys.exit(1)
+    with ExitStack() as stack:
+        with_drafters, alone = (stack.enter_context(Servers(pair_config("tiny", "tiny", n))) for n in (num_drafters, 0))
+        start(with_drafters, alone)
+        prompts = load_prompts()
+        show(with_drafters.client, prompts, max_tokens)
+        measured = measure(ways(with_drafters.client, alone.client, max_tokens), prompts, repeats)
+        report(prompts, measured, repeats)
     click.echo("all processes stopped")
 
 
@@ -73,8 +62,8 @@ def start(with_drafters: Servers, alone: Servers) -> None:
 
 
 def processes(servers: Servers) -> str:
-    """Return the lines of `specq up` that name its processes."""
-    return "\n".join(f"  {line}" for line in servers.output().splitlines() if " process " in line)
+    """Return the lines that name the processes, indented."""
+    return "\n".join(f"  {line}" for line in servers.table().splitlines())
 
 
 def load_prompts() -> list[tuple[str, str]]:
@@ -144,7 +133,7 @@ def chat(prompt: str) -> list[dict[str, str]]:
 
 
 def ways(with_drafters: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[str], Result]]:
-    """Return how a prompt is completed in each way. `alone` has no drafters, but looks up what repeats unless told not to."""
+    """Return how a prompt is completed in each way. `alone` has no drafters; it looks up what repeats unless it decodes plainly."""
 
     def way(client: Client, mode: str) -> Callable[[str], Result]:
         return lambda prompt: client.generate(messages=chat(prompt), max_tokens=max_tokens, mode=mode)
@@ -177,7 +166,7 @@ def report(prompts: list[tuple[str, str]], measured: list[Measured], repeats: in
 
 
 def summaries(rates: dict[str, float]) -> list[str]:
-    """Return what the rates in tokens/s say; plainly so, if drafters gain nothing over the lookup alone."""
+    """Return the rates in tokens/s as text; the last line says so if drafters gain nothing over the lookup alone."""
     drafters, lookup, plain = (rates[name] for name in WAYS)
     over = f"{drafters / plain:.2f} times plain decoding, {drafters / lookup:.2f} times lookup alone"
     lines = [
@@ -191,7 +180,7 @@ def summaries(rates: dict[str, float]) -> list[str]:
 
 
 def row(name: str, results: Measured) -> tuple[object, ...]:
-    """Return the medians of one prompt; what was drafted and accepted is that of the way with drafters."""
+    """Return the medians of one prompt; rounds and acceptance are those of the way with drafters."""
     stats = [result.stats for result in results[DRAFTERS]]
     drafters, lookup, plain = (median(result.stats["tokens_per_second"] for result in results[way]) for way in WAYS)
     return (
@@ -211,9 +200,7 @@ def row(name: str, results: Measured) -> tuple[object, ...]:
 
 def rate(results: list[list[Result]]) -> float:
     """Return tokens a second over all prompts: all tokens over the medians of the times."""
-    seconds = [median(len(r.token_ids) / r.stats["tokens_per_second"] for r in repeats) for repeats in results]
+    seconds: list[float] = [
+        median(len(r.token_ids) / r.stats["tokens_per_second"] for r in repeats) for repeats in results
+    ]
     return sum(len(repeats[0].token_ids) for repeats in results) / sum(seconds)
-
-
-if __name__ == "__main__":
-    demo()

@@ -9,16 +9,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from train_pair_lib.architecture import load_model
-from train_pair_lib.corpus import END_OF_TEXT
-from train_pair_lib.dataset import Dataset, load_dataset
-from train_pair_lib.decoding import generate
-from train_pair_lib.settings import Settings
-from train_pair_lib.vocabulary import load_tokenizer, stop_ids
+from specq.training.architecture import load_model
+from specq.training.corpus import END_OF_TEXT
+from specq.training.dataset import Dataset, load_dataset
+from specq.training.decoding import generate
+from specq.training.settings import Settings
+from specq.training.vocabulary import load_tokenizer, stop_ids, token_id
 
 # shard -> share of the rollouts; shards without a prompt get none, unnamed ones 0.02
 ROLLOUT_SHARES: dict[str, float] = {
@@ -99,7 +100,7 @@ def roll_out(settings: Settings) -> int:
     model = load_model(settings.target_folder, settings.device)
     prompts = draw_prompts(dataset, tokenizer, settings.num_rollouts, rng)
     prompts.sort(key=lambda prompt: (prompt.is_cut, len(prompt.token_ids)))
-    all_ends, hard_end = stop_ids(tokenizer), [tokenizer.convert_tokens_to_ids(END_OF_TEXT)]
+    all_ends, hard_end = stop_ids(tokenizer), [token_id(tokenizer, END_OF_TEXT)]
     pairs, started = [], time.monotonic()
     for is_cut in (False, True):
         members = [prompt for prompt in prompts if prompt.is_cut == is_cut]
@@ -114,7 +115,7 @@ def roll_out(settings: Settings) -> int:
                 pad_id=tokenizer.pad_token_id,
             )
             pairs += [(list(prompt.token_ids), answer) for prompt, answer in zip(batch, answers, strict=True)]
-            print(f"rollouts {len(pairs)} of {len(prompts)} seconds {time.monotonic() - started:.1f}")
+            click.echo(f"rollouts {len(pairs)} of {len(prompts)} seconds {time.monotonic() - started:.1f}")
     save_rollouts(settings.rollouts_file, pairs)
     return sum(len(answer) for _, answer in pairs)
 

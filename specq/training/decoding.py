@@ -6,6 +6,7 @@ argmax(logits + temperature * gumbel): temperature 0 is greedy, and temperature 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -68,7 +69,8 @@ def run_layer(
         store.index_copy_(2, slots, new)
     stored_keys, stored_values = (store[:, :, :num_visible] for store in cache)
     hidden = hidden + attention.o_proj(attend(queries, stored_keys, stored_values, visible))
-    return hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    output: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return output
 
 
 def run_slots(model: LlamaForCausalLM, state: DecodingState, slots: torch.Tensor, num_visible: int) -> torch.Tensor:
@@ -119,7 +121,8 @@ def new_state(
     token_ids = torch.full((len(prompts), prompt_size + num_new), pad_id)
     for row, prompt in zip(token_ids, prompts, strict=True):
         row[prompt_size - len(prompt) : prompt_size] = torch.tensor(prompt)
-    cache_shape = (len(prompts), config.num_key_value_heads, token_ids.shape[1], config.head_dim)
+    sizes: Any = len(prompts), config.num_key_value_heads, token_ids.shape[1], config.head_dim
+    empty = torch.zeros(sizes, dtype=model.dtype, device=device)
     return DecodingState(
         token_ids=token_ids.to(device),
         starts=torch.tensor([prompt_size - len(prompt) for prompt in prompts], device=device),
@@ -130,10 +133,7 @@ def new_state(
         done=torch.zeros(len(prompts), dtype=torch.bool, device=device),
         noise=noise,
         prompt_size=prompt_size,
-        caches=[
-            tuple(torch.zeros(cache_shape, dtype=model.dtype, device=device) for _ in range(2))
-            for _ in range(config.num_hidden_layers)
-        ],
+        caches=[(empty.clone(), empty.clone()) for _ in range(config.num_hidden_layers)],
     )
 
 

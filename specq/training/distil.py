@@ -5,27 +5,28 @@ speculation accepts by, the second what greedy speculation accepts by; h is `Set
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import click
 import numpy as np
 import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM
 
-from train_pair_lib.architecture import (
+from specq.training.architecture import (
     build_model,
     compile_layers,
     hidden_states,
     load_model,
     save_model,
 )
-from train_pair_lib.dataset import load_dataset
-from train_pair_lib.optimizer import apply_gradients, build_optimizers, schedule
-from train_pair_lib.packing import row_batches
-from train_pair_lib.rollouts import Rollouts, load_rollouts
-from train_pair_lib.settings import Settings
-from train_pair_lib.vocabulary import load_tokenizer
+from specq.training.dataset import load_dataset
+from specq.training.optimizer import apply_gradients, build_optimizers, schedule
+from specq.training.packing import row_batches
+from specq.training.rollouts import Rollouts, load_rollouts
+from specq.training.settings import Settings
+from specq.training.vocabulary import load_tokenizer
 
 ROW_LENGTHS = (256, 512)  # rollouts are padded to one of these
 CORPUS_SHARE = 0.2
@@ -47,14 +48,14 @@ def distil_draft(settings: Settings) -> float:
     torch.manual_seed(settings.seed + 2)
     tokenizer, rollouts = load_tokenizer(settings.tokenizer_folder), load_rollouts(settings.rollouts_file)
     target = load_model(settings.target_folder, settings.device)
-    draft = build_model(settings.draft_shape, tokenizer).to(settings.device)
+    draft = build_model(settings.draft_shape, tokenizer, settings.device)
     start_embeddings(draft, target)
     last_loss = fit_draft(draft, target, draw_batches(rollouts, settings, tokenizer.pad_token_id), settings)
     save_model(draft, tokenizer, settings.draft_folder)
     rounded = load_model(settings.draft_folder, settings.device)
     checked = range(min(CHECK_ROLLOUTS, len(rollouts.prompt_sizes)))
     share = agreement(rounded, target, make_batch(rollouts, checked, ROW_LENGTHS[-1], settings, tokenizer.pad_token_id))
-    print(f"{settings.draft_shape} agrees with the target on {share:.4f} of held-out rollout positions")
+    click.echo(f"{settings.draft_shape} agrees with the target on {share:.4f} of held-out rollout positions")
     return last_loss
 
 
@@ -66,11 +67,8 @@ def start_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
     draft.model.embed_tokens.weight.copy_(embeddings @ directions.T)
 
 
-def make_batch(
-    rollouts: Rollouts, indices: Iterator[int] | range | np.ndarray, length: int, settings: Settings, pad_id: int
-) -> Batch:
+def make_batch(rollouts: Rollouts, indices: Sequence[int], length: int, settings: Settings, pad_id: int) -> Batch:
     """Lay rollouts out one a row, exactly as they were generated, cut or padded to `length`."""
-    indices = list(indices)
     rows = np.full((len(indices), length), pad_id, dtype=np.int64)
     counted = np.zeros((len(indices), length), dtype=np.float32)
     for row, mask, index in zip(rows, counted, indices, strict=True):
@@ -116,7 +114,7 @@ def rollout_batches(rollouts: Rollouts, settings: Settings, pad_id: int, rng: np
             groups += [(length, group) for group in full]
         for place in rng.permutation(len(groups)):
             length, group = groups[place]
-            yield make_batch(rollouts, group, length, settings, pad_id)
+            yield make_batch(rollouts, group.tolist(), length, settings, pad_id)
 
 
 def distil_loss(
@@ -153,11 +151,11 @@ def fit_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterat
             drafted = hidden_states(draft, batch.token_ids)
             heads = draft.lm_head.weight, target.lm_head.weight
             loss = loss_of(drafted, heads[0], taught, heads[1], batch.counted, settings.hard_weight)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         apply_gradients(draft, optimizers, schedule(step, settings.draft_steps, CLOSING_SHARE))
         if step % REPORT_EVERY == 0 or step + 1 == settings.draft_steps:
             seconds = time.monotonic() - started
-            print(f"{settings.draft_shape} step {step} loss {loss.item():.4f} seconds {seconds:.1f}")
+            click.echo(f"{settings.draft_shape} step {step} loss {loss.item():.4f} seconds {seconds:.1f}")
     return loss.item()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from train_pair_lib.corpus import SHARD_WEIGHTS, Document, read_documents
+from specq.training.corpus import SHARD_WEIGHTS, Document, read_documents
 
 HELD_OUT_SHARE = 0.01
 MAX_HELD_OUT = 60
@@ -29,7 +29,8 @@ class Dataset:
 
     def context(self, index: int) -> list[int]:
         """Return the ids of a document up to the answer."""
-        return self.document(index)[: self.context_sizes[index]].tolist()
+        token_ids: list[int] = self.document(index)[: self.context_sizes[index]].tolist()
+        return token_ids
 
     def members(self, shard: str, *, held_out: bool) -> np.ndarray:
         """Return the indices of a shard's training (or held-out) documents."""
@@ -61,7 +62,9 @@ def build_dataset(corpus: Path, tokenizer: PreTrainedTokenizerFast, limit: int |
     """Tokenise the corpus, at most `limit` records a shard."""
     documents = list(read_documents(corpus, limit))
     encode = tokenizer.backend_tokenizer.encode_batch_fast
-    sizes, contexts, chunks = [], [], []
+    sizes: list[int] = []
+    contexts: list[int] = []
+    chunks: list[np.ndarray] = []
     for start in range(0, len(documents), 1000):
         batch = documents[start : start + 1000]
         ids = [encoding.ids for encoding in encode([document.text for document in batch])]

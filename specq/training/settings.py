@@ -1,4 +1,6 @@
-"""What a run is told: sizes, rates and places, in one frozen value that every stage takes."""
+"""Sizes, rates and places of a training run, in one frozen value that every stage takes."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +8,18 @@ from pathlib import Path
 import torch
 
 
+def choose_device(name: str, *, compiled: bool) -> torch.device:
+    """Return the device, "" a GPU if there is one, and set torch up for training on it."""
+    torch.set_float32_matmul_precision("high")
+    if compiled:
+        # Three row lengths, two models, with and without gradients.
+        torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - it has no public name
+    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
 @dataclass(frozen=True)
 class Settings:
-    """One run's settings; `scripts/train_pair.py --help` explains each."""
+    """One run's settings; `specq train pair --help` explains each."""
 
     corpus: Path
     bench: Path

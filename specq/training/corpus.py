@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from specq.protocol import ConfigError
+
 END_OF_TEXT = "<|endoftext|>"
 START_OF_TURN = "<|im_start|>"
 END_OF_TURN = "<|im_end|>"
@@ -49,10 +51,10 @@ class Document:
 
 
 def shard_paths(corpus: Path) -> list[Path]:
-    """Return the corpus shards in name order; FileNotFoundError if there is none."""
+    """Return the corpus shards in name order; ConfigError if there is none."""
     paths = sorted(corpus.glob("*.jsonl.gz"))
     if not paths:
-        raise FileNotFoundError(f"no *.jsonl.gz shard in {corpus}")
+        raise ConfigError(f"no *.jsonl.gz shard in {corpus}")
     return paths
 
 

@@ -1,0 +1,28 @@
+"""Training: text goes in, checkpoints in Hugging Face layout come out.
+
+`pair` trains a small target and a draft for it, from nothing. Its stages are a table; each stage reads and writes files
+in the work directory, so that a run can stop and go on at any of them:
+
+    tokenizer   vocabulary     a byte-level BPE that both models share
+    data        dataset        the corpus as token ids, some documents held out
+    target      pretrain       next-token training
+    rollouts    rollouts       the target's answers to prompts of the corpus
+    draft       distil         the draft learns the target's distributions
+    evaluate    acceptance     losses, and how often the target accepts the draft
+    export      report         both models, ready to serve
+
+Rule: no training stage reads the directory of benchmark prompts.
+
+To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
+`specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods.
+"""
+
+PAIR_STAGES = {  # in order
+    "tokenizer": "specq.training.pair:train_tokenizer",
+    "data": "specq.training.pair:tokenize_corpus",
+    "target": "specq.training.pair:train_target",
+    "rollouts": "specq.training.pair:roll_out",
+    "draft": "specq.training.pair:distil_draft",
+    "evaluate": "specq.training.pair:evaluate",
+    "export": "specq.training.pair:export",
+}

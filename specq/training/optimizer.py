@@ -1,0 +1,54 @@
+"""Muon for the matrices, AdamW for the rest, and the learning-rate schedule.
+
+Muon (Keller Jordan, 2024) is torch's own. With `adjust_lr_fn="match_rms_adamw"` an update of a matrix [rows, columns] is
+scaled by 0.2 * sqrt(max(rows, columns)) (Liu et al., arXiv:2502.16982, eq. 4), so that one learning rate fits Muon and
+AdamW. torch's default, "original", scales by sqrt(max(1, rows / columns)) instead: 3 to 5 times less for the shapes here,
+and the rates in `Settings` do not fit it. Momentum is Nesterov's, weight decay is decoupled and not scaled.
+
+The bundled pair was trained before torch had Muon, with one of our own: the same formulas and constants, in float32 on a
+CPU, where torch's computes in bfloat16 on every device.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import torch
+from torch import nn
+
+from specq.protocol import ConfigError
+
+MOMENTUM = 0.95
+
+
+def build_optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.optim.Optimizer]:
+    """Return Muon over the layers' matrices and AdamW over embeddings (tied to the head) and norms."""
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"training needs torch 2.9 or later, which has Muon; this is {torch.__version__}")
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
+    muon = torch.optim.Muon(
+        matrices, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
+    )
+    adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, eps=1e-10)
+    for group in chain(muon.param_groups, adamw.param_groups):
+        group["peak_lr"] = lr
+    return [muon, adamw]
+
+
+def schedule(step: int, num_steps: int, closing_share: float) -> float:
+    """Return the share of the peak rate: a short warm-up, a plateau, a linear fall over the closing share."""
+    warm_up = min((step + 1) / max(0.02 * num_steps, 1), 1.0)
+    return min(warm_up, (num_steps - step) / max(closing_share * num_steps, 1), 1.0)
+
+
+def apply_gradients(model: nn.Module, optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    """Clip the gradients, take one step at `rate` times the peak learning rate and clear them."""
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = rate * group["peak_lr"]
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,63 @@
+"""The stages of `specq train pair`, each a function of the settings that says what it has made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from specq.protocol import ConfigError
+from specq.training import dataset, distil, pretrain, report, rollouts, vocabulary
+from specq.training.settings import Settings
+
+
+def train_tokenizer(settings: Settings) -> None:
+    """Train the tokenizer on the corpus."""
+    settings.work.mkdir(parents=True, exist_ok=True)
+    tokenizer = vocabulary.train_tokenizer(settings.corpus, settings.limit)
+    vocabulary.save_tokenizer(tokenizer, settings.tokenizer_folder)
+
+
+def tokenize_corpus(settings: Settings) -> None:
+    """Turn the corpus into token ids."""
+    _require("tokenizer", settings.tokenizer_folder)
+    tokenizer = vocabulary.load_tokenizer(settings.tokenizer_folder)
+    built = dataset.build_dataset(settings.corpus, tokenizer, settings.limit)
+    built.save(settings.dataset_file)
+    click.echo(f"{len(built.token_ids)} tokens in {len(built.held_out)} documents")
+
+
+def train_target(settings: Settings) -> None:
+    """Train the target."""
+    _require("data", settings.dataset_file)
+    click.echo(f"target loss {pretrain.train_target(settings):.4f}")
+
+
+def roll_out(settings: Settings) -> None:
+    """Generate the target's answers to prompts of the corpus."""
+    _require("target", settings.target_folder)
+    click.echo(f"{rollouts.roll_out(settings)} new tokens")
+
+
+def distil_draft(settings: Settings) -> None:
+    """Distil the draft."""
+    _require("rollouts", settings.rollouts_file)
+    click.echo(f"draft loss {distil.distil_draft(settings):.4f}")
+
+
+def evaluate(settings: Settings) -> None:
+    """Measure losses and acceptance."""
+    _require("draft", settings.draft_folder)
+    report.evaluate_pair(settings)
+
+
+def export(settings: Settings) -> None:
+    """Copy both models to the export directory."""
+    _require("draft", settings.draft_folder)
+    report.export_pair(settings)
+
+
+def _require(stage: str, path: Path) -> None:
+    """Raise ConfigError unless an earlier stage has written what this one reads."""
+    if not path.exists():
+        raise ConfigError(f"there is no {path}; run the stage {stage!r} first, with the same --work")
