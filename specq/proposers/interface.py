@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.verification import strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +64,5 @@ class Proposer(Protocol):
 
 
 def draws_children(params: SamplingParams) -> bool:
-    """Are the children for these parameters drawn from a law that travels with them, and not simply the likeliest?"""
-    return params.strategy == "probabilistic" and params.temperature > 0
+    """Return whether children for these parameters are drawn, with their draft distribution; else they are the likeliest."""
+    return strategy(params.strategy).samples_drafts(params)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import BoolArray, DraftDistributions, Float64Array, Int32Array, Tree, UInt16Array
-from specq.verification import host_rows
+from specq.verification import host_kernels
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import Edits
 
@@ -133,7 +133,7 @@ def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) 
 
     probs f64[n, k + 1]: the target's probabilities of `Drafted.named`, where they are needed
     """
-    library = host_rows.kernels()
+    library = host_kernels.kernels()
     if library is None:
         for step in np.flatnonzero(~paths.has_ended).tolist():
             for _ in range(levels):

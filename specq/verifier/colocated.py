@@ -34,6 +34,7 @@ from specq.protocol import (
     pack_distributions,
 )
 from specq.runtime import Faults, in_halves, traced
+from specq.verification import strategy
 from specq.verifier.core import Verifier
 from specq.verifier.draft_tree import Chain
 from specq.verifier.round_choice import OtherLoad, RoundChoice
@@ -256,9 +257,8 @@ class ColocatedDrafter:
     def _drafts_for(self, session: Session) -> bool:
         """Does a session decode, with room for drafts, and want them of us?"""
         speculation = session.speculation
-        requirements = (
-            speculation.mode != "plain" and not speculation.has_fixed_shape and session.params.strategy != "greedy"
-        )
+        uses_drafts = strategy(session.params.strategy).uses_drafts
+        requirements = speculation.mode != "plain" and not speculation.has_fixed_shape and uses_drafts
         return requirements and session.num_pending == 1 and self.verifier.may_run(session) and _room(session) > 0
 
     def _knows(self, session: Session) -> bool:

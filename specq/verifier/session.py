@@ -27,6 +27,7 @@ from specq.protocol import (
     claims_of,
     distributions_of,
 )
+from specq.verification import strategy
 from specq.verifier.draft_tree import Chain, Node, in_order
 from specq.verifier.history import Past
 from specq.verifier.lanes import MANY_NAMES, Lane
@@ -45,6 +46,8 @@ class Session:
     ) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.params: SamplingParams = message.params
+        rule = strategy(message.params.strategy)
+        self.takes_distributions = rule.samples_drafts(message.params)  # draft nodes may be sampled; else point masses
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
         self._past = Past(message.params, message.prompt_len, end_ids)
@@ -62,7 +65,7 @@ class Session:
         self.chain: Chain | None = None  # instead of a tree: what the verifier's own drafter offers for the next step
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
-        self.max_lookup = lookup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
+        self.max_lookup = lookup_tokens(message.speculation) if rule.uses_drafts else 0
         self.ngrams = NgramIndex(self.token_ids)
         self._declined = 0
         self.drafted_at = 0  # the newest position that a draft spoke of
@@ -75,11 +78,6 @@ class Session:
         for so long that it is taken for gone."""
         between = self.is_sync and self.num_pending <= 1 and self.drafted_at < self.length < self.limit - 1
         return between and self.beats_waited < SYNC_PATIENCE
-
-    @property
-    def takes_distributions(self) -> bool:
-        """Whether draft nodes may be sampled ones; else all are point masses."""
-        return self.params.strategy == "probabilistic" and self.params.temperature > 0
 
     @property
     def length(self) -> int:

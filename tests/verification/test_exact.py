@@ -7,7 +7,7 @@ import pytest
 
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE
-from specq.verification import host_rows, walks
+from specq.verification import host_kernels, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
 from tests.verification import exact
@@ -36,7 +36,7 @@ CUTS = {
 @pytest.fixture
 def portable(monkeypatch):
     """The rule in plain Python, which tests can change."""
-    monkeypatch.setattr(host_rows, "kernels", lambda: None)
+    monkeypatch.setattr(host_kernels, "kernels", lambda: None)
 
 
 def world_of(entropy, vocab=3, support=3, **params):
@@ -267,12 +267,12 @@ IN_C = {
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(host_rows.kernels() is None, reason="no C compiler")
+@pytest.mark.skipif(host_kernels.kernels() is None, reason="no C compiler")
 @pytest.mark.parametrize("name", IN_C)
 def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):
     before, after, plan = IN_C[name]
     built = mutated_kernels(tmp_path, monkeypatch, before, after)
-    monkeypatch.setattr(host_rows, "kernels", lambda: built)
+    monkeypatch.setattr(host_kernels, "kernels", lambda: built)
     assert is_caught(plan)
 
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.verification import draws, host_rows
-from specq.verification.host_rows import HostRows, kernels
+from specq.verification import draws, host_kernels, host_rows
+from specq.verification.host_kernels import kernels
+from specq.verification.host_rows import HostRows
 from specq.verification.packing import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
@@ -101,7 +102,7 @@ def test_draws_are_those_of_numpy(domain, monkeypatch):
     rng = np.random.default_rng(6)
     of = rng.integers(0, 2**63, 200, np.uint64), rng.integers(0, 2**31, 200), rng.integers(0, 200_000, 200)
     by_kernel = draws.uniforms(*of, domain)
-    monkeypatch.setattr(host_rows, "kernels", lambda: None)
+    monkeypatch.setattr(host_kernels, "kernels", lambda: None)
     assert np.array_equal(by_kernel, draws.uniforms(*of, domain))
 
 

@@ -24,6 +24,7 @@ from specq.engines.torch.fused_top import is_uncut
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.rows import ChainStart, PackedRows, RowPacker
 from specq.protocol import Float32Array, Int32Array, SamplingParams
+from specq.verification import strategy
 from specq.verification.noise import Domain, row_keys
 
 MAX_STEPS = 32
@@ -215,7 +216,7 @@ def _split_device_state(state: torch.Tensor, num_rows: int) -> list[torch.Tensor
 
 
 def _takes(params: SamplingParams) -> bool:
-    return params.temperature == 0 or (is_uncut(params) and params.strategy != "probabilistic")
+    return params.temperature == 0 or (is_uncut(params) and not strategy(params.strategy).samples_drafts(params))
 
 
 def _chain_rows(starts: Sequence[ChainStart]) -> PackedRows:

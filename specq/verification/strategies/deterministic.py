@@ -15,17 +15,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Int32Array, Judgement
-from specq.verification.draws import Draws
+from specq.protocol import Int32Array, Judgement, SamplingParams
+from specq.verification.interface import Draws, Strategy
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
 
-class Deterministic:
+class Deterministic(Strategy):
     """The default strategy; see the module."""
 
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Always: a draft changes no token."""
+        return True
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """See `specq.verification.judge.Strategy`; all noise comes from the seed, so that drafters can share it."""
+        """See `Strategy.judge`; all noise comes from the seed, so that drafters can share it."""
         packed = pack(steps)
         paths = [[first] for first in packed.first_rows]
         if target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):

@@ -29,8 +29,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Int32Array, Judgement
-from specq.verification.draws import Draws
+from specq.protocol import Int32Array, Judgement, SamplingParams
+from specq.verification.interface import Draws, Strategy
 from specq.verification.packing import Int64Array, JudgedStep, Packed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import Distributions, TargetRows
@@ -39,11 +39,18 @@ from specq.verification.walks import Drafted, Paths, extend
 ALL_LEVELS = 2**31 - 1
 
 
-class Probabilistic:
+class Probabilistic(Strategy):
     """See the module. At T = 0 the target's law is a point mass, and the rule is that of `deterministic`."""
 
+    takes_distributions = True
+    stops_at_accepted = True
+
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Always: exact in distribution."""
+        return True
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """See `specq.verification.judge.Strategy`."""
+        """See `Strategy.judge`."""
         return by_temperature(
             steps,
             lambda of: Deterministic().judge(of, target, draws),
