@@ -22,7 +22,7 @@ PACKAGES = {
     "journal": ("protocol",),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "runtime", "text", "verification"),
-    "proposers": ("protocol", "verification", "engines"),
+    "proposers": ("protocol", "runtime", "verification", "engines"),
     "drafting": ("protocol", "runtime", "verification", "proposers"),
     "verifier": ("protocol", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),

@@ -12,9 +12,9 @@ import zmq
 from specq.config import DraftConfig, options_of
 from specq.drafting import Drafter
 from specq.models import resolve_model
-from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
+from specq.proposers import PROPOSERS, Proposer, ProposerSpec
 from specq.protocol import Assign, Hello, ProtocolError, Release, SamplingParams
-from specq.runtime import Tell, apply_cpu, resolve, teller
+from specq.runtime import Tell, apply_cpu, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
@@ -79,9 +79,10 @@ def run(config: DraftConfig) -> int:
 
 def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
-    model = config.model if config.proposer in MODEL_FREE else resolve_model(config.model, "draft")
-    tell(f"loading {config.proposer if config.proposer in MODEL_FREE else config.model}")
-    proposer: Proposer = resolve("proposer", PROPOSERS, config.proposer)(
+    spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
+    model = resolve_model(config.model, "draft") if spec.needs_model else config.model
+    tell(f"loading {config.model if spec.needs_model else config.proposer}")
+    proposer = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
@@ -90,7 +91,7 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         distribution_size=config.distribution_size,
         options=options_of(config),
     )
-    if config.proposer not in MODEL_FREE:
+    if spec.needs_model:
         tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
     return _drafter(proposer, config)

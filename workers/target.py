@@ -12,12 +12,11 @@ import zmq
 
 from specq.broker import fits, mismatch
 from specq.config import TargetConfig, options_of
-from specq.engines import ENGINES, Engine
+from specq.engines import ENGINES, EngineSpec
 from specq.models import resolve_model
-from specq.proposers.chain_model import ChainModel
 from specq.proposers.profiling import level_times
 from specq.protocol import ConfigError, Hello, Message, Open, ProtocolError, decode, encode
-from specq.runtime import apply_cpu, resolve, teller
+from specq.runtime import apply_cpu, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
@@ -212,6 +211,8 @@ def build_colocated_drafter(config: TargetConfig, verifier: Verifier) -> Colocat
     """Load the draft model that shall draft in this process, if there is one; ConfigError if it does not fit the target."""
     if not config.draft_model:
         return None
+    from specq.proposers.chain_model import ChainModel  # brings torch, which not every engine needs
+
     model, tell = resolve_model(config.draft_model, "draft"), teller(config.name or "target", wanted=config.progress)
     tell(f"loading {config.draft_model} to draft with")
     source = ChainModel(model, device=colocated_device(config), dtype=config.dtype, name=config.draft_model)
@@ -226,9 +227,9 @@ def build_colocated_drafter(config: TargetConfig, verifier: Verifier) -> Colocat
 
 
 def colocated_device(config: TargetConfig) -> str:
-    """Return where the process's own drafter computes: with vLLM, which lets the process see its own devices only, the first
-    of those."""
-    return "cuda:0" if config.engine == "vllm" and config.device.startswith("cuda") else config.device
+    """Return where the colocated drafter computes: where the engine renumbers the process's devices, on the first of them."""
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
 
 def build_verifier(config: TargetConfig, name: str) -> Verifier:
@@ -236,7 +237,8 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
     started, tell = time.monotonic(), teller(name, wanted=config.progress)
     model = resolve_model(config.model, "target")
     tell(f"loading {config.model}")
-    engine: Engine = resolve("engine", ENGINES, config.engine)(
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    engine = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
@@ -266,6 +268,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
-        prompt_lookup=config.prompt_lookup == "ngram",
+        prompt_lookup=config.prompt_lookup != "none",
         tokenizer_files=load_tokenizer_files(model),
     )

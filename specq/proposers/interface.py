@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,3 +66,16 @@ class Proposer(Protocol):
 def draws_children(params: SamplingParams) -> bool:
     """Return whether children for these parameters are drawn, with their draft distribution; else they are the likeliest."""
     return strategy(params.strategy).samples_drafts(params)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSpec:
+    """What a table has of a proposer before it is loaded. So the module of a spec imports neither torch nor a model.
+
+    make          makes the proposer, given a model's directory or hub name and the keyword arguments that `workers.draft`
+                  names; here the heavy imports are
+    needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
+    """
+
+    make: Callable[..., Proposer]
+    needs_model: bool = True

@@ -21,7 +21,7 @@ import numpy as np
 import structlog
 
 from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
-from specq.proposers.chain_model import Chains, ChainSource
+from specq.proposers import Chains, ChainSource
 from specq.protocol import (
     COLOCATED_LANE,
     Draft,
