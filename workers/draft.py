@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 import zmq
 
-from specq.config import DraftConfig, options_of
+from specq.config import DraftConfig, own_options
 from specq.drafting import Drafter
 from specq.models import resolve_model
 from specq.proposers import PROPOSERS, Proposer, ProposerSpec
@@ -89,7 +89,7 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         kv_slots=config.kv_slots,
         name=config.model,
         distribution_size=config.distribution_size,
-        options=options_of(config),
+        **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )
     if spec.needs_model:
         tell("drafting once, so that all is compiled")

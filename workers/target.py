@@ -11,7 +11,7 @@ import structlog
 import zmq
 
 from specq.broker import fits, mismatch
-from specq.config import TargetConfig, options_of
+from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES, EngineSpec
 from specq.models import resolve_model
 from specq.proposers.profiling import level_times
@@ -245,11 +245,10 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         kv_slots=config.kv_slots,
         name=config.model,
         threads=config.threads,
-        helper_cores=config.helper_cores,
         verbose=config.verbose,
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
-        options=options_of(config),
+        **own_options(config, spec.options, ENGINES.names()).arguments(),
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
     tell(f"measuring steps of {sizes[0]} to {sizes[-1]} rows")

@@ -16,8 +16,8 @@ ENGINES = Table(
     "engine",
     "specq.engines",
     {
-        "torch": "specq.engines.specs:TORCH",
-        "vllm": "specq.engines.specs:VLLM",
+        "torch": "specq.engines.torch_spec:TORCH",
+        "vllm": "specq.engines.vllm.spec:VLLM",
     },
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specq.config import OwnOptions
 from specq.protocol import Int32Array, Judgement, ModelInfo, SessionStep
 
 
@@ -58,8 +59,10 @@ class EngineSpec:
 
     make                makes the engine, given a model's directory or hub name and the keyword arguments that
                         `workers.target` names; here the heavy imports are
+    options             the keys of [target.NAME], which `make` takes as keyword arguments, too
     renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
     """
 
     make: Callable[..., Engine]
+    options: type[OwnOptions] = OwnOptions
     renumbers_devices: bool = False

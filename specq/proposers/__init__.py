@@ -17,9 +17,9 @@ PROPOSERS = Table(
     "proposer",
     "specq.proposers",
     {
-        "draft-model": "specq.proposers.specs:DRAFT_MODEL",
-        "ngram": "specq.proposers.specs:NGRAM",
-        "vllm": "specq.proposers.specs:VLLM",
+        "draft-model": "specq.proposers.draft_model_spec:DRAFT_MODEL",
+        "ngram": "specq.proposers.ngram:NGRAM",
+        "vllm": "specq.proposers.vllm_spec:VLLM",
     },
 )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specq.config import OwnOptions
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
 from specq.verification import strategy
 
@@ -74,8 +75,10 @@ class ProposerSpec:
 
     make          makes the proposer, given a model's directory or hub name and the keyword arguments that `workers.draft`
                   names; here the heavy imports are
+    options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
     needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
     """
 
     make: Callable[..., Proposer]
+    options: type[OwnOptions] = OwnOptions
     needs_model: bool = True

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from specq import Client
+from specq.config import load, own_options, read_own
 from specq.engines import ENGINES
 from specq.proposers import PROPOSERS
 from specq.protocol import ConfigError
@@ -38,6 +39,16 @@ def test_an_unknown_name_lists_all_known(table):
     assert sorted([*table, "cautious" if table is STRATEGIES else "counting"]) == known == sorted(table.names())
 
 
+@pytest.mark.usefixtures("plugin")
+def test_an_engine_of_another_package_has_a_section_of_its_own(tmp_path):
+    path = tmp_path / "deployment.toml"
+    path.write_text("[target]\nengine = 'counting'\n[target.counting]\nstride = 7\n", "utf-8")
+    spec = ENGINES.resolve("counting")
+    assert own_options(load(path).target, spec.options, ENGINES.names()).arguments() == {"stride": 7}
+    with pytest.raises(ConfigError, match=r"counting\.stride is 0; it must be from 1 to 100"):
+        read_own(spec.options, {"stride": 0})
+
+
 def test_our_own_names_are_not_replaced(site):
     groups = {"specq.strategies": {"deterministic": "example_plugin.cautious:Cautious"}}
     install(site, "usurper", groups)
@@ -62,10 +73,11 @@ def test_a_pipeline_of_other_packages_runs_without_torch(
     """A verifier imports torch only for an engine that needs it; the broker and drafters know the strategy too."""
     common = ("--broker", free_address, "--log-level", "error")
     spawn("broker", "--bind", free_address, "--journal", "none", "--log-level", "error", program=WITHOUT_TORCH)
-    spawn("worker", "--role", "target", "--engine", "counting", *common, program=WITHOUT_TORCH)
+    own = ("--engine", "counting", "--engine-option", "stride=3")
+    spawn("worker", "--role", "target", *own, *common, program=WITHOUT_TORCH)
     spawn("worker", "--role", "draft", "--proposer", "counting", *common, program=WITHOUT_TORCH)
     with Client(free_address, timeout_s=60) as client:
         client.wait_until_ready(num_drafters=1)
         tokens = {name: client.generate(PROMPT, max_tokens=40, strategy=name) for name in ("cautious", "deterministic")}
     ids = tokens["cautious"].token_ids
-    assert ids == tokens["deterministic"].token_ids == list(range(ids[0], ids[0] + 40))
+    assert ids == tokens["deterministic"].token_ids == list(range(ids[0], ids[0] + 3 * 40, 3))

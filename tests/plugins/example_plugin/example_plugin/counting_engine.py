@@ -5,14 +5,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from specq.config import OwnOptions, option
 from specq.engines import EngineSpec, describe, resolve_directory
 from specq.protocol import EngineError, Int32Array, Judgement, SessionStep, Tree
 
 DEFAULT_SLOTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class CountingOptions(OwnOptions):
+    """The keys of [target.counting], and of --engine-option."""
+
+    LABEL = "counting"
+
+    stride: int = option(1, "what is added to a token", low=1, high=100)
 
 
 class CountingEngine:
@@ -20,7 +31,8 @@ class CountingEngine:
 
     max_chain = 0
 
-    def __init__(self, model: str, *, kv_slots: int = 0, name: str = "", **_shared: Any) -> None:
+    def __init__(self, model: str, *, kv_slots: int = 0, name: str = "", stride: int = 1, **_shared: Any) -> None:
+        self._stride = stride
         directory = resolve_directory(model)
         self.info = describe(
             directory,
@@ -61,7 +73,7 @@ class CountingEngine:
         return Judgement(step.session_id, tuple(path), np.array([*accepted, self._next(context[-1])], np.int32))
 
     def _next(self, token: int) -> int:
-        return (token + 1) % self.info.num_tokens
+        return (token + self._stride) % self.info.num_tokens
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         return [0.001 + 0.00001 * size for size in sizes]
@@ -81,4 +93,4 @@ def _matching(tree: Tree, token: int, following: Any) -> list[int]:
         token = following(token)
 
 
-COUNTING = EngineSpec(CountingEngine)
+COUNTING = EngineSpec(CountingEngine, CountingOptions)

@@ -1,4 +1,4 @@
-"""`counting`: a proposer for targets that count."""
+"""`counting`: a proposer for targets that count by ones."""
 
 from __future__ import annotations
 
