@@ -1,4 +1,4 @@
-"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something worth drafting."""
+"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something to draft."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DrafterLoop:
         self.num_dropped = 0
 
     def turn(self) -> None:
-        """Hear what the broker says, run one pass if anything is worth drafting, beat if it is time."""
+        """Handle what the broker sent, run one pass if there is something to draft, beat if it is time."""
         wait_ms = 0 if self.drafter.has_work else self.link.heartbeat.remaining_ms()
         if self.link.socket.poll(wait_ms, zmq.POLLIN):
             self._receive()

@@ -73,9 +73,9 @@ class VerifierLoop:
         self._unsent: list[Message] = []  # what the last step gave
 
     def turn(self) -> None:
-        """Say what the last step gave, take what has arrived, run one step if there is work, beat if it is time.
+        """Send what the last step gave, handle what has arrived, run one step if there is work, beat if it is time.
 
-        While the device drafts for the next step, the host says and hears.
+        While the device drafts for the next step, the host sends and receives.
         """
         if self.colocated_drafter is not None:
             self.colocated_drafter.begin(time.monotonic())
@@ -112,7 +112,7 @@ class VerifierLoop:
                 self._handle(message, self.broker)
 
     def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield what brokers sent; of one whose key is not on the list any more, nothing, and it is told nothing more."""
+        """Yield what brokers sent; one whose key is no longer on the list is ignored, and receives nothing more."""
         if self.zap is None:
             yield from ((identity, frames) for identity, *frames in drain(self.router))
             return
@@ -177,7 +177,7 @@ class VerifierLoop:
             self.close()
 
     def _drain(self, stop: Stop) -> None:
-        """Let sessions go to other verifiers, or end; without a broker, nobody would hear of them."""
+        """Let sessions go to other verifiers, or end; without a broker, nobody would learn of them."""
         self.verifier.state, end = "draining", time.monotonic() + self.drain_s
         self.link.beat(self.verifier.heartbeat())
         while self.verifier.sessions and self.link.registered and time.monotonic() < end and not stop.asked_again:

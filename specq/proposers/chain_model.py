@@ -1,4 +1,4 @@
-"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a verifier's own drafter.
+"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a colocated drafter.
 
 Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead here: a
 chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what was followed
@@ -32,15 +32,16 @@ class _Drafted:
 
 @dataclass(slots=True)
 class _Part:
-    """Some of the sessions of a round, by index; `wait` gives tokens and scores [depth, sessions, width], and laws."""
+    """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the draft
+    distributions."""
 
     indices: list[int]
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
 
 
 class ChainModel:
-    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`; `law_size` and `rng` are
-    those of `specq.proposers.making.ChildMaker`."""
+    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`; `distribution_size` and
+    `rng` as in `specq.proposers.making.ChildMaker`."""
 
     def __init__(
         self,

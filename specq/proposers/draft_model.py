@@ -7,7 +7,7 @@ and everything else is freed.
 
 Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
 guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
-replacement, from laws that travel with them (`specq.verification.drafting`).
+replacement, from distributions that travel with them (`specq.verification.drafting`).
 """
 
 from __future__ import annotations

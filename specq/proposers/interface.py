@@ -29,8 +29,8 @@ class Children:
     """The answer: at most len(child_ids) tokens, likeliest first, or in the order in which they were drawn.
 
     token_ids i32[c]; scores f32[c]: log-probability that the target commits the token, given that it commits the parent
-                (of a drawn one: given too that it rejects its elders; and known before the token was drawn)
-    law         what they were drawn from, without replacement; None: they are point masses
+                (of a drawn one: also given that it rejects the earlier siblings; known before the token was drawn)
+    distribution   what they were drawn from, without replacement; None: they are point masses
     """
 
     token_ids: Int32Array
@@ -44,8 +44,8 @@ class Proposer(Protocol):
     info: ModelInfo
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
-        """Start a session with this context i32[n]; `params` are those to draft with, and tell by the strategy whether
-        children are drawn (`probabilistic` above temperature 0)."""
+        """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says
+        whether children are drawn."""
         ...
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:

@@ -29,12 +29,12 @@ class Decision:
     """The decision on one node.
 
     position     where its token would stand in the context
-    target_prob  the token's probability in the law that the strategy judges by: after bias, penalties, temperature and cuts,
-                 so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
-    draft_prob   in the law that it was drawn from, given its elder siblings; 1 for a point mass
+    target_prob  the token's probability in the target distribution that the strategy judges by: after bias, penalties,
+                 temperature and cuts, so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
+    draft_prob   in the draft distribution that it was drawn from, given its earlier siblings; 1 for a point mass
     verdict      `accepted`: it was emitted. `not reached`: it hangs from a node that was not accepted, or the strategy had
-                 taken an elder sibling or looks at no nodes. `rejected`: any other, also one that passed its bar under a
-                 strategy that then took a longer path
+                 taken an earlier sibling or looks at no nodes. `rejected`: any other, also one that passed its bar under
+                 a strategy that then took a longer path
     """
 
     session: int
@@ -129,7 +129,7 @@ def _verdicts(step: SessionStep, judgement: Judgement) -> list[str]:
 
 
 def _draft_probs(tree: Tree) -> list[float]:
-    """Return each node's probability in the law that it was drawn from."""
+    """Return each node's probability in the distribution that it was drawn from."""
     probs = [1.0] * tree.num_nodes
     if tree.distributions is None:
         return probs

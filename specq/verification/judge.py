@@ -32,7 +32,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     if not placed:
         return []
     assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
-    if logits.is_mps:  # has no float64, which the noise and the laws need
+    if logits.is_mps:  # has no float64, which the noise and the distributions need
         logits = logits.cpu()
     with shaped(placed, logits) as rows:
         judgements = judge_shaped(placed, rows, draws)

@@ -148,7 +148,7 @@ def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_distribution_of_one_token_over_seeds(name):
-    """With the real draws: lossless strategies follow the target's law, whatever is drafted; lossy ones need not."""
+    """With the real draws: lossless strategies follow the target's distribution, whatever is drafted; lossy ones need not."""
     count, row = 4000, np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     params = SamplingParams(strategy=name, temperature=1.0)
     drafted = replace(

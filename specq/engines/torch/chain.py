@@ -51,8 +51,8 @@ class ChainDrafter:
         self._tops: dict[tuple[int, int], _Top] = {}
 
     def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
-        """Whether such chains, after contexts of these lengths, can be run at once. Laws that are cut (top-k, top-p,
-        min-p) or travel with the draft are left to the host."""
+        """Return whether such chains, after contexts of these lengths, can be run at once. The host handles distributions
+        that are cut (top-k, top-p, min-p) or travel with the draft."""
         num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
         is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
         return is_size_ok and num_slots <= LIST_ROOM and all(map(_takes, params))

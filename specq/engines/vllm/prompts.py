@@ -1,4 +1,4 @@
-"""Way A: vLLM's public API only. A session is a list of tokens; vLLM's prefix cache stands in for its KV.
+"""vLLM driven by prompts: its public API only. A session is a list of tokens; vLLM's prefix cache stands in for its KV.
 
 A step is one batch of requests of one token each. Where only the likeliest tokens count (T = 0), a session's request is
 its context with the chain, and asks for the likeliest token at each place of the prompt. Else each row is a request of

@@ -1,7 +1,9 @@
-"""Triton kernels for `specq.verification.cuda_rows`: own tokens and laws of rows of logits, each row read two or three times.
+"""Triton kernels for `specq.verification.cuda_rows`: own tokens and distributions of rows of logits.
+
+Each row is read two or three times.
 
 `specq.verification.sampling` defines the values. In the order in which they run: `tops_kernel` and `heads_kernel` of
-heads.py, `laws_kernel`, `choose_kernel`; rows.py is what they share.
+heads.py, `distributions_kernel`, `choose_kernel`; rows.py is what they share.
 
 Where the grid is (rows, splits), program (row, split) has the blocks split, split + splits, ... of the row, and what the
 programs find is combined by whoever reads it. These programs are one warp each, so that their many small reductions need no

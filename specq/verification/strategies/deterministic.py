@@ -1,8 +1,8 @@
 """`deterministic`: accept a node iff its token is the target's own token at that position.
 
 The target's own token is y = argmax of `sampling.perturbed_scores`: a function of target logits, parameters, seed and
-position only. So the text is the same with any drafter, or none, and follows the target's law exactly over seeds. A
-drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races can
+position only. So the text is the same with any drafter, or none, and follows the target's distribution exactly over
+seeds. A drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races can
 (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
 
 The seed project accepts a mismatched draft with min(1, p/q) and then emits no residual sample; here a mismatch is never
