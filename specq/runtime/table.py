@@ -15,12 +15,14 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from specq.protocol import ConfigError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 log = structlog.get_logger(__name__)
 
@@ -43,6 +45,8 @@ class Table(dict[str, str]):
     @cached_property
     def third_party(self) -> dict[str, EntryPoint]:
         """What other packages registered, by name; read once, when it is first needed."""
+        from importlib.metadata import entry_points  # 20 ms that a process with our own names only need not spend
+
         found: dict[str, EntryPoint] = {}
         for point in entry_points(group=self.group):
             if point.name in self or point.name in found:
