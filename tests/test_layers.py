@@ -21,8 +21,8 @@ PACKAGES = {
     "text": ("protocol",),
     "journal": ("protocol",),
     "verification": ("protocol", "runtime"),
-    "engines": ("protocol", "runtime", "text", "verification"),
-    "proposers": ("protocol", "verification", "engines"),
+    "engines": ("protocol", "config", "runtime", "text", "verification"),
+    "proposers": ("protocol", "config", "runtime", "verification", "engines"),
     "drafting": ("protocol", "runtime", "verification", "proposers"),
     "verifier": ("protocol", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
@@ -38,14 +38,14 @@ PACKAGES = {
         *("proposers", "client", "simulate", "workers"),
     ),
     "cli": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "client", "bench"),
-        *("training", "simulate", "workers"),
+        *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
+        *("client", "bench", "training", "simulate", "workers"),
     ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
 # of packages that only commands use.
 DOORS = {
-    *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options"),
+    *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options", "specq.engines.vllm.spec"),
     *(
         "specq.verification.judge",
         "specq.verification.faults",

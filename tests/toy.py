@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.proposers import Children, Expansion, draws_children
-from specq.proposers.chain_model import NO_TOKEN, Chains
+from specq.proposers.chain_source import NO_TOKEN, Chains
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams

@@ -1,4 +1,4 @@
-"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something worth drafting."""
+"""A draft worker's process: a link to the broker, and a `Drafter` that runs whenever there is something to draft."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import structlog
 import zmq
 
-from specq.config import DraftConfig, options_of
+from specq.config import DraftConfig, own_options
 from specq.drafting import Drafter
 from specq.models import resolve_model
-from specq.proposers import MODEL_FREE, PROPOSERS, Proposer
+from specq.proposers import PROPOSERS, Proposer, ProposerSpec
 from specq.protocol import Assign, Hello, ProtocolError, Release, SamplingParams
-from specq.runtime import Tell, apply_cpu, resolve, teller
+from specq.runtime import Tell, apply_cpu, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,7 @@ class DrafterLoop:
         self.num_dropped = 0
 
     def turn(self) -> None:
-        """Hear what the broker says, run one pass if anything is worth drafting, beat if it is time."""
+        """Handle what the broker sent, run one pass if there is something to draft, beat if it is time."""
         wait_ms = 0 if self.drafter.has_work else self.link.heartbeat.remaining_ms()
         if self.link.socket.poll(wait_ms, zmq.POLLIN):
             self._receive()
@@ -79,18 +79,19 @@ def run(config: DraftConfig) -> int:
 
 def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
-    model = config.model if config.proposer in MODEL_FREE else resolve_model(config.model, "draft")
-    tell(f"loading {config.proposer if config.proposer in MODEL_FREE else config.model}")
-    proposer: Proposer = resolve("proposer", PROPOSERS, config.proposer)(
+    spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
+    model = resolve_model(config.model, "draft") if spec.needs_model else config.model
+    tell(f"loading {config.model if spec.needs_model else config.proposer}")
+    proposer = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
         kv_slots=config.kv_slots,
         name=config.model,
         distribution_size=config.distribution_size,
-        options=options_of(config),
+        **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )
-    if config.proposer not in MODEL_FREE:
+    if spec.needs_model:
         tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
     return _drafter(proposer, config)

@@ -11,13 +11,12 @@ import structlog
 import zmq
 
 from specq.broker import fits, mismatch
-from specq.config import TargetConfig, options_of
-from specq.engines import ENGINES, Engine
+from specq.config import TargetConfig, own_options
+from specq.engines import ENGINES, EngineSpec
 from specq.models import resolve_model
-from specq.proposers.chain_model import ChainModel
 from specq.proposers.profiling import level_times
 from specq.protocol import ConfigError, Hello, Message, Open, ProtocolError, decode, encode
-from specq.runtime import apply_cpu, resolve, teller
+from specq.runtime import apply_cpu, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
     AllowList,
@@ -74,9 +73,9 @@ class VerifierLoop:
         self._unsent: list[Message] = []  # what the last step gave
 
     def turn(self) -> None:
-        """Say what the last step gave, take what has arrived, run one step if there is work, beat if it is time.
+        """Send what the last step gave, handle what has arrived, run one step if there is work, beat if it is time.
 
-        While the device drafts for the next step, the host says and hears.
+        While the device drafts for the next step, the host sends and receives.
         """
         if self.colocated_drafter is not None:
             self.colocated_drafter.begin(time.monotonic())
@@ -113,7 +112,7 @@ class VerifierLoop:
                 self._handle(message, self.broker)
 
     def _arrived(self) -> Iterator[tuple[bytes, list[bytes]]]:
-        """Yield what brokers sent; of one whose key is not on the list any more, nothing, and it is told nothing more."""
+        """Yield what brokers sent; one whose key is no longer on the list is ignored, and receives nothing more."""
         if self.zap is None:
             yield from ((identity, frames) for identity, *frames in drain(self.router))
             return
@@ -178,7 +177,7 @@ class VerifierLoop:
             self.close()
 
     def _drain(self, stop: Stop) -> None:
-        """Let sessions go to other verifiers, or end; without a broker, nobody would hear of them."""
+        """Let sessions go to other verifiers, or end; without a broker, nobody would learn of them."""
         self.verifier.state, end = "draining", time.monotonic() + self.drain_s
         self.link.beat(self.verifier.heartbeat())
         while self.verifier.sessions and self.link.registered and time.monotonic() < end and not stop.asked_again:
@@ -212,6 +211,8 @@ def build_colocated_drafter(config: TargetConfig, verifier: Verifier) -> Colocat
     """Load the draft model that shall draft in this process, if there is one; ConfigError if it does not fit the target."""
     if not config.draft_model:
         return None
+    from specq.proposers.chain_model import ChainModel  # brings torch, which not every engine needs
+
     model, tell = resolve_model(config.draft_model, "draft"), teller(config.name or "target", wanted=config.progress)
     tell(f"loading {config.draft_model} to draft with")
     source = ChainModel(model, device=colocated_device(config), dtype=config.dtype, name=config.draft_model)
@@ -226,9 +227,9 @@ def build_colocated_drafter(config: TargetConfig, verifier: Verifier) -> Colocat
 
 
 def colocated_device(config: TargetConfig) -> str:
-    """Return where the process's own drafter computes: with vLLM, which lets the process see its own devices only, the first
-    of those."""
-    return "cuda:0" if config.engine == "vllm" and config.device.startswith("cuda") else config.device
+    """Return where the colocated drafter computes: where the engine renumbers the process's devices, on the first of them."""
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    return "cuda:0" if spec.renumbers_devices and config.device.startswith("cuda") else config.device
 
 
 def build_verifier(config: TargetConfig, name: str) -> Verifier:
@@ -236,18 +237,18 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
     started, tell = time.monotonic(), teller(name, wanted=config.progress)
     model = resolve_model(config.model, "target")
     tell(f"loading {config.model}")
-    engine: Engine = resolve("engine", ENGINES, config.engine)(
+    spec: EngineSpec = ENGINES.resolve(config.engine)
+    engine = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
         kv_slots=config.kv_slots,
         name=config.model,
         threads=config.threads,
-        helper_cores=config.helper_cores,
         verbose=config.verbose,
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
-        options=options_of(config),
+        **own_options(config, spec.options, ENGINES.names()).arguments(),
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
     tell(f"measuring steps of {sizes[0]} to {sizes[-1]} rows")
@@ -266,6 +267,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
-        prompt_lookup=config.prompt_lookup == "ngram",
+        prompt_lookup=config.prompt_lookup != "none",
         tokenizer_files=load_tokenizer_files(model),
     )

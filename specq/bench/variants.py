@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.verification import STRATEGIES, is_lossless
+from specq.protocol import SamplingParams
+from specq.verification import STRATEGIES, strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,11 @@ class Variant:
         return str(self.options.get("mode", "async"))
 
     def is_lossless(self, temperature: float) -> bool:
-        return is_lossless(self.strategy, temperature)
+        return strategy(self.strategy).is_lossless(SamplingParams(temperature=temperature))
 
     def keeps_text(self, temperature: float) -> bool:
-        """Is the text, with the same seed, plain decoding's own? Else it has the target's law at best."""
-        return temperature == 0 or self.strategy != "probabilistic"
+        """Is the text, with the same seed, plain decoding's own? Else it has the target's distribution at best."""
+        return not strategy(self.strategy).samples_drafts(SamplingParams(temperature=temperature))
 
 
 PLAIN = Variant("plain", {"mode": "plain"}, has_drafters=False)

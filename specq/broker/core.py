@@ -53,6 +53,7 @@ from specq.protocol import (
     type_of,
 )
 from specq.transport import Grant
+from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
@@ -216,6 +217,8 @@ class Broker:
             self.placement.bindings.restore(job)
             if stored.misfit:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
+            elif reason := reason_against(job.params.strategy):  # of a package that is not there any more
+                self.intake.fail(job, "invalid", reason)
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Learn that the journal has all records up to this one: now clients may hear of them."""

@@ -45,7 +45,7 @@ SUMMARIES = {
     "keys": "Make CURVE keys: encryption, and who may do what.",
     "models": "List the models that ship with specq, or inflate them.",
     "train": "Train models: a target and its draft.",
-    "bench": "Measure: specq and its rivals, strategies, shapes, steps, the journal and more.",
+    "bench": "Measure specq and its rivals, in one of several suites.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
     "broker": "Run the broker.",
     "worker": "Run one target verifier or one draft worker.",

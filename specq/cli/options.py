@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
 
 import click
 
-from specq.config import Cores, Options, Section, kinds, of_one, section_name
+from specq.config import Cores, Options, OwnOptions, Section, kinds, of_one, section_name
 from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,30 +35,34 @@ def config_option(command: F) -> F:
     )
 
 
-def section_options(*sections: type[Section]) -> Callable[[F], F]:
-    """Add an option for each key of the sections, and `--config`; one that is not given is None."""
+def section_options(
+    *sections: type[Section], own: Mapping[str, Sequence[type[OwnOptions]]] | None = None
+) -> Callable[[F], F]:
+    """Add an option for each key of the sections, and `--config`; one that is not given is None.
+
+    `own`: also for each key that only some engines or proposers know, by the section that chooses them.
+    """
 
     def decorate(command: F) -> F:
-        for name, (f, owners) in reversed(_keys(sections).items()):
+        keys = _keys([(section_name(section), section) for section in sections])
+        own_keys = _keys([(name, kind) for name, types in (own or {}).items() for kind in types])
+        for f, kind, owners in reversed([*keys.values(), *own_keys.values()]):
             only = f" (--role {owners[0]} only)" if len(owners) < len(sections) else ""
-            command = _option(f, kinds_of(sections)[name], only)(command)
+            command = _option(f, kind, only)(command)
         return config_option(command)
 
     return decorate
 
 
-def kinds_of(sections: tuple[type[Section], ...]) -> dict[str, Any]:
-    """Return the type of each key of any of the sections."""
-    return {name: kind for section in sections for name, kind in kinds(section).items()}
-
-
-def _keys(sections: tuple[type[Section], ...]) -> dict[str, tuple[Field[Any], list[str]]]:
-    """Return each key's field and the names of the sections that have it."""
-    keys: dict[str, tuple[Field[Any], list[str]]] = {}
-    for section in sections:
-        for f in fields(section):
-            keys.setdefault(f.name, (f, []))[1].append(section_name(section))
-    return keys
+def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Field[Any], Any, list[str]]]:
+    """Return each key's field and type, and the names of the sections that have it."""
+    keys: dict[str, tuple[Field[Any], Any, list[str]]] = {}
+    for section, cls in sections:
+        for f in fields(cls):
+            owners = keys.setdefault(f.name, (f, kinds(cls)[f.name], []))[2]
+            if section not in owners:
+                owners.append(section)
+    return {name: key for name, key in keys.items() if not key[0].metadata.get("is_hidden")}
 
 
 def _option(f: Field[Any], kind: Any, only: str) -> Callable[[F], F]:

@@ -1,6 +1,6 @@
 """The parameters of a request as options: one for each name in `specq.client.parameters.NAMES`, in groups.
 
-To add one: a line in `GROUPS`. Types and defaults are those of the field; what a value may be is checked where a request
+To add one: a line in `GROUPS`; a strategy's own are declared by the strategy. Types and defaults are those of the field; what a value may be is checked where a request
 is checked, so that an option and the key of a line are refused with the same words.
 """
 
@@ -15,7 +15,7 @@ import click
 
 from specq.cli.groups import GroupedOption
 from specq.protocol import SamplingParams, Speculation
-from specq.verification import STRATEGIES
+from specq.verification import STRATEGIES, strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,9 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Verification": {
         "strategy": f"How drafts are judged: {', '.join(STRATEGIES)}.",
-        "threshold": "Of threshold: accept above this target probability.",
-        "typical_eps": "Of typical: accept above the lesser of this and delta * exp(-entropy).",
-        "typical_delta": "Of typical: see there.",
+        **{name: text for own in STRATEGIES for name, text in strategy(own).parameters.items()},
     },
     "Drafting": {
         "mode": "async: drafters run ahead; sync: they wait for each verdict; plain: nobody drafts, the verifier's lookups included.",

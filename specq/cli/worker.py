@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import click
 
 from specq.cli.options import log_options, section_options
-from specq.config import DraftConfig, TargetConfig, load, override
+from specq.config import DraftConfig, TargetConfig, load, override, with_own
+from specq.engines import ENGINES
+from specq.proposers import PROPOSERS
 from specq.runtime import log, resolve
 
 PROCESSES = {"target": "workers.target:run", "draft": "workers.draft:run"}
+# Keys of engines and proposers that come with specq are options, too; those of others are given by --engine-option.
+OWN = {
+    "target": [ENGINES.resolve(name).options for name in ENGINES],
+    "draft": [PROPOSERS.resolve(name).options for name in PROPOSERS],
+}
+OWN_NAMES = {f.name for kinds in OWN.values() for kind in kinds for f in fields(kind)}
 
 
 @click.command()
 @click.option("--role", type=click.Choice(tuple(PROCESSES)), required=True, help="What the worker does.")
-@section_options(TargetConfig, DraftConfig)
+@section_options(TargetConfig, DraftConfig, own=OWN)
 @log_options("info")
 @click.pass_context
 def worker(
     ctx: click.Context, /, role: str, config_file: str | None, log_level: str, *, log_json: bool, **values: Any
 ) -> None:
     """Run one target verifier, which checks drafts and commits tokens, or one draft worker, which guesses ahead."""
-    config = override(getattr(load(config_file), role), **values)
+    config = override(getattr(load(config_file), role), **with_own(values, OWN_NAMES))
     log.configure("debug" if getattr(config, "verbose", False) else log_level, as_json=log_json)
     ctx.exit(resolve("role", PROCESSES, role)(config))

@@ -15,14 +15,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from specq.protocol import MAX_SEED, JobError, ModelInfo, SamplingParams, Speculation
-from specq.verification import STRATEGIES
+from specq.verification import STRATEGIES, reason_against, strategy
 
 MAX_COMPLETIONS = 128
 SAMPLING = tuple(f.name for f in fields(SamplingParams))
 DRAFTING = tuple(f.name for f in fields(Speculation))
 NAMES = (*SAMPLING, "n", "bad_words", *DRAFTING)
-
-_OWNERS = {"threshold": "threshold", "typical_eps": "typical", "typical_delta": "typical"}  # parameter -> strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,8 @@ def read_parameters(values: dict[str, Any]) -> Parameters:
 
 def _check_sampling(params: SamplingParams) -> None:
     """Check what `SamplingParams` cannot know, or lets through though no model could use it."""
-    if params.strategy not in STRATEGIES:
-        raise JobError(f"unknown strategy {params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}")
+    if reason := reason_against(params.strategy):
+        raise JobError(reason)
     biased = [token for token, _ in params.logit_bias]
     twice = [token for token in biased if biased.count(token) > 1]
     if twice:
@@ -64,9 +62,11 @@ def _check_sampling(params: SamplingParams) -> None:
 
 def _check_honoured(params: SamplingParams, speculation: Speculation, given: dict[str, Any]) -> None:
     """Refuse what the strategy or the mode would ignore."""
-    for name, owner in _OWNERS.items():
-        if name in given and params.strategy != owner:
-            raise JobError(f"{name} is given with strategy {params.strategy}; only strategy {owner} has one")
+    own = strategy(params.strategy).parameters
+    for owner in STRATEGIES:
+        for name in strategy(owner).parameters:
+            if name in given and name not in own:
+                raise JobError(f"{name} is given with strategy {params.strategy}; only strategy {owner} has one")
     idle = [name for name in speculation.to_dict() if name != "mode"]
     if speculation.mode == "plain" and idle:
         raise JobError(f"{idle[0]} is given with mode plain, in which nothing is drafted")

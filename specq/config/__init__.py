@@ -2,7 +2,8 @@
 
     sections         one dataclass for each role; every key is also an option of the command
     loading          reads the file and the environment; the only module that does
-    engine_options   options that are handed on to an engine as they are
+    engine_options   options as name=value, values in JSON
+    own_options      options that only one engine or proposer knows, declared beside it
     addresses        ZeroMQ addresses as configurations name them
 
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
@@ -10,8 +11,9 @@ In: a path, variables, options. Out: `Config` and its sections, or ConfigError. 
 
 from specq.config.addresses import check_bind, check_connect, connect_address, free_address
 from specq.config.arguments import of_one, to_arguments
-from specq.config.engine_options import Options
-from specq.config.loading import cache_dir, environment_of_children, journal_path, load, options_of, override
+from specq.config.engine_options import Options, parsed
+from specq.config.loading import cache_dir, environment_of_children, journal_path, load, override
+from specq.config.own_options import OwnOptions, own_options, read_own, with_own
 from specq.config.sections import (
     DEFAULT_BROKER,
     DURABILITIES,
@@ -23,7 +25,9 @@ from specq.config.sections import (
     Section,
     TargetConfig,
     UpConfig,
+    hidden,
     kinds,
+    option,
     section_name,
 )
 
@@ -36,6 +40,7 @@ __all__ = [
     "Cores",
     "DraftConfig",
     "Options",
+    "OwnOptions",
     "Section",
     "TargetConfig",
     "UpConfig",
@@ -45,12 +50,17 @@ __all__ = [
     "connect_address",
     "environment_of_children",
     "free_address",
+    "hidden",
     "journal_path",
     "kinds",
     "load",
     "of_one",
-    "options_of",
+    "option",
     "override",
+    "own_options",
+    "parsed",
+    "read_own",
     "section_name",
     "to_arguments",
+    "with_own",
 ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from specq.config.engine_options import Options
-from specq.config.sections import Section, kinds
+from specq.config.engine_options import Options, from_table
+from specq.config.own_options import options_of
+from specq.config.sections import DraftConfig, Section, TargetConfig, kinds
 
 
 def to_arguments(section: Section) -> list[str]:
@@ -13,7 +14,9 @@ def to_arguments(section: Section) -> list[str]:
     arguments = []
     for f in fields(section):
         value, flag = getattr(section, f.name), f.name.replace("_", "-")
-        if value == f.default:
+        if isinstance(section, TargetConfig | DraftConfig) and f.name == "engine_options":
+            value = from_table(options_of(section))
+        if value == f.default or f.metadata.get("is_hidden"):
             continue
         if isinstance(value, bool):
             arguments.append(f"--{'' if value else 'no-'}{flag}")

@@ -18,14 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from specq.config import engine_options
-from specq.config.engine_options import Options
+from specq.config.own_options import chosen, gather_own
 from specq.config.sections import (
     SECTIONS,
     BrokerConfig,
     Config,
     DraftConfig,
     Section,
+    Tables,
     TargetConfig,
     kinds,
     section_name,
@@ -78,16 +78,6 @@ def journal_path(config: BrokerConfig) -> Path | None:
     return state_dir() / f"{name}.journal"
 
 
-def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:
-    """Return what is handed on to what runs the model as it is; ConfigError for what is given twice."""
-    own = ("gpu_memory_utilization", "max_model_len", "tensor_parallel_size", "quantization")
-    given = {name: value for name in own if (value := getattr(config, name, 0))}
-    further = engine_options.parsed(config.engine_options)
-    for name in given.keys() & further.keys():
-        raise ConfigError(f"{section_name(type(config))}.{name} is given, and by engine_options too")
-    return given | further
-
-
 def environment_of_children() -> dict[str, str]:
     """Return the environment for processes that get all of their configuration on the command line."""
     return {name: value for name, value in os.environ.items() if name not in ("SPECQ_CONFIG", "SPECQ_BROKER")}
@@ -107,18 +97,16 @@ def _section(name: str, values: Any) -> Section:
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is {values!r}; it must be a section, [{name}]")
     cls = SECTIONS[name]
-    _refuse_unknown(f"key {name}.", values, kinds(cls))
+    known = {key: kind for key, kind in kinds(cls).items() if kind != Tables}
+    own: Tables = ()
+    if issubclass(cls, TargetConfig | DraftConfig):
+        values, own = gather_own(name, values, known, chosen(cls()))
+    _refuse_unknown(f"key {name}.", values, known)
     broker = os.environ.get("SPECQ_BROKER")
     if broker and "broker" in kinds(cls):
         values = values | {"broker": broker}
-    return cls(**{key: _plain(value, kinds(cls)[key]) for key, value in values.items()})
-
-
-def _plain(value: Any, kind: Any) -> Any:
-    """Return a TOML value as sections hold it: lists as tuples, a table of options as name=value."""
-    if kind == Options and isinstance(value, dict):
-        return engine_options.from_table(value)
-    return tuple(value) if isinstance(value, list) else value
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return cls(**given, **({"own": own} if own else {}))
 
 
 def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:

@@ -22,43 +22,41 @@ MAX_COUNT = 2**31 - 1
 
 T = TypeVar("T")
 Cores = tuple[int, ...]
+Tables = tuple[tuple[str, Options], ...]  # of a file: the options in the section of each engine or proposer
 
 
-def _option(default: T, text: str, low: float = 0, high: float = MAX_COUNT, choices: tuple[str, ...] = ()) -> T:
+def option(default: T, text: str, low: float = 0, high: float = MAX_COUNT, choices: tuple[str, ...] = ()) -> T:
     """Return a field with its help text, and the range of its numbers or the choice of its words."""
     return field(default=default, metadata={"help": text, "low": low, "high": high, "choices": choices})
 
 
 def _broker() -> str:
-    return _option(DEFAULT_BROKER, "address of the broker to connect to")
+    return option(DEFAULT_BROKER, "address of the broker to connect to")
 
 
 def _keys() -> str:
-    return _option("", "directory of CURVE keys (specq keys), or DIRECTORY/NAME of one's own; empty: no encryption")
+    return option("", "directory of CURVE keys (specq keys), or DIRECTORY/NAME of one's own; empty: no encryption")
 
 
 def _drain() -> float:
-    return _option(5.0, "seconds that what runs may take to end or to go elsewhere, after SIGTERM", high=86_400)
-
-
-def _vllm_share() -> float:
-    return _option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
-
-
-def _vllm_length() -> int:
-    return _option(0, "longest context that vLLM takes; 0: the model's")
+    return option(5.0, "seconds that what runs may take to end or to go elsewhere, after SIGTERM", high=86_400)
 
 
 def _engine_options() -> Options:
-    return _option((), "further options of what runs the model, name=value; vLLM: arguments of EngineArgs")
+    return option((), "further options of what runs the model, name=value; vLLM: arguments of EngineArgs")
+
+
+def hidden() -> tuple[Any, ...]:
+    """Return an empty field that is no option of the command line."""
+    return field(default=(), metadata={"help": "", "low": 0, "high": 0, "choices": (), "is_hidden": True})
 
 
 def _cores() -> Cores:
-    return _option((), "CPU ids to stay on, as in 0,2-3; none: anywhere")
+    return option((), "CPU ids to stay on, as in 0,2-3; none: anywhere")
 
 
 def _threads() -> int:
-    return _option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
+    return option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +73,31 @@ class Section:
 class BrokerConfig(Section):
     """The broker."""
 
-    bind: str = _option(DEFAULT_BROKER, "address to listen on")
-    heartbeat_ms: int = _option(500, "how often workers shall beat", low=10, high=60_000)
-    liveness_ms: int = _option(3000, "silence after which a worker is taken for dead", low=20, high=600_000)
-    max_jobs: int = _option(10_000, "jobs that may wait or run at a time", low=1)
-    drafters_per_job: int = _option(2, "draft workers at most for one job, no two of the same model", high=8)
-    journal: str = _option(
+    bind: str = option(DEFAULT_BROKER, "address to listen on")
+    heartbeat_ms: int = option(500, "how often workers shall beat", low=10, high=60_000)
+    liveness_ms: int = option(3000, "silence after which a worker is taken for dead", low=20, high=600_000)
+    max_jobs: int = option(10_000, "jobs that may wait or run at a time", low=1)
+    drafters_per_job: int = option(2, "draft workers at most for one job, no two of the same model", high=8)
+    journal: str = option(
         "", "file that outlives the broker; none: memory only; empty: one for each address, see README"
     )
-    durability: str = _option(
-        "full", "full: survives loss of power; process: only of the process", choices=DURABILITIES
-    )
-    keep_hours: float = _option(168.0, "how long results are kept", low=0.0, high=1e6)
-    keep_mb: int = _option(
+    durability: str = option("full", "full: survives loss of power; process: only of the process", choices=DURABILITIES)
+    keep_hours: float = option(168.0, "how long results are kept", low=0.0, high=1e6)
+    keep_mb: int = option(
         1024, "megabytes that the journal takes at most; the oldest results go, then no new jobs are taken", high=2**40
     )
-    weights_wait_seconds: float = _option(
+    weights_wait_seconds: float = option(
         600.0,
         "how long a job waits for its model's weights when no verifier has them, then fails; 0: for ever",
         high=1e9,
     )
-    take_over: bool = _option(
+    take_over: bool = option(
         default=False, text="take the journal from a broker that hangs; that one stops when it wakes"
     )
     drain_seconds: float = _drain()
     cores: Cores = _cores()
     keys: str = _keys()
-    insecure: bool = _option(default=False, text="listen beyond this machine without keys")
+    insecure: bool = option(default=False, text="listen beyond this machine without keys")
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -117,40 +113,36 @@ class TargetConfig(Section):
     """A target verifier."""
 
     broker: str = _broker()
-    model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
-    engine: str = _option("torch", "what runs the model")
-    name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
-    progress: bool = _option(default=False, text="say what is loaded and measured before the worker is ready")
-    bind: str = _option("tcp://127.0.0.1:*", "address to listen on for the broker; port *: any free one")
-    advertise: str = _option("", "address the broker shall connect to; empty: the one bound")
-    device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
-    dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    model: str = option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    engine: str = option("torch", "what runs the model")
+    name: str = option("", "how it is called in logs and statistics; empty: made from role and process id")
+    progress: bool = option(default=False, text="say what is loaded and measured before the worker is ready")
+    bind: str = option("tcp://127.0.0.1:*", "address to listen on for the broker; port *: any free one")
+    advertise: str = option("", "address the broker shall connect to; empty: the one bound")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    dtype: str = option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
     threads: int = _threads()
     cores: Cores = _cores()
-    helper_cores: Cores = _option((), "CPU ids on each of which one more thread helps with steps of many rows")
-    kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the engine")
-    gpu_memory_utilization: float = _vllm_share()
-    max_model_len: int = _vllm_length()
-    tensor_parallel_size: int = _option(0, "GPUs that vLLM divides each layer among; 0: one", high=1024)
-    quantization: str = _option("", "how vLLM quantises the weights, as in fp8; empty: as the checkpoint says")
+    kv_slots: int = option(0, "tokens that the KV memory holds; 0: chosen by the engine")
     engine_options: Options = _engine_options()
-    max_sessions: int = _option(64, "sessions in flight", low=1, high=65_536)
-    max_step_rows: int = _option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
-    trust_drafts: bool = _option(
+    own: Tables = hidden()
+    max_sessions: int = option(64, "sessions in flight", low=1, high=65_536)
+    max_step_rows: int = option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    trust_drafts: bool = option(
         default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
     )
-    prompt_lookup: str = _option(
+    prompt_lookup: str = option(
         "ngram",
         "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
         choices=("ngram", "none"),
     )
-    draft_model: str = _option("", "a draft model that drafts in this process, on the same device; empty: none")
-    fan_out: int = _option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
-    chain: int = _option(8, "most levels that this process drafts for a step", low=1, high=32)
+    draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
+    fan_out: int = option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
+    chain: int = option(8, "most levels that this process drafts for a step", low=1, high=32)
     drain_seconds: float = _drain()
-    verbose: bool = _option(default=False, text="log each drafted node with what was decided, and all else (debug)")
+    verbose: bool = option(default=False, text="log each drafted node with what was decided, and all else (debug)")
     keys: str = _keys()
-    insecure: bool = _option(default=False, text="listen beyond this machine without keys")
+    insecure: bool = option(default=False, text="listen beyond this machine without keys")
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -167,27 +159,26 @@ class DraftConfig(Section):
     """A draft worker."""
 
     broker: str = _broker()
-    model: str = _option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
-    proposer: str = _option("draft-model", "what makes the drafts")
+    model: str = option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    proposer: str = option("draft-model", "what makes the drafts")
     keys: str = _keys()
-    name: str = _option("", "how it is called in logs and statistics; empty: made from role and process id")
-    progress: bool = _option(default=False, text="say what is loaded and measured before the worker is ready")
-    device: str = _option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
-    dtype: str = _option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    name: str = option("", "how it is called in logs and statistics; empty: made from role and process id")
+    progress: bool = option(default=False, text="say what is loaded and measured before the worker is ready")
+    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+    dtype: str = option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
     threads: int = _threads()
     cores: Cores = _cores()
-    kv_slots: int = _option(0, "tokens that the KV memory holds; 0: chosen by the proposer")
-    gpu_memory_utilization: float = _vllm_share()
-    max_model_len: int = _vllm_length()
+    kv_slots: int = option(0, "tokens that the KV memory holds; 0: chosen by the proposer")
     engine_options: Options = _engine_options()
-    width: int = _option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)
-    fan_out: int = _option(3, "children of an expanded node", low=1, high=64)
-    max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
-    chain: int = _option(6, "levels drafted in one call, on a GPU", low=1, high=32)
-    distribution_size: int = _option(
-        32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024
+    own: Tables = hidden()
+    width: int = option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)
+    fan_out: int = option(3, "children of an expanded node", low=1, high=64)
+    max_ahead: int = option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
+    chain: int = option(6, "levels drafted in one call, on a GPU", low=1, high=32)
+    distribution_size: int = option(
+        32, "tokens of a draft distribution that travels with drafts under probabilistic", low=1, high=1024
     )
-    nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
+    nice: int = option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -198,8 +189,8 @@ class DraftConfig(Section):
 class UpConfig(Section):
     """What `specq up` starts."""
 
-    targets: int = _option(1, "target verifiers to start", low=1, high=256)
-    drafters: int = _option(2, "draft workers to start", high=1024)
+    targets: int = option(1, "target verifiers to start", low=1, high=256)
+    drafters: int = option(2, "draft workers to start", high=1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +199,7 @@ class ClientConfig(Section):
 
     broker: str = _broker()
     keys: str = _keys()
-    timeout_s: float = _option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
+    timeout_s: float = option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
@@ -237,7 +228,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 def section_name(section: type[Section]) -> str:
     """Return the name that a section has in files."""
-    return next((name for name, cls in SECTIONS.items() if cls is section), section.__name__)
+    return next((name for name, cls in SECTIONS.items() if cls is section), getattr(section, "LABEL", section.__name__))
 
 
 def kinds(section: type[Section]) -> dict[str, Any]:
@@ -249,6 +240,8 @@ def _check_value(key: str, value: object, kind: Any) -> None:
     """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
     if kind == Cores:
         right = isinstance(value, tuple) and all(type(v) is int for v in value)
+    elif kind == Tables:
+        right = isinstance(value, tuple)
     elif kind == Options:
         right = isinstance(value, tuple) and all(type(v) is str for v in value)
         engine_options.parsed(value if right else ())  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from specq.drafting.session import DraftSession
 from specq.proposers import ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
 from specq.protocol import Assign, Draft, Heartbeat, Int32Array, Message, ProtocolError, Release, SpecqError, Verdict
 from specq.runtime import Faults, in_halves, traced
-from specq.verification import STRATEGIES
+from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
@@ -110,8 +110,8 @@ class Drafter:
         if not 0 < message.prompt_len <= len(message.token_ids):
             length = len(message.token_ids)
             raise ProtocolError(f"a context of {length} tokens with a prompt of {message.prompt_len}")
-        if message.params.strategy not in STRATEGIES:
-            raise ProtocolError(f"unknown strategy {message.params.strategy!r}")
+        if reason := reason_against(message.params.strategy):
+            raise ProtocolError(reason)
         _check_tokens(message.token_ids)
         if self._refused.get(message.session_id) == message.epoch:
             return

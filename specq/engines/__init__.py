@@ -1,17 +1,24 @@
 """Engines own a model and its KV, and run one packed forward pass for many sessions.
 
-To add one: a file with a class that fulfils `Engine`, and one line in `ENGINES`; tests/engines/ runs over the table.
+In: a model, then `SessionStep`s. Out: `Judgement`s. To add one: a file with a class that fulfils `Engine`, an `EngineSpec` of it,
+and one line in `ENGINES`; another package adds an entry point of the group `specq.engines` instead. tests/engines/ runs over
+the table.
 """
 
 from __future__ import annotations
 
 from specq.engines.checkpoint import describe, resolve_directory
 from specq.engines.checks import check_works
-from specq.engines.interface import Engine
+from specq.engines.interface import Engine, EngineSpec
+from specq.runtime import Table
 
-ENGINES = {
-    "torch": "specq.engines.torch.engine:TorchEngine",
-    "vllm": "specq.engines.vllm.engine:VllmEngine",
-}
+ENGINES = Table(
+    "engine",
+    "specq.engines",
+    {
+        "torch": "specq.engines.torch_spec:TORCH",
+        "vllm": "specq.engines.vllm.spec:VLLM",
+    },
+)
 
-__all__ = ["ENGINES", "Engine", "check_works", "describe", "resolve_directory"]
+__all__ = ["ENGINES", "Engine", "EngineSpec", "check_works", "describe", "resolve_directory"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from specq.config import OwnOptions
 from specq.protocol import Int32Array, Judgement, ModelInfo, SessionStep
 
 
@@ -49,3 +51,18 @@ class Engine(Protocol):
     def shutdown(self) -> None:
         """Let go of the device, and of processes that were started; nothing else may be asked afterwards."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """What a table has of an engine before it is loaded. So the module of a spec imports neither torch nor a model.
+
+    make                makes the engine, given a model's directory or hub name and the keyword arguments that
+                        `workers.target` names; here the heavy imports are
+    options             the keys of [target.NAME], which `make` takes as keyword arguments, too
+    renumbers_devices   whether its process sees only its own GPUs, counted anew from cuda:0
+    """
+
+    make: Callable[..., Engine]
+    options: type[OwnOptions] = OwnOptions
+    renumbers_devices: bool = False

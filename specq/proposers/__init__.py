@@ -1,30 +1,38 @@
 """Proposers turn a context into draft nodes.
 
 The draft worker keeps each session's tree and decides *which* nodes to expand; a proposer only says what follows a node.
-To add one: a file with a class that fulfils `Proposer`, and one line in `PROPOSERS`; tests/proposers/ runs over the table.
+To add one: a file with a class that fulfils `Proposer`, a `ProposerSpec` of it, and one line in `PROPOSERS`; another package
+adds an entry point of the group `specq.proposers` instead. tests/proposers/ runs over the table.
 """
 
 from __future__ import annotations
 
+from specq.proposers.chain_source import Chains, ChainSource
 from specq.proposers.chains import ChainProposer, expand_chain, level_ids
-from specq.proposers.interface import Children, Expansion, Proposer, draws_children
+from specq.proposers.interface import Children, Expansion, Proposer, ProposerSpec, draws_children
 from specq.proposers.ngram_index import NgramIndex
+from specq.runtime import Table
 
-PROPOSERS = {
-    "draft-model": "specq.proposers.draft_model:DraftModel",
-    "ngram": "specq.proposers.ngram:NgramProposer",
-    "vllm": "specq.proposers.vllm_model:VllmModel",
-}
-MODEL_FREE = frozenset({"ngram"})  # those that draft from the text alone
+PROPOSERS = Table(
+    "proposer",
+    "specq.proposers",
+    {
+        "draft-model": "specq.proposers.draft_model_spec:DRAFT_MODEL",
+        "ngram": "specq.proposers.ngram:NGRAM",
+        "vllm": "specq.proposers.vllm_spec:VLLM",
+    },
+)
 
 __all__ = [
-    "MODEL_FREE",
     "PROPOSERS",
     "ChainProposer",
+    "ChainSource",
+    "Chains",
     "Children",
     "Expansion",
     "NgramIndex",
     "Proposer",
+    "ProposerSpec",
     "draws_children",
     "expand_chain",
     "level_ids",

@@ -1,4 +1,4 @@
-"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a verifier's own drafter.
+"""A draft model that drafts one chain a round for each of many sessions, all in arrays: for a colocated drafter.
 
 Where `DraftModel` keeps a tree a session, grows it ahead of the verdicts and re-roots it, nothing is drafted ahead here: a
 chain starts at the committed context, a verdict follows it some way, and the next one starts anew. KV of what was followed
@@ -9,58 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
 from specq.engines.torch import ChainStart, LoadedModel, RowPacker
+from specq.proposers.chain_source import NO_TOKEN, Chains
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import Children
 from specq.proposers.making import ChildMaker, ChildRequest
-from specq.protocol import NO_TOKENS, DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
-
-NO_TOKEN = -1
-
-
-class Chains(NamedTuple):
-    """Drafted chains.
-
-    token_ids  i32[sessions, depth, width]: the children at each level, likeliest first or in the order in which they were
-               drawn, NO_TOKEN where there is none; those of a level follow the first of the one before
-    scores     f32[sessions, depth, width]: log-probabilities, as in `specq.proposers.Children`
-    laws       for each session what the children of each level were drawn from; () where they are point masses
-    """
-
-    token_ids: Int32Array
-    scores: Float32Array
-    distributions: list[Sequence[DraftDistribution]]
-
-
-class ChainSource(Protocol):
-    """What a verifier's own drafter needs of whatever drafts. Driven by one thread."""
-
-    info: ModelInfo
-
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
-        """Start a session with this context i32[n]."""
-        ...
-
-    def close(self, session_id: int) -> None:
-        """Forget a session, between `finish` and `start`; unknown ones are ignored."""
-        ...
-
-    def commit(self, session_id: int, token_ids: Int32Array) -> int:
-        """Append committed tokens, at least one; return how many of them the session's last chain had foreseen."""
-        ...
-
-    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
-        """Begin to draft a chain for each of these sessions. EngineError, with nothing changed, if KV runs short."""
-        ...
-
-    def finish(self) -> Chains:
-        """Return the chains that were begun."""
-        ...
+from specq.protocol import NO_TOKENS, DraftDistribution, Float32Array, Int32Array, SamplingParams
 
 
 @dataclass(slots=True)
@@ -73,15 +32,16 @@ class _Drafted:
 
 @dataclass(slots=True)
 class _Part:
-    """Some of the sessions of a round, by index; `wait` gives tokens and scores [depth, sessions, width], and laws."""
+    """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the draft
+    distributions."""
 
     indices: list[int]
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
 
 
 class ChainModel:
-    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`; `law_size` and `rng` are
-    those of `specq.proposers.making.ChildMaker`."""
+    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`; `distribution_size` and
+    `rng` as in `specq.proposers.making.ChildMaker`."""
 
     def __init__(
         self,

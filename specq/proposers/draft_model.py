@@ -7,12 +7,12 @@ and everything else is freed.
 
 Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
 guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
-replacement, from laws that travel with them (`specq.verification.drafting`).
+replacement, from distributions that travel with them (`specq.verification.drafting`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from specq.proposers.chains import chain_by_passes, level_ids
 from specq.proposers.contexts import Context, Contexts
 from specq.proposers.interface import Children, Expansion
 from specq.proposers.making import ChildMaker, ChildRequest
-from specq.protocol import NO_TOKENS, ConfigError, EngineError, Float32Array, Int32Array, SamplingParams
+from specq.protocol import NO_TOKENS, EngineError, Float32Array, Int32Array, SamplingParams
 
 CONTEXT = -1  # the node id that stands for the committed context
 NO_SLOT = -1
@@ -93,7 +93,7 @@ class DraftModel:
     """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`.
 
     `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
-    `law_size` and `rng` are those of `specq.proposers.making.ChildMaker`; `options` there are none.
+    `distribution_size` and `rng` are those of `specq.proposers.making.ChildMaker`.
     """
 
     def __init__(
@@ -105,11 +105,8 @@ class DraftModel:
         kv_slots: int = 0,
         name: str = "",
         distribution_size: int = 32,
-        options: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
     ) -> None:
-        if options:
-            raise ConfigError(f"the proposer draft-model has no option {next(iter(options))}; vllm has such")
         self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info, self._pool = self._contexts.info, self._contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from specq.config import OwnOptions
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.verification import strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +29,8 @@ class Children:
     """The answer: at most len(child_ids) tokens, likeliest first, or in the order in which they were drawn.
 
     token_ids i32[c]; scores f32[c]: log-probability that the target commits the token, given that it commits the parent
-                (of a drawn one: given too that it rejects its elders; and known before the token was drawn)
-    law         what they were drawn from, without replacement; None: they are point masses
+                (of a drawn one: also given that it rejects the earlier siblings; known before the token was drawn)
+    distribution   what they were drawn from, without replacement; None: they are point masses
     """
 
     token_ids: Int32Array
@@ -42,8 +44,8 @@ class Proposer(Protocol):
     info: ModelInfo
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
-        """Start a session with this context i32[n]; `params` are those to draft with, and tell by the strategy whether
-        children are drawn (`probabilistic` above temperature 0)."""
+        """Start a session with this context i32[n]; `params` are those to draft with; `draws_children` says
+        whether children are drawn."""
         ...
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
@@ -63,5 +65,20 @@ class Proposer(Protocol):
 
 
 def draws_children(params: SamplingParams) -> bool:
-    """Are the children for these parameters drawn from a law that travels with them, and not simply the likeliest?"""
-    return params.strategy == "probabilistic" and params.temperature > 0
+    """Return whether children for these parameters are drawn, with their draft distribution; else they are the likeliest."""
+    return strategy(params.strategy).samples_drafts(params)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSpec:
+    """What a table has of a proposer before it is loaded. So the module of a spec imports neither torch nor a model.
+
+    make          makes the proposer, given a model's directory or hub name and the keyword arguments that `workers.draft`
+                  names; here the heavy imports are
+    options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
+    needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
+    """
+
+    make: Callable[..., Proposer]
+    options: type[OwnOptions] = OwnOptions
+    needs_model: bool = True

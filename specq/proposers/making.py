@@ -1,4 +1,4 @@
-"""From draft logits to children: the likeliest, by the target's own perturbed scores, or drawn, with the law that travels."""
+"""From draft logits to children: the likeliest by the target's own perturbed scores, or drawn, with their distribution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specq.verification.drafting import draw_children, truncated_distributions
 
 @dataclass(frozen=True, slots=True)
 class ChildRequest:
-    """What is asked of one row of logits: so many children for a position."""
+    """What is asked of one row of logits: `count` children for a position."""
 
     params: SamplingParams
     position: int
@@ -25,8 +25,12 @@ class ChildRequest:
 
 @dataclass(frozen=True, slots=True)
 class ChildMaker:
-    """Makes children. `law_size`: most tokens of a law that travels; `rng` draws from the laws, and shall be the drafter's
-    own: whoever knows the job's seed knows what the verifier will draw."""
+    """Makes children.
+
+    distribution_size   most tokens of a draft distribution that travels
+    rng                 draws from the distributions; it must be the drafter's own, since the job's seed tells what the
+                        verifier will draw
+    """
 
     distribution_size: int
     rng: np.random.Generator

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specq.proposers.interface import Children, Expansion
+from specq.proposers.interface import Children, Expansion, ProposerSpec
 from specq.proposers.ngram_index import NgramIndex
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
@@ -70,3 +70,6 @@ class NgramProposer:
             session.paths[child_id] = (*path, token)
         tokens, scores = [token for token, _ in found], [score for _, score in found]
         return Children(np.array(tokens, np.int32), np.array(scores, np.float32))
+
+
+NGRAM = ProposerSpec(NgramProposer, needs_model=False)

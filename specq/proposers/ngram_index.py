@@ -12,7 +12,15 @@ from collections.abc import Sequence
 MIN_MATCH = 2
 MAX_MATCH = 8  # longer matches count as this long
 MAX_PLACES = 8  # of a pair that are remembered, the most recent
-CLAIMS = {2: 0.3, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.8, 7: 0.85, 8: 0.9}  # by length of match; a lane's experience mends them
+CLAIMS = {
+    2: 0.3,
+    3: 0.5,
+    4: 0.6,
+    5: 0.7,
+    6: 0.8,
+    7: 0.85,
+    8: 0.9,
+}  # by length of match; a lane's calibration corrects them
 
 
 class NgramIndex:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specq.proposers.chain_model import ChainSource
+from specq.proposers.chain_source import ChainSource
 from specq.protocol import SamplingParams
 
 CONTEXT = 32  # tokens

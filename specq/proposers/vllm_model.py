@@ -1,7 +1,7 @@
 """`vllm`: a draft model that vLLM runs, over its public API: a pass is one batch of requests of one token each.
 
 For draft models that the `draft-model` proposer does not load. Children come from the likeliest tokens that vLLM names,
-`CANDIDATES` of them; laws that travel are complete in themselves: truncated to those, and drawn from as they are sent.
+`CANDIDATES` of them. A draft distribution that travels is truncated to those, and the children are drawn from it as it is sent.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class _Session:
 
 
 class VllmModel:
-    """Fulfils `specq.proposers.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `law_size` and `rng` those of
-    `specq.proposers.making.ChildMaker`, the others as of `specq.engines.vllm.engine.VllmEngine`."""
+    """Fulfils `specq.proposers.Proposer`. `options` are arguments of vLLM's `EngineArgs`, `distribution_size` and
+    `rng` as in `specq.proposers.making.ChildMaker`, the others as in `specq.engines.vllm.engine.VllmEngine`."""
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 cpu        cores and threads of a process
 log        structlog to standard error
 compiler   C kernels, built at first use
-table      names to "package.module:object"
+table      names to "package.module:object", our own and those of other packages
 """
 
 from specq.runtime.columns import columns
@@ -12,11 +12,12 @@ from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
 from specq.runtime.progress import Readiness, Tell, teller
-from specq.runtime.table import resolve
+from specq.runtime.table import Table, resolve
 
 __all__ = [
     "Faults",
     "Readiness",
+    "Table",
     "Tell",
     "apply_cpu",
     "available_cores",

@@ -129,7 +129,7 @@ class Pass:
     """What the kernels find for some rows.
 
     best   i32[2, splits, rows]: bits of the largest scores of each part, and their tokens
-    laws   f64[rows, 4]: as in `Laws`
+    distributions   f64[rows, 4]: as in `Distributions`
     """
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:

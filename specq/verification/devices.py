@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from specq.protocol import EngineLostError
-from specq.verification import cuda_rows, host_rows
+from specq.verification import cuda_rows, host_kernels, host_rows
 from specq.verification.target_rows import TargetRows
 from specq.verification.torch_rows import TorchRows
 
@@ -18,7 +18,7 @@ def warm_up(logits: torch.Tensor) -> None:
 
 def target_rows(logits: torch.Tensor) -> TargetRows:
     """Return what answers for logits [rows, vocab] of any float type, where they lie."""
-    if logits.is_cpu and (library := host_rows.kernels()) is not None:
+    if logits.is_cpu and (library := host_kernels.kernels()) is not None:
         return host_rows.HostRows(logits, library)
     if logits.is_cuda and cuda_rows.is_available():
         return cuda_rows.CudaRows(logits)

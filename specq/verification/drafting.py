@@ -1,7 +1,7 @@
-"""The drafter's side of `probabilistic`: laws that fit on the wire, and children drawn from exactly those.
+"""The drafter's side of `probabilistic`: distributions that fit on the wire, and children drawn from exactly those.
 
-The verifier divides a node's integer weight by the sum of its law's weights; the text is exact only if the node was
-drawn with those very probabilities. So the law is truncated and rounded first, and sampled from as integers.
+The verifier divides a node's integer weight by the sum of its distribution's weights; the text is exact only if the node
+was drawn with those very probabilities. So the distribution is truncated and rounded first, and sampled from as integers.
 
 The drafter's randomness is its own: it must not know the job's seed, which keys the verifier's draws.
 """
@@ -17,17 +17,17 @@ import torch
 from specq.protocol import Float32Array, Int32Array, SamplingParams, UInt16Array
 from specq.verification.sampling import target_probs
 
-FULL = 65535  # the weight of a law's likeliest token
+FULL = 65535  # the weight of a distribution's likeliest token
 
 
 @dataclass(frozen=True, slots=True)
 class SampledChildren:
     """Children of some contexts, drawn without replacement, in draw order.
 
-    ids i32[rows, k], weights u16[rows, k]: the laws, as in `specq.protocol.types.DraftLaws`
-    token_ids i32[rows, c]: -1 where a law had no more tokens
-    scores f32[rows, c]: log of the chance that a draw from the target would agree, were the target's law the draft's:
-                sum of squares. It is known before the token is drawn; a score that depends on the token would bias what
+    ids i32[rows, k], weights u16[rows, k]: the distributions, as in `specq.protocol.types.DraftDistributions`
+    token_ids i32[rows, c]: -1 where a distribution had no more tokens
+    scores f32[rows, c]: log of the chance that a draw from the target would agree, if the target's distribution were the
+                draft's: the sum of squares. It is known before the token is drawn; a score that depends on the token would bias what
                 the verifier chooses to judge
     """
 
@@ -42,7 +42,7 @@ def truncated_distributions(
 ) -> tuple[Int32Array, UInt16Array]:
     """Return (ids i32[rows, k], weights u16[rows, k]), k <= size: the likeliest tokens of draft logits [rows, vocab].
 
-    The law is that of `sampling.target_probs`. Give the parameters of candidates here (their own temperature and top-p).
+    The distribution is that of `sampling.target_probs`. `params` are those of candidates (their own temperature and top-p).
     """
     top, ids = target_probs(logits, params).topk(min(size, logits.shape[1]), dim=-1)
     weights = (top / top[:, :1] * FULL).round().cpu().numpy().astype(np.uint16)
@@ -52,7 +52,7 @@ def truncated_distributions(
 def draw_children(
     ids: Int32Array, weights: UInt16Array, num_children: int, rng: np.random.Generator
 ) -> SampledChildren:
-    """Draw children without replacement from each of some laws i32[rows, k], u16[rows, k]."""
+    """Draw children without replacement from each of some distributions i32[rows, k], u16[rows, k]."""
     left = weights.astype(np.int64)
     token_ids = np.full((len(ids), num_children), -1, np.int32)
     scores = np.zeros((len(ids), num_children), np.float32)

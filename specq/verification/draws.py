@@ -7,44 +7,31 @@ batch; accepting and residual draws come from domains of their own.
 from __future__ import annotations
 
 import ctypes
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import Float64Array
-from specq.verification import host_rows, noise
+from specq.verification import host_kernels, noise
 from specq.verification.packing import Int64Array
 from specq.verification.seeds import Domain, UInt64Array
 
 
-class Draws(Protocol):
-    """Uniform numbers in (0, 1)."""
-
-    def accept(self, seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
-        """Return f64[n]: one for each node, whose token i64[n] would take the position."""
-        ...
-
-    def residual(self, seeds: UInt64Array, positions: Int64Array) -> Float64Array:
-        """Return f64[s]: one for each session, whose correction or bonus takes the position."""
-        ...
-
-
 class HashedDraws:
-    """Draws by `specq.verification.noise`; what a verifier uses."""
+    """Fulfils `Draws` by `specq.verification.noise`; what a verifier uses."""
 
     def accept(self, seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array) -> Float64Array:
-        """See `Draws`."""
+        """See `specq.verification.interface.Draws`."""
         return uniforms(seeds, positions, token_ids, Domain.ACCEPT)
 
     def residual(self, seeds: UInt64Array, positions: Int64Array) -> Float64Array:
-        """See `Draws`."""
+        """See `specq.verification.interface.Draws`."""
         return uniforms(seeds, positions, np.zeros_like(positions), Domain.RESIDUAL)
 
 
 def uniforms(seeds: UInt64Array, positions: Int64Array, token_ids: Int64Array, domain: Domain) -> Float64Array:
     """Return f64[n] in (0, 1), a number for each seed, position and token."""
-    library = host_rows.kernels()
+    library = host_kernels.kernels()
     if library is None:
         keys = noise.row_keys(seeds, positions, domain)
         return noise.uniforms(noise.hash_tokens(keys, token_ids.astype(np.int32)[:, None]))[:, 0]

@@ -14,6 +14,7 @@ import torch
 
 from specq.protocol import Judgement, SessionStep, Tree
 from specq.runtime import traced
+from specq.verification import strategy
 from specq.verification.devices import target_rows
 from specq.verification.packing import JudgedStep, node_tokens, pack, place
 from specq.verification.processors import shaped
@@ -28,12 +29,12 @@ class Decision:
     """The decision on one node.
 
     position     where its token would stand in the context
-    target_prob  the token's probability in the law that the strategy judges by: after bias, penalties, temperature and cuts,
-                 so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
-    draft_prob   in the law that it was drawn from, given its elder siblings; 1 for a point mass
+    target_prob  the token's probability in the target distribution that the strategy judges by: after bias, penalties,
+                 temperature and cuts, so 1 or 0 at T = 0; under `threshold` at T = 0 of the softmax of the logits
+    draft_prob   in the draft distribution that it was drawn from, given its earlier siblings; 1 for a point mass
     verdict      `accepted`: it was emitted. `not reached`: it hangs from a node that was not accepted, or the strategy had
-                 taken an elder sibling or looks at no nodes. `rejected`: any other, also one that passed its bar under a
-                 strategy that then took a longer path
+                 taken an earlier sibling or looks at no nodes. `rejected`: any other, also one that passed its bar under
+                 a strategy that then took a longer path
     """
 
     session: int
@@ -107,29 +108,28 @@ def _target_probs(placed: Sequence[JudgedStep], logits: torch.Tensor) -> list[fl
 
 def _warmed(step: SessionStep) -> SessionStep:
     """Give a step the temperature that its strategy judges by."""
-    is_softmax = step.params.strategy == "threshold" and step.params.temperature == 0
-    if step.params.strategy == "greedy":
-        return replace(step, params=replace(step.params, temperature=0.0))
-    return replace(step, params=replace(step.params, temperature=1.0)) if is_softmax else step
+    temperature = strategy(step.params.strategy).judging_temperature(step.params)
+    return replace(step, params=replace(step.params, temperature=temperature))
 
 
 def _verdicts(step: SessionStep, judgement: Judgement) -> list[str]:
     tree, accepted = step.tree, set(judgement.path)
     verdicts = [NOT_REACHED] * tree.num_nodes
-    if step.params.strategy == "greedy":
+    rule = strategy(step.params.strategy)
+    if not rule.uses_drafts:
         return verdicts
     is_point = np.ones(tree.num_nodes, np.bool_) if tree.distributions is None else tree.distributions.rows < 0
     for parent in (-1, *judgement.path):
         siblings = np.flatnonzero(tree.parents == parent)
         for node in siblings[np.argsort(is_point[siblings], kind="stable")].tolist():  # as they are judged
             verdicts[node] = ACCEPTED if node in accepted else REJECTED
-            if node in accepted and step.params.strategy == "probabilistic":
+            if node in accepted and rule.stops_at_accepted:
                 break
     return verdicts
 
 
 def _draft_probs(tree: Tree) -> list[float]:
-    """Return each node's probability in the law that it was drawn from."""
+    """Return each node's probability in the distribution that it was drawn from."""
     probs = [1.0] * tree.num_nodes
     if tree.distributions is None:
         return probs

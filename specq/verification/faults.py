@@ -17,7 +17,8 @@ import torch
 from specq.protocol import NO_TOKENS, EngineError, EngineLostError, Fault, Judgement, SessionStep
 from specq.runtime import traced
 from specq.verification.devices import check_alive
-from specq.verification.draws import HASHED, Draws
+from specq.verification.draws import HASHED
+from specq.verification.interface import Draws
 from specq.verification.judge import judge, judge_shaped, with_logprobs
 from specq.verification.packing import JudgedStep, place
 from specq.verification.processors import shaped

@@ -1,4 +1,4 @@
-"""Target logits in the host's memory, by the C kernels of kernels/rows.c.
+"""Target logits in the host's memory, by the C kernels of `host_kernels`.
 
 For a vocabulary of thousands, NumPy and torch spend more on each of the dozens of calls that a judgement takes than on the
 arithmetic; here it is one call for all rows of a step.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,20 +15,11 @@ import numpy.typing as npt
 import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array
-from specq.runtime import library
 from specq.verification.packing import Int64Array, Rows
 from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
 
-SOURCE = Path(__file__).parent / "kernels" / "rows.c"
-
 # Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.
 MANY_LOGITS = 32 * 4096
-
-
-@cache
-def kernels() -> ctypes.CDLL | None:
-    """Return the compiled library; None if this machine cannot build it."""
-    return library(SOURCE)
 
 
 class HostRows:

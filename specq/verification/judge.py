@@ -10,28 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Protocol
 
 import torch
 
 from specq.protocol import Judgement, SessionStep
-from specq.runtime import resolve
-from specq.verification import STRATEGIES
+from specq.verification import strategy
 from specq.verification.devices import target_rows
-from specq.verification.draws import HASHED, Draws
+from specq.verification.draws import HASHED
+from specq.verification.interface import Draws
 from specq.verification.logprobs import logprobs
 from specq.verification.packing import JudgedStep, place
 from specq.verification.processors import shaped
-from specq.verification.target_rows import TargetRows
-
-
-class Strategy(Protocol):
-    """A rule that accepts drafted nodes; the package's table says which are lossless."""
-
-    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """Judge some steps, at least one; one judgement each, in order."""
-        ...
 
 
 def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
@@ -43,7 +32,7 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     if not placed:
         return []
     assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
-    if logits.is_mps:  # has no float64, which the noise and the laws need
+    if logits.is_mps:  # has no float64, which the noise and the distributions need
         logits = logits.cpu()
     with shaped(placed, logits) as rows:
         judgements = judge_shaped(placed, rows, draws)
@@ -71,13 +60,6 @@ def with_logprobs(
         judgement if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgement, logits)
         for judged, judgement in zip(placed, judgements, strict=True)
     ]
-
-
-@cache
-def strategy(name: str) -> Strategy:
-    """Return the strategy of that name; ConfigError lists the known."""
-    found: Strategy = resolve("strategy", STRATEGIES, name)()
-    return found
 
 
 def _with_logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) -> Judgement:

@@ -1,4 +1,4 @@
-"""From logits to the law that a job samples from, and to the token that it draws; shared by judge and drafters.
+"""From logits to the distribution that a job samples from, and to the token that it draws; shared by judge and drafters.
 
 The order for one row of logits l, all in float32:
 1. temperature  s = (l - max l) / T; T = 0 stops here: the plain logits, whose argmax is the token
@@ -54,7 +54,7 @@ def perturbed_scores(logits: torch.Tensor, params: Sequence[SamplingParams], pos
 
 
 def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:
-    """Return f64[rows, vocab], each row's law after steps 1 to 4; at T = 0 all mass is on the argmax.
+    """Return f64[rows, vocab], each row's distribution after steps 1 to 4; at T = 0 all mass is on the argmax.
 
     Raises EngineError as `choose_tokens` does.
     """

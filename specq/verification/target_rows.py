@@ -1,7 +1,9 @@
-"""What the judge asks of target logits, wherever they lie: own tokens, laws, draws. Only small arrays reach the host.
+"""What the judge asks of target logits, wherever they lie: own tokens, distributions, draws.
 
-`specq.verification.sampling` says how a row's law follows from its logits. `torch_rows` does that on any device, and says
-what is right; `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) do the same with far fewer passes and calls.
+Only small arrays reach the host.
+
+`specq.verification.sampling` says how a row's distribution follows from its logits. `torch_rows` does that on any
+device, and says what is right; `host_rows` (C on a CPU) and `cuda_rows` (Triton on a GPU) do the same with far fewer passes and calls.
 `specq.verification.devices` chooses.
 """
 
@@ -19,7 +21,7 @@ from specq.verification.packing import Int64Array, Rows
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """The laws of some rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in float32.
+    """The distributions of rows with T > 0: p(token) = exp(s) / mass where s >= bound, with s = (logit - top) / T in float32.
 
     found f64[rows, 4]: top and bound (float32 values), mass, and moment, the sum of exp(s) * s over what is kept
     """
@@ -43,15 +45,15 @@ class Distributions:
 
 
 class Edits(NamedTuple):
-    """Probabilities to be drawn with instead of a law's own: place i64[m] among the drawn, ascending, token i64[m] and
-    value f64[m]."""
+    """Probabilities that replace a distribution's own: place i64[m] among the drawn, ascending, token i64[m] and value
+    f64[m]."""
 
     place: Int64Array
     token_ids: Int64Array
     values: Float64Array
 
 
-# Given places i64[n] among rows and token ids i64[n, c], return their laws and the tokens' probabilities f64[n, c].
+# Given places i64[n] among rows and token ids i64[n, c], return the distributions and the tokens' probabilities f64[n, c].
 LookUp = Callable[[Int64Array, Int64Array], tuple[Distributions, Float64Array]]
 
 
@@ -62,7 +64,7 @@ class TargetRows(Protocol):
     """
 
     def prefers_levels(self, num_sampled: int) -> bool:
-        """Return whether so many rows with T > 0 are better asked for as they are reached."""
+        """Return whether `num_sampled` rows with T > 0 are better asked for as they are reached."""
         ...
 
     def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
@@ -70,11 +72,11 @@ class TargetRows(Protocol):
         ...
 
     def distributions(self, rows: Rows) -> LookUp:
-        """Find the laws of rows with T > 0."""
+        """Find the distributions of rows with T > 0."""
         ...
 
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
-        """Draw a token i32[n] from each of some edited laws, by inversion of uniforms f64[n] in (0, 1)."""
+        """Draw a token i32[n] from each of some edited distributions, by inversion of uniforms f64[n] in (0, 1)."""
         ...
 
 

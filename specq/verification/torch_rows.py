@@ -50,7 +50,7 @@ class TorchRows:
     def look_up(
         self, rows: Rows, found: torch.Tensor, which: Int64Array, token_ids: Int64Array
     ) -> tuple[Distributions, Float64Array]:
-        """Fetch laws f64[rows, 4] and what `LookUp` returns."""
+        """Fetch distributions f64[rows, 4] and what `LookUp` returns."""
         logits = self.logits[self._put(rows["logit_row"][which, None]), self._put(np.maximum(token_ids, 0))]
         distributions = Distributions(rows, found.cpu().numpy())
         check_numbers(bool(np.isfinite(distributions.found[:, 0]).all()))
@@ -125,7 +125,7 @@ def _bounds_by_rank(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
 
 
 def draw_by_chunks(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return i64[n]: a token of each unnormalised law f64[n, vocab], by inversion of uniforms f64[n] in (0, 1)."""
+    """Draw a token i64[n] of each unnormalised distribution f64[n, vocab], by inversion of uniforms f64[n] in (0, 1)."""
     num, vocab = probs.shape
     chunks = torch.nn.functional.pad(probs, (0, -vocab % CHUNK)).view(num, -1, CHUNK)
     reached = chunks.sum(2).cumsum(1)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import BoolArray, DraftDistributions, Float64Array, Int32Array, Tree, UInt16Array
-from specq.verification import host_rows
+from specq.verification import host_kernels
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import Edits
 
@@ -29,8 +29,8 @@ class Drafted:
 
     firsts i64[steps + 1]    where each step's nodes begin; parents i32[n]: as in the step's own tree
     is_sampled bool[n]       whether a node was drawn, or is a point mass
-    named i64[n, k + 1]      the tokens of the law that it was drawn from, -1 where there are none, and its own
-    weights f64[n, k]        of that law; 0 where there is none
+    named i64[n, k + 1]      the tokens of the distribution that it was drawn from, -1 where there are none, and its own
+    weights f64[n, k]        of that distribution; 0 where there is none
     uniforms f64[n]          what its acceptance is drawn with
     """
 
@@ -61,10 +61,10 @@ class Drafted:
 
 
 def _gather_distributions(trees: Sequence[Tree]) -> tuple[Int64Array, Int32Array, UInt16Array]:
-    """Return i64[n], the law of each node of some trees or -1, and the laws, i32[g, k] and u16[g, k], one at least."""
+    """Return i64[n], the draft distribution of each node of some trees or -1, and those, i32[g, k] and u16[g, k], one at least."""
     distributions = [NO_DISTRIBUTIONS if tree.distributions is None else tree.distributions for tree in trees]
     width = max(of_tree.ids.shape[1] for of_tree in distributions)
-    offset, rows = 1, []  # the first law is none
+    offset, rows = 1, []  # the first distribution is none
     for tree, of_tree in zip(trees, distributions, strict=True):
         own = of_tree.rows if len(of_tree.rows) == tree.num_nodes else np.full(tree.num_nodes, -1)
         rows.append(np.where(own >= 0, own + offset, -1))
@@ -129,11 +129,11 @@ class Paths:
 
 
 def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) -> None:
-    """Judge the children at the ends of paths that have not ended, so many levels down.
+    """Judge the children at the ends of paths that have not ended, `levels` levels down.
 
     probs f64[n, k + 1]: the target's probabilities of `Drafted.named`, where they are needed
     """
-    library = host_rows.kernels()
+    library = host_kernels.kernels()
     if library is None:
         for step in np.flatnonzero(~paths.has_ended).tolist():
             for _ in range(levels):
@@ -149,11 +149,11 @@ def extend(paths: Paths, drafted: Drafted, probs: Float64Array, *, levels: int) 
 
 
 @dataclass(slots=True)
-class Family:
-    """The children of one node, or of the context, while they are judged; an entry for each token that they or their law
-    name.
+class SiblingGroup:
+    """The children of one node, or of the context, while they are judged. It has an entry for each token that they or their
+    draft distribution name.
 
-    weights    of the law that the sampled ones were drawn from, without those drawn so far; total: their sum
+    weights    of the distribution that the sampled ones were drawn from, without those drawn so far; total: their sum
     residual   what is left of the target's probabilities, unnormalised; mass: their sum over the vocabulary
     """
 
@@ -187,12 +187,12 @@ def order_of_judgement(children: Sequence[int], drafted: Drafted) -> list[int]:
     return sorted(children, key=lambda child: not drafted.is_sampled[child])
 
 
-def sibling_group_of(children: Sequence[int], drafted: Drafted, probs: Float64Array) -> Family:
+def sibling_group_of(children: Sequence[int], drafted: Drafted, probs: Float64Array) -> SiblingGroup:
     """Begin to judge siblings."""
-    sibling_group = Family([], [], [], 0.0)
+    sibling_group = SiblingGroup([], [], [], 0.0)
     for child in children:
         *distribution, own = drafted.named[child].tolist()
-        if drafted.is_sampled[child] and not sibling_group.token_ids:  # siblings share their law
+        if drafted.is_sampled[child] and not sibling_group.token_ids:  # siblings share their distribution
             sibling_group.token_ids, sibling_group.weights = distribution, drafted.weights[child].tolist()
             sibling_group.residual, sibling_group.total = (
                 probs[child, :-1].tolist(),
@@ -205,8 +205,8 @@ def sibling_group_of(children: Sequence[int], drafted: Drafted, probs: Float64Ar
     return sibling_group
 
 
-def judge_child(sibling_group: Family, token_id: int, uniform: float, is_sampled: bool) -> bool:
-    """Accept the child with that token, or else take its law from the target's."""
+def judge_child(sibling_group: SiblingGroup, token_id: int, uniform: float, is_sampled: bool) -> bool:
+    """Accept the child with that token, or else subtract its distribution from the target's."""
     place = sibling_group.token_ids.index(token_id)
     if is_sampled:
         distribution = [weight / max(sibling_group.total, 1) for weight in sibling_group.weights]
@@ -223,13 +223,13 @@ def judge_child(sibling_group: Family, token_id: int, uniform: float, is_sampled
     return False
 
 
-def strike(sibling_group: Family, place: int) -> None:
-    """Take a drawn token out of the law that its younger siblings were drawn from."""
+def strike(sibling_group: SiblingGroup, place: int) -> None:
+    """Take a drawn token out of the distribution that its later siblings were drawn from."""
     sibling_group.total -= sibling_group.weights[place]
     sibling_group.weights[place] = 0.0
 
 
-def end_path(step: int, paths: Paths, sibling_group: Family) -> None:
+def end_path(step: int, paths: Paths, sibling_group: SiblingGroup) -> None:
     """Keep what is left of the target's probabilities, for the token that follows the path."""
     kept = [
         (token, left) for token, left in zip(sibling_group.token_ids, sibling_group.residual, strict=True) if token >= 0

@@ -20,9 +20,10 @@ import numpy as np
 import structlog
 
 from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
-from specq.proposers.chain_model import Chains, ChainSource
+from specq.proposers import Chains, ChainSource
 from specq.protocol import EngineError, EngineLostError, Float32Array, Float64Array, Message, Verdict
 from specq.runtime import Faults, in_halves, traced
+from specq.verification import strategy
 from specq.verifier.core import Verifier
 from specq.verifier.draft_tree import Chain
 from specq.verifier.grafting import graft
@@ -212,9 +213,8 @@ class ColocatedDrafter:
     def _drafts_for(self, session: Session) -> bool:
         """Return whether a session decodes, has room for drafts and takes them from this drafter."""
         speculation = session.speculation
-        takes_ours = (
-            speculation.mode != "plain" and not speculation.has_fixed_shape and session.params.strategy != "greedy"
-        )
+        uses_drafts = strategy(session.params.strategy).uses_drafts
+        takes_ours = speculation.mode != "plain" and not speculation.has_fixed_shape and uses_drafts
         return takes_ours and session.num_pending == 1 and self.verifier.may_run(session) and _room(session) > 0
 
     def _knows(self, session: Session) -> bool:

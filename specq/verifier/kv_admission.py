@@ -11,7 +11,7 @@ import structlog
 from specq.engines import Engine
 from specq.protocol import ModelInfo, Open
 from specq.runtime import Faults
-from specq.verification import STRATEGIES
+from specq.verification import reason_against
 from specq.verifier.session import Session
 
 log = structlog.get_logger(__name__)
@@ -60,9 +60,7 @@ def _malformed(message: Open) -> str:
         return "an empty context, or no tokens left to generate"
     if not 0 < message.prompt_len <= length:
         return f"a context of {length} tokens with a prompt of {message.prompt_len}"
-    if message.params.strategy not in STRATEGIES:
-        return f"unknown strategy {message.params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}"
-    return ""
+    return reason_against(message.params.strategy)
 
 
 def _fits(session: Session, running: Sequence[Session], parked: list[Session], engine: Engine) -> bool:

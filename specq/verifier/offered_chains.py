@@ -8,7 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from specq.proposers.chain_model import Chains
+from specq.proposers import Chains
 from specq.protocol import COLOCATED_LANE, Draft, Float32Array, Verdict, pack_distributions
 from specq.verifier.session import Session
 

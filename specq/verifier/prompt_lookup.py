@@ -7,6 +7,7 @@ import math
 from specq.drafting import longest_chain
 from specq.proposers import NgramIndex
 from specq.protocol import Open, Speculation
+from specq.verification import strategy
 
 LOOKUP_TOKENS = 8  # of a chain at most
 LOOKUP_RARITY = 16  # where no node is likely enough, one is tried once in this many rounds
@@ -16,7 +17,8 @@ class PromptLookup:
     """The lookups of one session, whose transcript `token_ids` grows elsewhere. `max_tokens`: of a chain; 0: never."""
 
     def __init__(self, message: Open, token_ids: list[int]) -> None:
-        self.max_tokens = lookup_tokens(message.speculation) if message.params.strategy != "greedy" else 0
+        uses_drafts = strategy(message.params.strategy).uses_drafts
+        self.max_tokens = lookup_tokens(message.speculation) if uses_drafts else 0
         self._ngrams = NgramIndex(token_ids)
         self._num_declined = 0
 

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from specq.drafting import Calibration, judged
 from specq.protocol import History, Int32Array, LogprobRecord, Open, SamplingParams, SessionStats, Speculation
 from specq.text import StopMatcher
+from specq.verification import strategy
 from specq.verifier.draft_tree import Chain, Node, in_order
 from specq.verifier.history import Past
 from specq.verifier.lanes import MANY_IDS, Lane
@@ -28,6 +29,8 @@ class Session:
     ) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.params: SamplingParams = message.params
+        rule = strategy(message.params.strategy)
+        self.takes_distributions = rule.samples_drafts(message.params)  # draft nodes may be sampled; else point masses
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
         self._past = Past(message.params, message.prompt_len, end_ids)
@@ -57,11 +60,6 @@ class Session:
         been silent for too long."""
         between = self.is_sync and self.num_pending <= 1 and self.drafted_at < self.length < self.limit - 1
         return between and self.beats_waited < SYNC_PATIENCE
-
-    @property
-    def takes_distributions(self) -> bool:
-        """Whether draft nodes may be sampled ones; else all are point masses."""
-        return self.params.strategy == "probabilistic" and self.params.temperature > 0
 
     @property
     def length(self) -> int:

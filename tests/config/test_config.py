@@ -9,12 +9,16 @@ import pytest
 from specq.cli.worker import worker
 from specq.config.addresses import check_connect, connect_address, is_local
 from specq.config.arguments import to_arguments
-from specq.config.loading import cache_dir, environment_of_children, load, options_of, override
+from specq.config.loading import cache_dir, environment_of_children, load, override
+from specq.config.own_options import options_of, own_options, read_own, with_own
 from specq.config.sections import BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
+from specq.engines import ENGINES
+from specq.engines.torch_spec import TorchOptions
+from specq.engines.vllm.spec import VllmOptions
 from specq.models import bundled, resolve_model
 from specq.protocol.errors import ConfigError
 
-ALL = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+ALL = sorted((Path(__file__).parent.parent.parent / "configs").glob("*.toml"))
 CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate
 
 
@@ -39,10 +43,10 @@ def test_defaults():
 
 def test_file_sets_what_it_names(write):
     """What a file does not name keeps its default; whole numbers do for fractions, lists become tuples."""
-    config = load(write("[client]\ntimeout_s = 3\n[target]\ncores = [0, 1]\nhelper_cores = [3]\nverbose = true\n"))
+    config = load(write("[client]\ntimeout_s = 3\n[target]\ncores = [0, 1]\nverbose = true\n"))
 
     assert ClientConfig(timeout_s=3) == config.client
-    assert TargetConfig(cores=(0, 1), helper_cores=(3,), verbose=True) == config.target
+    assert TargetConfig(cores=(0, 1), verbose=True) == config.target
     assert BrokerConfig() == config.broker
 
 
@@ -159,19 +163,61 @@ def test_shipped_files_load(path):
     assert load(path) != Config() or path.name == "laptop.toml"
 
 
-def test_options_of_an_engine_come_from_all_sides(write):
-    """As keys of their own, as a table of a file, as name=value; they keep their types on the way through a command line."""
-    config = load(
-        write("[target]\nmax_model_len = 512\n[target.engine_options]\nseed = 3\nhf_overrides = {a = [1, true]}\n")
+def worker_options(*arguments: str) -> dict[str, object]:
+    """What the command `worker` reads from its arguments."""
+    return dict(worker.make_context("worker", [*arguments], resilient_parsing=True).params)
+
+
+def test_an_engine_has_a_section_of_its_own(write):
+    """Its options keep their types on the way to a worker's command line; those of engines not chosen stay behind."""
+    path = write(
+        "[target]\nengine = 'vllm'\n[target.torch]\nhelper_cores = [3]\n"
+        "[target.vllm]\nmax_model_len = 512\nseed = 3\nhf_overrides = {a = [1, true]}\n"
     )
+    target = load(path).target
 
     wanted = {"max_model_len": 512, "seed": 3, "hf_overrides": {"a": [1, True]}}
-    assert options_of(config.target) == wanted
+    assert options_of(target) == wanted
+    assert own_options(target, VllmOptions, ENGINES).arguments() == {"options": wanted}
+    torch = override(target, engine="torch")
+    assert own_options(torch, TorchOptions, ENGINES).arguments() == {"helper_cores": (3,)}
+    for config in (target, torch):
+        given = worker_options("--role", "target", *to_arguments(config))["engine_options"]
+        assert options_of(TargetConfig(engine=config.engine, engine_options=given)) == options_of(config)
+
+
+def test_the_command_line_wins_over_an_engines_section(write):
+    target = load(write("[target]\nengine = 'vllm'\n[target.vllm]\nmax_model_len = 512\nseed = 3\n")).target
+    given = {"max_model_len": 64, "quantization": "fp8", "engine_options": ("seed=4",), "helper_cores": None}
+    target = override(target, **with_own(given, ("max_model_len", "quantization", "helper_cores")))
+
+    assert options_of(target) == {"max_model_len": 64, "seed": 4, "quantization": "fp8"}
     assert options_of(TargetConfig(engine_options=("a=1", "b=x=y", 'c="1"'))) == {"a": 1, "b": "x=y", "c": "1"}
-    arguments = ["--role", "target", *to_arguments(config.target)]
-    given = worker.make_context("worker", arguments, resilient_parsing=True).params
-    assert given["engine_options"] == config.target.engine_options
-    assert given["max_model_len"] == 512
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("[target]\nengine = 'vllm'\nmax_model_len = 512", "target.max_model_len is now target.vllm.max_model_len"),
+        ("[target]\nhelper_cores = [3]", "target.helper_cores is now target.torch.helper_cores"),
+        ("[target.engine_options]\nseed = 3", "the section target.engine_options is now target.torch"),
+        ("[target]\nengine = 'vllm'\n[target.engine_options]\nseed = 3", "target.engine_options is now target.vllm"),
+        ("[draft]\nmax_model_len = 512", "draft.max_model_len is now draft.vllm.max_model_len"),
+    ],
+)
+def test_former_places_of_keys_still_count_with_a_warning(write, text, moved):
+    with pytest.warns(FutureWarning, match=moved):
+        config = load(write(text))
+
+    ((owner, options),) = (*config.target.own, *config.draft.own)
+    assert f".{owner}" in moved
+    assert options in (("max_model_len=512",), ("helper_cores=[3]",), ("seed=3",))
+
+
+@pytest.mark.filterwarnings("ignore:.* is now:FutureWarning")
+def test_a_key_at_both_places_is_refused(write):
+    with pytest.raises(ConfigError, match=r"target\.vllm\.max_model_len is given twice"):
+        load(write("[target]\nmax_model_len = 5\n[target.vllm]\nmax_model_len = 5\n"))
 
 
 @pytest.mark.parametrize(
@@ -180,13 +226,33 @@ def test_options_of_an_engine_come_from_all_sides(write):
         (("seed",), "engine option 'seed' is not of the form name=value"),
         (("=3",), "engine option '=3' is not of the form"),
         (("a=1", "a=2"), "engine option a is given twice"),
-        (("max_model_len=3",), "target.max_model_len is given, and by engine_options too"),
         ((3,), r"target.engine_options is \[3\]; it must be a table of options"),
+        (("seed=3",), "torch has no option seed; known are helper_cores"),
+        (('helper_cores="x"',), "torch.helper_cores is 'x'; it must be a list of CPU ids"),
     ],
 )
 def test_wrong_options_of_an_engine_are_named(options, said):
     with pytest.raises(ConfigError, match=said):
-        options_of(TargetConfig(engine_options=options, max_model_len=5))
+        own_options(TargetConfig(engine_options=options), TorchOptions, ENGINES)
+
+
+def test_a_section_of_no_engine_is_named(write):
+    """Only the worker knows which engines there are."""
+    target = load(write("[target.vlm]\nmax_model_len = 5\n")).target
+    with pytest.raises(ConfigError, match=r"unknown key target\.vlm; sections are known for torch, vllm"):
+        own_options(target, TorchOptions, ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"max_model_len": "x"}, "vllm.max_model_len is 'x'; it must be a whole number"),
+        ({"gpu_memory_utilization": 1.5}, "vllm.gpu_memory_utilization is 1.5; it must be from 0 to 1.0"),
+    ],
+)
+def test_values_of_an_engines_options_are_checked(values, said):
+    with pytest.raises(ConfigError, match=said):
+        read_own(VllmOptions, values)
 
 
 def test_resolve_model_takes_directories_and_hub_names(tmp_path):

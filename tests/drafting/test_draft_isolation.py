@@ -11,7 +11,7 @@ import pytest
 from specq.drafting.drafter import Drafter
 from specq.drafting.session import DraftSession
 from specq.proposers import Children, Expansion
-from specq.proposers.chain_model import Chains
+from specq.proposers.chain_source import Chains
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specq.config.sections import DraftConfig
-from specq.proposers import PROPOSERS
+from specq.proposers import PROPOSERS, ProposerSpec
 from specq.protocol.messages import Assign
 from specq.protocol.params import SamplingParams
 from tests.toy import ToyProposer
@@ -24,9 +24,12 @@ class Counting(ToyProposer):
         return super().expand(requests)
 
 
+COUNTING = ProposerSpec(Counting)
+
+
 @pytest.fixture(name="drafter")
 def _drafter(monkeypatch):
-    monkeypatch.setitem(PROPOSERS, "counting", f"{__name__}:Counting")
+    monkeypatch.setitem(PROPOSERS, "counting", f"{__name__}:COUNTING")
     return build_drafter(DraftConfig(model="tiny", proposer="counting"))
 
 

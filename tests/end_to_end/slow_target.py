@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from specq.cli import main
-from specq.engines import ENGINES
+from specq.engines import ENGINES, EngineSpec
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol.types import Judgement, SessionStep
 
@@ -28,6 +28,8 @@ class SlowEngine(TorchEngine):
         return super().step(steps)
 
 
+SLOW = EngineSpec(SlowEngine)
+
 if __name__ == "__main__":
-    ENGINES["slow"] = "tests.end_to_end.slow_target:SlowEngine"
+    ENGINES["slow"] = "tests.end_to_end.slow_target:SLOW"
     main(prog_name="specq")

@@ -9,7 +9,6 @@ from specq.engines import ENGINES
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
-from specq.runtime.table import resolve
 from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
@@ -30,7 +29,7 @@ def engine(request, tmp_path):
     if name == "vllm":
         kind = request.getfixturevalue("vllm_device")
         options = options | {"device": kind} | vllm_arguments(kind)
-    made = resolve("engine", ENGINES, name)(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512, **options)
+    made = ENGINES.resolve(name).make(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512, **options)
     yield made
     made.shutdown()
 

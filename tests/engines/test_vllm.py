@@ -132,7 +132,7 @@ def test_drafts_that_are_in_the_prefix_cache_already_are_judged_like_others(engi
 
 
 def distribution_of(tokens: Int32Array, rng: np.random.Generator) -> DraftDistributions:
-    """A law for each node, of a few tokens besides its own."""
+    """A distribution for each node, of a few tokens besides its own."""
     ids = np.stack(
         [np.r_[token, rng.choice(np.setdiff1d(np.arange(VOCAB), token), 5, replace=False)] for token in tokens]
     )
@@ -154,7 +154,7 @@ ASKED = {
 
 
 def test_every_strategy_says_what_it_says_with_the_torch_engine(engine, directory):
-    """All in one batch: temperature, cuts, penalties, biases, log-probabilities, laws of drafts; and drafts of all kinds
+    """All in one batch: temperature, cuts, penalties, biases, log-probabilities, distributions of drafts; and drafts of all kinds
     were accepted and rejected."""
     rng, other = np.random.default_rng(1), TorchEngine(str(directory), device="cpu")
     reference = load_reference(directory)

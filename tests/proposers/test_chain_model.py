@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specq.proposers import Expansion
-from specq.proposers.chain_model import NO_TOKEN, ChainModel, Chains
+from specq.proposers.chain_model import ChainModel
+from specq.proposers.chain_source import NO_TOKEN, Chains
 from specq.proposers.chains import chain_by_passes
 from specq.proposers.draft_model import DraftModel
 from specq.proposers.profiling import level_times

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.proposers import MODEL_FREE, PROPOSERS, Expansion
+from specq.proposers import PROPOSERS, Expansion
 from specq.protocol.params import SamplingParams
-from specq.runtime.table import resolve
 from tests.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
@@ -21,8 +20,8 @@ DEVICES = {"vllm": NEEDS_VLLM, "draft-model on cuda": NEEDS_CUDA}
 @pytest.fixture(params=[pytest.param(name, marks=DEVICES.get(name, ())) for name in sorted({*PROPOSERS, *DEVICES})])
 def proposer(request, tmp_path):
     name, _, kind = request.param.partition(" on ")
-    make = resolve("proposer", PROPOSERS, name)
-    if name in MODEL_FREE:
+    make = PROPOSERS.resolve(name).make
+    if not PROPOSERS.resolve(name).needs_model:
         yield make()
         return
     directory = str(make_checkpoint("llama-bf16", tmp_path))

@@ -221,7 +221,7 @@ WARM = SamplingParams(temperature=0.8, top_p=0.9, strategy="probabilistic")
 
 
 def test_drawn_children_come_from_the_distribution_that_travels(tmp_path):
-    """The law is the truncated one of a plain forward, and it is what the children are drawn from."""
+    """The distribution is the truncated one of a plain forward, and it is what the children are drawn from."""
     directory = make_checkpoint("llama", tmp_path)
     draft, context = (
         DraftModel(str(directory), device="cpu", distribution_size=6),

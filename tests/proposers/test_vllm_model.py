@@ -36,7 +36,7 @@ def pair(tmp_path_factory, vllm_device):
     ids=["greedy", "sampled", "drawn"],
 )
 def test_drafts_are_those_of_draft_model(pair, params):
-    """Children, in order, with their laws; before and after commits that follow the tree and that leave it."""
+    """Children, in order, with their distributions; before and after commits that follow the tree and that leave it."""
     context = random_tokens(np.random.default_rng(1), 40)
     found = []
     for proposer in pair:

@@ -1,8 +1,9 @@
-"""The exact law of what is emitted, by enumeration over a drafter's draws and integration over the judge's uniforms.
+"""The exact distribution of what is emitted: enumerates a drafter's draws and integrates over the judge's uniforms.
 
 The judge is a black box: a function from uniforms to tokens. Where its outcome changes is found by bisection, for each
 node's uniform and for the residual's, all at once in one batch of many sessions. What one step, or two, leave unsaid is
-completed with the target's own law, as later steps would; the joint law of the first tokens must then be the target's.
+completed with the target's own distribution, as later steps would; the joint distribution of the first tokens must then
+be the target's.
 """
 
 import itertools
@@ -38,11 +39,11 @@ def point(*children):
 
 @dataclass
 class World:
-    """A toy target and draft model: logits and integer laws are random functions of the tokens so far."""
+    """A toy target and draft model: logits and integer distributions are random functions of the tokens so far."""
 
     entropy: int
     vocab: int = 3
-    support: int = 3  # tokens in a draft law
+    support: int = 3  # tokens in a draft distribution
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0, strategy="probabilistic"))
 
     def logits(self, prefix):
@@ -52,7 +53,7 @@ class World:
         return oracle.distribution(self.logits(prefix), self.params)
 
     def draft(self, prefix):
-        """A law as (ids, weights); some weights are tiny."""
+        """A distribution as (ids, weights); some weights are tiny."""
         rng = np.random.default_rng([self.entropy, 2, *prefix])
         ids = rng.permutation(self.vocab)[: self.support]
         return ids.tolist(), np.maximum(
@@ -68,7 +69,7 @@ class World:
 
 
 def draw_siblings(world, prefix, plan, *, with_replacement=False, upgraded=False):
-    """Yield (probability, [(child, token, is_sampled)]) over the draws of one family; point masses take the target's
+    """Yield (probability, [(child, token, is_sampled)]) over the draws of one group; point masses take the target's
     likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first, and
     one whose token is drawn afterwards becomes the sampled node: its children hang from that."""
     ids, weights = world.draft(prefix)
@@ -231,7 +232,7 @@ def chances(world, drafted, digits):
 
 
 def emitted(world, drafted, digits):
-    """For each tree a list of (probability, tokens): the exact law of what one step emits."""
+    """For each tree a list of (probability, tokens): the exact distribution of what one step emits."""
     cases = []  # (tree, probability of these acceptances, uniforms)
     for t, accepting in enumerate(chances(world, drafted, digits)):
         for bits in itertools.product((True, False), repeat=len(accepting)):
@@ -255,7 +256,7 @@ def emitted(world, drafted, digits):
 
 
 def residual_distributions(world, drafted, cases, digits):
-    """f64[cases, vocab]: the law of the last token, in each case."""
+    """f64[cases, vocab]: the distribution of the last token, in each case."""
     edges = [(case, v) for case in range(len(cases)) for v in range(world.vocab - 1)]
     batch = Batch(world, drafted, [cases[case][0] for case, _ in edges])
     scripts = [cases[case][2] for case, _ in edges]
@@ -313,6 +314,6 @@ def _sum(items):
 
 
 def error(world, plan, length, **how):
-    """The largest difference between the law of what is emitted and the target's."""
+    """The largest difference between the distribution of what is emitted and the target's."""
     actual, expected = joint_distribution(world, plan, length, **how), world.joint(length)
     return max(abs(actual[tokens] - expected[tokens]) for tokens in expected)

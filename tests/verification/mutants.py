@@ -3,7 +3,7 @@
 import shutil
 
 from specq.runtime.compiler import FLAGS, library
-from specq.verification.host_rows import SOURCE
+from specq.verification.host_kernels import SOURCE
 
 
 def mutated_kernels(directory, monkeypatch, before, after):

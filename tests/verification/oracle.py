@@ -63,7 +63,7 @@ def kept(row, params):
 
 
 def distribution(row, params):
-    """f64[vocab]: the law that the row's token is drawn from."""
+    """f64[vocab]: the distribution that the row's token is drawn from."""
     if params.temperature == 0:
         return np.eye(len(row))[int(np.argmax(row))]
     weights = np.where(kept(row, params), np.exp(scaled(row, params).astype(np.float64)), 0)
@@ -99,7 +99,7 @@ def children_in_order(tree, node):
 
 
 def draft_distribution(tree, node, earlier_siblings, vocab):
-    """f64[vocab]: what the node's token was drawn from, given its elder siblings."""
+    """f64[vocab]: what the node's token was drawn from, given its earlier siblings."""
     distribution = np.zeros(vocab)
     if tree.distributions is None or tree.distributions.rows[node] < 0:
         distribution[tree.token_ids[node]] = 1

@@ -40,7 +40,7 @@ class World:
 
     score       what a drafter says of a node: "honest" (known before the draw), "own" (the log of the token's own
                 probability) or "any" (an arbitrary function of the token)
-    family      most siblings of a drafter; depth: levels of its nodes; `widths` says how many siblings each level has
+    group      most siblings of a drafter; depth: levels of its nodes; `widths` says how many siblings each level has
                 instead; num_lanes: drafters that draw
     num_points  point masses below each node of the first levels; they come before what is drawn if `points_first`
     chosen      levels from the context on whose nodes drafters do not draw: they are point masses, with drawn ones below
@@ -102,7 +102,7 @@ class World:
 
 
 def draws(world, lane, prefix=()):
-    """Yield (probability, families below a prefix) over all that a drafter may draw there."""
+    """Yield (probability, sibling groups below a prefix) over all that a drafter may draw there."""
     distribution, count = world.distribution(lane, prefix), world.num_children(lane, prefix)
     if not count:
         yield 1.0, ()

@@ -39,7 +39,7 @@ def trees(draw, vocab=VOCAB, max_nodes=10):
 
 @st.composite
 def sampled_trees(draw, vocab=VOCAB, **of_trees):
-    """Trees some of whose nodes were drawn: each family has a law, of which its sampled members have weight."""
+    """Trees some of whose nodes were drawn: each group has a distribution, of which its sampled members have weight."""
     tree = draw(trees(vocab=vocab, **of_trees))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     parents = np.unique(tree.parents)

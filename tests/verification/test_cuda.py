@@ -1,4 +1,4 @@
-"""On a GPU: the same noise, bit for bit, the same tokens and laws, and the same judgements as on a CPU."""
+"""On a GPU: the same noise, bit for bit, the same tokens and distributions, and the same judgements as on a CPU."""
 
 from dataclasses import replace
 

@@ -1,8 +1,8 @@
-"""The law of the text of `probabilistic`, with the real broker, session tree, scheduler, drafter and judge between.
+"""The distribution of `probabilistic`'s text, with the real broker, session tree, scheduler, drafter and judge between.
 
-The target is memoryless: each token is drawn from the same law, so that one long job gives thousands of draws. What is
-wrong in the cutting, the order or the laws of sampled nodes shows in the frequencies of tokens and of pairs of tokens;
-the bugs that are planted below do.
+The target is memoryless: each token is drawn from the same distribution, so that one long job gives thousands of draws.
+What is wrong in the cutting, the order or the distributions of sampled nodes shows in the frequencies of tokens and of
+pairs of tokens; the bugs that are planted below do.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ class MemorylessEngine(ToyEngine):
 
 
 class DrawingProposer(ToyProposer):
-    """Draws children from one law, whatever the context."""
+    """Draws children from one distribution, whatever the context."""
 
     def __init__(self, weights: Sequence[int]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def text_of(draft: str, speculation: Speculation, **options: bool) -> tuple[list
 
 
 def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
-    """Return chi-square of the tokens' frequencies, and of their pairs', against the target's law."""
+    """Return chi-square of the tokens' frequencies, and of their pairs', against the target's distribution."""
     distribution = TARGET[1:]
     singles = np.bincount(np.array(tokens) - 1, minlength=8)
     expected = distribution * len(tokens)
@@ -115,7 +115,7 @@ def chi_squares(tokens: Sequence[int]) -> tuple[float, float]:
     ("draft", "shape"), [("good", "best-first"), ("bad", "candidates"), ("sharp", "chain"), ("sharp", "budget")]
 )
 def test_the_text_has_the_targets_distribution(draft: str, shape: str) -> None:
-    """Whatever the drafter's law and the shape of its trees."""
+    """Whatever the drafter's distribution and the shape of its trees."""
     tokens, stats = text_of(draft, SHAPES[shape])
     assert stats["draft_tokens"] > stats["accepted_tokens"] > 50
     singles, pairs = chi_squares(tokens)
@@ -165,14 +165,14 @@ def _cut_by_content(session: Session, siblings: dict[int, Node], reach_prob: flo
     return sorted(siblings.values(), key=lambda node: -node.reach_prob)
 
 
-def _youngest_first(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
+def _last_first(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
     nodes = list(siblings.values())[::-1]
     for node in nodes:
         node.reach_prob = reach_prob * 0.5
     return nodes
 
 
-def _eldest_cut(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
+def _first_cut(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
     nodes = list(siblings.values())
     for node in nodes:
         node.reach_prob = reach_prob * 0.5
@@ -180,9 +180,9 @@ def _eldest_cut(session: Session, siblings: dict[int, Node], reach_prob: float) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [_cut_by_content, _youngest_first, _eldest_cut])
+@pytest.mark.parametrize("bug", [_cut_by_content, _last_first, _first_cut])
 def test_planted_bugs_show(bug: Callable[..., list[Node]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampled nodes cut by their own token, judged in another order than drawn, or without their elders."""
+    """Sampled nodes cut by their own token, judged in another order than drawn, or without their earlier siblings."""
     monkeypatch.setattr(Session, "_weighed", bug)
     tokens, _ = text_of("sharp", SHAPES["candidates"])
     assert chi_squares(tokens)[0] > LIMIT

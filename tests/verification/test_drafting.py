@@ -1,4 +1,4 @@
-"""Laws on the wire: what is sent is what was sampled from; and what is malformed is named."""
+"""Distributions on the wire: what is sent is what was sampled from; and what is malformed is named."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def test_distributions_are_the_likeliest_tokens_in_integers():
     assert ids[0].tolist() == [0, 2, 3]
     assert weights[0].tolist() == [65535, 49151, 32767]
     assert weights.dtype == np.uint16
-    assert ids[1].tolist() == [0, 2, -1]  # what rounds to no weight is no part of the law
+    assert ids[1].tolist() == [0, 2, -1]  # what rounds to no weight is no part of the distribution
     assert weights[1].tolist() == [65535, 7, 0]
 
 
@@ -51,7 +51,7 @@ def test_a_score_is_known_before_its_token_is_drawn():
     ids, weights = np.arange(8, dtype=np.int32)[None], (np.arange(8, dtype=np.uint16) * 999)[None]
     drawn = [draw_children(ids, weights, 2, np.random.default_rng(seed)) for seed in range(50)]
     assert len({d.scores[0, 0] for d in drawn}) == 1
-    by_elder = {}
+    by_first = {}
     for d in drawn:
-        by_elder.setdefault(d.token_ids[0, 0], set()).add(float(d.scores[0, 1]))
-    assert all(len(scores) == 1 for scores in by_elder.values())
+        by_first.setdefault(d.token_ids[0, 0], set()).add(float(d.scores[0, 1]))
+    assert all(len(scores) == 1 for scores in by_first.values())

@@ -1,4 +1,4 @@
-"""`probabilistic` emits the target's law exactly; planted bugs do not."""
+"""`probabilistic` emits the target's distribution exactly; planted bugs do not."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE
-from specq.verification import host_rows, walks
+from specq.verification import host_kernels, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
 from tests.verification import exact
@@ -36,7 +36,7 @@ CUTS = {
 @pytest.fixture
 def portable(monkeypatch):
     """The rule in plain Python, which tests can change."""
-    monkeypatch.setattr(host_rows, "kernels", lambda: None)
+    monkeypatch.setattr(host_kernels, "kernels", lambda: None)
 
 
 def world_of(entropy, vocab=3, support=3, **params):
@@ -83,11 +83,11 @@ TWO_STEPS = {
     "bushy": ((sampled(sampled(), sampled()), sampled(sampled(), sampled())), 3),
     "mixed": ((sampled(point()), sampled(sampled()), point(sampled())), 3),
 }
-# Chosen without looking at a token: how many of each family, how deep, or nothing at all.
+# Chosen without looking at a token: how many of each group, how deep, or nothing at all.
 BLIND = {
-    "the eldest": lambda ranks, prefix: ranks[prefix] < 1,
-    "two of the first family": lambda ranks, prefix: len(prefix) == 1 and ranks[prefix] < 2,
-    "the eldest's children": lambda ranks, prefix: ranks[prefix[:1]] < 1,
+    "the first": lambda ranks, prefix: ranks[prefix] < 1,
+    "two of the first group": lambda ranks, prefix: len(prefix) == 1 and ranks[prefix] < 2,
+    "the first's children": lambda ranks, prefix: ranks[prefix[:1]] < 1,
     "nothing": lambda ranks, prefix: False,
 }
 
@@ -101,16 +101,16 @@ def test_what_a_step_leaves_out_survives_by_content(plan, first):
     assert error(world, *TWO_STEPS[plan], first=BLIND[first]) < 1e-9
 
 
-@pytest.mark.parametrize("first", ["the eldest", "the eldest's children"])
+@pytest.mark.parametrize("first", ["the first", "the first's children"])
 def test_two_steps_with_cuts(first):
     assert error(world_of(9, **CUTS["all"]), *TWO_STEPS["candidates"], first=BLIND[first]) < 1e-9
 
 
 @pytest.mark.parametrize("plan", ["mixed", "upgraded"])
-@pytest.mark.parametrize("first", [None, "the eldest", "two of the first family"])
+@pytest.mark.parametrize("first", [None, "the first", "two of the first group"])
 def test_a_point_mass_that_is_drawn_becomes_the_sampled_node(plan, first):
-    """Point masses were there before: one whose token a sampled family draws is dropped in favour of the sampled node, which
-    takes over its children."""
+    """Point masses were there before: one whose token a sampled group draws is dropped in favour of the sampled node,
+    which takes over its children."""
     plans = TWO_STEPS | {"upgraded": ((sampled(), sampled(), point(point()), point(sampled())), 3)}
     how = {} if first is None else {"first": BLIND[first]}
     assert error(world_of(11), *plans[plan], upgraded=True, **how) < 1e-9
@@ -196,7 +196,7 @@ class TestMutants:
 
     @pytest.mark.parametrize("plan", ["two candidates", "three candidates"])
     def test_duplicates_merged(self, plan, monkeypatch):
-        """Siblings drawn independently, each judged by the whole law, lose the trial of a duplicate that was merged away."""
+        """Siblings drawn independently, each judged by the whole distribution, lose the trial of a duplicate that was merged away."""
         monkeypatch.setattr(walks, "strike", lambda sibling_group, place: None)
         assert is_caught(plan, with_replacement=True)
 
@@ -254,28 +254,28 @@ class TestMutants:
 
 
 IN_C = {
-    "no residual": ("num_edits[step] = family.count, ", "", "two candidates"),
-    "siblings not renormalised": ("family->total -= family->weights[place], family->weights[place] = 0;", "", "tree"),
+    "no residual": ("num_edits[step] = group.count, ", "", "two candidates"),
+    "siblings not renormalised": ("group->total -= group->weights[place], group->weights[place] = 0;", "", "tree"),
     "accepted by the target alone": ("uniform * own * scale <", "uniform * own <", "two candidates"),
     "point masses first": ("sampled = 1; sampled >= 0 && accepted < 0; sampled--",
                            "sampled = 0; sampled <= 1 && accepted < 0; sampled++", "mixed siblings"),
-    "the mass forgotten": ("    family->mass -= taken;\n", "", "three candidates"),
-    "a point mass without law": (": i == place) * scale", ": 0) * scale", "point masses"),
+    "the mass forgotten": ("    group->mass -= taken;\n", "", "three candidates"),
+    "a point mass without distribution": (": i == place) * scale", ": 0) * scale", "point masses"),
     "the youngest first": ("for (int64_t i = first; i < end && accepted < 0; i++) {",
                            "for (int64_t i = end - 1; i >= first && accepted < 0; i--) {", "two candidates"),
 }  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(host_rows.kernels() is None, reason="no C compiler")
+@pytest.mark.skipif(host_kernels.kernels() is None, reason="no C compiler")
 @pytest.mark.parametrize("name", IN_C)
 def test_mutants_of_the_kernel(name, tmp_path, monkeypatch):
     before, after, plan = IN_C[name]
     built = mutated_kernels(tmp_path, monkeypatch, before, after)
-    monkeypatch.setattr(host_rows, "kernels", lambda: built)
+    monkeypatch.setattr(host_kernels, "kernels", lambda: built)
     assert is_caught(plan)
 
 
 def test_duplicates_merged_by_the_drafter_are_exact_under_our_rule():
-    """What is left of independent draws has the law of draws without replacement; only how many there are is random."""
+    """What is left of independent draws has the distribution of draws without replacement; only how many there are is random."""
     assert error(world_of(6), *PLANS["three candidates"], with_replacement=True) < 1e-9

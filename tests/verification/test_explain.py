@@ -38,7 +38,7 @@ def decisions(step, logits=None):
 
 
 def test_deterministic_at_temperature_zero():
-    """The law is a point mass on token 0; positions count from the committed context."""
+    """The distribution is a point mass on token 0; positions count from the committed context."""
     step = a_step(SamplingParams(), [0, 2, 0, 1, 3], [-1, -1, 0, 2, 1])
     found = decisions(step)
     assert [(d.session, d.position, d.token) for d in found] == [

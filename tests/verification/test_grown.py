@@ -18,7 +18,7 @@ DEPTH = 4
 
 
 def grown(world, sibling_groups=(), frontier=((1.0, ()),), probability=1.0):
-    """Yield (probability, families) of a drafter that expands the likeliest node, so many times; all nodes get two children."""
+    """Yield (probability, sibling groups) of a drafter that expands the likeliest node, EXPANSIONS times, into two children."""
     if len(sibling_groups) == EXPANSIONS or not frontier:
         yield probability, sibling_groups
         return

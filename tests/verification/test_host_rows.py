@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.verification import draws, host_rows
-from specq.verification.host_rows import HostRows, kernels
+from specq.verification import draws, host_kernels, host_rows
+from specq.verification.host_kernels import kernels
+from specq.verification.host_rows import HostRows
 from specq.verification.packing import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
@@ -101,7 +102,7 @@ def test_draws_are_those_of_numpy(domain, monkeypatch):
     rng = np.random.default_rng(6)
     of = rng.integers(0, 2**63, 200, np.uint64), rng.integers(0, 2**31, 200), rng.integers(0, 200_000, 200)
     by_kernel = draws.uniforms(*of, domain)
-    monkeypatch.setattr(host_rows, "kernels", lambda: None)
+    monkeypatch.setattr(host_kernels, "kernels", lambda: None)
     assert np.array_equal(by_kernel, draws.uniforms(*of, domain))
 
 
@@ -144,9 +145,9 @@ MUTANTS = {
     "one more than top-k": ("of.weights[i] : 1;\n        for", "of.weights[i] : 0.5;\n        for"),
     "the likeliest suffice": ("of = gather(work, INFINITY);", ";"),
     "min-p forgotten": ("fmaxf(-edge, row->log_min_p)", "-edge"),
-    "edits forgotten": ("weights[edit_ids[e]] = edit_values[e] * laws[n].mass;", ";"),
-    "edits not scaled": ("edit_values[e] * laws[n].mass", "edit_values[e]"),
-    "the draw's cut forgotten": ("work->scaled[i] >= (float)laws[n].bound ? weights[i] : 0", "weights[i]"),
+    "edits forgotten": ("weights[edit_ids[e]] = edit_values[e] * found[n].mass;", ";"),
+    "edits not scaled": ("edit_values[e] * found[n].mass", "edit_values[e]"),
+    "the draw's cut forgotten": ("work->scaled[i] >= (float)found[n].bound ? weights[i] : 0", "weights[i]"),
     "a short series": ("for (int i = 0; i < 13; i++) y", "for (int i = 6; i < 13; i++) y"),
     "a NaN overlooked": ("any8(is_nan) ? NAN : top", "top"),
     "a NaN at the end overlooked": ("if (x[i] != x[i]) return NAN;", ""),

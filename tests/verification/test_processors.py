@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep
-from specq.verification import host_rows
+from specq.verification import host_kernels
 from specq.verification.judge import judge
 from specq.verification.packing import place
 from specq.verification.processors import shaped
@@ -144,7 +144,7 @@ def test_logits_are_restored_where_judging_fails():
 @pytest.mark.parametrize("library", [True, False], ids=["kernels", "portable"])
 def test_log_probabilities_are_those_of_the_target_where_penalties_shape_its_logits(library, monkeypatch):
     if not library:
-        monkeypatch.setattr(host_rows, "kernels", lambda: None)
+        monkeypatch.setattr(host_kernels, "kernels", lambda: None)
     params = SamplingParams(logprobs=0, presence_penalty=2.0)
     logits = torch.tensor([[0.6, 0.4]]).log()
     step = SessionStep(1, 1, np.zeros(1, np.int32), params, history=Past(params, 0).history([0, 0]))

@@ -179,7 +179,7 @@ def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve):
 
 
 def younger_siblings_known(session, floor):
-    """Whether an elder sibling is verified depends on the chance of a younger one, and so on the elder's token."""
+    """Whether an earlier sibling is verified depends on the chance of a later one, and so on the earlier one's token."""
     nodes = candidates(session, floor)
     for node in nodes:
         while node.depends_on is not None and node.depends_on.parent is node.parent:
@@ -196,7 +196,7 @@ def descendants_known(session, floor):
 
 
 def uncapped(session, siblings, reach_prob):
-    """A younger sibling may be likelier than its elder, and is taken before it."""
+    """A later sibling may be likelier than the earlier one, and is taken before it."""
     nodes = in_order(siblings.values())
     for node in nodes:
         node.reach_prob = reach_prob * session.lanes[node.lane].calibration.probability(node.score)
@@ -238,8 +238,8 @@ best_count, candidates, weighed = scheduler.best_count, Session.candidates, Sess
 MUTANTS = {
     "the most goodput": (scheduler, "best_count", most_goodput),
     "descendants known": (Session, "candidates", descendants_known),
-    "younger siblings known": (Session, "candidates", younger_siblings_known),
-    "a younger sibling first": (Session, "_weighed", uncapped),
+    "later siblings known": (Session, "candidates", younger_siblings_known),
+    "a later sibling first": (Session, "_weighed", uncapped),
     "what a drafter says": (grafting, "predicted_scores", lambda draft: draft.scores.tolist()),
     "point masses before what was drawn": (Session, "_weighed", points_uncapped),
     "a chain by all it promises": (scheduler, "best_chain", chain_by_promise),
@@ -255,7 +255,7 @@ def cases_for(mutant):
         for entropy in range(40):
             yield World(entropy, widths=(1, 1, 1, 1), sharpness=2.5), Serving(measured("calibrate_2"), others=others)
     elif (
-        mutant == "younger siblings known"
+        mutant == "later siblings known"
     ):  # the first does not pay by itself, and with the second only if that is likely
         for entropy in range(20):
             price = rng.uniform(0.5, 0.7)

@@ -1,6 +1,6 @@
 """Every strategy of the table: what all must keep, and what each is, against the oracle over random trees."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep
-from specq.verification import LOSSY, STRATEGIES, draws, is_lossless, packing
+from specq.verification import STRATEGIES, draws, packing, strategy
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain
 from tests.verification import oracle
@@ -97,10 +97,29 @@ class TestConformance:
 
 
 def test_losslessness_is_marked():
-    assert set(STRATEGIES) >= LOSSY
-    assert [name for name in STRATEGIES if is_lossless(name, 1.0)] == ["deterministic", "probabilistic"]
-    assert is_lossless("greedy", 0.0)
-    assert not is_lossless("threshold", 0.0)
+    warm, cold = SamplingParams(temperature=1.0), SamplingParams()
+    assert [name for name in STRATEGIES if strategy(name).is_lossless(warm)] == ["deterministic", "probabilistic"]
+    assert [name for name in STRATEGIES if not strategy(name).is_lossless(cold)] == ["threshold", "typical"]
+
+
+def test_traits():
+    """What the broker, drafters and engines ask instead of names."""
+    rules = {name: strategy(name) for name in STRATEGIES}
+    assert [name for name, rule in rules.items() if not rule.uses_drafts] == ["greedy"]
+    assert [name for name, rule in rules.items() if rule.takes_distributions] == ["probabilistic"]
+    assert [name for name, rule in rules.items() if rule.stops_at_accepted] == ["probabilistic"]
+    warm, cold = SamplingParams(temperature=0.7), SamplingParams()
+    assert [rules["probabilistic"].samples_drafts(params) for params in (warm, cold)] == [True, False]
+    assert {name: rule.judging_temperature(cold) for name, rule in rules.items() if name == "threshold"} == {
+        "threshold": 1.0
+    }
+    assert [name for name, rule in rules.items() if rule.judging_temperature(warm) != 0.7] == ["greedy"]
+
+
+def test_own_parameters_are_fields_of_one_strategy_each():
+    names = [parameter for name in STRATEGIES for parameter in strategy(name).parameters]
+    assert names == ["threshold", "typical_eps", "typical_delta"]
+    assert set(names) <= {field.name for field in fields(SamplingParams)}
 
 
 @pytest.mark.usefixtures("way")
@@ -129,7 +148,7 @@ def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
 
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_the_distribution_of_one_token_over_seeds(name):
-    """With the real draws: lossless strategies follow the target's law, whatever is drafted; lossy ones need not."""
+    """With the real draws: lossless strategies follow the target's distribution, whatever is drafted; lossy ones need not."""
     count, row = 4000, np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     params = SamplingParams(strategy=name, temperature=1.0)
     drafted = replace(
@@ -139,7 +158,7 @@ def test_the_distribution_of_one_token_over_seeds(name):
     emitted = [j.token_ids[0] for j in judge(batch, torch.from_numpy(np.tile(row, (2 * count, 1))))]
     expected = count * np.exp(row)
     chi2 = ((np.bincount(emitted, minlength=4) - expected) ** 2 / expected).sum()
-    assert (chi2 < 16.3) == is_lossless(name, 1.0)  # p = 0.001 at 3 degrees of freedom
+    assert (chi2 < 16.3) == strategy(name).is_lossless(params)  # p = 0.001 at 3 degrees of freedom
 
 
 def test_accept_and_residual_draws_are_of_different_domains(monkeypatch):

@@ -19,7 +19,7 @@ CONTEXT = 128  # tokens of each session of `tiny`
 
 
 def chain(tokens, distributions=None):
-    """A tree that is a chain of nodes; laws (ids i32[n, k], weights u16[n, k]) of sampled ones."""
+    """A tree that is a chain of nodes; distributions (ids i32[n, k], weights u16[n, k]) of sampled ones."""
     num = len(tokens)
     of_nodes = None if distributions is None else DraftDistributions(*distributions, np.arange(num, dtype=np.int32))
     return Tree(
@@ -66,7 +66,7 @@ class Tiny:
             self.engine._pool.give(plan.slots)
 
     def steps(self, params, num_nodes, rng):
-        """Chains drafted node by node: what the target says, mostly, or draws from a law near the target's."""
+        """Chains drafted node by node: what the target says, mostly, or draws from a distribution near the target's."""
         trees = [chain([]) for _ in self.contexts]
         for depth in range(num_nodes):
             steps = self._steps(params, trees)
@@ -102,7 +102,7 @@ def _drawn(trees, logits, params, position, rng):
 
 
 def _stack(rows):
-    """Laws of unequal width as one array; unused places hold id -1, or weight 0."""
+    """Distributions of unequal width as one array; unused places hold id -1, or weight 0."""
     width = max(map(len, rows))
     fill = -1 if rows[0].dtype == np.int32 else 0
     return np.stack([np.pad(row, (0, width - len(row)), constant_values=fill) for row in rows])

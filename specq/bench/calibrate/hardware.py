@@ -16,7 +16,6 @@ from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
 from specq.proposers import PROPOSERS, Expansion, Proposer
 from specq.protocol import SamplingParams, SessionStep, Tree
-from specq.runtime import resolve
 
 STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
@@ -40,13 +39,13 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 def load_engine(model: str, threads: int) -> Engine:
     """Load the target as a verifier would."""
-    engine: Engine = resolve("engine", ENGINES, "torch")(resolve_model(model, "target"), name=model, threads=threads)
+    engine: Engine = ENGINES.resolve("torch").make(resolve_model(model, "target"), name=model, threads=threads)
     return engine
 
 
 def load_proposer(model: str) -> Proposer:
     """Load the draft model as a drafter would."""
-    proposer: Proposer = resolve("proposer", PROPOSERS, "draft-model")(resolve_model(model, "draft"), name=model)
+    proposer: Proposer = PROPOSERS.resolve("draft-model").make(resolve_model(model, "draft"), name=model)
     return proposer
 
 

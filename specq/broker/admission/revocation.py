@@ -20,6 +20,7 @@ from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker
 from specq.protocol import Refused
+from specq.verification import strategy
 
 log = structlog.get_logger(__name__)
 
@@ -57,7 +58,7 @@ class Revocation:
             self.state.send_front(worker.identity, refused)
             self.placement.lose(worker)
         for job in drafted:
-            if job.params.strategy == "probabilistic":  # the only one that believes a drafter
+            if strategy(job.params.strategy).takes_distributions:  # which it was believed
                 self.placement.open_anew(job)
 
     def _drop_readers(self, job: Job) -> None:

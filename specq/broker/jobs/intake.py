@@ -32,7 +32,7 @@ from specq.protocol import (
     Submit,
     too_large,
 )
-from specq.verification import STRATEGIES
+from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
@@ -235,8 +235,8 @@ class Intake:
 def misfit(message: Submit, model: ModelInfo) -> str:
     """Return why a job does not fit a model, or ""."""
     prompt = message.prompt_ids
-    if message.params.strategy not in STRATEGIES:
-        return f"unknown strategy {message.params.strategy!r}; known are {', '.join(sorted(STRATEGIES))}"
+    if reason := reason_against(message.params.strategy):
+        return reason
     if not len(prompt):
         return "the prompt is empty"
     if np.any(prompt < 0) or np.any(prompt >= model.num_tokens):

@@ -11,6 +11,7 @@ from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.registry import Worker
 from specq.protocol import COLOCATED_LANE, Assign, Release, SamplingParams, Verdict
+from specq.verification import strategy
 
 
 class DrafterAssignment:
@@ -96,10 +97,10 @@ class DrafterAssignment:
 
 
 def drafting_params(params: SamplingParams) -> SamplingParams:
-    """Return what drafters are told: under `probabilistic` not the seed, since it keys the draws that judge them."""
-    return replace(params, seed=0) if params.strategy == "probabilistic" else params
+    """Return what drafters receive: not the seed where it keys the draws that judge them."""
+    return replace(params, seed=0) if strategy(params.strategy).takes_distributions else params
 
 
 def is_drafted(job: Job) -> bool:
     """Can drafts be of use to a job?"""
-    return job.speculation.mode != "plain" and job.params.strategy != "greedy"
+    return job.speculation.mode != "plain" and strategy(job.params.strategy).uses_drafts

@@ -24,6 +24,7 @@ from specq.engines.torch.fused_top import is_uncut
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
 from specq.engines.torch.rows import ChainStart, PackedRows, RowPacker
 from specq.protocol import Float32Array, Int32Array, SamplingParams
+from specq.verification import strategy
 from specq.verification.noise import Domain, row_keys
 
 MAX_STEPS = 32
@@ -50,8 +51,8 @@ class ChainDrafter:
         self._tops: dict[tuple[int, int], _Top] = {}
 
     def takes(self, params: Sequence[SamplingParams], lengths: Sequence[int], depth: int, count: int) -> bool:
-        """Whether such chains, after contexts of these lengths, can be run at once. Laws that are cut (top-k, top-p,
-        min-p) or travel with the draft are left to the host."""
+        """Return whether such chains, after contexts of these lengths, can be run at once. The host handles distributions
+        that are cut (top-k, top-p, min-p) or travel with the draft."""
         num_slots = sum(lengths) + len(lengths) * 2 * MAX_STEPS
         is_size_ok = len(params) <= MAX_ROWS and depth <= MAX_STEPS and 1 <= count <= MAX_COUNT
         return is_size_ok and num_slots <= LIST_ROOM and all(map(_takes, params))
@@ -215,7 +216,7 @@ def _split_device_state(state: torch.Tensor, num_rows: int) -> list[torch.Tensor
 
 
 def _takes(params: SamplingParams) -> bool:
-    return params.temperature == 0 or (is_uncut(params) and params.strategy != "probabilistic")
+    return params.temperature == 0 or (is_uncut(params) and not strategy(params.strategy).samples_drafts(params))
 
 
 def _chain_rows(starts: Sequence[ChainStart]) -> PackedRows:

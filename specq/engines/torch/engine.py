@@ -7,9 +7,8 @@ one that failed can be repeated with some of its sessions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -19,7 +18,7 @@ from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, load
 from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, pack_steps
-from specq.protocol import ConfigError, Int32Array, Judgement, SessionStep
+from specq.protocol import Int32Array, Judgement, SessionStep
 from specq.runtime import available_cores
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
@@ -42,7 +41,6 @@ class TorchEngine:
     threads       for steps of many rows, where the process runs; 0: as torch does, at most one a core
     helper_cores  one more thread for such steps on each of these
     verbose       log the decision on each drafted node
-    options       there are none
 
     max_sessions and max_step_rows are of no matter here.
     """
@@ -63,10 +61,7 @@ class TorchEngine:
         verbose: bool = False,
         max_sessions: int = 0,
         max_step_rows: int = 0,
-        options: Mapping[str, Any] | None = None,
     ) -> None:
-        if options:
-            raise ConfigError(f"the torch engine has no option {next(iter(options))}; those are the vllm engine's")
         own = threads or min(torch.get_num_threads(), len(available_cores()))
         team = Threads(own, helper_cores)
         loaded = model

@@ -1,6 +1,6 @@
 """The parts of the vLLM engine; `specq.engines.vllm.engine` puts them together. vLLM is imported nowhere else.
 
-`versions` says which vLLM was tested, and in which of two ways to drive it; `options` turns a verifier's options into
-vLLM's own. Way B (`sessions`): each session is one long-lived request, stepped by a scheduler of our own (`scheduler`,
-`room`), and specq's judge sits in each of vLLM's workers (`worker`). Way A (`prompts`): public API only.
+`versions` says which vLLM was tested, and in which of two ways to drive it, `sessions` or `prompts`; `options` turns a verifier's options into
+vLLM's own. `sessions`: each session is one long-lived request, stepped by a scheduler of our own (`scheduler`,
+`room`), and specq's judge sits in each of vLLM's workers (`worker`). `prompts`: public API only.
 """

@@ -1,4 +1,4 @@
-"""vLLM's public API: prompts in, logits of what follows out. For way A of the engine, and for the proposer.
+"""vLLM's public API: prompts in, logits of what follows out. For `prompts`, and for the proposer.
 
 vLLM's prefix cache stands in for a session's KV.
 """

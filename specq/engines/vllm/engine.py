@@ -65,7 +65,7 @@ class VllmEngine:
     verbose         log the decision on each drafted node
     options         arguments of vLLM's `EngineArgs`, as in `tensor_parallel_size=2`
     way             a name in WAYS; empty: the best that this vLLM was tested with
-    eager           leave compiled kernels and CUDA graphs out; threads and helper_cores are of no use here
+    eager           leave compiled kernels and CUDA graphs out; threads is of no use here
 
     Raises ConfigError if vLLM cannot run the model so.
     """
@@ -80,7 +80,6 @@ class VllmEngine:
         name: str = "",
         eager: bool = False,
         threads: int = 0,
-        helper_cores: tuple[int, ...] = (),
         verbose: bool = False,
         max_sessions: int = 64,
         max_step_rows: int = 1024,

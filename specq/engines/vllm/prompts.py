@@ -1,4 +1,4 @@
-"""Way A: vLLM's public API only. A session is a list of tokens; vLLM's prefix cache stands in for its KV.
+"""vLLM driven by prompts: its public API only. A session is a list of tokens; vLLM's prefix cache stands in for its KV.
 
 A step is one batch of requests of one token each. Where only the likeliest tokens count (T = 0), a session's request is
 its context with the chain, and asks for the likeliest token at each place of the prompt. Else each row is a request of
@@ -16,10 +16,10 @@ from vllm import SamplingParams
 from specq.engines.vllm.asking import ALL, Asker, asking, last_rows
 from specq.protocol import EngineError, Int32Array, Judgement, SessionStep
 from specq.protocol import SamplingParams as JobParams
+from specq.verification import strategy
 from specq.verification.faults import judge_each
 
 MAX_CHAIN = 16
-BY_ARGMAX = frozenset({"deterministic", "probabilistic", "greedy"})  # of strategies, at T = 0
 
 
 class Prompts:
@@ -109,5 +109,6 @@ class Prompts:
 
 
 def _needs_argmax_only(params: JobParams) -> bool:
+    """Return whether only the likeliest token of each row counts: a lossless text at T = 0 is made of those."""
     shapes = params.logit_bias or params.needs_history or params.logprobs >= 0
-    return params.temperature == 0 and params.strategy in BY_ARGMAX and not shapes
+    return params.temperature == 0 and strategy(params.strategy).is_lossless(params) and not shapes

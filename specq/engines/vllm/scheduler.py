@@ -21,7 +21,7 @@ from specq.engines.vllm.room import free_slots
 class Holding:
     """A request, and what the workers know of it.
 
-    num_sent   blocks of each KV group that they have been told of; None: they have never heard of the request
+    num_sent   blocks of each KV group that they know of; None: they do not know the request
     """
 
     request: Request
@@ -30,7 +30,7 @@ class Holding:
 
 @dataclass(slots=True)
 class Grant:
-    """A request's part in a step: so many tokens from where its KV ends, then drafted ones."""
+    """A request's part in a step: `num_tokens` tokens from where its KV ends, then drafted ones."""
 
     holding: Holding
     num_tokens: int
@@ -72,15 +72,15 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
             assert allocated is not None
             self._tell(grant.holding, known, delta)
         counts = {_id(grant): grant.num_tokens + len(grant.draft) for grant in grants}
-        told = SchedulerOutput.make_empty()
-        told.scheduled_new_reqs, told.scheduled_cached_reqs = delta, known
-        told.num_scheduled_tokens, told.total_num_scheduled_tokens = counts, sum(counts.values())
-        told.scheduled_spec_decode_tokens = {_id(grant): grant.draft for grant in grants if grant.draft}
-        told.num_common_prefix_blocks = [0] * self.kv_cache_manager.num_kv_cache_groups
-        told.new_block_ids_to_zero = self._get_new_block_ids_to_zero()
-        told.finished_req_ids = self.finished_req_ids.copy()
+        output = SchedulerOutput.make_empty()
+        output.scheduled_new_reqs, output.scheduled_cached_reqs = delta, known
+        output.num_scheduled_tokens, output.total_num_scheduled_tokens = counts, sum(counts.values())
+        output.scheduled_spec_decode_tokens = {_id(grant): grant.draft for grant in grants if grant.draft}
+        output.num_common_prefix_blocks = [0] * self.kv_cache_manager.num_kv_cache_groups
+        output.new_block_ids_to_zero = self._get_new_block_ids_to_zero()
+        output.finished_req_ids = self.finished_req_ids.copy()
         self.finished_req_ids.clear()
-        return told
+        return output
 
     def _tell(self, holding: Holding, known: CachedRequestData, delta: list[NewRequestData]) -> None:
         """Add what the workers do not know yet of a request's blocks and place."""

@@ -1,4 +1,4 @@
-"""Way B: each session is one long-lived request of an engine core in this process."""
+"""vLLM driven by sessions: each is one long-lived request of an engine core in this process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Which vLLM was tested with specq, and in which ways.
 
-    sessions   way B: long-lived requests through a scheduler of our own; chains of any strategy, one forward pass a step
-    prompts    way A: public API only; a request a round, several times slower; where way B cannot be had
+    sessions   long-lived requests through a scheduler of our own; chains of any strategy, one forward pass a step
+    prompts    public API only; a request a round, several times slower; for where `sessions` does not work
 
 To add a version: run `make test-vllm` with it, and a line here. Those below were run on CPUs, but for 0.26.0, whose steps were
 run and compared on an H200 (`specq bench steps --engine vllm`).

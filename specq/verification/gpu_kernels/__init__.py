@@ -1,4 +1,6 @@
-"""Triton kernels for `specq.verification.cuda_rows`: own tokens and laws of rows of logits, each row read two or three times.
+"""Triton kernels for `specq.verification.cuda_rows`: own tokens and distributions of rows of logits.
+
+Each row is read two or three times.
 
 `specq.verification.sampling` defines the values. In the order in which they run: `tops_kernel` and `heads_kernel` of
 heads.py, `distributions_kernel`, `choose_kernel`; rows.py is what they share.

@@ -112,8 +112,8 @@ def choose_kernel(
     score_ids, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, splits): scores f32 and score_ids i32[splits, rows]: of rows with T > 0, the largest of scaled logits plus
-    noise in each part, and its first place. Rows with top-k or top-p have laws, and those with places need only their heads
-    to be looked at."""
+    noise in each part, and its first place. Rows with top-k or top-p have distributions; of those with places only the
+    heads are looked at."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     part = row * splits + split
     temperature = temperature_of(words, row)

@@ -106,8 +106,8 @@ def distributions_kernel(
     of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows): laws f64[rows, 4] as in `Laws`; places i32[rows]: 1 where all that is kept is among the gathered heads.
-    scaled_out f32 and weights f64[rows, splits * room] are for work. Rows as in `heads_kernel`."""
+    """(rows): distributions f64[rows, 4] as in `Distributions`; places i32[rows]: 1 where all that is kept is among the
+    gathered heads. scaled_out f32 and weights f64[rows, splits * room] are for work. Rows as in `heads_kernel`."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p = temperature_of(words, row), top_k_of(words, row, vocab), top_p_of(words, row)
     is_ranked = (top_k > 0) | (top_p < 1)

@@ -1,5 +1,5 @@
-/* Target logits on a CPU: the own tokens, laws and draws of some rows of float32 logits. `specq.verification.sampling` says
- * what these are; the values are those of its formulas to the last bit, but for the order of float64 sums.
+/* Target logits on a CPU: the own tokens, distributions and draws of some rows of float32 logits.
+ * `specq.verification.sampling` says what these are; the values are those of its formulas to the last bit, but for the order of float64 sums.
  *
  * Rule: what comes out for a row does not depend on the other rows. */
 #include <stdlib.h>
@@ -18,10 +18,10 @@ typedef struct {
     float temperature, log_min_p;
 } Row;
 
-/* As in `specq.verification.target_rows.Laws`; top and bound are float32 values. */
+/* As in `specq.verification.target_rows.Distributions`; top and bound are float32 values. */
 typedef struct {
     double top, bound, mass, moment;
-} Law;
+} Distribution;
 
 /* Of one row, `width` a multiple of LANES: past the vocabulary scaled logits are -inf and weights 0. */
 typedef struct {
@@ -165,7 +165,7 @@ static float lower_bound(const Row *row, Work *work, double total) {
 }
 
 /* Sum the weights, and weights times scaled logits, of what the bound keeps. */
-static void sum_kept(const Work *work, double bound, Law *law) {
+static void sum_kept(const Work *work, double bound, Distribution *distribution) {
     v4d mass = {0}, moment = {0};
     for (int i = 0; i < work->width; i += QUARTER) {
         v4d scaled = __builtin_convertvector(*(const v4 *)(work->scaled + i), v4d);
@@ -174,32 +174,32 @@ static void sum_kept(const Work *work, double bound, Law *law) {
         mass += select4(is_kept, weight, (v4d){0});
         moment += select4(is_kept, weight * scaled, (v4d){0});
     }
-    law->mass = sum4(mass), law->moment = sum4(moment);
+    distribution->mass = sum4(mass), distribution->moment = sum4(moment);
 }
 
-static int find_law(const float *logits, const Row *row, Work *work, Law *law) {
+static int find_distribution(const float *logits, const Row *row, Work *work, Distribution *distribution) {
     float top = scale(logits, row, work);
     if (!isfinite(top)) return 1;
     float bound = lower_bound(row, work, weigh(work));
-    *law = (Law){.top = top, .bound = bound};
-    sum_kept(work, bound, law);
+    *distribution = (Distribution){.top = top, .bound = bound};
+    sum_kept(work, bound, distribution);
     return 0;
 }
 
-/* laws [num], of rows with T > 0; logits [][stride]; probs [num_places][num_tokens]: the probabilities of token_ids in rows
- * which[num_places], 0 for a token id of -1. Return whether a row has no finite largest logit. */
-int specq_distributions(const float *logits, long stride, int vocab, int num, const Row *rows, Law *laws, const int64_t *which,
-               const int64_t *token_ids, double *probs, long num_places, long num_tokens) {
+/* found [num], of rows with T > 0; logits [][stride]; probs [num_places][num_tokens]: the probabilities of token_ids in
+ * rows which[num_places], 0 for a token id of -1. Return whether a row has no finite largest logit. */
+int specq_distributions(const float *logits, long stride, int vocab, int num, const Row *rows, Distribution *found,
+               const int64_t *which, const int64_t *token_ids, double *probs, long num_places, long num_tokens) {
     Work *work = work_of(vocab);
     for (int i = 0; i < num; i++)
-        if (find_law(logits + rows[i].logit_row * stride, rows + i, work, laws + i)) return 1;
+        if (find_distribution(logits + rows[i].logit_row * stride, rows + i, work, found + i)) return 1;
     for (; num_places > 0; num_places--, which++) {
         const Row *row = rows + *which;
-        const Law *law = laws + *which;
+        const Distribution *distribution = found + *which;
         for (long i = 0; i < num_tokens; i++, token_ids++, probs++) {
             float logit = *token_ids < 0 ? -INFINITY : logits[row->logit_row * stride + *token_ids];
-            float scaled = (logit - (float)law->top) / row->temperature;
-            *probs = scaled >= (float)law->bound ? exp(scaled) / law->mass : 0;
+            float scaled = (logit - (float)distribution->top) / row->temperature;
+            *probs = scaled >= (float)distribution->bound ? exp(scaled) / distribution->mass : 0;
         }
     }
     return 0;
@@ -265,9 +265,10 @@ int specq_own_tokens(const float *logits, long stride, int vocab, int num, const
     return 0;
 }
 
-/* Draw from the laws of rows, edited: token edit_ids[i] has probability edit_values[i], for i from edit_starts[row] on.
+/* Draw from the edited distributions of rows: token edit_ids[i] has probability edit_values[i], for i from
+ * edit_starts[row] on.
  * token_ids [num]: by inversion, the first whose cumulative weight exceeds uniform times the sum. */
-int specq_draw(const float *logits, long stride, int vocab, int num, const Row *rows, const Law *laws,
+int specq_draw(const float *logits, long stride, int vocab, int num, const Row *rows, const Distribution *found,
                const int64_t *edit_starts, const int64_t *edit_ids, const double *edit_values, const double *uniforms,
                int32_t *token_ids) {
     Work *work = work_of(vocab);
@@ -275,12 +276,12 @@ int specq_draw(const float *logits, long stride, int vocab, int num, const Row *
         scale(logits + rows[n].logit_row * stride, rows + n, work);
         weigh(work);
         double *weights = work->weights, sum = 0;
-        for (int i = 0; i < vocab; i++) weights[i] = work->scaled[i] >= (float)laws[n].bound ? weights[i] : 0;
-        for (int64_t e = edit_starts[n]; e < edit_starts[n + 1]; e++) weights[edit_ids[e]] = edit_values[e] * laws[n].mass;
+        for (int i = 0; i < vocab; i++) weights[i] = work->scaled[i] >= (float)found[n].bound ? weights[i] : 0;
+        for (int64_t e = edit_starts[n]; e < edit_starts[n + 1]; e++) weights[edit_ids[e]] = edit_values[e] * found[n].mass;
         for (int i = 0; i < vocab; i++) weights[i] = sum += weights[i];
-        int found = 0, last = vocab - 1;
-        while (found < last && weights[found] <= uniforms[n] * sum) found++;
-        token_ids[n] = found;
+        int chosen = 0, last = vocab - 1;
+        while (chosen < last && weights[chosen] <= uniforms[n] * sum) chosen++;
+        token_ids[n] = chosen;
     }
     return 0;
 }

@@ -3,64 +3,65 @@
 #include <math.h>
 #include <stdint.h>
 
-/* The children of one node while they are judged; an entry for each token that they or their law name. As `Family` there. */
+/* The children of one node while they are judged; an entry for each token that they or their distribution name. See
+ * `walks.SiblingGroup`. */
 typedef struct {
     int64_t *token_ids;
     double *weights, *residual, total, mass;
     int count;
-} Family;
+} SiblingGroup;
 
-static int place_in(const Family *family, int64_t token_id) {
+static int place_in(const SiblingGroup *group, int64_t token_id) {
     int i = 0;
-    while (i < family->count && family->token_ids[i] != token_id) i++;
+    while (i < group->count && group->token_ids[i] != token_id) i++;
     return i;
 }
 
-static void add(Family *family, int64_t token_id, double weight, double prob) {
+static void add(SiblingGroup *group, int64_t token_id, double weight, double prob) {
     if (token_id < 0) return;
-    family->token_ids[family->count] = token_id;
-    family->weights[family->count] = weight, family->total += weight;
-    family->residual[family->count++] = prob;
+    group->token_ids[group->count] = token_id;
+    group->weights[group->count] = weight, group->total += weight;
+    group->residual[group->count++] = prob;
 }
 
-static int judge_child(Family *family, int64_t token_id, double uniform, int is_sampled) {
-    int place = place_in(family, token_id);
-    double scale = is_sampled ? family->mass / fmax(family->total, 1) : family->mass, taken = 0;
-    double own = is_sampled ? family->weights[place] : 1;
-    if (uniform * own * scale < family->residual[place]) return 1;
-    for (int i = 0; i < family->count; i++) {
-        double part = fmin(family->residual[i], (is_sampled ? family->weights[i] : i == place) * scale);
-        family->residual[i] -= part, taken += part;
+static int judge_child(SiblingGroup *group, int64_t token_id, double uniform, int is_sampled) {
+    int place = place_in(group, token_id);
+    double scale = is_sampled ? group->mass / fmax(group->total, 1) : group->mass, taken = 0;
+    double own = is_sampled ? group->weights[place] : 1;
+    if (uniform * own * scale < group->residual[place]) return 1;
+    for (int i = 0; i < group->count; i++) {
+        double part = fmin(group->residual[i], (is_sampled ? group->weights[i] : i == place) * scale);
+        group->residual[i] -= part, taken += part;
     }
-    family->mass -= taken;
-    family->total -= family->weights[place], family->weights[place] = 0; /* younger siblings were drawn without it */
+    group->mass -= taken;
+    group->total -= group->weights[place], group->weights[place] = 0; /* later siblings were drawn without it */
     return 0;
 }
 
-/* The drafted nodes and the paths, as there, of which `named`, `weights` and `probs` have `width` laws'
- * tokens a row, the first and the last one more, and the edits `room` places a step. */
+/* The drafted nodes and the paths, as in `walks`; `named`, `weights` and `probs` have the `width` tokens of
+ * a draft distribution in a row, the first and the last one more; the edits have `room` places a step. */
 void specq_walk(long num_steps, long width, long room, long levels, const int64_t *firsts, const int32_t *parents,
                 const uint8_t *is_sampled, const int64_t *named, const double *weights, const double *uniforms,
                 const double *probs, int64_t *ends, int64_t *lengths, int32_t *nodes, uint8_t *has_ended,
                 int64_t *num_edits, int64_t *edit_ids, double *edit_values) {
-    double left_of_law[room + 1];
+    double weights_left[room + 1];
     for (long step = 0; step < num_steps; step++) {
         int64_t first = firsts[step], end = firsts[step + 1];
         for (long level = 0; level < levels && !has_ended[step]; level++) {
-            Family family = {edit_ids + step * room, left_of_law, edit_values + step * room, 0, 1, 0};
+            SiblingGroup group = {edit_ids + step * room, weights_left, edit_values + step * room, 0, 1, 0};
             int64_t accepted = -1;
-            for (int64_t i = first; i < end && !family.count; i++) /* the law that sampled siblings share */
+            for (int64_t i = first; i < end && !group.count; i++) /* the distribution that sampled siblings share */
                 for (long c = 0; c < width && parents[i] == ends[step] && is_sampled[i]; c++)
-                    add(&family, named[i * (width + 1) + c], weights[i * width + c], probs[i * (width + 1) + c]);
+                    add(&group, named[i * (width + 1) + c], weights[i * width + c], probs[i * (width + 1) + c]);
             for (int sampled = 1; sampled >= 0 && accepted < 0; sampled--) /* the sampled ones first, then point masses */
                 for (int64_t i = first; i < end && accepted < 0; i++) {
                     int64_t own = (i + 1) * (width + 1) - 1;
                     if (parents[i] != ends[step] || is_sampled[i] != sampled) continue;
-                    if (place_in(&family, named[own]) == family.count) add(&family, named[own], 0, probs[own]);
-                    if (judge_child(&family, named[own], uniforms[i], sampled)) accepted = i - first;
+                    if (place_in(&group, named[own]) == group.count) add(&group, named[own], 0, probs[own]);
+                    if (judge_child(&group, named[own], uniforms[i], sampled)) accepted = i - first;
                 }
             if (accepted < 0)
-                num_edits[step] = family.count, has_ended[step] = 1;
+                num_edits[step] = group.count, has_ended[step] = 1;
             else
                 nodes[first + lengths[step]++] = (int32_t)accepted, ends[step] = accepted;
         }

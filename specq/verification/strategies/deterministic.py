@@ -1,8 +1,8 @@
 """`deterministic`: accept a node iff its token is the target's own token at that position.
 
 The target's own token is y = argmax of `sampling.perturbed_scores`: a function of target logits, parameters, seed and
-position only. So the text is the same with any drafter, or none, and follows the target's law exactly over seeds. A
-drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races can
+position only. So the text is the same with any drafter, or none, and follows the target's distribution exactly over
+seeds. A drafter that adds the same noise to its own logits agrees as often as a coupling by shared exponential races can
 (Daliri, Musco and Suresh 2024, "Coupling without communication and drafter-invariant speculative decoding").
 
 The seed project accepts a mismatched draft with min(1, p/q) and then emits no residual sample; here a mismatch is never
@@ -15,17 +15,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Int32Array, Judgement
-from specq.verification.draws import Draws
+from specq.protocol import Int32Array, Judgement, SamplingParams
+from specq.verification.interface import Draws, Strategy
 from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
 
-class Deterministic:
+class Deterministic(Strategy):
     """The default strategy; see the module."""
 
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Always: a draft changes no token."""
+        return True
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """See `specq.verification.judge.Strategy`; all noise comes from the seed, so that drafters can share it."""
+        """See `Strategy.judge`; all noise comes from the seed, so that drafters can share it."""
         packed = pack(steps)
         paths = [[first] for first in packed.first_rows]
         if target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):

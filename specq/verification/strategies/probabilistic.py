@@ -2,13 +2,13 @@
 
 The rule (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", algorithm 1; Chen et al.
 2023; for siblings, recursive rejection sampling without replacement: Yang et al. 2024, and Jeon et al. 2024): at a
-position with target law t, judge its children in order. Child x, drawn from law d, is accepted with probability
-min(1, t(x) / d(x)); if it is not, t becomes norm(max(t - d, 0)) and the next child is judged. After the last, the token is
-drawn from what t has become; after an accepted leaf, from the target's own law (the bonus).
+position with target distribution t, judge the children in order. Child x, drawn from draft distribution d, is accepted with
+probability min(1, t(x) / d(x)); if it is not, t becomes norm(max(t - d, 0)) and the next child is judged. After the last,
+the token is drawn from what t has become; after an accepted leaf, from the target's own distribution (the bonus).
 
-- Sampled siblings were drawn without replacement from one law (`DraftLaws`): the law of each is that law without its
-  elders' tokens, renormalised. They are judged first, in draw order; then the point masses, whose law is all on their
-  token: they are accepted with probability t(x).
+- Sampled siblings are drawn without replacement from one draft distribution (`DraftDistributions`): each from that
+  distribution without the tokens of earlier siblings, renormalised. They are judged first, in draw order. Then come the point
+  masses, whose draft distribution is all on their token: they are accepted with probability t(x).
 
 The seed project accepts a mismatch with min(1, p/q) but emits no residual sample, and picks the longest of N accepted
 candidates. Both bias the text (tests/verification/ has them as mutants); here depth and choice come out of the rule.
@@ -17,10 +17,10 @@ Nothing waits for a sampled child that was drafted but is not in the step: wheth
 looking at its token. So drawing the target's own token there, and keeping the child's subtree only if the two agree, is
 exact.
 
-Target laws are kept unnormalised: `walks.Family.residual` at the tokens that children or their laws name, the target's own
-probabilities everywhere else, and `mass` for their sum. So a rejection touches k numbers, not a vocabulary. Laws, their
-probabilities at those tokens, and the residual draws come for all sessions at once from the device; the walk in between
-asks a few numbers of each.
+Target distributions are kept unnormalised: `walks.SiblingGroup.residual` at the tokens that children or their distributions
+name, the target's own probabilities everywhere else, and `mass` for their sum. So a rejection touches k numbers, not a
+vocabulary. Distributions, their probabilities at those tokens, and the residual draws come for all sessions at once from the
+device; the walk in between asks a few numbers of each.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Int32Array, Judgement
-from specq.verification.draws import Draws
+from specq.protocol import Int32Array, Judgement, SamplingParams
+from specq.verification.interface import Draws, Strategy
 from specq.verification.packing import Int64Array, JudgedStep, Packed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import Distributions, TargetRows
@@ -39,11 +39,18 @@ from specq.verification.walks import Drafted, Paths, extend
 ALL_LEVELS = 2**31 - 1
 
 
-class Probabilistic:
-    """See the module. At T = 0 the target's law is a point mass, and the rule is that of `deterministic`."""
+class Probabilistic(Strategy):
+    """See the module. At T = 0 the target's distribution is a point mass, and the rule is that of `deterministic`."""
+
+    takes_distributions = True
+    stops_at_accepted = True
+
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Always: exact in distribution."""
+        return True
 
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """See `specq.verification.judge.Strategy`."""
+        """See `Strategy.judge`."""
         return by_temperature(
             steps,
             lambda of: Deterministic().judge(of, target, draws),
@@ -74,7 +81,7 @@ def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -
 def _walk_by_level(
     paths: Paths, tokens: Int32Array, packed: Packed, drafted: Drafted, target: TargetRows, draws: Draws
 ) -> None:
-    """Ask for the laws of the rows that paths reach; fill in the tokens i32[steps] that follow the paths."""
+    """Ask for the distributions of the rows that paths reach; fill in the tokens i32[steps] that follow the paths."""
     probs = np.zeros(drafted.named.shape)
     while len(live := np.flatnonzero(~paths.has_ended)):
         rows = _end_rows(paths, packed)[live]
@@ -97,7 +104,7 @@ def _end_rows(paths: Paths, packed: Packed) -> Int64Array:
 def draw_tokens(
     paths: Paths, which: Int64Array, distributions: Distributions, places: Int64Array, target: TargetRows, draws: Draws
 ) -> Int32Array:
-    """Draw the corrections or bonuses of some steps, whose paths have ended at the places i64[n] of some laws."""
+    """Draw the corrections or bonuses of steps whose paths have ended, at the places i64[n] of some distributions."""
     rows = distributions.rows[places]
     return target.draw(distributions, places, paths.edits(which), draws.residual(rows["seed"], rows["position"]))
 

@@ -2,28 +2,39 @@
 
 The bias: a drafted token above the threshold is emitted for certain, however often the target itself would say it.
 
-The target's probability is that after temperature and cuts; at T = 0, where that law is a point mass and the strategy
-would be plain greedy decoding, it is the softmax of the plain logits, so that a greedy job lets plausible drafts through.
+The target's probability is that after temperature and cuts; at T = 0, where that distribution is a point mass and the
+strategy would be plain greedy decoding, it is the softmax of the plain logits, so that a greedy job lets plausible drafts through.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from specq.protocol import Float64Array, Judgement
-from specq.verification.draws import Draws
+from specq.protocol import Float64Array, Judgement, SamplingParams
+from specq.verification.interface import Draws, Strategy
 from specq.verification.longest import judge_longest
 from specq.verification.packing import Int64Array, JudgedStep, pack
 from specq.verification.target_rows import TargetRows
 
 
-class Threshold:
+class Threshold(Strategy):
     """See the module."""
 
+    parameters: ClassVar[Mapping[str, str]] = {"threshold": "Of threshold: accept above this target probability."}
+
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Never."""
+        return False
+
+    def judging_temperature(self, params: SamplingParams) -> float:
+        """See `Strategy.judging_temperature`."""
+        return params.temperature or 1.0
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """See `specq.verification.judge.Strategy`."""
+        """See `Strategy.judge`."""
         packed = pack(steps)
         thresholds = np.repeat([judged.step.params.threshold for judged in steps], packed.sizes)
         warm = packed.rows.copy()

@@ -2,31 +2,41 @@
 
 Typical acceptance of Medusa (Cai et al. 2024, section 2.3.1): where the target is unsure, many tokens are typical and
 the bar is low. eps 0.09 and delta 0.3 are `SamplingParams.typical_eps` and `typical_delta`. The entropy, in nats, is that
-of the law after temperature and cuts; at T = 0 only the argmax is accepted, as in Medusa's code.
+of the distribution after temperature and cuts; at T = 0 only the argmax is accepted, as in Medusa's code.
 
 The bias: a drafted token above the bar is emitted for certain, however often the target itself would say it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
-from specq.protocol import NO_TREE, Float64Array, Judgement
-from specq.verification.draws import Draws
+from specq.protocol import NO_TREE, Float64Array, Judgement, SamplingParams
+from specq.verification.interface import Draws, Strategy
 from specq.verification.longest import judge_longest
 from specq.verification.packing import Int64Array, JudgedStep, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import TargetRows
 
 
-class Typical:
+class Typical(Strategy):
     """See the module."""
 
+    parameters: ClassVar[Mapping[str, str]] = {
+        "typical_eps": "Of typical: accept above the lesser of this and delta * exp(-entropy).",
+        "typical_delta": "Of typical: see there.",
+    }
+
+    def is_lossless(self, params: SamplingParams) -> bool:
+        """Never: bars may keep what is likeliest out, or let more in."""
+        return False
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-        """See `specq.verification.judge.Strategy`."""
+        """See `Strategy.judge`."""
         # At T = 0 only the argmax has any probability, 1: what passes is the path of `deterministic`, if a bar lets it.
         return by_temperature(
             steps,

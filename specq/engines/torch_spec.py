@@ -1,0 +1,27 @@
+"""The `torch` engine as the table has it, and its own options: `specq.engines.torch`, which imports torch, without that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from specq.config import Cores, OwnOptions, option
+from specq.engines.interface import Engine, EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TorchOptions(OwnOptions):
+    """The keys of [target.torch]."""
+
+    LABEL = "torch"
+
+    helper_cores: Cores = option((), "CPU ids on each of which one more thread helps with steps of many rows")
+
+
+def _make(model: str, **arguments: Any) -> Engine:
+    from specq.engines.torch.engine import TorchEngine
+
+    return TorchEngine(model, **arguments)
+
+
+TORCH = EngineSpec(_make, TorchOptions)

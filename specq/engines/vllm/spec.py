@@ -1,0 +1,42 @@
+"""The `vllm` engine as the table has it, and its own options; nothing here imports vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from specq.config import Options, OwnOptions, hidden, option, parsed
+from specq.engines.interface import Engine, EngineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class VllmModelOptions(OwnOptions):
+    """What a model in vLLM takes, for a target and for drafts; `further` has any other arguments of `EngineArgs`."""
+
+    LABEL = "vllm"
+
+    gpu_memory_utilization: float = option(0.0, "share of a GPU's memory that vLLM takes; 0: its default", high=1.0)
+    max_model_len: int = option(0, "longest context that vLLM takes; 0: the model's")
+    further: Options = hidden()
+
+    def arguments(self) -> dict[str, Any]:
+        """Return arguments of `EngineArgs` as `options`: those that were given."""
+        own = {f.name: value for f in fields(self) if f.name != "further" and (value := getattr(self, f.name))}
+        return {"options": own | parsed(self.further)}
+
+
+@dataclass(frozen=True, slots=True)
+class VllmOptions(VllmModelOptions):
+    """The keys of [target.vllm]."""
+
+    tensor_parallel_size: int = option(0, "GPUs that vLLM divides each layer among; 0: one", high=1024)
+    quantization: str = option("", "how vLLM quantises the weights, as in fp8; empty: as the checkpoint says")
+
+
+def _make(model: str, **arguments: Any) -> Engine:
+    from specq.engines.vllm.engine import VllmEngine
+
+    return VllmEngine(model, **arguments)
+
+
+VLLM = EngineSpec(_make, VllmOptions, renumbers_devices=True)
