@@ -20,12 +20,11 @@ from specq.client import (
     Line,
     Result,
     ResultsFile,
+    check_values,
     detach_lines,
     read_lines,
-    read_parameters,
     result_line,
     run_lines,
-    split_job_options,
 )
 from specq.config import ClientConfig, load, override
 
@@ -91,7 +90,7 @@ def submit(
     """
     config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
-    read_parameters(split_job_options(defaults)[1])
+    check_values(defaults)
     if detach and (out != "-" or stream):
         raise click.UsageError("--detach prints ids; `specq results` fetches what comes of them (--out, --wait)")
     with _connected(config, wait_seconds if wait else 0.0) as client:

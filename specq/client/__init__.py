@@ -14,10 +14,9 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 from specq.client.aio import AsyncClient, AsyncJob
 from specq.client.detached import FoundJob, JobDesk
 from specq.client.detached_files import detach_lines
-from specq.client.job_options import id_of, split_job_options
-from specq.client.parameters import read_parameters
+from specq.client.job_options import id_of
 from specq.client.prompt_files import Line, read_lines, result_line, run_lines
-from specq.client.request import Request
+from specq.client.request import Request, check_values
 from specq.client.result import Piece, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile
 from specq.client.sync import Client, Job, count_ready
@@ -34,14 +33,13 @@ __all__ = [
     "Request",
     "Result",
     "ResultsFile",
+    "check_values",
     "count_ready",
     "detach_lines",
     "failed_result",
     "id_of",
     "make_result",
     "read_lines",
-    "read_parameters",
     "result_line",
     "run_lines",
-    "split_job_options",
 ]

@@ -19,12 +19,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
-from specq.client.batch import is_batch
 from specq.client.core import STATUS
 from specq.client.events import Event, RequestFailed, StatusReport, Waiting
 from specq.client.job import Completions, Connection
 from specq.client.link import Sink
-from specq.client.request import Request, Served
+from specq.client.request import Request, Served, is_batch, read_request, read_requests
 from specq.client.result import Piece, Result
 from specq.client.sync import POLL_S, missing_workers
 from specq.config import DEFAULT_BROKER
@@ -154,7 +153,7 @@ class AsyncClient:
 
     async def _generate_batch(self, arguments: dict[str, Any]) -> list[Any]:
         served = await self.served()
-        requests = self._connection.prepare_batch(served, arguments)
+        requests = read_requests(arguments, served, self._connection.model)
         try:
             jobs = [AsyncJob(self, self._connection, request, served) for request in requests]
             return [await job.results() if arguments["n"] is not None else await job.result() for job in jobs]
@@ -200,7 +199,7 @@ class AsyncClient:
 
     async def _prepare(self, arguments: dict[str, Any]) -> tuple[Request, Served]:
         served = await self.served()
-        return self._connection.prepare(served, arguments), served
+        return read_request(arguments, served, self._connection.model), served
 
     # --- the broker -------------------------------------------------------------------------------------------------
 

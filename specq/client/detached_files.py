@@ -9,7 +9,7 @@ from typing import Any
 
 from specq.client.detached import JobDesk
 from specq.client.prompt_files import Line
-from specq.client.request import SOURCES, Request, build_request
+from specq.client.request import Request, read_request
 from specq.client.sync import Client
 from specq.protocol import JobError
 
@@ -43,9 +43,7 @@ def _request(client: Client, line: Line, defaults: dict[str, Any], *, as_chat: b
         return line.error
     try:
         arguments = line.request(defaults, as_chat=as_chat)
-        source = {name: value for name, value in arguments.items() if name in (*SOURCES, "id") and value is not None}
-        values = {name: value for name, value in arguments.items() if name not in (*SOURCES, "id")}
-        return build_request(source, values, client.served)
+        return read_request(arguments, client.served)
     except JobError as error:
         return f"line {line.number}: {error}"
 

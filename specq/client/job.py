@@ -1,24 +1,19 @@
-"""What the sync and the async client share: how a request is prepared, and how events become pieces and results."""
+"""What the sync and the async client share: how a request is sent, and how events become pieces and results."""
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from specq.client.batch import split_batch
 from specq.client.cache import TokenizerCache
 from specq.client.core import TOKENIZER, ClientCore
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed, TokenizerReady
 from specq.client.link import Action, Link, Sink
-from specq.client.request import SOURCES, Request, Served, build_request
+from specq.client.request import Request, Served
 from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
 from specq.protocol import BROKER_GONE, JobError, Submit
 from specq.text import TextCodec
 from specq.transport import Curve
-
-_SOURCE_KEYS = (*SOURCES, "id")
 
 
 class Connection:
@@ -51,22 +46,6 @@ class Connection:
         self.cache.keep(event.files)
         self.served = Served(event.model, TextCodec(event.files))
         return self.served
-
-    def prepare(self, served: Served, arguments: dict[str, Any]) -> Request:
-        """Build a request of a user's arguments: one source, optionally an id, parameters."""
-        source = {name: value for name, value in arguments.items() if name in _SOURCE_KEYS and value is not None}
-        values = {name: value for name, value in arguments.items() if name not in _SOURCE_KEYS}
-        return build_request(source, values, served, self.model)
-
-    def prepare_batch(self, served: Served, arguments: dict[str, Any]) -> list[Request]:
-        """Build the requests of several prompts; the error of one names its place."""
-        requests = []
-        for place, own in enumerate(split_batch(arguments)):
-            try:
-                requests.append(replace(self.prepare(served, own), listed=True))
-            except JobError as error:
-                raise JobError(f"prompt {place}: {error}", error.code) from None
-        return requests
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Send the jobs of a request; `sink` gets their events."""
@@ -130,6 +109,6 @@ class Completions:
         end = self._ends[position]
         if isinstance(end, JobDone):
             return make_result(self._request, position, end.transcript, self._codec)
-        if self._request.listed and end.error.code not in BROKER_GONE:
+        if (self._request.listed or self._request.in_batch) and end.error.code not in BROKER_GONE:
             return failed_result(self._request, position, str(end.error))
         raise end.error

@@ -17,15 +17,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from specq.client import job_options
-from specq.client.batch import is_batch
+from specq.client.job_options import LINE_OPTIONS
 from specq.client.parameters import NAMES
-from specq.client.request import SOURCES
+from specq.client.request import SOURCES, is_batch
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
 from specq.protocol import BROKER_GONE, JobError
 
-_KEYS = (*SOURCES, "id", *NAMES, *job_options.NAMES)
+_KEYS = (*SOURCES, "id", *NAMES, *LINE_OPTIONS)
 _READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others
 
 Write = Callable[[list[Result]], None]

@@ -19,11 +19,10 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, overload
 
-from specq.client.batch import is_batch
 from specq.client.core import STATUS
 from specq.client.events import Event, RequestFailed, StatusReport, Waiting
 from specq.client.job import Completions, Connection
-from specq.client.request import Request, Served
+from specq.client.request import Request, Served, is_batch, read_request, read_requests
 from specq.client.result import Piece, Result
 from specq.config import DEFAULT_BROKER
 from specq.config import cache_dir as default_cache_dir
@@ -164,7 +163,7 @@ class Client:
         return results[0] if n is None else results
 
     def _generate_batch(self, arguments: dict[str, Any]) -> list[Any]:
-        requests = self._connection.prepare_batch(self.served, arguments)
+        requests = read_requests(arguments, self.served, self._connection.model)
         try:
             jobs = [Job(self, self._connection, request) for request in requests]
             return [job.results() if arguments["n"] is not None else job.result() for job in jobs]
@@ -211,7 +210,7 @@ class Client:
                 self._connection.abandon(request)
 
     def _prepare(self, **arguments: Any) -> Request:
-        return self._connection.prepare(self.served, arguments)
+        return read_request(arguments, self.served, self._connection.model)
 
     # --- the broker -------------------------------------------------------------------------------------------------
 

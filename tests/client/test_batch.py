@@ -7,7 +7,7 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.client.batch import is_batch, split_batch
+from specq.client.request import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.verification.seeds import derived_seed
