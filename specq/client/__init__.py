@@ -1,10 +1,10 @@
 """The client: prompts in, text out, over one socket to a broker.
 
     core, events          the protocol: messages in, events out; no socket, no clock
-    link                  the I/O thread that drives it
-    request, parameters   what the user asks for, checked at the edge
-    result                pieces and results
-    sync, aio             the two faces: `Client` and `AsyncClient`
+    link, connection      the I/O thread that drives it, and what goes over it
+    request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
+    completions, result   events to pieces and results
+    base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`
     detached              jobs that nobody waits for
     prompt_files, detached_files, results_file   files of prompts to files of results
 
@@ -12,6 +12,7 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 """
 
 from specq.client.aio import AsyncClient, AsyncJob
+from specq.client.base import count_ready
 from specq.client.detached import FoundJob, JobDesk
 from specq.client.detached_files import detach_lines
 from specq.client.job_options import id_of
@@ -19,7 +20,7 @@ from specq.client.prompt_files import Line, read_lines, result_line, run_lines
 from specq.client.request import Request, check_values
 from specq.client.result import Piece, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile
-from specq.client.sync import Client, Job, count_ready
+from specq.client.sync import Client, Job
 
 __all__ = [
     "AsyncClient",

@@ -12,7 +12,8 @@ import pytest
 import specq
 from specq.client import Client
 from specq.client.aio import AsyncJob
-from specq.client.sync import Job, count_ready
+from specq.client.base import count_ready
+from specq.client.sync import Job
 from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, FetchTokenizer, Submit
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens

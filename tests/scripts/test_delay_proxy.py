@@ -18,8 +18,8 @@ import pytest
 import zmq
 
 from specq import Client
+from specq.client.base import count_ready
 from specq.client.detached import JobDesk
-from specq.client.sync import count_ready
 from specq.config.addresses import free_address
 from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Submit

@@ -1,17 +1,20 @@
-"""What the sync and the async client share: how a request is sent, and how events become pieces and results."""
+"""A client's connection to a broker, without waiting: requests go out, and each gives its events to a sink.
+
+Rule: no method waits. A sink is called in the I/O thread (`specq.client.link`).
+"""
 
 from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 from specq.client.cache import TokenizerCache
-from specq.client.core import TOKENIZER, ClientCore
-from specq.client.events import Event, JobDone, NewTokens, RequestFailed, TokenizerReady
+from specq.client.core import STATUS, TOKENIZER, ClientCore
+from specq.client.events import Event, RequestFailed, StatusReport, TokenizerReady
 from specq.client.link import Action, Link, Sink
 from specq.client.request import Request, Served
-from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
-from specq.protocol import BROKER_GONE, JobError, Submit
+from specq.protocol import JobError, Submit
 from specq.text import TextCodec
 from specq.transport import Curve
 
@@ -47,6 +50,17 @@ class Connection:
         self.served = Served(event.model, TextCodec(event.files))
         return self.served
 
+    def fetch_status(self, sink: Sink) -> None:
+        """Ask for the broker's report; `sink` gets one event for `take_status`."""
+        self.link.request(STATUS, sink, lambda core, now: core.get_status(now))
+
+    def take_status(self, event: Event) -> dict[str, Any]:
+        """Return the report; raises JobError if the event is a failure."""
+        if isinstance(event, RequestFailed):
+            raise event.error
+        assert isinstance(event, StatusReport), "only these two answer a request for the status"
+        return event.report
+
     def submit(self, request: Request, sink: Sink) -> None:
         """Send the jobs of a request; `sink` gets their events."""
         for job in request.submits:
@@ -69,46 +83,3 @@ class Connection:
 
 def _submission(job: Submit) -> Action:
     return lambda core, now: core.submit(job, now)
-
-
-class Completions:
-    """Turns the events of a request's jobs into pieces, and into results in order.
-
-    Rule: a completion that fails harms no other. In a list its result has `error`; a single one raises JobError, and so do
-    all if the broker is gone.
-    """
-
-    def __init__(self, request: Request, served: Served) -> None:
-        self._request, self._codec = request, served.codec
-        self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
-        self._makers = [PieceMaker(served.codec, job.params, i) for i, job in enumerate(request.submits)]
-        self._ends: dict[int, JobDone | RequestFailed] = {}
-
-    def take(self, event: Event) -> None:
-        """Take in an event; only those that end a completion matter."""
-        if isinstance(event, (JobDone, RequestFailed)):
-            self._ends[self._positions[event.key]] = event
-
-    @property
-    def ended(self) -> bool:
-        return len(self._ends) == len(self._makers)
-
-    def piece(self, event: Event) -> Piece:
-        """Take in an event and return the piece that it makes; raises JobError if a single completion failed."""
-        self.take(event)
-        position = self._positions[event.key]
-        if isinstance(event, NewTokens):
-            return self._makers[position].piece(event)
-        return self._makers[position].last(self._result(position))
-
-    def results(self) -> list[Result]:
-        """Return the results in order, when all have ended; raises JobError if a single completion failed."""
-        return [self._result(position) for position in range(len(self._makers))]
-
-    def _result(self, position: int) -> Result:
-        end = self._ends[position]
-        if isinstance(end, JobDone):
-            return make_result(self._request, position, end.transcript, self._codec)
-        if (self._request.listed or self._request.in_batch) and end.error.code not in BROKER_GONE:
-            return failed_result(self._request, position, str(end.error))
-        raise end.error
