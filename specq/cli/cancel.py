@@ -32,5 +32,5 @@ def _told(found: FoundJob) -> str:
     num_tokens = len(found.transcript.token_ids)
     how = found.transcript.finish
     if how == "cancelled":
-        return f"{found.job_id} cancelled with {num_tokens} tokens"
-    return f"{found.job_id} had ended before, with {num_tokens} tokens ({how or 'failed'})"
+        return f"{found.key} cancelled with {num_tokens} tokens"
+    return f"{found.key} had ended before, with {num_tokens} tokens ({how or 'failed'})"

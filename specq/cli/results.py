@@ -96,7 +96,7 @@ class _Written:
             self.problems.append(str(found.error))
         elif not found.ended:
             num_tokens = len(found.transcript.token_ids)
-            self.problems.append(f"job {found.job_id} still runs ({num_tokens} tokens so far); --wait waits for it")
+            self.problems.append(f"job {found.key} still runs ({num_tokens} tokens so far); --wait waits for it")
         if found.info is None or not found.ended:
             return b""
         return result_line(self._result(found, found.info), verbose=self._verbose)

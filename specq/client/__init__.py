@@ -5,7 +5,7 @@
     request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
     completions, result   events to pieces and results
     base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`
-    detached              jobs that nobody waits for
+    detached              jobs that nobody waits for, over the same core and link
     prompt_files, detached_files, results_file   files of prompts to files of results
 
 In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
@@ -13,8 +13,9 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 
 from specq.client.aio import AsyncClient, AsyncJob
 from specq.client.base import count_ready
-from specq.client.detached import FoundJob, JobDesk
+from specq.client.detached import JobDesk
 from specq.client.detached_files import detach_lines
+from specq.client.events import FoundJob
 from specq.client.job_options import id_of
 from specq.client.prompt_files import Line, read_lines, result_line, run_lines
 from specq.client.request import Request, check_values

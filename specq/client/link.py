@@ -16,16 +16,15 @@ from collections.abc import Callable, Iterable
 import zmq
 
 from specq.client.core import ClientCore
-from specq.client.events import Event, JobDone, RequestFailed, StatusReport, TokenizerReady
+from specq.client.events import LAST, Event, RequestFailed
 from specq.protocol import JobError, ProtocolError, decode, encode
 from specq.transport import Curve, connect_dealer, drain, try_send
 
 Sink = Callable[[Event], None]
 Action = Callable[[ClientCore, float], None]
 
-_LAST = (JobDone, RequestFailed, StatusReport, TokenizerReady)  # events that end a request
 _JOIN_S = 5.0
-PART_S = 0.5  # for the broker to hear that jobs are stopped, when the client closes
+PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
 TICK_MS = 50
 
 
@@ -51,7 +50,7 @@ class Link:
     # --- from any thread --------------------------------------------------------------------------------------------
 
     def request(self, key: int | str, sink: Sink, action: Action) -> None:
-        """Run `action` on the core; events that bear `key` go to `sink`, the last one included."""
+        """Run `action` on the core; events with this `key` go to `sink`, the last one included."""
 
         def start(core: ClientCore, now: float) -> None:
             self._sinks.setdefault(key, []).append(sink)
@@ -67,13 +66,13 @@ class Link:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def abandon(self, job_ids: Iterable[int]) -> None:
-        """Stop jobs that nobody waits for any more, and forget who did."""
+    def abandon(self, keys: Iterable[int | str]) -> None:
+        """Forget requests that nobody waits for any more; jobs that were submitted here are stopped."""
 
         def forget(core: ClientCore, now: float) -> None:
-            for job_id in job_ids:
-                core.abandon(job_id, now)
-                self._sinks.pop(job_id, None)
+            for key in keys:
+                core.abandon(key, now)
+                self._sinks.pop(key, None)
 
         with contextlib.suppress(JobError):  # closed, so that they are stopped already
             self.call(forget)
@@ -102,7 +101,7 @@ class Link:
         error = _closed()
         try:
             self._loop()
-        except BaseException as reason:  # a waiting caller must hear of it
+        except BaseException as reason:  # a waiting caller gets the error
             error = JobError(f"the client's I/O thread died: {reason!r}", "lost")
             raise
         finally:
@@ -127,7 +126,7 @@ class Link:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_MS / 1e3
-                self._tell(self._core.tick(now))
+                self._deliver(self._core.tick(now))
             self._flush()
         self._act()
         self._fail_all(_closed())
@@ -156,21 +155,21 @@ class Link:
     def _receive(self) -> None:
         for frames in drain(self._socket):
             with contextlib.suppress(ProtocolError):  # dropped; the core asks again for what it lacks
-                self._tell(self._core.receive(decode(frames), time.monotonic()))
+                self._deliver(self._core.receive(decode(frames), time.monotonic()))
 
     def _flush(self) -> None:
         for message in self._core.take_outbox():
             try_send(self._socket, encode(message))  # what a full queue refuses is sent again in time
 
-    def _tell(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         for event in events:
-            last = isinstance(event, _LAST)
+            last = isinstance(event, LAST)
             sinks = self._sinks.pop(event.key, []) if last else self._sinks.get(event.key, [])
             for sink in sinks:
                 sink(event)
 
     def _fail_all(self, error: JobError) -> None:
-        self._tell([RequestFailed(key, error) for key in list(self._sinks)])
+        self._deliver([RequestFailed(key, error) for key in list(self._sinks)])
 
 
 def _closed() -> JobError:
