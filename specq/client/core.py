@@ -148,9 +148,9 @@ class ClientCore:
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> list[Event]:
-        """Take a message; those that nobody waits for are dropped."""
+        """Take a message; an answer that nobody waits for is dropped."""
         self._heard = now
-        self._stops.hear(message)
+        self._stops.take(message)
         handle = self._handlers.get(type(message))
         events = handle(message, now) if handle else []
         self._requests.send_waiting(now)

@@ -18,7 +18,7 @@ _AT_ONCE = 256  # lines
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A line's jobs; `error` says why it has none, or not all that it should have."""
+    """A line's jobs; `error` says why it has none, or why some are missing."""
 
     job_ids: tuple[int, ...] = ()
     error: str = ""
@@ -27,7 +27,7 @@ class Detached:
 def detach_lines(
     client: Client, desk: JobDesk, lines: Iterable[Line], defaults: dict[str, Any], *, as_chat: bool = False
 ) -> Iterator[Detached]:
-    """Submit all lines, and yield for each, in order, its jobs when the broker has taken them."""
+    """Submit all lines; yield the jobs of each line, in order, when the broker has taken them."""
     lines = iter(lines)
     while chunk := list(islice(lines, _AT_ONCE)):
         requests = [_request(client, line, defaults, as_chat=as_chat) for line in chunk]

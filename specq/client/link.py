@@ -29,7 +29,7 @@ TICK_MS = 50
 
 
 class Link:
-    """A connection to a broker. Raises ConfigError if `core.address` is no address."""
+    """A connection to a broker. Raises ConfigError if `core.address` is not an address."""
 
     def __init__(self, core: ClientCore, curve: Curve | None = None) -> None:
         self._core = core
@@ -83,12 +83,12 @@ class Link:
         return len(self._sinks)
 
     def leave(self) -> None:
-        """As `close`, but the jobs run on: they can be asked for again by their ids."""
+        """As `close`, but the jobs run on; `find` gets them by their ids."""
         self._leaving = True
         self.close()
 
     def close(self) -> None:
-        """Stop all jobs and the thread; what still waits fails. What was sent is given a moment to leave."""
+        """Stop all jobs and the thread; requests that wait fail. Messages that were sent are given a moment to leave."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
@@ -136,7 +136,7 @@ class Link:
         self._flush()
 
     def _part(self) -> None:
-        """Give the broker a moment to say that the jobs have ended, and ask it again: a message may be lost."""
+        """Wait PART_S at most for the broker to confirm that the jobs have ended; repeat what was lost."""
         end = time.monotonic() + PART_S
         self._flush()
         while not self._core.idle and time.monotonic() < end:
@@ -154,7 +154,7 @@ class Link:
 
     def _receive(self) -> None:
         for frames in drain(self._socket):
-            with contextlib.suppress(ProtocolError):  # dropped; the core asks again for what it lacks
+            with contextlib.suppress(ProtocolError):  # dropped; the core repeats the request
                 self._deliver(self._core.receive(decode(frames), time.monotonic()))
 
     def _flush(self) -> None:

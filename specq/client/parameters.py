@@ -90,5 +90,5 @@ def _check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise JobError(
-            f"{name} is {text!r}; it is no valid Unicode at character {error.start}: {error.reason}"
+            f"{name} is {text!r}; it is not valid Unicode at character {error.start}: {error.reason}"
         ) from None

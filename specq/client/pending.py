@@ -24,7 +24,7 @@ class Pending:
     patience: float  # silence after which it is sent again
     transcript: Transcript | None = None  # of a job whose tokens are wanted
     is_own: bool = False  # a job that is stopped when nobody waits for it any more
-    until_end: bool = True  # whether a job that is looked up shall have ended
+    until_end: bool = True  # whether a search waits for the end of the job
     info: JobInfo | None = None  # of a job that is looked up, once it is known
     started: float = math.inf
     sent: float = math.inf

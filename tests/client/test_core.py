@@ -199,7 +199,7 @@ def test_two_stories():
 
 
 def test_a_broker_that_restarts_without_memory():
-    """After a restart the same job, told again from its start, goes on where the client stands."""
+    """After a restart the same job, sent again from its start, goes on where the client stands."""
     core, _ = make_core()
     events = core.receive(tokens(7, 0, TEXT[:5]), 0.1)
     core.take_outbox()
@@ -259,7 +259,7 @@ def test_cancel_is_repeated_until_the_end():
 
 
 def test_cancel_of_an_abandoned_job_is_repeated_for_a_while():
-    """Nobody waits for its end, which may never be told; if it is, that was the last of it."""
+    """Nobody waits for its end, which may never come; if it comes, nothing more is sent."""
     core, _ = make_core()
     core.abandon(7, 0.2)
     core.take_outbox()
@@ -329,7 +329,7 @@ def test_jobs_wait_their_turn():
 
 
 def test_a_job_that_waits_its_turn_can_be_stopped():
-    """Given up it was never sent; cancelled it is sent and stopped, so that its end is told."""
+    """Given up it was never sent; cancelled it is sent and stopped, so that its end is known."""
     core = ClientCore("", 3.0)
     for job_id in range(1, MAX_UNANSWERED + 3):
         submit_job(core, job_id, 0.0)
@@ -349,14 +349,14 @@ def test_a_verifier_is_waited_for():
     """The question is repeated every second; it is said once what for."""
     core = ClientCore("tcp://there:1", 10.0)
     core.fetch_tokenizer("", 0.0)
-    told, asked = [], 0
+    events, asked = [], 0
     for tenth in range(1, int(VERIFIER_WAIT_S - 5) * 10):
         now = tenth / 10
-        told += core.tick(now)
+        events += core.tick(now)
         questions = core.take_outbox().count(FetchTokenizer())
         asked += questions
-        told += core.receive(NO_VERIFIER, now) if questions else []
-    assert told == [Waiting(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
+        events += core.receive(NO_VERIFIER, now) if questions else []
+    assert events == [Waiting(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
     assert 40 <= asked <= 60
     assert [type(event) for event in core.receive(chunks(b'{"a":"b"}')[0], 55.0)] == [TokenizerReady]
 
@@ -374,11 +374,11 @@ def test_a_broker_is_waited_for():
     """As long as was asked for; what is sent meanwhile is small, since all of it waits for the broker to come."""
     core = ClientCore("tcp://there:1", 10.0)
     core.fetch_tokenizer("", 0.0, wait_s=30.0)
-    told, sent = [], core.take_outbox()
+    events, sent = [], core.take_outbox()
     for tenth in range(1, 300):
-        told += core.tick(tenth / 10)
+        events += core.tick(tenth / 10)
         sent += core.take_outbox()
-    assert told == [Waiting(TOKENIZER, "a broker at tcp://there:1")]
+    assert events == [Waiting(TOKENIZER, "a broker at tcp://there:1")]
     assert sent.count(FetchTokenizer()) == 1
     assert sent.count(GetStatus()) == len(sent) - 1 > 5
     (failed,) = core.tick(30.0)
