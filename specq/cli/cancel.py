@@ -23,14 +23,14 @@ def cancel(ctx: click.Context, /, config_file: str | None, job_ids: tuple[int, .
     with JobDesk(config.broker, config.timeout_s, config.keys) as desk:
         for found in desk.cancel(dict.fromkeys(job_ids)):
             is_unknown = found.error is not None and found.error.code == "unknown"
-            click.echo(f"specq: {found.error}" if is_unknown else _told(found), err=is_unknown)
+            click.echo(f"specq: {found.error}" if is_unknown else _outcome(found), err=is_unknown)
             unknown += is_unknown
     ctx.exit(1 if unknown else 0)
 
 
-def _told(found: FoundJob) -> str:
+def _outcome(found: FoundJob) -> str:
     num_tokens = len(found.transcript.token_ids)
     how = found.transcript.finish
     if how == "cancelled":
-        return f"{found.job_id} cancelled with {num_tokens} tokens"
-    return f"{found.job_id} had ended before, with {num_tokens} tokens ({how or 'failed'})"
+        return f"{found.key} cancelled with {num_tokens} tokens"
+    return f"{found.key} had ended before, with {num_tokens} tokens ({how or 'failed'})"

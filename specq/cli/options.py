@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import Any, TypeVar
@@ -12,6 +13,18 @@ from specq.config import Cores, Options, OwnOptions, Section, kinds, of_one, sec
 from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds within a range, which NaN is not, though it compares as if it were."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds", param, ctx)
+        return seconds
 
 
 def core_list(text: str) -> Cores:

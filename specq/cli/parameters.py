@@ -1,7 +1,7 @@
 """The parameters of a request as options: one for each name in `specq.client.parameters.NAMES`, in groups.
 
-To add one: a line in `GROUPS`; a strategy's own are declared by the strategy. Types and defaults are those of the field; what a value may be is checked where a request
-is checked, so that an option and the key of a line are refused with the same words.
+To add one: a line in `GROUPS`; a strategy's own are declared by the strategy. Types and defaults are those of the field;
+values are checked where a request is read, so an option and the key of a line are refused with the same words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 GROUPS: dict[str, dict[str, str]] = {
     "Length": {
         "max_tokens": "Most tokens to generate.",
-        "min_tokens": "No end before so many tokens.",
+        "min_tokens": "No end before this many tokens.",
         "stop": "Text that ends a completion and is not part of it; may be repeated.",
         "stop_token_ids": "Tokens that end a completion, as in 5,17.",
         "ignore_eos": "Go on past the model's end-of-text tokens.",
@@ -61,7 +61,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
 }
 _DEFAULTS = {f.name: f.default for section in (SamplingParams, Speculation) for f in fields(section)} | {"n": 1}
-_UNTOLD = ("seed", "logprobs")  # whose defaults stand for something else
+_NOT_SHOWN = ("seed", "logprobs")  # whose defaults have another meaning
 
 
 def parameter_options(command: F) -> F:
@@ -75,7 +75,7 @@ def parameter_options(command: F) -> F:
 
 def _default(name: str) -> str:
     value = _DEFAULTS.get(name, ())
-    if value == () or isinstance(value, bool) or name in _UNTOLD:
+    if value == () or isinstance(value, bool) or name in _NOT_SHOWN:
         return ""
     return f"  [default: {value:g}]" if isinstance(value, float) else f"  [default: {value}]"
 
@@ -105,7 +105,7 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no list of whole numbers such as 5,17") from None
+        raise click.BadParameter(f"{text!r} is not a list of whole numbers such as 5,17") from None
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -113,11 +113,11 @@ def _bias(text: str) -> tuple[int, float]:
     try:
         return int(token), float(bias)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no token id and bias such as 42=-1.5") from None
+        raise click.BadParameter(f"{text!r} is not a token id and a bias such as 42=-1.5") from None
 
 
 def _paths(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise click.BadParameter(f"{text!r} is no JSON list of paths such as [[0],[0,0],[1]]") from None
+        raise click.BadParameter(f"{text!r} is not a JSON list of paths such as [[0],[0,0],[1]]") from None

@@ -1,4 +1,4 @@
-"""`specq results`: what jobs came to, fetched by their ids."""
+"""`specq results`: the results of jobs, fetched by their ids."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ JOB_ID = click.IntRange(1, 2**63 - 1)
 
 @click.command()
 @click.argument("job_ids", type=JOB_ID, nargs=-1, metavar="JOB...")
-@click.option("--all", "fetch_all", is_flag=True, help="Of all jobs that ended.")
+@click.option("--all", "fetch_all", is_flag=True, help="Print the results of all jobs that ended.")
 @click.option("--wait", is_flag=True, help="Wait for jobs that still run.")
 @click.option(
-    "--text/--no-text", default=True, help="Make text of the tokens, which needs a verifier for its tokenizer."
+    "--text/--no-text", default=True, help="Decode the tokens, for which a verifier must be there with its tokenizer."
 )
 @click.option("--verbose", is_flag=True, help="Print all counters with each result, under `internal`.")
 @click.option("--out", default="-", show_default=True, help="File for the results; - is standard output.")
@@ -96,7 +96,7 @@ class _Written:
             self.problems.append(str(found.error))
         elif not found.ended:
             num_tokens = len(found.transcript.token_ids)
-            self.problems.append(f"job {found.job_id} still runs ({num_tokens} tokens so far); --wait waits for it")
+            self.problems.append(f"job {found.key} still runs ({num_tokens} tokens so far); --wait waits for it")
         if found.info is None or not found.ended:
             return b""
         return result_line(self._result(found, found.info), verbose=self._verbose)
@@ -113,7 +113,7 @@ class _Written:
 
 
 class _NoText:
-    """Stands for a tokenizer where none is wanted."""
+    """Takes the place of a tokenizer where none is wanted."""
 
     def decode(self, token_ids: list[int], *, skip_special: bool = True) -> str:
         return ""

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import click
 
 from specq.cli.groups import GroupedCommand, GroupedOption
-from specq.cli.options import section_options
+from specq.cli.options import Seconds, section_options
 from specq.cli.parameters import given, parameter_options
 from specq.client import (
     Client,
@@ -20,12 +20,11 @@ from specq.client import (
     Line,
     Result,
     ResultsFile,
+    check_values,
     detach_lines,
     read_lines,
-    read_parameters,
     result_line,
     run_lines,
-    split_job_options,
 )
 from specq.config import ClientConfig, load, override
 
@@ -46,8 +45,8 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
 )
 @click.option(
     "--wait-seconds",
-    type=click.IntRange(0, 86_400),
-    default=600,
+    type=Seconds(0, 86_400),
+    default=600.0,
     show_default=True,
     help="How long to wait for them.",
     **_FILES,
@@ -87,13 +86,13 @@ def submit(
     A line is {"prompt": ...}, {"messages": [...]} or {"token_ids": [...]}, optionally with "id" and any of the parameters
     below ("top_p": 0.9), which wins over the option. The exit status is 0 only if no line failed. A run that was killed,
     or lost its broker, goes on where it stopped when it is run again with the same prompts, options and --out. Where no
-    broker or no verifier is there yet, it waits for them and says so.
+    broker or no verifier is there yet, it reports that and waits for them.
     """
     config = override(load(config_file).client, broker=broker, keys=keys, timeout_s=timeout_s)
     defaults = given(parameters)
-    read_parameters(split_job_options(defaults)[1])
+    check_values(defaults)
     if detach and (out != "-" or stream):
-        raise click.UsageError("--detach prints ids; `specq results` fetches what comes of them (--out, --wait)")
+        raise click.UsageError("--detach prints ids; `specq results` fetches their results (--out, --wait)")
     with _connected(config, wait_seconds if wait else 0.0) as client:
         lines = read_lines(prompts)
         if detach:
@@ -117,14 +116,14 @@ def submit(
 
 @contextlib.contextmanager
 def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
-    """Connect, and wait so long for broker and verifier: if they are not there it is one message, not one for each line."""
+    """Connect, and wait for broker and verifier: if they are missing, there is one message instead of one for each line."""
     waited_for: list[str] = []
 
-    def tell(what: str) -> None:
+    def report(what: str) -> None:
         waited_for.append(what)
         click.echo(f"specq: waiting for {what}, at most {wait_s:g} s (--no-wait: fail instead)", err=True)
 
-    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys, wait_s=wait_s, on_wait=tell) as client:
+    with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys, wait_s=wait_s, on_wait=report) as client:
         started = time.monotonic()
         try:
             _ = client.served
@@ -152,7 +151,7 @@ def _detach(
 
 @contextlib.contextmanager
 def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[BinaryIO | ResultsFile]:
-    """Open the file for results, or that of a run with these options that was not done.
+    """Open the file for results, or the file of an unfinished run with these options.
 
     Raises click's one-line errors if it cannot be written or is the prompts file.
     """

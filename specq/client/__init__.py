@@ -1,26 +1,27 @@
 """The client: prompts in, text out, over one socket to a broker.
 
     core, events          the protocol: messages in, events out; no socket, no clock
-    link                  the I/O thread that drives it
-    request, parameters   what the user asks for, checked at the edge
-    result                pieces and results
-    sync, aio             the two faces: `Client` and `AsyncClient`
-    detached              jobs that nobody waits for
+    link, connection      the I/O thread that drives it, and what goes over it
+    request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
+    completions, result   events to pieces and results
+    base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`
+    detached              jobs that nobody waits for, over the same core and link
     prompt_files, detached_files, results_file   files of prompts to files of results
 
 In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 """
 
 from specq.client.aio import AsyncClient, AsyncJob
-from specq.client.detached import FoundJob, JobDesk
+from specq.client.base import count_ready
+from specq.client.detached import JobDesk
 from specq.client.detached_files import detach_lines
-from specq.client.job_options import id_of, split_job_options
-from specq.client.parameters import read_parameters
+from specq.client.events import FoundJob
+from specq.client.job_options import id_of
 from specq.client.prompt_files import Line, read_lines, result_line, run_lines
-from specq.client.request import Request
+from specq.client.request import Request, check_values
 from specq.client.result import Piece, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile
-from specq.client.sync import Client, Job, count_ready
+from specq.client.sync import Client, Job
 
 __all__ = [
     "AsyncClient",
@@ -34,14 +35,13 @@ __all__ = [
     "Request",
     "Result",
     "ResultsFile",
+    "check_values",
     "count_ready",
     "detach_lines",
     "failed_result",
     "id_of",
     "make_result",
     "read_lines",
-    "read_parameters",
     "result_line",
     "run_lines",
-    "split_job_options",
 ]

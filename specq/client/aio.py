@@ -5,62 +5,69 @@
         async for piece in client.stream("Once upon a time"):
             print(piece.text, end="")
 
-The socket lives in the same I/O thread as the sync client's; events are handed to the loop that asked.
+What the calls do is in `specq.client.base`. The socket lives in the same I/O thread as that of `Client`; events go from there to
+the loop of the caller.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-import weakref
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, overload
 
-from specq.client.batch import is_batch
-from specq.client.core import STATUS
-from specq.client.events import Event, RequestFailed, StatusReport, Waiting
-from specq.client.job import Completions, Connection
-from specq.client.link import Sink
+from specq.client.base import BaseClient, BaseJob
+from specq.client.events import Event
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
-from specq.client.sync import POLL_S, missing_workers
-from specq.config import DEFAULT_BROKER
-from specq.config import cache_dir as default_cache_dir
-from specq.protocol import JobError, ModelInfo
-from specq.transport import CLIENT_ROLES, curve_to_broker
+from specq.protocol import ModelInfo
 
 
-def _in_this_loop(callback: Sink) -> Sink:
-    """Return a sink that hands events, from any thread, to a callback in this loop; one that is closed needs no more."""
-    loop = asyncio.get_running_loop()
+class _InLoop:
+    """Calls functions in the loop that it was made in, from any thread; a loop that is closed needs no more calls."""
 
-    def put(event: Event) -> None:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def call(self, function: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(callback, event)
-
-    return put
+            self._loop.call_soon_threadsafe(function, *arguments)
 
 
-class AsyncJob:
-    """A prompt that was submitted; it is worked on whether or not somebody waits for it, until the client is closed.
+class _Inbox:
+    """Events of a request, whose reader is a task."""
 
-    As of an asyncio.Task: cancelling who waits for it cancels it (asyncio.shield prevents that).
+    def __init__(self) -> None:
+        self._in_loop, self._events = _InLoop(), asyncio.Queue[Event]()
+
+    def put(self, event: Event, /) -> None:
+        self._in_loop.call(self._events.put_nowait, event)
+
+    async def get(self) -> Event:
+        return await self._events.get()
+
+
+class _Flag:
+    """The end of a job, for which tasks wait."""
+
+    def __init__(self) -> None:
+        self._in_loop, self._event = _InLoop(), asyncio.Event()
+        self.is_set, self.wait = self._event.is_set, self._event.wait
+
+    def set(self) -> None:
+        self._in_loop.call(self._event.set)
+
+
+class AsyncJob(BaseJob):
+    """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed.
+
+    As with an asyncio.Task, cancelling the task that waits for it cancels it (asyncio.shield prevents that).
     """
 
-    def __init__(self, client: AsyncClient, connection: Connection, request: Request, served: Served) -> None:
-        self.id = request.id
-        self._client = client  # a client that nobody holds any more closes
-        self._connection, self._request = connection, request
-        self._completions, self._ended = Completions(request, served), asyncio.Event()
-        connection.submit(request, _in_this_loop(self._hear))
-
-    def _hear(self, event: Event) -> None:
-        self._completions.take(event)
-        if self._completions.ended:
-            self._ended.set()
+    def __init__(self, client: AsyncClient, request: Request, served: Served) -> None:
+        self._ended = _Flag()
+        super().__init__(client, request, served, self._ended)
 
     async def result(self) -> Result:
         """Wait for the end and return the only completion, or the first of several; errors as of `results`."""
@@ -78,33 +85,11 @@ class AsyncJob:
             raise
         return self._completions.results()
 
-    @property
-    def done(self) -> bool:
-        return self._ended.is_set()
 
-    def cancel(self) -> None:
-        """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
-        self._connection.cancel(self._request)
-
-
-class AsyncClient:
+class AsyncClient(BaseClient):
     """A connection to a broker; arguments and errors as of `specq.Client`."""
 
-    def __init__(
-        self,
-        broker: str = DEFAULT_BROKER,
-        *,
-        model: str = "",
-        timeout_s: float = 10.0,
-        cache_dir: Path | None = None,
-        keys: str | Path = "",
-        wait_s: float | None = None,
-        on_wait: Callable[[str], object] | None = None,
-    ) -> None:
-        curve = curve_to_broker(str(keys), *CLIENT_ROLES)
-        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve, wait_s)
-        self._on_wait = on_wait or bool
-        self._close = weakref.finalize(self, self._connection.link.close)
+    _lock_type = contextlib.nullcontext  # tasks that fetch the tokenizer at the same time share the answer
 
     # --- completions ------------------------------------------------------------------------------------------------
 
@@ -146,22 +131,7 @@ class AsyncClient:
     ) -> Any:
         """Complete a prompt, a chat or token ids, or several; arguments and result as of `specq.Client.generate`."""
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
-        if is_batch(arguments):
-            return await self._generate_batch(arguments)
-        job = AsyncJob(self, self._connection, *await self._prepare(arguments))
-        results = await job.results()
-        return results[0] if n is None else results
-
-    async def _generate_batch(self, arguments: dict[str, Any]) -> list[Any]:
-        served = await self.served()
-        requests = self._connection.prepare_batch(served, arguments)
-        try:
-            jobs = [AsyncJob(self, self._connection, request, served) for request in requests]
-            return [await job.results() if arguments["n"] is not None else await job.result() for job in jobs]
-        except BaseException:
-            for request in requests:
-                self._connection.abandon(request)
-            raise
+        return await self._generate(arguments)
 
     async def submit(
         self,
@@ -173,7 +143,8 @@ class AsyncClient:
     ) -> AsyncJob:
         """Start what `generate` does and return at once."""
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
-        return AsyncJob(self, self._connection, *await self._prepare(arguments))
+        job: AsyncJob = await self._submit(arguments)
+        return job
 
     async def stream(
         self,
@@ -183,62 +154,35 @@ class AsyncClient:
         token_ids: list[int] | None = None,
         **params: Any,
     ) -> AsyncIterator[Piece]:
-        """Yield what `generate` completes as it comes; the last piece of each completion has its result.
-
-        Pieces of several completions come as they are made, each with its `index`. Closing early stops the jobs.
-        """
+        """Yield what `generate` completes as it comes; as of `specq.Client.stream`."""
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
-        request, served = await self._prepare(arguments)
-        completions, events = Completions(request, served), asyncio.Queue[Event]()
-        self._connection.submit(request, _in_this_loop(events.put_nowait))
+        stream = self._open_stream(*await self._read(arguments))
         try:
-            while not completions.ended:
-                yield completions.piece(await events.get())
+            while not stream.ended:
+                yield await stream.piece()
         finally:
-            if not completions.ended:
-                self._connection.abandon(request)
-
-    async def _prepare(self, arguments: dict[str, Any]) -> tuple[Request, Served]:
-        served = await self.served()
-        return self._connection.prepare(served, arguments), served
+            stream.close()
 
     # --- the broker -------------------------------------------------------------------------------------------------
 
     async def served(self) -> Served:
         """Return the model and its tokenizer, fetched when first needed."""
-        if self._connection.served is None:
-            events = asyncio.Queue[Event]()
-            self._connection.fetch_tokenizer(_in_this_loop(events.put_nowait))
-            while isinstance(event := await events.get(), Waiting):
-                self._on_wait(event.what)
-            return self._connection.take_tokenizer(event)
-        return self._connection.served
+        return await self._get_served()
 
     async def model(self) -> ModelInfo:
-        """Return what is known of the model that is served."""
+        """Return the model that is served: its name and limits."""
         return (await self.served()).info
 
     async def status(self) -> dict[str, Any]:
         """Return the broker's report: models, workers, jobs, counters."""
-        events = asyncio.Queue[Event]()
-        sink = _in_this_loop(events.put_nowait)
-        self._connection.link.request(STATUS, sink, lambda core, now: core.get_status(now))
-        event = await events.get()
-        if isinstance(event, RequestFailed):
-            raise event.error
-        assert isinstance(event, StatusReport), "only these two answer a request for the state"
-        return event.report
+        return await self._get_status()
 
     async def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
-        """Wait until so many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while missing := missing_workers(await self.status(), num_targets, num_drafters):
-            if time.monotonic() > deadline:
-                raise JobError(f"after {timeout_s:g} s only {missing} are ready", "no_verifier")
-            await asyncio.sleep(POLL_S)
+        """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
+        await self._wait_until_ready(num_targets, num_drafters, timeout_s)
 
     async def leave(self) -> None:
-        """Close the connection, but let jobs run on: submitted again under its id, each is the job that there is."""
+        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there is."""
         await asyncio.get_running_loop().run_in_executor(None, self._connection.link.leave)
 
     async def close(self) -> None:
@@ -252,3 +196,17 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    # --- how it waits -----------------------------------------------------------------------------------------------
+
+    def _inbox(self) -> _Inbox:
+        return _Inbox()
+
+    def _job(self, request: Request, served: Served) -> AsyncJob:
+        return AsyncJob(self, request, served)
+
+    async def _results(self, job: AsyncJob) -> list[Result]:
+        return await job.results()
+
+    async def _sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)

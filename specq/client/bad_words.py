@@ -1,10 +1,9 @@
-"""Words that shall not appear, as the token sequences that a verifier never completes.
+"""Bad words, as the token sequences that a verifier never completes.
 
-The ban is one of tokens, not of text. Each word is banned as the tokenizer spells it alone and as it spells it after a
-space; that is what vLLM does (`SamplingParams.update_from_tokenizer`), but that vLLM drops the second spelling where its
-number of tokens differs. The same letters may still come about in another way: cut into other tokens, across the end of
-a token that also holds what stands before or after, or in capitals. And the tokens are banned wherever they stand, within
-a longer word too.
+Tokens are banned, not text. Each word is banned as the tokenizer spells it alone and as it spells it after a space. vLLM does
+the same (`SamplingParams.update_from_tokenizer`), except that it drops the second spelling if its number of tokens differs.
+The same letters may still appear in another way: cut into other tokens, across the end of a token that also holds the text
+before or after, or in capitals. And the tokens are banned everywhere, also within a longer word.
 """
 
 from __future__ import annotations

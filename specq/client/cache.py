@@ -1,7 +1,7 @@
-"""Large tokenizers on disk, so that a client need not wait for all of one that it has had before.
+"""Large tokenizers on disk, so that a client fetches each of them once.
 
 Rule: a cached tokenizer is used only if it is the one that is served: its hash (of vocabulary, merges and added tokens)
-and its first piece, which holds all the small files, are the same. Whatever goes wrong with the disk is no error.
+and its first piece, which holds all the small files, are the same. An error of the disk is ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import orjson
 from specq.protocol import ConfigError, TokenizerChunk
 from specq.text import tokenizer_hash
 
-MIN_PIECES = 2  # a tokenizer of one piece is here as soon as it could be found on disk
+MIN_PIECES = 2  # a tokenizer of one piece is not faster to find on disk
 
 
 class TokenizerCache:

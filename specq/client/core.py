@@ -1,39 +1,46 @@
 """The client without its socket: messages of the broker in, events out, time as an argument.
 
-    submit, cancel, fetch_tokenizer, get_status    requests of the user
-    receive(message, now)                          what the broker sent
-    tick(now)                                      sends again what got no answer, gives up on a broker that is gone
+    submit, cancel, abandon            jobs that somebody waits for
+    submit_detached, find, list_jobs   jobs that nobody waits for, by their ids
+    fetch_tokenizer, get_status        other requests
+    receive(message, now)              what the broker sent
+    tick(now)                          sends again what got no answer, gives up on a broker that is gone
 
-Rules: every request is repeated until it is answered, so that nothing is lost with a message or a broker; submitting a
-job again under its id is harmless, and `have` tells the broker what need not be sent again. Tokens count by position:
-what comes twice is dropped, what comes too early is asked for again. A request is given up when nothing has come in answer
-to it for `timeout_s`, whatever else the broker says; a job that the broker has taken, when the broker is silent.
+Rules: every request is repeated until it is answered, so a lost message or a restarted broker loses nothing. A job can be
+submitted again under its id without harm; `have` says how many of its tokens are here. Tokens count by position: those that
+come twice are dropped, those that come too early are asked for again. A request is given up when it gets no answer for
+`timeout_s`, whatever else the broker says; a job that the broker has taken, when the broker is silent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 from specq.client.events import (
     Event,
     JobDone,
-    NewTokens,
+    JobPage,
+    JobTaken,
     RequestFailed,
     StatusReport,
     TokenizerReady,
     Transcript,
     Waiting,
 )
-from specq.client.pending import Pending, Turns
+from specq.client.pending import Pending, own_job, search
+from specq.client.requests import Requests
 from specq.client.stops import Stops
+from specq.client.tokenizer_pieces import Recall, TokenizerPieces
 from specq.protocol import (
     Accepted,
     Failed,
     FetchTokenizer,
     GetStatus,
     JobError,
-    LogprobRecord,
+    JobInfo,
+    JobList,
+    ListJobs,
     Message,
     ProtocolError,
     Status,
@@ -41,23 +48,20 @@ from specq.protocol import (
     TokenizerChunk,
     Tokens,
 )
-from specq.text import join_chunks
 
 RETRY_S = 1.0  # silence after which a request is sent again, at first
 RETRY_MAX_S = 4.0
 GAP_RETRY_S = 0.1  # least time between two requests for tokens that went missing
-
 VERIFIER_WAIT_S = 60.0  # for a verifier to register, where nothing else is said
 
+# keys of requests that are not for one job
 TOKENIZER = "tokenizer"
 STATUS = "status"
-
-
-Recall = Callable[[TokenizerChunk], dict[str, str] | None]
+LISTING = "listing"
 
 
 class ClientCore:
-    """All that a client knows.
+    """The state of a client's requests.
 
     address    only for messages to the user
     timeout_s  silence of the broker after which its requests are given up
@@ -65,50 +69,63 @@ class ClientCore:
     """
 
     def __init__(self, address: str, timeout_s: float, recall: Recall = lambda _: None) -> None:
-        self.address, self.timeout_s, self._recall = address, timeout_s, recall
-        self._pieces: dict[int, TokenizerChunk] = {}
+        self.address, self.timeout_s, self._pieces = address, timeout_s, TokenizerPieces(recall)
         self._patience = min(RETRY_S, timeout_s / 4)
         self._longest_patience = min(RETRY_MAX_S, timeout_s / 3)
-        self._requests: dict[int | str, Pending] = {}
-        self._turns = Turns()
+        self._requests = Requests()
         self._stops = Stops(self._longest_patience)
-        self._outbox: list[Message] = []
         self._heard: float | None = None
+        self._handlers: dict[type[Message], Callable[[Any, float], list[Event]]] = {
+            Accepted: self._accepted,
+            Failed: self._failed,
+            JobInfo: self._info,
+            JobList: self._page,
+            Status: self._status,
+            TokenizerChunk: self._tokenizer_piece,
+            Tokens: self._tokens,
+        }
 
     def take_outbox(self) -> list[Message]:
         """Return what is to be sent, and forget it."""
-        outbox, self._outbox = self._outbox, []
+        outbox, self._requests.outbox = self._requests.outbox, []
         return outbox
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, job: Submit, now: float) -> None:
-        """Start a job; NewTokens and JobDone or RequestFailed will bear its id."""
-        transcript = Transcript(now, logprobs=LogprobRecord(job.params.logprobs))
-
-        def message() -> Submit:
-            return replace(job, have=len(transcript.token_ids))
-
-        self._requests[job.job_id] = Pending(message, self._patience, transcript=transcript)
-        self._turns.add(job.job_id)
+        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id."""
         self._stops.forget(job.job_id)
-        self._send_waiting(now)
+        self._requests.queue(job.job_id, own_job(job, self._patience, now), now)
+
+    def submit_detached(self, job: Submit, now: float) -> None:
+        """Leave a job to the broker: JobTaken or RequestFailed with its id."""
+        self._stops.forget(job.job_id)
+        self._requests.queue(job.job_id, Pending(lambda: job, self._patience), now)
+
+    def find(self, job_id: int, now: float, *, until_end: bool) -> None:
+        """Look up a job, if `until_end` until it has ended: FoundJob, or RequestFailed if the broker is gone."""
+        self._requests.queue(job_id, search(job_id, self._patience, now, until_end=until_end), now)
+
+    def list_jobs(self, limit: int, skip: int, now: float) -> None:
+        """Ask for a page of jobs: JobPage or RequestFailed with the key LISTING."""
+        self._requests.ask(LISTING, Pending(lambda: ListJobs(limit=limit, skip=skip), self._patience), now)
 
     def cancel(self, job_id: int, now: float) -> None:
         """Stop a job that still runs; it ends with what it has."""
         if job_id in self._requests:
-            if job_id in self._turns:
-                self._send_job(job_id, now)
-            self._outbox.append(self._stops.add(job_id, now))
+            if self._requests.is_unsent(job_id):
+                self._requests.send_now(job_id, now)
+            self._requests.outbox.append(self._stops.add(job_id, now))
 
     def abandon(self, key: int | str, now: float) -> None:
-        """Forget a request: nobody listens to its answer any more; a job that the broker may know is stopped."""
-        if isinstance(key, int) and key not in self._turns:
+        """Forget a request whose answer nobody waits for; an own job that the broker may know is stopped."""
+        request = self._requests.get(key)
+        if request is not None and request.is_own and isinstance(key, int) and not self._requests.is_unsent(key):
             self.cancel(key, now)
-        self._forget(key)
+        self._requests.forget(key)
 
     def abandon_all(self, now: float) -> None:
-        """Stop all jobs and forget them."""
+        """Forget all requests; own jobs are stopped."""
         for key in list(self._requests):
             self.abandon(key, now)
 
@@ -122,82 +139,74 @@ class ClientCore:
         request = Pending(lambda: FetchTokenizer(model=model), self._patience)
         request.broker_until = now + (wait_s or 0.0)
         request.verifier_until = now + (VERIFIER_WAIT_S if wait_s is None else wait_s)
-        self._ask(TOKENIZER, request, now)
+        self._requests.ask(TOKENIZER, request, now)
 
     def get_status(self, now: float) -> None:
         """Ask for the broker's state."""
-        self._ask(STATUS, Pending(GetStatus, self._patience), now)
-
-    def _ask(self, key: int | str, request: Pending, now: float) -> None:
-        self._requests[key] = request
-        request.started = request.sent = now
-        self._outbox.append(request.message())
-
-    def _send_waiting(self, now: float) -> None:
-        """Send jobs whose turn has come."""
-        while (job_id := self._turns.next()) is not None:
-            self._send_job(job_id, now)
-
-    def _send_job(self, job_id: int, now: float) -> None:
-        self._turns.sent(job_id)
-        self._ask(job_id, self._requests[job_id], now)
-
-    def _forget(self, key: int | str) -> None:
-        self._requests.pop(key, None)
-        if isinstance(key, int):
-            self._turns.forget(key)
+        self._requests.ask(STATUS, Pending(GetStatus, self._patience), now)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> list[Event]:
-        """Take a message; those that nobody waits for are dropped."""
+        """Take a message; an answer that nobody waits for is dropped."""
         self._heard = now
-        self._stops.hear(message)
-        events = self._dispatch(message, now)
-        self._send_waiting(now)
+        self._stops.take(message)
+        handle = self._handlers.get(type(message))
+        events = handle(message, now) if handle else []
+        self._requests.send_waiting(now)
         return events
 
-    def _dispatch(self, message: Message, now: float) -> list[Event]:
-        match message:
-            case Accepted():
-                self._answered(message.job_id, now)
-            case Tokens():
-                return self._tokens(message, now)
-            case Failed():
-                return self._failed(message, now)
-            case TokenizerChunk() if TOKENIZER in self._requests:
-                request = self._requests[TOKENIZER]
-                request.sent = request.progress = now
-                return self._tokenizer_piece(message)
-            case Status() if self._requests.pop(STATUS, None):
-                return [StatusReport(STATUS, message.report)]
-        return []
+    def _status(self, message: Status, now: float) -> list[Event]:
+        return [StatusReport(STATUS, message.report)] if self._requests.pop(STATUS, None) else []
 
-    def _answered(self, job_id: int, now: float) -> None:
-        request = self._requests.get(job_id)
-        if request is not None:
-            request.progress = now
-            self._turns.answered(job_id)
-
-    def _tokenizer_piece(self, piece: TokenizerChunk) -> list[Event]:
-        """Collect pieces, in any order, perhaps twice; those of another model than before start anew."""
-        if any(other.model != piece.model or other.count != piece.count for other in self._pieces.values()):
-            self._pieces.clear()
-        self._pieces[piece.index] = piece
-        known = self._recall(piece) if piece.index == 0 else None
-        if known is None and len(self._pieces) < piece.count:
+    def _page(self, message: JobList, now: float) -> list[Event]:
+        """Take the page that was asked for last."""
+        request = self._requests.get(LISTING)
+        asked = request.message() if request else None
+        if not isinstance(asked, ListJobs) or asked.skip != message.skip:
             return []
+        self._requests.forget(LISTING)
+        return [JobPage(LISTING, message.data.tobytes())]
+
+    def _accepted(self, message: Accepted | Tokens, now: float) -> list[Event]:
+        """Note that the broker has a job; a job that is left to it needs nothing more."""
+        self._requests.answered(message.job_id, now)
+        request = self._requests.get(message.job_id)
+        if request is None or request.transcript is not None:
+            return []
+        self._requests.forget(message.job_id)
+        return [JobTaken(message.job_id)]
+
+    def _info(self, message: JobInfo, now: float) -> list[Event]:
+        """Note the description of a job that is looked up; its tokens follow."""
+        request = self._requests.get(message.job_id)
+        if request is None or not request.is_search:
+            return []
+        self._requests.answered(message.job_id, now)
+        request.take_info(message)
+        if message.ended or request.until_end:
+            return []
+        self._requests.forget(message.job_id)
+        return [request.found(message.job_id)]
+
+    def _tokenizer_piece(self, piece: TokenizerChunk, now: float) -> list[Event]:
+        request = self._requests.get(TOKENIZER)
+        if request is None:
+            return []
+        request.sent = request.progress = now
         try:
-            files = known or join_chunks(list(self._pieces.values()))
+            files = self._pieces.add(piece)
         except ProtocolError as error:
             return self._fail(TOKENIZER, "lost", f"the tokenizer of {piece.model.name}: {error}")
+        if files is None:
+            return []
         del self._requests[TOKENIZER]
         self._pieces.clear()
         return [TokenizerReady(TOKENIZER, piece.model, files)]
 
     def _failed(self, message: Failed, now: float) -> list[Event]:
-        """End a request, unless a restarted broker merely waits for its verifiers to come back to a job it had taken."""
-        key = message.job_id or TOKENIZER
+        """End a request, unless a restarted broker only waits for the verifiers of a job that it had taken."""
+        key = message.job_id or (LISTING if LISTING in self._requests else TOKENIZER)
         request = self._requests.get(key)
         if request is None:
             return []
@@ -205,15 +214,17 @@ class ClientCore:
             if key == TOKENIZER and now < request.verifier_until:
                 request.progress, request.patience = now, self._patience
                 return self._waits(request, f"a verifier to register with the broker at {self.address}")
-            if key != TOKENIZER and request.progress is not None and now < request.progress + self.timeout_s:
+            if request.is_own and request.progress is not None and now < request.progress + self.timeout_s:
                 return []
         return self._fail(key, message.code, message.reason)
 
     def _tokens(self, message: Tokens, now: float) -> list[Event]:
         request = self._requests.get(message.job_id)
         if request is None or request.transcript is None:
-            return []
-        self._answered(message.job_id, now)
+            return self._accepted(message, now)
+        if request.is_search and request.info is None:
+            return []  # it is asked for again
+        self._requests.answered(message.job_id, now)
         known = request.transcript.token_ids
         tokens = message.token_ids.tolist()
         num_known = len(known) - message.base_len
@@ -229,66 +240,54 @@ class ClientCore:
         transcript, events = request.transcript, list[Event]()
         if transcript is None:
             return events
-        new = tuple(message.token_ids.tolist()[num_known:])
-        flags = tuple(message.accepted.tolist()[num_known:]) + (0,) * len(new)
-        if new:
-            transcript.token_ids.extend(new)
-            transcript.accepted.extend(flags[: len(new)])
-            transcript.logprobs.extend(message, num_known)
-            transcript.first_token = transcript.first_token or now
+        if new := transcript.extend(message, num_known, now):
             request.sent, request.patience = now, self._patience
-            events.append(NewTokens(message.job_id, new, flags[: len(new)]))
+            events.append(new)
         if message.finish and message.base_len + len(message.token_ids) >= len(transcript.token_ids):
-            events += self._finish(message, transcript, now)
+            events += self._finish(request, message, transcript, now)
         return events
 
-    def _finish(self, message: Tokens, transcript: Transcript, now: float) -> list[Event]:
+    def _finish(self, request: Pending, message: Tokens, transcript: Transcript, now: float) -> list[Event]:
         if message.finish == "error":
-            request = self._requests[message.job_id]
             request.doomed, request.sent = True, now
             return []
-        self._forget(message.job_id)
+        self._requests.forget(message.job_id)
         transcript.finish, transcript.stats, transcript.finished = message.finish, message.stats, now
-        return [JobDone(message.job_id, transcript)]
+        return [request.found(message.job_id) if request.is_search else JobDone(message.job_id, transcript)]
 
     def _fail(self, key: int | str, code: str, reason: str) -> list[Event]:
-        self._forget(key)
-        return [RequestFailed(key, JobError(reason, code))]
+        """End a request with what the broker says is wrong; a job that is looked up is found with it."""
+        request, error = self._requests[key], JobError(reason, code)
+        self._requests.forget(key)
+        if request.is_search and isinstance(key, int):
+            return [request.found(key, error)]
+        return [RequestFailed(key, error)]
 
     # --- time -------------------------------------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Event]:
-        """Do what time asks for."""
+        """Repeat and end requests whose time has come."""
         doomed = [key for key, request in self._requests.items() if request.doomed and now >= request.due]
         events = [event for key in doomed for event in self._fail(key, "engine", "the job failed")]
         for request in self._requests.values():
             if now >= request.due:
                 request.sent, request.patience = now, min(2 * request.patience, self._longest_patience)
                 events += self._send_again(request, now)
-        self._outbox += self._stops.due(now, self._requests)
-        silent = [
-            (key, request)
-            for key, request in self._requests.items()
-            if now >= request.deadline(self.timeout_s, self._heard)
-        ]
-        events += [
-            event
-            for key, request in silent
-            for event in self._fail(key, *request.silence(self.address, self.timeout_s, self._heard, now))
-        ]
-        self._send_waiting(now)
+        self._requests.outbox += self._stops.due(now, self._requests)
+        events += self._requests.give_up(self.address, self.timeout_s, self._heard, now)
+        self._requests.send_waiting(now)
         return events
 
     def _send_again(self, request: Pending, now: float) -> list[Event]:
-        """Repeat a request. What waits for a broker is queued already: meanwhile something small is asked for."""
+        """Repeat a request. One that waits for the first broker is in the socket's queue: only `GetStatus` is added to it."""
         if self._heard is not None or now >= request.broker_until:
-            self._outbox.append(request.message())
+            self._requests.outbox.append(request.message())
             return []
-        self._outbox.append(GetStatus())
+        self._requests.outbox.append(GetStatus())
         return self._waits(request, f"a broker at {self.address}")
 
     def _waits(self, request: Pending, what: str) -> list[Event]:
-        """Say what the tokenizer waits for, once."""
+        """Report what the tokenizer waits for, once."""
         if request.waits_for == what:
             return []
         request.waits_for = what

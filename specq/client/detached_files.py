@@ -9,7 +9,7 @@ from typing import Any
 
 from specq.client.detached import JobDesk
 from specq.client.prompt_files import Line
-from specq.client.request import SOURCES, Request, build_request
+from specq.client.request import Request, read_request
 from specq.client.sync import Client
 from specq.protocol import JobError
 
@@ -18,7 +18,7 @@ _AT_ONCE = 256  # lines
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """A line's jobs; `error` says why it has none, or not all that it should have."""
+    """A line's jobs; `error` says why it has none, or why some are missing."""
 
     job_ids: tuple[int, ...] = ()
     error: str = ""
@@ -27,7 +27,7 @@ class Detached:
 def detach_lines(
     client: Client, desk: JobDesk, lines: Iterable[Line], defaults: dict[str, Any], *, as_chat: bool = False
 ) -> Iterator[Detached]:
-    """Submit all lines, and yield for each, in order, its jobs when the broker has taken them."""
+    """Submit all lines; yield the jobs of each line, in order, when the broker has taken them."""
     lines = iter(lines)
     while chunk := list(islice(lines, _AT_ONCE)):
         requests = [_request(client, line, defaults, as_chat=as_chat) for line in chunk]
@@ -43,9 +43,7 @@ def _request(client: Client, line: Line, defaults: dict[str, Any], *, as_chat: b
         return line.error
     try:
         arguments = line.request(defaults, as_chat=as_chat)
-        source = {name: value for name, value in arguments.items() if name in (*SOURCES, "id") and value is not None}
-        values = {name: value for name, value in arguments.items() if name not in (*SOURCES, "id")}
-        return build_request(source, values, client.served)
+        return read_request(arguments, client.served)
     except JobError as error:
         return f"line {line.number}: {error}"
 

@@ -1,16 +1,16 @@
-"""What the client's core tells: new tokens, the end of a job, answers, failures. Each bears the key of its request."""
+"""What the client's core reports: new tokens, the end of a job, answers, failures. Each has the key of its request."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from specq.protocol import JobError, LogprobRecord, ModelInfo
+from specq.protocol import JobError, JobInfo, LogprobRecord, ModelInfo, Tokens
 
 
 @dataclass(slots=True)
 class Transcript:
-    """What has been heard of a job: tokens, whether each was drafted, and when (seconds of the caller's clock)."""
+    """What is known of a job: tokens, whether each was drafted, and when (seconds of the caller's clock)."""
 
     started: float
     token_ids: list[int] = field(default_factory=list)
@@ -20,6 +20,18 @@ class Transcript:
     stats: dict[str, Any] = field(default_factory=dict)
     first_token: float | None = None
     finished: float | None = None
+
+    def extend(self, message: Tokens, num_known: int, now: float) -> NewTokens | None:
+        """Append the tokens of a message beyond the first `num_known`; return them, or None if there are none."""
+        new = tuple(message.token_ids.tolist()[num_known:])
+        if not new:
+            return None
+        flags = (*message.accepted.tolist()[num_known:], *(0,) * len(new))[: len(new)]
+        self.token_ids.extend(new)
+        self.accepted.extend(flags)
+        self.logprobs.extend(message, num_known)
+        self.first_token = self.first_token or now
+        return NewTokens(message.job_id, new, flags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,38 @@ class JobDone:
 
     key: int
     transcript: Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class JobTaken:
+    """The broker has a job that was left to it."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A job that was looked up: what it is, its tokens so far, and why it failed or is unknown, if so.
+
+    The times of the transcript are the broker's: `started` 0, `finished` when it ended, in seconds from its submission.
+    """
+
+    key: int
+    info: JobInfo | None
+    transcript: Transcript
+    error: JobError | None = None
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.transcript.finish) or self.error is not None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """The broker's answer to `list_jobs`, as JSON."""
+
+    key: str
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,4 +116,5 @@ class Waiting:
     what: str
 
 
-Event = NewTokens | JobDone | TokenizerReady | StatusReport | RequestFailed | Waiting
+LAST = (JobDone, JobTaken, FoundJob, JobPage, TokenizerReady, StatusReport, RequestFailed)  # events that end a request
+Event = NewTokens | Waiting | JobDone | JobTaken | FoundJob | JobPage | TokenizerReady | StatusReport | RequestFailed

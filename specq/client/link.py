@@ -16,21 +16,20 @@ from collections.abc import Callable, Iterable
 import zmq
 
 from specq.client.core import ClientCore
-from specq.client.events import Event, JobDone, RequestFailed, StatusReport, TokenizerReady
+from specq.client.events import LAST, Event, RequestFailed
 from specq.protocol import JobError, ProtocolError, decode, encode
 from specq.transport import Curve, connect_dealer, drain, try_send
 
 Sink = Callable[[Event], None]
 Action = Callable[[ClientCore, float], None]
 
-_LAST = (JobDone, RequestFailed, StatusReport, TokenizerReady)  # events that end a request
 _JOIN_S = 5.0
-PART_S = 0.5  # for the broker to hear that jobs are stopped, when the client closes
+PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
 TICK_MS = 50
 
 
 class Link:
-    """A connection to a broker. Raises ConfigError if `core.address` is no address."""
+    """A connection to a broker. Raises ConfigError if `core.address` is not an address."""
 
     def __init__(self, core: ClientCore, curve: Curve | None = None) -> None:
         self._core = core
@@ -51,7 +50,7 @@ class Link:
     # --- from any thread --------------------------------------------------------------------------------------------
 
     def request(self, key: int | str, sink: Sink, action: Action) -> None:
-        """Run `action` on the core; events that bear `key` go to `sink`, the last one included."""
+        """Run `action` on the core; events with this `key` go to `sink`, the last one included."""
 
         def start(core: ClientCore, now: float) -> None:
             self._sinks.setdefault(key, []).append(sink)
@@ -67,13 +66,13 @@ class Link:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def abandon(self, job_ids: Iterable[int]) -> None:
-        """Stop jobs that nobody waits for any more, and forget who did."""
+    def abandon(self, keys: Iterable[int | str]) -> None:
+        """Forget requests that nobody waits for any more; jobs that were submitted here are stopped."""
 
         def forget(core: ClientCore, now: float) -> None:
-            for job_id in job_ids:
-                core.abandon(job_id, now)
-                self._sinks.pop(job_id, None)
+            for key in keys:
+                core.abandon(key, now)
+                self._sinks.pop(key, None)
 
         with contextlib.suppress(JobError):  # closed, so that they are stopped already
             self.call(forget)
@@ -84,12 +83,12 @@ class Link:
         return len(self._sinks)
 
     def leave(self) -> None:
-        """As `close`, but the jobs run on: they can be asked for again by their ids."""
+        """As `close`, but the jobs run on; `find` gets them by their ids."""
         self._leaving = True
         self.close()
 
     def close(self) -> None:
-        """Stop all jobs and the thread; what still waits fails. What was sent is given a moment to leave."""
+        """Stop all jobs and the thread; requests that wait fail. Messages that were sent are given a moment to leave."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
@@ -102,7 +101,7 @@ class Link:
         error = _closed()
         try:
             self._loop()
-        except BaseException as reason:  # a waiting caller must hear of it
+        except BaseException as reason:  # a waiting caller gets the error
             error = JobError(f"the client's I/O thread died: {reason!r}", "lost")
             raise
         finally:
@@ -127,7 +126,7 @@ class Link:
             now = time.monotonic()
             if now >= next_tick:
                 next_tick = now + TICK_MS / 1e3
-                self._tell(self._core.tick(now))
+                self._deliver(self._core.tick(now))
             self._flush()
         self._act()
         self._fail_all(_closed())
@@ -137,7 +136,7 @@ class Link:
         self._flush()
 
     def _part(self) -> None:
-        """Give the broker a moment to say that the jobs have ended, and ask it again: a message may be lost."""
+        """Wait PART_S at most for the broker to confirm that the jobs have ended; repeat what was lost."""
         end = time.monotonic() + PART_S
         self._flush()
         while not self._core.idle and time.monotonic() < end:
@@ -155,22 +154,22 @@ class Link:
 
     def _receive(self) -> None:
         for frames in drain(self._socket):
-            with contextlib.suppress(ProtocolError):  # dropped; the core asks again for what it lacks
-                self._tell(self._core.receive(decode(frames), time.monotonic()))
+            with contextlib.suppress(ProtocolError):  # dropped; the core repeats the request
+                self._deliver(self._core.receive(decode(frames), time.monotonic()))
 
     def _flush(self) -> None:
         for message in self._core.take_outbox():
             try_send(self._socket, encode(message))  # what a full queue refuses is sent again in time
 
-    def _tell(self, events: list[Event]) -> None:
+    def _deliver(self, events: list[Event]) -> None:
         for event in events:
-            last = isinstance(event, _LAST)
+            last = isinstance(event, LAST)
             sinks = self._sinks.pop(event.key, []) if last else self._sinks.get(event.key, [])
             for sink in sinks:
                 sink(event)
 
     def _fail_all(self, error: JobError) -> None:
-        self._tell([RequestFailed(key, error) for key in list(self._sinks)])
+        self._deliver([RequestFailed(key, error) for key in list(self._sinks)])
 
 
 def _closed() -> JobError:

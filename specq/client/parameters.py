@@ -1,20 +1,19 @@
 """The parameters of a request, by their flat names: how to sample, how to draft, how many completions.
 
     n           completions of the prompt, in [1, 128]; with n > 1 completion i has the seed `derived_seed(seed, i)`
-    bad_words   texts that shall not appear; what that means in tokens, `specq.client.bad_words` says
+    bad_words   texts that are banned; `specq.client.bad_words` says which tokens that means
     the others  fields of `SamplingParams` and `Speculation`
 
-Rule: what is wrong, and what could only be ignored beside what else was asked for, is a JobError (code `invalid`) that
-says what is allowed.
+Rule: a wrong value is a JobError (code `invalid`) that says what is allowed. So is a value that the other parameters would
+make the verifier ignore.
 """
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
-from specq.protocol import MAX_SEED, JobError, ModelInfo, SamplingParams, Speculation
+from specq.protocol import JobError, SamplingParams, Speculation
 from specq.verification import STRATEGIES, reason_against, strategy
 
 MAX_COMPLETIONS = 128
@@ -34,7 +33,7 @@ class Parameters:
 
 
 def read_parameters(values: dict[str, Any]) -> Parameters:
-    """Return checked parameters; None means not given, and a seed is drawn where one is needed but not given."""
+    """Return checked parameters; None means not given."""
     given = {name: value for name, value in values.items() if value is not None}
     unknown = sorted(set(given) - set(NAMES))
     if unknown:
@@ -43,13 +42,11 @@ def read_parameters(values: dict[str, Any]) -> Parameters:
     speculation = Speculation.from_dict({name: value for name, value in given.items() if name in DRAFTING})
     _check_sampling(sampling)
     _check_honoured(sampling, speculation, given)
-    if sampling.temperature > 0 and "seed" not in given:
-        sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED + 1))
     return Parameters(sampling, speculation, _count(given.get("n")), _words(given.get("bad_words", ())))
 
 
 def _check_sampling(params: SamplingParams) -> None:
-    """Check what `SamplingParams` cannot know, or lets through though no model could use it."""
+    """Check what `SamplingParams` does not check itself."""
     if reason := reason_against(params.strategy):
         raise JobError(reason)
     biased = [token for token, _ in params.logit_bias]
@@ -61,7 +58,7 @@ def _check_sampling(params: SamplingParams) -> None:
 
 
 def _check_honoured(params: SamplingParams, speculation: Speculation, given: dict[str, Any]) -> None:
-    """Refuse what the strategy or the mode would ignore."""
+    """Refuse parameters that the strategy or the mode would ignore."""
     own = strategy(params.strategy).parameters
     for owner in STRATEGIES:
         for name in strategy(owner).parameters:
@@ -93,24 +90,5 @@ def _check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise JobError(
-            f"{name} is {text!r}; it is no valid Unicode at character {error.start}: {error.reason}"
+            f"{name} is {text!r}; it is not valid Unicode at character {error.start}: {error.reason}"
         ) from None
-
-
-def check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
-    """Raise JobError for parameters that a model, with room for so many tokens more, cannot take."""
-    named = {
-        "stop_token_ids": params.stop_token_ids,
-        "logit_bias": [token for token, _ in params.logit_bias],
-        "bad_token_ids": [token for sequence in params.bad_token_ids for token in sequence],
-    }
-    for name, token_ids in named.items():
-        outside = [token for token in token_ids if token >= info.vocab_size]
-        if outside:
-            raise JobError(
-                f"{name} names token id {outside[0]}, outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
-            )
-    if params.min_tokens > room:
-        raise JobError(
-            f"min_tokens is {params.min_tokens}; {info.name} has room for {room} tokens more after this prompt"
-        )

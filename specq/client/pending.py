@@ -1,24 +1,31 @@
-"""Requests that wait for their answer, and whose turn it is to be sent."""
+"""A request that waits for its answer, and the order in which requests for jobs are sent."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from specq.client.events import Transcript
-from specq.protocol import Message
+from specq.client.events import FoundJob, Transcript
+from specq.protocol import Follow, JobError, JobInfo, LogprobRecord, Message, Submit
 
 MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
 
 
 @dataclass(slots=True)
 class Pending:
-    """A request that waits for its answer; `started` and `sent` are infinite until it is sent."""
+    """A request that waits for its answer; `started` and `sent` are infinite until it is sent.
+
+    Of a job, there are three kinds: one that is submitted and waited for (`own_job`), one that is looked up (`search`), and
+    one that is left to the broker, which has no transcript.
+    """
 
     message: Callable[[], Message]
     patience: float  # silence after which it is sent again
-    transcript: Transcript | None = None  # of a job
+    transcript: Transcript | None = None  # of a job whose tokens are wanted
+    is_own: bool = False  # a job that is stopped when nobody waits for it any more
+    until_end: bool = True  # whether a search waits for the end of the job
+    info: JobInfo | None = None  # of a job that is looked up, once it is known
     started: float = math.inf
     sent: float = math.inf
     progress: float | None = None  # when the broker last said something in answer to it
@@ -28,11 +35,29 @@ class Pending:
     doomed: bool = False  # its tokens ended with "error"; the reason may still be on its way
 
     @property
+    def is_search(self) -> bool:
+        """Whether this looks up a job by its id."""
+        return self.transcript is not None and not self.is_own
+
+    def found(self, job_id: int, error: JobError | None = None) -> FoundJob:
+        """Return the job that was looked up, as far as it is known; the times are the broker's."""
+        assert self.transcript is not None, "only a search finds a job"
+        finished = self.info.elapsed_ms / 1e3 if self.info else None
+        transcript = replace(self.transcript, started=0.0, first_token=None, finished=finished)
+        return FoundJob(job_id, self.info, transcript, error)
+
+    def take_info(self, info: JobInfo) -> None:
+        """Note the description of a job that is looked up."""
+        if self.info is None and self.transcript is not None:
+            self.transcript.logprobs = LogprobRecord(info.params.logprobs)
+        self.info = info
+
+    @property
     def due(self) -> float:
         return self.sent + self.patience
 
     def deadline(self, timeout_s: float, heard: float | None) -> float:
-        """Return when to give up: after so long without an answer to this request, whatever else the broker says.
+        """Return when to give up: `timeout_s` after the last answer to this request, whatever else the broker says.
 
         A job that the broker has taken may wait for long: it is given up when the broker, `heard` last then, is silent.
         """
@@ -50,6 +75,20 @@ class Pending:
         return "lost", f"the broker at {address} has been silent for {timeout_s:g} s"
 
 
+def own_job(job: Submit, patience: float, now: float) -> Pending:
+    """Return the request for a job that is submitted and waited for."""
+    transcript = Transcript(now, logprobs=LogprobRecord(job.params.logprobs))
+    return Pending(lambda: replace(job, have=len(transcript.token_ids)), patience, transcript, is_own=True)
+
+
+def search(job_id: int, patience: float, now: float, *, until_end: bool) -> Pending:
+    """Return the request for a job that is looked up by its id."""
+    transcript = Transcript(now)
+    return Pending(
+        lambda: Follow(job_id=job_id, have=len(transcript.token_ids)), patience, transcript, until_end=until_end
+    )
+
+
 def no_broker(address: str, timeout_s: float) -> str:
     """Return the message for a user whose broker does not answer."""
     return (
@@ -59,14 +98,14 @@ def no_broker(address: str, timeout_s: float) -> str:
 
 
 class Turns:
-    """The jobs that were not sent yet, in order. Only so many are under way at a time, so that each is answered in time."""
+    """The jobs that were not sent yet, in order. At most MAX_UNANSWERED are under way, so that each is answered in time."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, None] = {}
         self._unanswered: set[int] = set()
 
     def __contains__(self, job_id: int) -> bool:
-        """Does this job still wait to be sent?"""
+        """Return whether this job still waits to be sent."""
         return job_id in self._waiting
 
     def add(self, job_id: int) -> None:

@@ -3,7 +3,7 @@
 A line is `{"prompt": text}`, `{"messages": [...]}` or `{"token_ids": [...]}`, optionally with `id` and any parameter
 (`specq.client.parameters`). Each completion has a result line, in the same order; see `specq.client.Result` for its fields.
 
-Rule: a line that is wrong, or whose job fails, becomes a result with `error`, and harms no other line.
+Rule: a line that is wrong, or whose job fails, becomes a result with `error`; other lines are not affected.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from specq.client import job_options
-from specq.client.batch import is_batch
+from specq.client.job_options import LINE_OPTIONS
 from specq.client.parameters import NAMES
-from specq.client.request import SOURCES
+from specq.client.request import SOURCES, is_batch
 from specq.client.result import Piece, Result
 from specq.client.sync import Client
 from specq.protocol import BROKER_GONE, JobError
 
-_KEYS = (*SOURCES, "id", *NAMES, *job_options.NAMES)
-_READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not idle the others
+_KEYS = (*SOURCES, "id", *NAMES, *LINE_OPTIONS)
+_READ_AHEAD = 4  # lines that wait for each one in flight, so that a slow line does not hold up the others
 
 Write = Callable[[list[Result]], None]
 Show = Callable[[str], None]
@@ -67,20 +66,20 @@ class Line:
 
 
 def read_lines(raw_lines: Iterable[bytes]) -> Iterator[Line]:
-    """Yield the lines of a prompts file, numbered from 1; blank ones are left out."""
+    """Yield the lines of a prompts file, numbered from 1, without blank ones."""
     for number, raw in enumerate(raw_lines, 1):
         if raw.strip():
             yield parse_line(number, raw)
 
 
 def parse_line(number: int, raw: bytes) -> Line:
-    """Return a line as arguments of `Client.generate`; of what is malformed, what is wrong with it."""
+    """Return a line as arguments of `Client.generate`, or with the reason why it is malformed."""
     try:
         values = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Line(number, error=f"line {number} is no JSON: {error}")
+        return Line(number, error=f"line {number} is not valid JSON: {error}")
     if not isinstance(values, dict):
-        return Line(number, error=f"line {number} is no JSON object, but {_kind(values)}")
+        return Line(number, error=f"line {number} is not a JSON object, but {_kind(values)}")
     given = {name: value for name, value in values.items() if value is not None}
     known = {name: value for name, value in given.items() if name in _KEYS}
     unknown = [name for name in given if name not in known]
@@ -98,7 +97,7 @@ def _unknown_key(name: str) -> str:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _kind(value: object) -> str:
@@ -132,12 +131,12 @@ def run_lines(
     """Complete all lines, at most `concurrency` at a time; return the number of results that are failures.
 
     defaults  parameters for lines that do not give their own
-    write     is given each line's results, of which there are several if `n` asks for them, in the order of the lines
+    write     is called with the results of each line (several if `n` is above 1), in the order of the lines
     as_chat   a prompt is the user's message in a chat, for the model's template
     show      is given each completion's text as it grows (and then one line runs at a time)
-    key       names the run: whoever runs a line again under the same gets the job that there is (`Line.job_key`)
+    key       names the run: a line that is run again under the same key gets the job that there is (`Line.job_key`)
 
-    Raises JobError if the broker is gone and there is a key: the run can be gone on with later. Its jobs are not stopped.
+    Raises JobError if the broker is gone and there is a key: the run can be continued later. Its jobs are not stopped.
     """
     complete = _Completer(client, defaults, as_chat=as_chat, show=show, key=key)
     num_failed = 0
@@ -225,4 +224,4 @@ def _in_order(
         while waiting:
             yield waiting.popleft().result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)  # whoever still waits hears of it when the client closes
+        pool.shutdown(wait=False, cancel_futures=True)  # those that still wait fail when the client closes

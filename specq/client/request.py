@@ -1,7 +1,13 @@
-"""What the user asks for, checked at the edge: text or token ids in, a `Submit` for each completion out.
+"""A request, read from top to bottom: the arguments of a call in, a `Submit` for each completion out.
 
-Rule: whatever is wrong with a request is a JobError (code `invalid`) that names the field, its value and what is
-allowed, before anything is sent.
+    read_request    one prompt, one chat or one list of token ids
+    read_requests   the same, or several in a list, as vLLM's `LLM.generate` takes them
+
+The arguments are one source (`SOURCES`), optionally `id`, job options (`specq.client.job_options`) and parameters
+(`specq.client.parameters`); None means not given. To add one: its reader in one of these two modules.
+
+Rule: a request that cannot run is a JobError (code `invalid`) that names the field, its value and what is allowed. It is
+raised before anything is sent.
 """
 
 from __future__ import annotations
@@ -14,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from specq.client.bad_words import bad_word_ids
-from specq.client.job_options import split_job_options
-from specq.client.parameters import check_against, read_parameters
-from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, Submit, too_large
+from specq.client.job_options import OPTION_NAMES, JobOptions, label_of, read_job_options
+from specq.client.parameters import Parameters, read_parameters
+from specq.protocol import MAX_SEED, Int32Array, JobError, ModelInfo, SamplingParams, Submit, too_large
 from specq.text import TextCodec
 from specq.verification import derived_seed
 
@@ -33,70 +39,132 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is ready to be sent.
+    """A request that is ready to be sent.
 
-    prompt   its text: as given, or of the chat template, or of the token ids
-    submits  a job for each completion, in order; they differ in job id and seed
-    listed   whether `n` was given, so that the answer is a list
+    prompt    its text: as given, or of the chat template, or of the token ids
+    submits   a job for each completion, in order; they differ in job id and seed
+    listed    whether `n` was given, so that the answer is a list
+    in_batch  whether it came in a list of prompts
     """
 
     id: Any
     prompt: str
     submits: tuple[Submit, ...]
     listed: bool = False
+    in_batch: bool = False
 
 
-def build_request(source: dict[str, Any], values: dict[str, Any], served: Served, model: str = "") -> Request:
-    """Check a request against the model and return it.
+def read_request(arguments: dict[str, Any], served: Served, model: str = "") -> Request:
+    """Check the arguments of one prompt against the model that is served, and return the request.
 
-    source  exactly one of prompt (text), messages (a chat, for the model's template), token_ids; optionally id
-    values  parameters (`specq.client.parameters`; max_tokens is cut to what the model takes), wishes (`.wishes`)
+    model  the name that the jobs give for their model; "": the only one
     """
-    job_options, values = split_job_options(values)
-    wanted = read_parameters(values)
-    prompt, token_ids = _prompt(source, served)
-    room = _room(served.info) - len(token_ids)
-    if room < 1:
-        raise JobError(
-            f"the prompt has {len(token_ids)} tokens; {served.info.name} takes {_room(served.info)}, "
-            "the generated ones included"
-        )
-    banned = wanted.sampling.bad_token_ids + bad_word_ids(wanted.bad_words, served.codec)
-    sampling = replace(wanted.sampling, bad_token_ids=banned, max_tokens=min(wanted.sampling.max_tokens, room))
-    check_against(sampling, served.info, room)
+    given = _given(arguments)
+    options, parameters = _read_values(given)
+    prompt, prompt_ids = _read_source(given, served)
+    room = _room(prompt_ids, served.info)
+    sampling = _fitted(parameters, room, served)
+    seed = _seed(sampling, options, given)
     submits = tuple(
         Submit(
-            job_id=1 + secrets.randbelow(MAX_SEED),
-            params=replace(sampling, seed=seed),
-            speculation=wanted.speculation,
+            job_id=options.job_id(index),
+            params=replace(sampling, seed=own_seed),
+            speculation=parameters.speculation,
             model=model,
-            prompt_ids=token_ids,
+            prompt_ids=prompt_ids,
+            priority=options.priority,
+            deadline_ms=options.deadline_ms,
+            label=label_of(given["id"]) if "id" in given else "",
         )
-        for seed in _seeds(sampling.seed, wanted.n or 1)
+        for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )
-    submits = job_options.apply(submits, source.get("id"))
     for submit in submits:
         if reason := too_large(submit):
             raise JobError(reason)
-    return Request(source.get("id", submits[0].job_id), prompt, submits, listed=wanted.n is not None)
+    return Request(given.get("id", submits[0].job_id), prompt, submits, listed=parameters.n is not None)
 
 
-def _seeds(seed: int, count: int) -> list[int]:
-    """Return a seed for each completion; a single one has the seed that was asked for."""
-    return [seed] if count == 1 else [derived_seed(seed, index) for index in range(count)]
+def check_values(arguments: dict[str, Any]) -> None:
+    """Raise JobError for job options and parameters that no model could take; `arguments` has no source."""
+    _read_values(_given(arguments))
 
 
-def _room(info: ModelInfo) -> int:
-    return min(info.max_length, info.kv_slots or info.max_length)
+# --- several prompts ------------------------------------------------------------------------------------------------
 
 
-def _prompt(source: dict[str, Any], served: Served) -> tuple[str, Int32Array]:
-    """Return the prompt as text and as token ids i32[n], n >= 1."""
-    given = [name for name in SOURCES if source.get(name) is not None]
+def read_requests(arguments: dict[str, Any], served: Served, model: str = "") -> list[Request]:
+    """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
+
+    The parameters hold for every prompt; `id` is a list too, or None. The error of one prompt names its place.
+    """
+    if not is_batch(arguments):
+        return [read_request(arguments, served, model)]
+    requests = []
+    for place, own in enumerate(split_batch(arguments)):
+        try:
+            requests.append(replace(read_request(own, served, model), in_batch=True))
+        except JobError as error:
+            raise JobError(f"prompt {place}: {error}", error.code) from None
+    return requests
+
+
+def is_batch(arguments: dict[str, Any]) -> bool:
+    """Return whether these are the arguments of a list of prompts; the list may be empty."""
+    return _is_list(arguments.get("prompt")) or any(_is_nested(arguments.get(name)) for name in SOURCES[1:])
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple, np.ndarray))
+
+
+def _is_nested(value: Any) -> bool:
+    return _is_list(value) and len(value) > 0 and _is_list(value[0])
+
+
+def split_batch(arguments: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the arguments of each prompt of a list; raises JobError if there is more than one list."""
+    given = [name for name in SOURCES if arguments.get(name) is not None]
     if len(given) != 1:
-        raise JobError(f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(given) or 'none'}")
+        raise JobError(f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(given)}")
+    prompts = arguments[given[0]]
+    rest = {name: value for name, value in arguments.items() if name not in (given[0], "id", "job_key")}
+    ids, key = _ids(arguments.get("id"), len(prompts)), arguments.get("job_key")
+    keys = [None if key is None else f"{key} prompt {i}" for i in range(len(prompts))]
+    return [
+        {**rest, given[0]: prompt, "id": own, "job_key": job_key}
+        for prompt, own, job_key in zip(prompts, ids, keys, strict=True)
+    ]
+
+
+def _ids(ids: Any, count: int) -> list[Any]:
+    if ids is None:
+        return [None] * count
+    if not isinstance(ids, (list, tuple)) or len(ids) != count:
+        raise JobError(f"id is {ids!r}; for {count} prompts it must be a list of {count} ids")
+    return list(ids)
+
+
+# --- the steps of a request -----------------------------------------------------------------------------------------
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _read_values(given: dict[str, Any]) -> tuple[JobOptions, Parameters]:
+    """Return the job options and the parameters, checked as far as that needs no model."""
+    options = read_job_options(given)
+    others = (*SOURCES, "id", *OPTION_NAMES)
+    return options, read_parameters({name: value for name, value in given.items() if name not in others})
+
+
+def _read_source(given: dict[str, Any], served: Served) -> tuple[str, Int32Array]:
+    """Return the prompt as text and as token ids i32[n], n >= 1."""
+    names = [name for name in SOURCES if name in given]
+    if len(names) != 1:
+        raise JobError(f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(names) or 'none'}")
     readers = {"prompt": _from_text, "messages": _from_messages, "token_ids": _from_ids}
-    text, token_ids = readers[given[0]](source[given[0]], served)
+    text, token_ids = readers[names[0]](given[names[0]], served)
     if not len(token_ids):
         raise JobError("the prompt is empty")
     return text, np.asarray(token_ids, np.int32)
@@ -124,3 +192,53 @@ def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
     if outside:
         raise JobError(f"token id {outside[0]} is outside the vocabulary of {served.info.name} (0 to {limit - 1})")
     return served.codec.decode(ids, skip_special=False), ids
+
+
+def _room(prompt_ids: Int32Array, info: ModelInfo) -> int:
+    """Return how many tokens the model can generate after the prompt, at least 1."""
+    limit = min(info.max_length, info.kv_slots or info.max_length)
+    if len(prompt_ids) >= limit:
+        raise JobError(
+            f"the prompt has {len(prompt_ids)} tokens; {info.name} takes {limit}, the generated ones included"
+        )
+    return limit - len(prompt_ids)
+
+
+def _fitted(parameters: Parameters, room: int, served: Served) -> SamplingParams:
+    """Return the sampling parameters for this model: bad words as token ids, `max_tokens` cut to the room."""
+    asked = parameters.sampling
+    banned = asked.bad_token_ids + bad_word_ids(parameters.bad_words, served.codec)
+    sampling = replace(asked, bad_token_ids=banned, max_tokens=min(asked.max_tokens, room))
+    _check_against(sampling, served.info, room)
+    return sampling
+
+
+def _check_against(params: SamplingParams, info: ModelInfo, room: int) -> None:
+    """Raise JobError for parameters that the model cannot take; `room`: tokens that it can generate after the prompt."""
+    named = {
+        "stop_token_ids": params.stop_token_ids,
+        "logit_bias": [token for token, _ in params.logit_bias],
+        "bad_token_ids": [token for sequence in params.bad_token_ids for token in sequence],
+    }
+    for name, token_ids in named.items():
+        outside = [token for token in token_ids if token >= info.vocab_size]
+        if outside:
+            raise JobError(
+                f"{name} names token id {outside[0]}, outside the vocabulary of {info.name} (0 to {info.vocab_size - 1})"
+            )
+    if params.min_tokens > room:
+        raise JobError(
+            f"min_tokens is {params.min_tokens}; {info.name} has room for {room} tokens more after this prompt"
+        )
+
+
+def _seed(sampling: SamplingParams, options: JobOptions, given: dict[str, Any]) -> int:
+    """Return the seed that was given; if sampling needs one and none was given, that of the job key or a random one."""
+    if sampling.temperature == 0 or "seed" in given:
+        return sampling.seed
+    return secrets.randbelow(MAX_SEED + 1) if options.job_key is None else options.seed
+
+
+def _seeds(seed: int, count: int) -> list[int]:
+    """Return a seed for each completion; a single one has the request's own."""
+    return [seed] if count == 1 else [derived_seed(seed, index) for index in range(count)]

@@ -1,4 +1,4 @@
-"""What the user gets: pieces of text while a job runs, one result when it has ended.
+"""What a caller gets: pieces of text while a job runs, one result when it has ended.
 
 Rule: a `Result` has exactly the fields of a line in a results file (README, "Results"), and `to_dict` is that line.
 """
@@ -30,8 +30,8 @@ class Result:
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
                    depth (mean leaves and depth of the trees verified), seed
     internal       what else was counted, whose names may change: hit_rate (rounds that began with live nodes),
-                   wasted_rows (nodes verified in vain), worth (how likely a further node had to be, on average: the
-                   window), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
+                   wasted_rows (nodes verified but not accepted), min_accept_prob (how likely a node had to be to be
+                   verified, on average), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
     """
 
     id: Any
@@ -57,7 +57,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What became known with one message.
+    """The text and tokens of one message.
 
     text      text that may be shown now; tokens whose text is not certain yet have none
     token_ids, accepted   the new tokens, and for each whether a drafter had guessed it
@@ -156,7 +156,7 @@ def speculation_stats(counts: dict[str, Any]) -> dict[str, Any]:
 
 
 def internal_counts(counts: dict[str, Any]) -> dict[str, Any]:
-    """Return what else was counted, for whoever looks into specq itself."""
+    """Return the other counts, for those who study specq itself."""
     rest = {name: value for name, value in counts.items() if name not in _COUNTED}
     return _means(counts, int(counts.get("rounds", 0))) | rest
 

@@ -1,13 +1,13 @@
-"""A file of results that can be gone on with: `specq submit`, killed and run again, does what was left to do.
+"""A file of results that can be continued: `specq submit`, killed and run again, does what is left to do.
 
-Beside `results.jsonl` lies `results.jsonl.unfinished` while the run is not done. Its first line says what the run is (its
-key and its options), each further line how far it came: {"done": prompts, "size": bytes of the results, "digest": of the
-prompts done}. A run that finds it cuts off what lies behind the last of these lines, a torn line for instance, and skips
-the prompts that are done. The jobs of the others have ids that follow from the key, so what the broker knows of them
-is not computed again.
+Beside `results.jsonl` lies `results.jsonl.unfinished` while the run is not done. Its first line describes the run (its
+key and its options), each further line its progress: {"done": prompts, "size": bytes of the results, "digest": of the
+prompts done}. A run that finds it cuts off what follows the last of these lines, a torn line for instance, and skips
+the prompts that are done. The jobs of the others have ids that follow from the key, so the broker does not
+compute them again.
 
-Rules: the results of a prompt are there whole, or not at all; one process at a time writes; what was done with other
-options or other prompts is never mixed, nor thrown away unasked.
+Rules: the results of a prompt are there whole, or not at all; one process at a time writes; results of other options or
+other prompts are neither mixed in nor deleted unasked.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ResultsFile:
     """Results that are being written; leaving the block without an error means that the run is done.
 
     options  what the results depend on, JSON-able; a run goes on only with the same
-    key      names the run: the same when it is gone on with, unless its jobs were cancelled (`interrupted`)
+    key      names the run: the same when it is continued, unless its jobs were cancelled (`interrupted`)
 
     Raises ConfigError if the file is part of another run, or another process is writing it; OSError as of `open`.
     """
@@ -95,8 +95,8 @@ class ResultsFile:
         names = [name for name in {**known, **options} if known.get(name) != options.get(name)]
         if names:
             name = names[0]
-            told = f"{name} was {known.get(name, 'not given')!r}, and is {options.get(name, 'not given')!r} now"
-            raise self._refusal(f"is the beginning of a run with other options: {told}")
+            change = f"{name} was {known.get(name, 'not given')!r}, and is {options.get(name, 'not given')!r} now"
+            raise self._refusal(f"is the beginning of a run with other options: {change}")
 
     def _refusal(self, what: str) -> ConfigError:
         return ConfigError(f"{self.path} {what}; go on with the same, or delete {self._beside} to begin anew")
@@ -110,7 +110,7 @@ class ResultsFile:
     # --- prompts in, results out --------------------------------------------------------------------------------------
 
     def remaining(self, lines: Iterable[T]) -> Iterator[T]:
-        """Yield the prompts that are not done; raises ConfigError if those that are were others."""
+        """Yield the prompts that are not done; raises ConfigError if the prompts that are done were others."""
         digest, number = b"", 0
         for number, line in enumerate(lines, 1):
             digest = hashlib.blake2b(digest + repr(line).encode("utf-8", "surrogatepass"), digest_size=16).digest()
@@ -120,7 +120,7 @@ class ResultsFile:
                 self._waiting.append(digest)
                 yield line
         if number < self.num_done:
-            raise self._refusal(f"has the results of {self.num_done} prompts, of which {number} are left")
+            raise self._refusal(f"has the results of {self.num_done} prompts, but there are only {number}")
 
     def write(self, data: bytes) -> None:
         """Append all results of the next prompt of `remaining`."""
@@ -130,7 +130,7 @@ class ResultsFile:
         self._note({"done": self.num_done, "size": self._size, "digest": self._digest.hex()})
 
     def interrupted(self) -> None:
-        """Say that the jobs under way were cancelled: whoever goes on needs new ones."""
+        """Note that the jobs under way were cancelled: the next run needs new ones."""
         self._note({"key": secrets.token_hex(8)})
 
     def _note(self, line: dict[str, Any]) -> None:

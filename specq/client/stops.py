@@ -1,7 +1,7 @@
-"""Jobs that shall stop: `Cancel` is sent again until the broker says that the job has ended.
+"""Jobs that are to stop: `Cancel` is sent again until the broker says that the job has ended.
 
-Rule: of a job that nobody waits for any more, only so many times; it may have ended before, and then the broker says
-nothing.
+Rule: for a job that nobody waits for any more it is sent MAX_TRIES times at most; the job may have ended before, and then the
+broker does not answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Stop:
 
 
 class Stops:
-    """The jobs that shall stop, and when each is next asked for; `longest_s` between two times at most."""
+    """The jobs that are to stop, and when `Cancel` is next sent for each; the longest pause is `longest_s`."""
 
     def __init__(self, longest_s: float) -> None:
         self._longest_s = longest_s
@@ -39,11 +39,11 @@ class Stops:
         return Cancel(job_id=job_id)
 
     def forget(self, job_id: int) -> None:
-        """Ask no more for a job: it is wanted again."""
+        """Do not stop a job after all: it was submitted again."""
         self._stops.pop(job_id, None)
 
-    def hear(self, message: Message) -> None:
-        """Note the end of a job; that a broker knows no verifier for it is none."""
+    def take(self, message: Message) -> None:
+        """Note the end of a job; a broker that has no verifier for it has not ended it."""
         match message:
             case Tokens(finish="") | Failed(code="no_verifier"):
                 return
@@ -51,7 +51,7 @@ class Stops:
                 self._stops.pop(message.job_id, None)
 
     def due(self, now: float, awaited: Container[int | str]) -> list[Cancel]:
-        """Return what is to be sent again; `awaited` are the jobs for whose end somebody waits."""
+        """Return the messages to send again; `awaited` are the jobs whose end somebody waits for."""
         for job_id in [i for i, stop in self._stops.items() if stop.tries >= MAX_TRIES and i not in awaited]:
             del self._stops[job_id]
         due = [(job_id, stop) for job_id, stop in self._stops.items() if now >= stop.due]

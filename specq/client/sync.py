@@ -5,48 +5,42 @@
         for piece in client.stream(messages=[{"role": "user", "content": "Why is the sky blue?"}]):
             print(piece.text, end="")
 
-A client may be used by several threads at once.
+A client may be used by several threads at once. What the calls do is in `specq.client.base`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, overload
 
-from specq.client.batch import is_batch
-from specq.client.core import STATUS
-from specq.client.events import Event, RequestFailed, StatusReport, Waiting
-from specq.client.job import Completions, Connection
+from specq.client.base import BaseClient, BaseJob, run
+from specq.client.events import Event
 from specq.client.request import Request, Served
 from specq.client.result import Piece, Result
-from specq.config import DEFAULT_BROKER
-from specq.config import cache_dir as default_cache_dir
-from specq.protocol import JobError, ModelInfo
-from specq.transport import CLIENT_ROLES, curve_to_broker
-
-POLL_S = 0.1
+from specq.protocol import ModelInfo
 
 
-class Job:
-    """A prompt that was submitted; it is worked on whether or not somebody waits for it, until the client is closed."""
+class _Inbox:
+    """Events of a request, whose reader blocks."""
 
-    def __init__(self, client: Client, connection: Connection, request: Request) -> None:
-        self.id = request.id
-        self._client = client  # a client that nobody holds any more closes
-        self._connection, self._request = connection, request
-        self._completions, self._ended = Completions(request, client.served), threading.Event()
-        connection.submit(request, self._hear)
+    def __init__(self) -> None:
+        self._events = SimpleQueue[Event]()
+        self.put = self._events.put
 
-    def _hear(self, event: Event) -> None:
-        self._completions.take(event)
-        if self._completions.ended:
-            self._ended.set()
+    async def get(self) -> Event:
+        return self._events.get()
+
+
+class Job(BaseJob):
+    """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
+
+    def __init__(self, client: Client, request: Request, served: Served) -> None:
+        self._ended = threading.Event()
+        super().__init__(client, request, served, self._ended)
 
     def result(self, timeout_s: float | None = None) -> Result:
         """Wait for the end and return the only completion, or the first of several; errors as of `results`."""
@@ -55,23 +49,15 @@ class Job:
     def results(self, timeout_s: float | None = None) -> list[Result]:
         """Wait for the end of all completions and return them in order.
 
-        Raises TimeoutError if one runs on after `timeout_s`, and JobError if a job without `n` failed; with `n`, the
+        Raises TimeoutError if one still runs after `timeout_s`, and JobError if a job without `n` failed; with `n`, the
         result of a completion that failed has `error`.
         """
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"job {self.id} runs on after {timeout_s} s")
         return self._completions.results()
 
-    @property
-    def done(self) -> bool:
-        return self._ended.is_set()
 
-    def cancel(self) -> None:
-        """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
-        self._connection.cancel(self._request)
-
-
-class Client:
+class Client(BaseClient):
     """A connection to a broker.
 
     broker     address of the broker
@@ -80,30 +66,15 @@ class Client:
                answered before)
     wait_s     how long the first call waits for a broker to answer and a verifier of the model to register; None: for a
                broker `timeout_s`, for a verifier 60 s
-    on_wait    called with what is waited for, when it comes to that
+    on_wait    called with the name of what is not there yet, when the first call has to wait for it
     cache_dir  where large tokenizers are kept; None: SPECQ_CACHE, or specq in the user's cache
-    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`); "": none, as the broker must have none then
+    keys       directory of CURVE keys, or DIRECTORY/NAME (`specq.transport.keys`); "": none, for a broker without keys
 
     Every method raises JobError; its `code` and message say why. Closing the client, also by leaving its block, stops all
     of its jobs that still run.
     """
 
-    def __init__(
-        self,
-        broker: str = DEFAULT_BROKER,
-        *,
-        model: str = "",
-        timeout_s: float = 10.0,
-        cache_dir: Path | None = None,
-        keys: str | Path = "",
-        wait_s: float | None = None,
-        on_wait: Callable[[str], object] | None = None,
-    ) -> None:
-        curve = curve_to_broker(str(keys), *CLIENT_ROLES)
-        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve, wait_s)
-        self._on_wait = on_wait or bool
-        self._lock = threading.Lock()
-        self._close = weakref.finalize(self, self._connection.link.close)
+    _lock_type = threading.Lock  # of several threads one fetches the tokenizer
 
     # --- completions ------------------------------------------------------------------------------------------------
 
@@ -143,35 +114,17 @@ class Client:
         n: int | None = None,
         **params: Any,
     ) -> Any:
-        """Complete a prompt, a chat or token ids; or several in a list, all at once.
+        """Complete a prompt, a chat or token ids; or a list of them, all at once.
 
-        n       so many completions of each prompt, in a list. None: one, as it is
-        params  `id` (of several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`
+        n       number of completions of each prompt, in a list. None: one completion, without a list
+        params  `id` (for several prompts a list), `bad_words`, and fields of `SamplingParams` and `Speculation`
 
-        Returns a `Result`; for several prompts a list of what each gives, in order. A single one that fails raises
-        JobError. In a list, it has `error` instead and harms no other; JobError is raised only for what is wrong with the
-        arguments, before anything is sent, or if the broker is gone, and then all are stopped.
+        Returns a `Result`; for several prompts a list with the answer to each, in order. A single prompt that fails raises
+        JobError. In a list, the result of a prompt that fails has `error`, and the others are not affected. JobError is
+        raised for wrong arguments, before anything is sent, and if the broker is gone; then all jobs are stopped.
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, "n": n, **params}
-        if is_batch(arguments):
-            return self._generate_batch(arguments)
-        request = self._prepare(**arguments)
-        try:
-            results = Job(self, self._connection, request).results()
-        except KeyboardInterrupt:
-            self._connection.abandon(request)
-            raise
-        return results[0] if n is None else results
-
-    def _generate_batch(self, arguments: dict[str, Any]) -> list[Any]:
-        requests = self._connection.prepare_batch(self.served, arguments)
-        try:
-            jobs = [Job(self, self._connection, request) for request in requests]
-            return [job.results() if arguments["n"] is not None else job.result() for job in jobs]
-        except BaseException:
-            for request in requests:
-                self._connection.abandon(request)
-            raise
+        return run(self._generate(arguments))
 
     def submit(
         self,
@@ -182,8 +135,8 @@ class Client:
         **params: Any,
     ) -> Job:
         """Start what `generate` does and return at once."""
-        request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, **params)
-        return Job(self, self._connection, request)
+        job: Job = run(self._submit({"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}))
+        return job
 
     def stream(
         self,
@@ -197,62 +150,39 @@ class Client:
 
         Pieces of several completions come as they are made, each with its `index`. Closing early stops the jobs.
         """
-        request = self._prepare(prompt=prompt, messages=messages, token_ids=token_ids, **params)
-        return self._pieces(request)
+        arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
+        return self._pieces(*run(self._read(arguments)))
 
-    def _pieces(self, request: Request) -> Iterator[Piece]:
-        completions, events = Completions(request, self.served), SimpleQueue[Event]()
-        self._connection.submit(request, events.put)
+    def _pieces(self, request: Request, served: Served) -> Iterator[Piece]:
+        stream = self._open_stream(request, served)
         try:
-            while not completions.ended:
-                yield completions.piece(events.get())
+            while not stream.ended:
+                yield run(stream.piece())
         finally:
-            if not completions.ended:
-                self._connection.abandon(request)
-
-    def _prepare(self, **arguments: Any) -> Request:
-        return self._connection.prepare(self.served, arguments)
+            stream.close()
 
     # --- the broker -------------------------------------------------------------------------------------------------
 
     @property
     def served(self) -> Served:
         """The model and its tokenizer, fetched when first needed."""
-        with self._lock:
-            if self._connection.served is None:
-                events: SimpleQueue[Event] = SimpleQueue()
-                self._connection.fetch_tokenizer(events.put)
-                while isinstance(event := events.get(), Waiting):
-                    self._on_wait(event.what)
-                self._connection.take_tokenizer(event)
-            assert self._connection.served is not None
-            return self._connection.served
+        return run(self._get_served())
 
     @property
     def model(self) -> ModelInfo:
-        """What is known of the model that is served."""
+        """The model that is served: its name and limits."""
         return self.served.info
 
     def status(self) -> dict[str, Any]:
         """Return the broker's report: models, workers, jobs, counters."""
-        events: SimpleQueue[Event] = SimpleQueue()
-        self._connection.link.request(STATUS, events.put, lambda core, now: core.get_status(now))
-        event = events.get()
-        if isinstance(event, RequestFailed):
-            raise event.error
-        assert isinstance(event, StatusReport)
-        return event.report
+        return run(self._get_status())
 
     def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
-        """Wait until so many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
-        deadline = time.monotonic() + timeout_s
-        while missing := missing_workers(self.status(), num_targets, num_drafters):
-            if time.monotonic() > deadline:
-                raise JobError(f"after {timeout_s:g} s only {missing} are ready", "no_verifier")
-            time.sleep(POLL_S)
+        """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
+        run(self._wait_until_ready(num_targets, num_drafters, timeout_s))
 
     def leave(self) -> None:
-        """Close the connection, but let jobs run on: submitted again under its id, each is the job that there is."""
+        """Close the connection, but let jobs run; a job that is submitted again under its id is the job that there is."""
         self._connection.link.leave()
 
     def close(self) -> None:
@@ -267,16 +197,16 @@ class Client:
     ) -> None:
         self.close()
 
+    # --- how it waits -----------------------------------------------------------------------------------------------
 
-def count_ready(report: dict[str, Any]) -> tuple[int, int]:
-    """Return how many targets and drafters a status report calls ready."""
-    roles = [worker.get("role") for worker in report.get("workers", []) if worker.get("state") == "ready"]
-    return roles.count("target"), roles.count("draft")
+    def _inbox(self) -> _Inbox:
+        return _Inbox()
 
+    def _job(self, request: Request, served: Served) -> Job:
+        return Job(self, request, served)
 
-def missing_workers(report: dict[str, Any], num_targets: int, num_drafters: int) -> str:
-    """Return how many of so many workers a status report calls ready; "" if all are."""
-    targets, drafters = count_ready(report)
-    if targets >= num_targets and drafters >= num_drafters:
-        return ""
-    return f"{targets} of {num_targets} targets and {drafters} of {num_drafters} drafters"
+    async def _results(self, job: Job) -> list[Result]:
+        return job.results()
+
+    async def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251 - no event loop runs this

@@ -20,8 +20,8 @@ import zmq
 
 from specq import Client
 from specq.bench.delay_proxy import DelayProxy, line_settings
+from specq.client import count_ready
 from specq.client.detached import JobDesk
-from specq.client.sync import count_ready
 from specq.config.addresses import free_address
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Submit

@@ -15,6 +15,7 @@ from typing import Self
 
 from specq import Client
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed
+from specq.client.request import read_request
 
 Prompts = Iterable[tuple[list[int], list[int]]]  # (prompt, the text that must come of it)
 
@@ -61,9 +62,8 @@ class Load:
         prompt, expected = next(self._prompts)
         name = f"load {next(self._ids)}"
         connection = self.client._connection
-        request = connection.prepare(
-            self.client.served, {"token_ids": prompt, "id": name, "max_tokens": len(expected), "ignore_eos": True}
-        )
+        arguments = {"token_ids": prompt, "id": name, "max_tokens": len(expected), "ignore_eos": True}
+        request = read_request(arguments, self.client.served, connection.model)
         with self._lock:
             self.running[name] = Running(expected, time.monotonic())
         connection.submit(request, lambda event: self._hear(name, event))

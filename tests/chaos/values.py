@@ -30,6 +30,7 @@ import zmq
 
 from specq import Client
 from specq.bench.machine import describe
+from specq.client import Request
 from specq.config.addresses import free_address
 from specq.protocol.types import ModelInfo
 from tests.chaos.between import Between
@@ -165,14 +166,13 @@ def play(field: Field, role: str, client: Client, load: Load, others: list[int],
 def recorded_ids(client: Client) -> Iterator[list[int]]:
     """Yield the list of the ids of all jobs that the client submits from now on."""
     connection, ids = client._connection, list[int]()
-    prepare = connection.prepare
+    submit = connection.submit
 
-    def recording(*arguments: Any) -> Any:
-        request = prepare(*arguments)
+    def recording(request: Request, sink: Any) -> None:
         ids.extend(job.job_id for job in request.submits)
-        return request
+        submit(request, sink)
 
-    connection.prepare = recording  # type: ignore[method-assign]
+    connection.submit = recording  # type: ignore[method-assign]
     yield ids
 
 

@@ -192,3 +192,11 @@ def test_options_carry_a_section_whole(section):
 
 def test_columns():
     assert columns([("NAME", "N"), ("a", 10), ("long", 5)]) == "NAME  N\na     10\nlong   5"
+
+
+@pytest.mark.parametrize("seconds", ["nan", "-1", "inf", "soon"])
+def test_seconds_to_wait_are_a_number(tmp_path, seconds):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+
+    assert _run("submit", str(prompts), "--wait-seconds", seconds).exit_code == 2

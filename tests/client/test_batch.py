@@ -7,7 +7,7 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.client.batch import is_batch, split_batch
+from specq.client.request import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.verification.seeds import derived_seed
@@ -42,7 +42,7 @@ def generate_sync(address, cache_dir, arguments, timeout_s):
 
 @pytest.fixture(params=[generate_sync, generate_async])
 def generate(request, tmp_path):
-    """Either client's `generate`, against a broker that answers as it is told."""
+    """Either client's `generate`, against a broker that answers as it is set up."""
     return lambda broker, timeout_s=10.0, **arguments: request.param(broker.address, tmp_path, arguments, timeout_s)
 
 
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(generate, broker, argumen
 
 
 def never_all(message):
-    """Answer jobs with the prompt "b" alone, of which none ends by itself."""
+    """Answer jobs with the prompt "b" alone; none of them ends by itself."""
     if isinstance(message, Submit):
         return [Accepted(job_id=message.job_id)] if CODEC.decode(message.prompt_ids.tolist()) == "b" else []
     return [tokens(message.job_id, 0, [], "cancelled")] if isinstance(message, Cancel) else answer(message)

@@ -55,7 +55,7 @@ def test_damaged_files(tmp_path, damage):
 
 
 def test_unusable_folder(tmp_path):
-    """A cache that cannot be written is no error."""
+    """A cache that cannot be written is not an error."""
     (tmp_path / "file").write_text("")
     cache = TokenizerCache(tmp_path / "file")
     cache.keep(FILES)

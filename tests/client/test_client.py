@@ -12,7 +12,8 @@ import pytest
 import specq
 from specq.client import Client
 from specq.client.aio import AsyncJob
-from specq.client.sync import Job, count_ready
+from specq.client.base import count_ready
+from specq.client.sync import Job
 from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, FetchTokenizer, Submit
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
@@ -238,7 +239,7 @@ def test_garbage_is_survived(tmp_path):
 
 
 def test_no_broker(tmp_path):
-    """Nobody at the address: an error that names it and says what to start, in time."""
+    """Nobody at the address: an error with the address and what to start, in time."""
     with FakeBroker() as gone:
         address = gone.address
     with Client(address, cache_dir=tmp_path, timeout_s=0.3) as client:
@@ -268,23 +269,23 @@ def wait_twice(message, questions):
 
 
 def test_a_verifier_is_waited_for(tmp_path):
-    """Without a word, or with one to whoever asked for it; in asyncio alike."""
-    told = []
+    """`on_wait` is called once with what is waited for; in asyncio alike."""
+    waits = []
 
     async def scenario(address):
-        async with specq.AsyncClient(address, cache_dir=tmp_path, timeout_s=0.4, on_wait=told.append) as client:
+        async with specq.AsyncClient(address, cache_dir=tmp_path, timeout_s=0.4, on_wait=waits.append) as client:
             return (await client.generate("a", max_tokens=100)).text
 
-    for run in (lambda: sync_text(broker.address, tmp_path, told), lambda: run_async(scenario(broker.address))):
+    for run in (lambda: sync_text(broker.address, tmp_path, waits), lambda: run_async(scenario(broker.address))):
         questions = []
         with FakeBroker(lambda message, questions=questions: wait_twice(message, questions)) as broker:
             assert run() == ANSWER
-        assert told.pop().startswith("a verifier to register with the broker at ")
-        assert not told
+        assert waits.pop().startswith("a verifier to register with the broker at ")
+        assert not waits
 
 
-def sync_text(address, cache_dir, told):
-    with Client(address, cache_dir=cache_dir, timeout_s=0.4, on_wait=told.append) as client:
+def sync_text(address, cache_dir, waits):
+    with Client(address, cache_dir=cache_dir, timeout_s=0.4, on_wait=waits.append) as client:
         return client.generate("a", max_tokens=100).text
 
 
@@ -300,7 +301,7 @@ def test_a_broker_is_waited_for_if_asked(tmp_path):
 
 
 def test_bad_address():
-    """What is no address is a ConfigError, and leaves nothing behind."""
+    """A malformed address is a ConfigError, and leaves nothing behind."""
     with pytest.raises(ConfigError, match="nonsense"):
         Client("nonsense")
 
@@ -340,7 +341,7 @@ def test_closing_fails_those_who_wait(tmp_path):
 
 
 def test_leaving_stops_no_job(broker, tmp_path):
-    """A client that leaves sends no Cancel; one that closes does, and is heard later than it."""
+    """A client that leaves sends no Cancel; one that closes does."""
     broker.reply = lambda m: [] if isinstance(m, Submit | Cancel) else answer(m)
     left, closed = (Client(broker.address, cache_dir=tmp_path) for _ in range(2))
     jobs = [client.submit("a") for client in (left, closed)]

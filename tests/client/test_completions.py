@@ -1,4 +1,4 @@
-"""Several completions of one prompt, and jobs that end with whoever asked for them, over real TCP."""
+"""Several completions of one prompt, and jobs that end with their client, over real TCP."""
 
 import asyncio
 import signal
@@ -25,7 +25,7 @@ def said(seed: int) -> list[int]:
 
 
 class Reversed:
-    """Waits for all completions of a prompt, then tells them two tokens at a time, the last one first."""
+    """Waits for all completions of a prompt, then sends them two tokens at a time, the last one first."""
 
     def __init__(self, failing: int | None = None) -> None:
         self.submits: list[Submit] = []
@@ -77,7 +77,7 @@ def check(results) -> None:
 
 
 def test_completions_in_order(tmp_path):
-    """Whatever the order in which they are told."""
+    """Whatever the order in which they come."""
     with FakeBroker(Reversed()) as broker, Client(broker.address, cache_dir=tmp_path) as client:
         check(client.generate("Once", id="x", **ASKED))
         sent = broker.wait_for(Submit, N)
@@ -96,7 +96,7 @@ def test_one_is_a_list_only_if_a_number_was_given(tmp_path):
 
 
 def test_pieces_bear_the_index(tmp_path):
-    """Pieces of all completions come as they are told; those of each join to its text, the last has its result."""
+    """Pieces of all completions come as they arrive; those of each join to its text, the last has its result."""
     with FakeBroker(Reversed()) as broker, Client(broker.address, cache_dir=tmp_path) as client:
         pieces = list(client.stream("Once", id="x", **ASKED))
     own = [[piece for piece in pieces if piece.index == index] for index in range(N)]
@@ -118,7 +118,7 @@ def test_a_completion_that_fails_harms_no_other(tmp_path, failing):
 
 
 def test_a_failing_piece(tmp_path):
-    """A stream tells of a completion that failed, and goes on with the others."""
+    """A stream reports a completion that failed, and goes on with the others."""
     with FakeBroker(Reversed(failing=2)) as broker, Client(broker.address, cache_dir=tmp_path) as client:
         results = {piece.index: piece.result for piece in client.stream("Once", **ASKED) if piece.result}
     assert {index: result.error for index, result in results.items()} == {0: None, 1: None, 2: "it broke"}
@@ -157,7 +157,7 @@ def test_async_completions(tmp_path):
     assert [results[index].error for index in range(N)] == ["it broke", None, None]
 
 
-# --- the end of whoever asked -------------------------------------------------------------------------------------
+# --- the end of the client ------------------------------------------------------------------------------------------
 
 
 def test_cancelling_stops_all(tmp_path):
@@ -261,7 +261,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the bac
 
 async def read(client):
     async for piece in client.stream("a", n=2):
-        await asyncio.sleep(1000)  # cancelled here, it is not the stream that is told
+        await asyncio.sleep(1000)  # cancelled here, the stream does not notice
 
 async def main():
     async with specq.AsyncClient(sys.argv[1], cache_dir=pathlib.Path(sys.argv[2])) as client:
@@ -273,7 +273,7 @@ asyncio.run(main())
 
 
 def test_an_interrupted_program_stops_its_jobs(tmp_path, spawn):
-    """Ctrl-C under asyncio: those of generate, submit and stream, whoever is told of it."""
+    """Ctrl-C under asyncio: those of generate, submit and stream, wherever it arrives."""
     with FakeBroker(begin) as broker:
         process = spawn(broker.address, str(tmp_path), program=(sys.executable, "-c", BODY))
         broker.wait_for(Submit, 5, timeout_s=30)

@@ -5,11 +5,34 @@ import random
 import numpy as np
 import pytest
 
-from specq.client.core import RETRY_MAX_S, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
-from specq.client.events import JobDone, NewTokens, RequestFailed, StatusReport, TokenizerReady, Waiting
+from specq.client.core import LISTING, RETRY_MAX_S, STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
+from specq.client.events import (
+    FoundJob,
+    JobDone,
+    JobPage,
+    JobTaken,
+    NewTokens,
+    RequestFailed,
+    StatusReport,
+    TokenizerReady,
+    Waiting,
+)
 from specq.client.pending import MAX_UNANSWERED
 from specq.client.stops import MAX_TRIES
-from specq.protocol.messages import Accepted, Cancel, Failed, FetchTokenizer, GetStatus, Status, Submit, TokenizerChunk
+from specq.protocol.messages import (
+    Accepted,
+    Cancel,
+    Failed,
+    FetchTokenizer,
+    Follow,
+    GetStatus,
+    JobInfo,
+    JobList,
+    ListJobs,
+    Status,
+    Submit,
+    TokenizerChunk,
+)
 from specq.protocol.params import SamplingParams
 from tests.fake_broker import INFO, STATS, tokens
 
@@ -176,7 +199,7 @@ def test_two_stories():
 
 
 def test_a_broker_that_restarts_without_memory():
-    """After a restart the same job, told again from its start, goes on where the client stands."""
+    """After a restart the same job, sent again from its start, goes on where the client stands."""
     core, _ = make_core()
     events = core.receive(tokens(7, 0, TEXT[:5]), 0.1)
     core.take_outbox()
@@ -236,7 +259,7 @@ def test_cancel_is_repeated_until_the_end():
 
 
 def test_cancel_of_an_abandoned_job_is_repeated_for_a_while():
-    """Nobody waits for its end, which may never be told; if it is, that was the last of it."""
+    """Nobody waits for its end, which may never come; if it comes, nothing more is sent."""
     core, _ = make_core()
     core.abandon(7, 0.2)
     core.take_outbox()
@@ -306,7 +329,7 @@ def test_jobs_wait_their_turn():
 
 
 def test_a_job_that_waits_its_turn_can_be_stopped():
-    """Given up it was never sent; cancelled it is sent and stopped, so that its end is told."""
+    """Given up it was never sent; cancelled it is sent and stopped, so that its end is known."""
     core = ClientCore("", 3.0)
     for job_id in range(1, MAX_UNANSWERED + 3):
         submit_job(core, job_id, 0.0)
@@ -326,14 +349,14 @@ def test_a_verifier_is_waited_for():
     """The question is repeated every second; it is said once what for."""
     core = ClientCore("tcp://there:1", 10.0)
     core.fetch_tokenizer("", 0.0)
-    told, asked = [], 0
+    events, asked = [], 0
     for tenth in range(1, int(VERIFIER_WAIT_S - 5) * 10):
         now = tenth / 10
-        told += core.tick(now)
+        events += core.tick(now)
         questions = core.take_outbox().count(FetchTokenizer())
         asked += questions
-        told += core.receive(NO_VERIFIER, now) if questions else []
-    assert told == [Waiting(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
+        events += core.receive(NO_VERIFIER, now) if questions else []
+    assert events == [Waiting(TOKENIZER, "a verifier to register with the broker at tcp://there:1")]
     assert 40 <= asked <= 60
     assert [type(event) for event in core.receive(chunks(b'{"a":"b"}')[0], 55.0)] == [TokenizerReady]
 
@@ -351,11 +374,11 @@ def test_a_broker_is_waited_for():
     """As long as was asked for; what is sent meanwhile is small, since all of it waits for the broker to come."""
     core = ClientCore("tcp://there:1", 10.0)
     core.fetch_tokenizer("", 0.0, wait_s=30.0)
-    told, sent = [], core.take_outbox()
+    events, sent = [], core.take_outbox()
     for tenth in range(1, 300):
-        told += core.tick(tenth / 10)
+        events += core.tick(tenth / 10)
         sent += core.take_outbox()
-    assert told == [Waiting(TOKENIZER, "a broker at tcp://there:1")]
+    assert events == [Waiting(TOKENIZER, "a broker at tcp://there:1")]
     assert sent.count(FetchTokenizer()) == 1
     assert sent.count(GetStatus()) == len(sent) - 1 > 5
     (failed,) = core.tick(30.0)
@@ -437,6 +460,115 @@ def test_status():
     assert core.take_outbox() == [GetStatus(), GetStatus()]
     assert core.receive(Status(report={"models": []}), 1.1) == [StatusReport(STATUS, {"models": []})]
     assert core.receive(Status(report={"models": []}), 1.2) == []
+
+
+# --- jobs that nobody waits for -----------------------------------------------------------------------------------
+
+
+def info(*, ended: bool, elapsed_ms: int = 1500) -> JobInfo:
+    params = SamplingParams(max_tokens=20)
+    return JobInfo(job_id=7, params=params, ended=ended, elapsed_ms=elapsed_ms, prompt_ids=np.array([1], np.int32))
+
+
+@pytest.mark.parametrize("answer", [Accepted(job_id=7), tokens(7, 0, [5])])
+def test_a_detached_job_is_left_to_the_broker(answer):
+    """It is repeated until the broker has it, and then forgotten; it is never stopped."""
+    core = ClientCore("", 10.0)
+    job = Submit(job_id=7, params=SamplingParams(), prompt_ids=np.array([1, 2], np.int32))
+    core.submit_detached(job, 0.0)
+    core.tick(1.0)
+    assert core.take_outbox() == [job, job]
+    assert core.receive(answer, 1.1) == [JobTaken(7)]
+    assert core.receive(answer, 1.2) == []
+    core.submit_detached(job, 2.0)
+    core.take_outbox()
+    core.abandon_all(2.1)
+    assert (core.take_outbox(), core.idle) == ([], True)
+
+
+def test_a_detached_job_that_is_refused():
+    core = ClientCore("", 10.0)
+    core.submit_detached(Submit(job_id=7, params=SamplingParams(), prompt_ids=np.array([1], np.int32)), 0.0)
+    (failed,) = core.receive(Failed(job_id=7, code="no_verifier", reason="none"), 0.1)
+    assert (type(failed), failed.error.code) == (RequestFailed, "no_verifier")
+
+
+def test_a_job_is_looked_up():
+    """What it is comes first, then its tokens; those without it are asked for again. The times are the broker's."""
+    core = ClientCore("", 10.0)
+    core.find(7, 50.0, until_end=True)
+    assert core.take_outbox() == [Follow(job_id=7, have=0)]
+    assert core.receive(tokens(7, 0, TEXT[:3]), 50.1) == []
+    core.receive(info(ended=False), 50.2)
+    assert new_ids(core.receive(tokens(7, 0, TEXT[:3]), 50.3)) == TEXT[:3]
+    core.tick(52.0)
+    assert core.take_outbox() == [Follow(job_id=7, have=3)]
+    core.receive(info(ended=True, elapsed_ms=2500), 52.1)
+    *_, found = core.receive(tokens(7, 3, TEXT[3:5], "stop"), 52.2)
+    assert isinstance(found, FoundJob)
+    assert (found.ended, found.error, found.info.elapsed_ms) == (True, None, 2500)
+    transcript = found.transcript
+    assert (transcript.token_ids, transcript.finish, transcript.stats) == (TEXT[:5], "stop", STATS)
+    assert (transcript.started, transcript.first_token, transcript.finished) == (0.0, None, 2.5)
+    assert core.idle
+
+
+def test_a_job_that_runs_is_found_as_it_is():
+    """Unless its end is waited for."""
+    core = ClientCore("", 10.0)
+    core.find(7, 0.0, until_end=False)
+    (found,) = core.receive(info(ended=False), 0.1)
+    assert (found.ended, found.info.ended, core.idle) == (False, False, True)
+
+
+def test_a_job_that_failed_is_found_with_its_error():
+    """With its tokens too; and so is one that the broker does not know."""
+    core = ClientCore("", 10.0)
+    core.find(7, 0.0, until_end=True)
+    core.receive(info(ended=True), 0.1)
+    core.receive(tokens(7, 0, TEXT[:2], "error"), 0.2)
+    (found,) = core.receive(Failed(job_id=7, code="deadline", reason="too late"), 0.3)
+    assert (found.error.code, found.transcript.token_ids, found.ended) == ("deadline", TEXT[:2], True)
+    core.find(8, 1.0, until_end=True)
+    (found,) = core.receive(Failed(job_id=8, code="unknown", reason="there is no job 8"), 1.1)
+    assert (found.error.code, found.info) == ("unknown", None)
+
+
+def test_a_search_is_given_up_in_time():
+    """Then nothing is known of the job: the request failed, and the job is not stopped."""
+    core = ClientCore("", 3.0)
+    core.find(7, 0.0, until_end=True)
+    core.receive(Accepted(job_id=99), 2.9)
+    (failed,) = core.tick(3.0)
+    assert (type(failed), failed.error.code) == (RequestFailed, "lost")
+    core.find(7, 4.0, until_end=True)
+    core.take_outbox()
+    core.abandon(7, 4.1)
+    assert (core.take_outbox(), core.idle) == ([], True)
+
+
+def test_a_job_that_is_looked_up_is_stopped():
+    """Cancel is repeated until its end is known."""
+    core = ClientCore("", 10.0)
+    core.find(7, 0.0, until_end=True)
+    core.cancel(7, 0.0)
+    assert core.take_outbox() == [Follow(job_id=7, have=0), Cancel(job_id=7)]
+    assert cancels(core, 0.0, 3.0)
+    core.receive(info(ended=True), 3.1)
+    (found,) = core.receive(tokens(7, 0, [], "cancelled"), 3.2)
+    assert (found.transcript.finish, core.idle) == ("cancelled", True)
+
+
+def test_jobs_are_listed():
+    """A page of another request is dropped; a refusal without a job id is that of the list."""
+    core, data = ClientCore("", 10.0), np.frombuffer(b"[]", np.uint8)
+    core.list_jobs(5, 10, 0.0)
+    assert core.take_outbox() == [ListJobs(limit=5, skip=10)]
+    assert core.receive(JobList(skip=0, data=data), 0.1) == []
+    assert core.receive(JobList(skip=10, data=data), 0.2) == [JobPage(LISTING, b"[]")]
+    core.list_jobs(5, 10, 1.0)
+    (failed,) = core.receive(Failed(job_id=0, code="forbidden", reason="no"), 1.1)
+    assert (failed.key, failed.error.code) == (LISTING, "forbidden")
 
 
 # --- a bad network ------------------------------------------------------------------------------------------------

@@ -25,6 +25,6 @@ def test_a_submission_that_is_never_answered_fails_in_time():
     with FakeBroker(reply) as broker, JobDesk(broker.address, timeout_s=1.5) as desk:
         submitted = desk.submit([job(7), job(8)])
         assert next(submitted) == (8, None)
-        with pytest.raises(JobError, match="is there, but has not answered a request") as caught:
+        with pytest.raises(JobError, match="is there, but has not answered this for") as caught:
             list(submitted)
     assert caught.value.code == "lost"

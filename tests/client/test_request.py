@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from specq.client.parameters import read_parameters
-from specq.client.request import Served, build_request
+from specq.client.request import Served, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode
 from specq.text.codec import TextCodec
@@ -46,7 +46,7 @@ CHAT = [{"role": "user", "content": "Hi"}]
 def test_bad_prompts(source, reason):
     """Each unusable prompt is refused with what is wrong with it."""
     with pytest.raises(JobError, match=reason) as caught:
-        build_request(source, {}, SERVED)
+        read_request(source, SERVED)
     assert caught.value.code == "invalid"
 
 
@@ -105,15 +105,15 @@ def test_bad_prompts(source, reason):
 def test_bad_params(params, reason):
     """Each bad parameter is named, and so is what is allowed."""
     with pytest.raises(JobError, match=reason) as caught:
-        build_request({"prompt": "a"}, params, SERVED)
+        read_request({"prompt": "a", **params}, SERVED)
     assert caught.value.code == "invalid"
 
 
 def test_sources_become_ids():
     """Text is encoded, a chat goes through the template, ids are taken as they are."""
-    text = build_request({"prompt": "two eggs"}, {}, SERVED)
-    chat = build_request({"messages": CHAT}, {}, SERVED)
-    raw = build_request({"token_ids": np.array([1, 40, 50])}, {}, SERVED)
+    text = read_request({"prompt": "two eggs"}, SERVED)
+    chat = read_request({"messages": CHAT}, SERVED)
+    raw = read_request({"token_ids": np.array([1, 40, 50])}, SERVED)
     assert (text.prompt, text.submits[0].prompt_ids.tolist()) == ("two eggs", CODEC.encode("two eggs"))
     assert (chat.prompt, chat.submits[0].prompt_ids.tolist()) == (CODEC.render_chat(CHAT), CODEC.encode_chat(CHAT))
     assert (raw.prompt, raw.submits[0].prompt_ids.tolist()) == (
@@ -125,26 +125,31 @@ def test_sources_become_ids():
 def test_max_tokens_is_cut_to_what_fits():
     """A prompt that leaves room for fewer tokens than asked for gets those; KV room counts too."""
     ids = {"token_ids": [5] * 90}
-    assert build_request(ids, {"max_tokens": 50}, SERVED).submits[0].params.max_tokens == 10
+    assert read_request(ids | {"max_tokens": 50}, SERVED).submits[0].params.max_tokens == 10
     small = Served(replace(INFO, kv_slots=95), CODEC)
-    assert build_request(ids, {"max_tokens": 50}, small).submits[0].params.max_tokens == 5
-    assert build_request({"token_ids": [5] * 99}, {}, SERVED).submits[0].params.max_tokens == 1
+    assert read_request(ids | {"max_tokens": 50}, small).submits[0].params.max_tokens == 5
+    assert read_request({"token_ids": [5] * 99}, SERVED).submits[0].params.max_tokens == 1
 
 
 def test_seed_is_drawn_only_where_needed():
     """Sampling without a seed draws one; greedy needs none; a given seed stays, 0 too."""
-    drawn = {read_parameters({"temperature": 1.0, "seed": None}).sampling.seed for _ in range(5)}
+    drawn = {seed_of(temperature=1.0, seed=None) for _ in range(5)}
     assert len(drawn) == 5
-    assert read_parameters({}).sampling.seed == 0
-    assert read_parameters({"temperature": 1.0, "seed": 0}).sampling.seed == 0
+    assert seed_of() == 0
+    assert seed_of(temperature=1.0, seed=0) == 0
+
+
+def seed_of(**values):
+    (submit,) = read_request({"prompt": "a", **values}, SERVED).submits
+    return submit.params.seed
 
 
 def test_ids():
     """A job's id on the wire is random; the user's id is kept, else it is the job's."""
-    first, second = (build_request({"prompt": "a"}, {}, SERVED) for _ in range(2))
+    first, second = (read_request({"prompt": "a"}, SERVED) for _ in range(2))
     assert first.submits[0].job_id != second.submits[0].job_id
     assert first.id == first.submits[0].job_id
-    assert build_request({"prompt": "a", "id": "mine"}, {}, SERVED).id == "mine"
+    assert read_request({"prompt": "a", "id": "mine"}, SERVED).id == "mine"
 
 
 def test_strategies_take_their_own_parameters():
@@ -153,28 +158,28 @@ def test_strategies_take_their_own_parameters():
     assert (typical.typical_eps, typical.typical_delta) == (0.2, 0.4)
     assert read_parameters({"strategy": "threshold", "threshold": 0.5}).sampling.threshold == 0.5
     values = {"mode": "sync", "num_candidates": 4, "candidate_temp": 0.7, "candidate_top_p": 0.9, "max_depth": 5}
-    (submit,) = build_request({"prompt": "a"}, values, SERVED).submits
+    (submit,) = read_request({"prompt": "a", **values}, SERVED).submits
     assert submit.speculation.to_dict() == values
     assert set(submit.params.to_dict()) <= {"max_tokens"}
-    (submit,) = build_request({"prompt": "a"}, {"tree": [[0], [0, 0], [1]], "max_nodes": 9}, SERVED).submits
+    (submit,) = read_request({"prompt": "a", "tree": [[0], [0, 0], [1]], "max_nodes": 9}, SERVED).submits
     assert (submit.speculation.tree, submit.speculation.max_nodes) == (((0,), (0, 0), (1,)), 9)
 
 
 def test_several_completions():
     """Jobs that differ in id and seed alone; the seeds are made of the seed, which is drawn if need be."""
-    request = build_request({"prompt": "a"}, {"n": 3, "seed": 5, "temperature": 0.8, "max_tokens": 7}, SERVED)
+    request = read_request({"prompt": "a", "n": 3, "seed": 5, "temperature": 0.8, "max_tokens": 7}, SERVED)
     first, *others = request.submits
     assert [submit.params.seed for submit in request.submits] == [derived_seed(5, index) for index in range(3)]
     assert len({submit.job_id for submit in request.submits}) == 3
     assert all(
         replace(o, job_id=first.job_id, params=replace(o.params, seed=first.params.seed)) == first for o in others
     )
-    drawn = [build_request({"prompt": "a"}, {"n": 2, "temperature": 0.8}, SERVED) for _ in range(2)]
+    drawn = [read_request({"prompt": "a", "n": 2, "temperature": 0.8}, SERVED) for _ in range(2)]
     assert len({submit.params.seed for request in drawn for submit in request.submits}) == 4
 
 
 def banned(*words: str) -> set[tuple[int, ...]]:
-    (submit,) = build_request({"prompt": "a"}, {"bad_words": list(words)}, SERVED).submits
+    (submit,) = read_request({"prompt": "a", "bad_words": list(words)}, SERVED).submits
     assert len(set(submit.params.bad_token_ids)) == len(submit.params.bad_token_ids)
     return set(submit.params.bad_token_ids)
 
@@ -198,7 +203,7 @@ def test_a_spelling_that_contains_the_other_is_banned_once():
 
 def test_bad_words_join_bad_tokens():
     """Both are bans."""
-    (submit,) = build_request({"prompt": "a"}, {"bad_words": "eggs", "bad_token_ids": [[9, 8]]}, SERVED).submits
+    (submit,) = read_request({"prompt": "a", "bad_words": "eggs", "bad_token_ids": [[9, 8]]}, SERVED).submits
     assert set(submit.params.bad_token_ids) == {(9, 8)} | banned("eggs")
 
 
@@ -210,7 +215,7 @@ def test_bad_words_have_no_special_tokens():
     )
     marked = TextCodec({"tokenizer.json": tokenizer.to_str()})
     assert marked.encode("eggs") == [1, *spelled("eggs")]
-    (submit,) = build_request({"prompt": "a"}, {"bad_words": "eggs"}, Served(INFO, marked)).submits
+    (submit,) = read_request({"prompt": "a", "bad_words": "eggs"}, Served(INFO, marked)).submits
     assert set(submit.params.bad_token_ids) == banned("eggs")
 
 
@@ -237,7 +242,7 @@ def test_bad_words_have_no_special_tokens():
 def test_what_is_accepted_can_be_sent(values):
     """Whatever the values: they are refused with a reason, or every message of the request travels unchanged."""
     try:
-        request = build_request({"prompt": "a"}, values, SERVED)
+        request = read_request({"prompt": "a", **values}, SERVED)
     except JobError:
         return
     for submit in request.submits:

@@ -1,4 +1,4 @@
-"""What results say of speculation."""
+"""The statistics of speculation in a result."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A results file that is gone on with: cut anywhere, it ends as if it had never been."""
+"""A results file that is continued: cut anywhere, it ends as if it had not been cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stop(BaseException):
 
 
 def results_of(prompt: str) -> bytes:
-    """Return the results of a prompt, of which there may be several."""
+    """Return the results of a prompt, perhaps several."""
     return b"".join(b'{"of": "%s", "index": %d}\n' % (prompt.encode(), i) for i in range(int(prompt[-1]) % 3 + 1))
 
 
@@ -102,7 +102,7 @@ def test_nothing_is_mixed_or_thrown_away(path: Path) -> None:
         write(path, top_k=3)
     with pytest.raises(ConfigError, match="other prompts"):
         write(path, ["another", *PROMPTS[1:]])
-    with pytest.raises(ConfigError, match="3 prompts, of which 2 are left"):
+    with pytest.raises(ConfigError, match="3 prompts, but there are only 2"):
         write(path, PROMPTS[:2])
     assert path.read_bytes() == before
     assert write(path) == PROMPTS[3:]

@@ -45,12 +45,12 @@ def test_lines_are_numbered_and_blank_ones_skipped():
 @pytest.mark.parametrize(
     ("raw", "reason"),
     [
-        (b"{", "line 4 is no JSON"),
-        (b"\xff\xfe", "line 4 is no JSON"),
-        (b"[" * 100_000, "line 4 is no JSON"),
-        (b'{"prompt": "a", "temperature": NaN}', "NaN is no JSON number"),
+        (b"{", "line 4 is not valid JSON"),
+        (b"\xff\xfe", "line 4 is not valid JSON"),
+        (b"[" * 100_000, "line 4 is not valid JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
         (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),
-        (b'["a"]', "line 4 is no JSON object, but a list"),
+        (b'["a"]', "line 4 is not a JSON object, but a list"),
         (b'"a"', "a string"),
         (b"null", "null"),
         (b"3", "a number"),
@@ -169,11 +169,11 @@ def test_bad_lines_harm_no_others(broker, tmp_path):
         assert list(result) == FIELDS
         assert (result["finish_reason"], result["text"], result["token_ids"]) == ("error", "", [])
         assert f"line {2 * number + 1}" in result["error"]
-    assert f"{len(bad)} of {2 * len(bad)} lines failed: line 1 is no JSON" in outcome.stderr
+    assert f"{len(bad)} of {2 * len(bad)} lines failed: line 1 is not valid JSON" in outcome.stderr
 
 
 def test_options_are_defaults(broker, tmp_path):
-    """Options hold for lines that do not say otherwise."""
+    """Options hold for lines that do not give their own."""
     text = '{"prompt": "a"}\n{"prompt": "a", "temperature": 0.5, "stop": "X", "max_tokens": 9}\n'
     options = "--temperature 0.8 --seed 5 --top-k 3 --top-p 0.9 --min-p 0.1 --stop A --stop B --ignore-eos"
     outcome, _ = run(broker, tmp_path, text, *options.split(), "--max-tokens", "7", "--concurrency", "1")
@@ -209,7 +209,7 @@ def test_stream_shows_the_text(broker, tmp_path):
 
 
 def test_a_job_that_fails(tmp_path):
-    """What the broker says of a failed job stands in its line."""
+    """The broker's reason for a failed job is in its line."""
 
     def reply(message):
         if isinstance(message, Submit) and message.params.max_tokens == 3:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from specq.client.job_options import id_of, label_of, split_job_options
+from specq.client.job_options import id_of, label_of
+from specq.client.request import Served, read_request
 from specq.client.results_file import SUFFIX
 from specq.protocol.errors import JobError
+from specq.protocol.messages import Submit
+from tests.fake_broker import CODEC, INFO
 from tests.journal.test_commands import Deployment, deployment  # noqa: F401 - a fixture
 from tests.journal.test_processes import PATIENCE_S, wait_until
 from tests.toy import toy_text
@@ -137,7 +140,7 @@ def test_detached_jobs_are_fetched_later(deployment: Deployment, prompts: Path) 
         (["--priority", "1001"], "priority is 1001; it must be a whole number from -1000 to 1000"),
     ],
 )
-def test_wishes_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:
+def test_job_options_that_cannot_be(tmp_path: Path, options: list[str], said: str) -> None:
     """They are said before anything is sent, with status 2."""
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("{}\n")
@@ -147,21 +150,25 @@ def test_wishes_that_cannot_be(tmp_path: Path, options: list[str], said: str) ->
     assert said in done.stderr
 
 
-def test_wishes() -> None:
-    """They are taken out of what is asked for; a key gives the seed where one is drawn, the same each time."""
-    job_options, rest = split_job_options(
-        {"top_p": 0.5, "priority": 3, "deadline": 0.0015, "job_key": "k", "temperature": 1}
-    )
-    again = split_job_options({"temperature": 1, "job_key": "k"})[1]
-    other = split_job_options({"temperature": 1, "job_key": "l"})[1]
-    assert (job_options.priority, job_options.deadline_ms, job_options.job_key) == (3, 1, "k")
-    assert rest == {"top_p": 0.5, "temperature": 1, "seed": again["seed"]}
-    assert other["seed"] != again["seed"]
-    assert "seed" not in split_job_options({"temperature": 0, "job_key": "k"})[1]
-    assert split_job_options({"temperature": 1, "job_key": "k", "seed": 5})[1]["seed"] == 5
+def submitted(**values: Any) -> Submit:
+    (submit,) = read_request({"token_ids": [5], **values}, Served(INFO, CODEC)).submits
+    return submit
+
+
+def test_job_options() -> None:
+    """They reach the job; a key gives the job id, and the seed where one is drawn, the same each time."""
+    first = submitted(top_p=0.5, priority=3, deadline=0.0015, job_key="k", temperature=1)
+    again, other = submitted(temperature=1, job_key="k"), submitted(temperature=1, job_key="l")
+    assert (first.priority, first.deadline_ms) == (3, 1)
+    assert first.params.to_dict().keys() == {"top_p", "temperature", "max_tokens", "seed"}
+    assert (first.params.seed, first.job_id) == (again.params.seed, again.job_id)
+    assert other.params.seed != again.params.seed
+    assert other.job_id != again.job_id
+    assert submitted(temperature=0, job_key="k").params.seed == 0
+    assert submitted(temperature=1, job_key="k", seed=5).params.seed == 5
     for bad in ({"deadline": -1}, {"deadline": float("nan")}, {"deadline": "soon"}, {"priority": 1.5}):
         with pytest.raises(JobError):
-            split_job_options(bad)
+            submitted(**bad)
 
 
 @pytest.mark.parametrize("request_id", ["q", 7, None, [1, {"a": "ü"}], "x" * 5000])

@@ -1,0 +1,208 @@
+"""What `Client` and `AsyncClient` have in common: all that they do, written once as coroutines.
+
+`AsyncClient` awaits them. `Client` runs each to its end with `run`: its inboxes and jobs block the thread where those of
+`AsyncClient` suspend the task, so a coroutine of `Client` never suspends.
+
+To add a call: a coroutine here, and a method in each face (`specq.client.sync`, `specq.client.aio`) that passes its arguments
+on. Rule: only what a face defines may wait (`_inbox`, `_results`, `_sleep`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from specq.client.completions import Completions
+from specq.client.connection import Connection
+from specq.client.events import Event, Waiting
+from specq.client.request import Request, Served, read_request, read_requests
+from specq.client.result import Piece, Result
+from specq.config import DEFAULT_BROKER
+from specq.config import cache_dir as default_cache_dir
+from specq.protocol import JobError
+from specq.transport import CLIENT_ROLES, curve_to_broker
+
+POLL_S = 0.1
+T = TypeVar("T")
+
+
+class Inbox(Protocol):
+    """The events of a request, in order; any thread may call `put`."""
+
+    def put(self, event: Event, /) -> None: ...
+    async def get(self) -> Event: ...
+
+
+class Flag(Protocol):
+    """The end of a job; any thread may call `set`."""
+
+    def set(self) -> None: ...
+    def is_set(self) -> bool: ...
+
+
+class BaseJob:
+    """A prompt that was submitted. It runs whether or not the caller waits for it, until the client is closed."""
+
+    def __init__(self, client: BaseClient, request: Request, served: Served, ended: Flag) -> None:
+        self.id = request.id
+        self._client = client  # the client stays open as long as one of its jobs is referenced
+        self._connection, self._request = client._connection, request  # noqa: SLF001 - they are one thing
+        self._completions, self._ended_flag = Completions(request, served), ended
+        self._connection.submit(request, self._take)
+
+    def _take(self, event: Event) -> None:
+        """Take an event, in the I/O thread."""
+        self._completions.take(event)
+        if self._completions.ended:
+            self._ended_flag.set()
+
+    @property
+    def done(self) -> bool:
+        return self._ended_flag.is_set()
+
+    def cancel(self) -> None:
+        """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
+        self._connection.cancel(self._request)
+
+
+class PieceStream:
+    """The pieces of a request as they come; closing it early stops the jobs."""
+
+    def __init__(self, connection: Connection, request: Request, served: Served, inbox: Inbox) -> None:
+        self._connection, self._request, self._inbox = connection, request, inbox
+        self._completions = Completions(request, served)
+        connection.submit(request, inbox.put)
+
+    @property
+    def ended(self) -> bool:
+        return self._completions.ended
+
+    async def piece(self) -> Piece:
+        """Wait for the next piece; raises JobError if a single completion failed."""
+        return self._completions.piece(await self._inbox.get())
+
+    def close(self) -> None:
+        """Stop the jobs if they have not ended."""
+        if not self.ended:
+            self._connection.abandon(self._request)
+
+
+class BaseClient(ABC):
+    """A connection to a broker; arguments and errors as of `specq.Client`."""
+
+    _lock_type: Callable[[], contextlib.AbstractContextManager[Any]]  # of the lock of those who need the tokenizer
+
+    def __init__(
+        self,
+        broker: str = DEFAULT_BROKER,
+        *,
+        model: str = "",
+        timeout_s: float = 10.0,
+        cache_dir: Path | None = None,
+        keys: str | Path = "",
+        wait_s: float | None = None,
+        on_wait: Callable[[str], object] | None = None,
+    ) -> None:
+        curve = curve_to_broker(str(keys), *CLIENT_ROLES)
+        self._connection = Connection(broker, model, timeout_s, cache_dir or default_cache_dir(), curve, wait_s)
+        self._on_wait, self._lock = on_wait or bool, self._lock_type()
+        self._close = weakref.finalize(self, self._connection.link.close)
+
+    # --- what a face defines ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _inbox(self) -> Inbox: ...
+
+    @abstractmethod
+    def _job(self, request: Request, served: Served) -> Any:
+        """Submit a request and return the face's job."""
+
+    @abstractmethod
+    async def _results(self, job: Any) -> list[Result]:
+        """Wait for the end of a job of the face's kind."""
+
+    @abstractmethod
+    async def _sleep(self, seconds: float) -> None: ...
+
+    # --- what both do -----------------------------------------------------------------------------------------------
+
+    async def _generate(self, arguments: dict[str, Any]) -> Any:
+        """Complete a prompt or a list of prompts; a failure of the whole call stops all of its jobs."""
+        served = await self._get_served()
+        requests = read_requests(arguments, served, self._connection.model)
+        try:
+            jobs = [self._job(request, served) for request in requests]
+            answers = [_answer(request, await self._results(job)) for request, job in zip(requests, jobs, strict=True)]
+        except BaseException:
+            for request in requests:
+                self._connection.abandon(request)
+            raise
+        is_single = len(requests) == 1 and not requests[0].in_batch
+        return answers[0] if is_single else answers
+
+    async def _submit(self, arguments: dict[str, Any]) -> Any:
+        return self._job(*await self._read(arguments))
+
+    async def _read(self, arguments: dict[str, Any]) -> tuple[Request, Served]:
+        """Return the request of one prompt, and the model that it was checked against."""
+        served = await self._get_served()
+        return read_request(arguments, served, self._connection.model), served
+
+    def _open_stream(self, request: Request, served: Served) -> PieceStream:
+        return PieceStream(self._connection, request, served, self._inbox())
+
+    async def _get_served(self) -> Served:
+        """Return the model and its tokenizer, fetched when first needed."""
+        with self._lock:
+            if self._connection.served is not None:
+                return self._connection.served
+            inbox = self._inbox()
+            self._connection.fetch_tokenizer(inbox.put)
+            while isinstance(event := await inbox.get(), Waiting):
+                self._on_wait(event.what)
+            return self._connection.take_tokenizer(event)
+
+    async def _get_status(self) -> dict[str, Any]:
+        inbox = self._inbox()
+        self._connection.fetch_status(inbox.put)
+        return self._connection.take_status(await inbox.get())
+
+    async def _wait_until_ready(self, num_targets: int, num_drafters: int, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while missing := missing_workers(await self._get_status(), num_targets, num_drafters):
+            if time.monotonic() > deadline:
+                raise JobError(f"after {timeout_s:g} s only {missing} are ready", "no_verifier")
+            await self._sleep(POLL_S)
+
+
+def run(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that blocks and never suspends; return what it returns."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    raise AssertionError("a coroutine of the blocking client was suspended")
+
+
+def _answer(request: Request, results: list[Result]) -> Result | list[Result]:
+    return results if request.listed else results[0]
+
+
+def count_ready(report: dict[str, Any]) -> tuple[int, int]:
+    """Return how many targets and drafters are ready in a status report."""
+    roles = [worker.get("role") for worker in report.get("workers", []) if worker.get("state") == "ready"]
+    return roles.count("target"), roles.count("draft")
+
+
+def missing_workers(report: dict[str, Any], num_targets: int, num_drafters: int) -> str:
+    """Return "" if this many workers are ready in a status report, else how many are."""
+    targets, drafters = count_ready(report)
+    if targets >= num_targets and drafters >= num_drafters:
+        return ""
+    return f"{targets} of {num_targets} targets and {drafters} of {num_drafters} drafters"

@@ -1,0 +1,85 @@
+"""A client's connection to a broker, without waiting: requests go out, and each gives its events to a sink.
+
+Rule: no method waits. A sink is called in the I/O thread (`specq.client.link`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from specq.client.cache import TokenizerCache
+from specq.client.core import STATUS, TOKENIZER, ClientCore
+from specq.client.events import Event, RequestFailed, StatusReport, TokenizerReady
+from specq.client.link import Action, Link, Sink
+from specq.client.request import Request, Served
+from specq.protocol import JobError, Submit
+from specq.text import TextCodec
+from specq.transport import Curve
+
+
+class Connection:
+    """A broker, a model that it serves, and the cache for its tokenizer."""
+
+    def __init__(
+        self,
+        broker: str,
+        model: str,
+        timeout_s: float,
+        cache_dir: Path | None,
+        curve: Curve | None = None,
+        wait_s: float | None = None,
+    ) -> None:
+        self.cache, self.model, self.wait_s = TokenizerCache(cache_dir), model, wait_s
+        self.link = Link(ClientCore(broker, timeout_s, self.cache.recall), curve)
+        self.served: Served | None = None
+
+    def fetch_tokenizer(self, sink: Sink) -> None:
+        """Ask for the tokenizer; `sink` gets one event for `take_tokenizer`, before it perhaps some `Waiting`."""
+        self.link.request(TOKENIZER, sink, lambda core, now: core.fetch_tokenizer(self.model, now, self.wait_s))
+
+    def take_tokenizer(self, event: Event) -> Served:
+        """Return the model; raises JobError if the event is a failure."""
+        if isinstance(event, RequestFailed):
+            raise event.error
+        assert isinstance(event, TokenizerReady), "only these two answer a request for a tokenizer"
+        if "tokenizer.json" not in event.files:
+            raise JobError(f"{event.model.name} has no tokenizer that it could hand out", "engine")
+        self.cache.keep(event.files)
+        self.served = Served(event.model, TextCodec(event.files))
+        return self.served
+
+    def fetch_status(self, sink: Sink) -> None:
+        """Ask for the broker's report; `sink` gets one event for `take_status`."""
+        self.link.request(STATUS, sink, lambda core, now: core.get_status(now))
+
+    def take_status(self, event: Event) -> dict[str, Any]:
+        """Return the report; raises JobError if the event is a failure."""
+        if isinstance(event, RequestFailed):
+            raise event.error
+        assert isinstance(event, StatusReport), "only these two answer a request for the status"
+        return event.report
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Send the jobs of a request; `sink` gets their events."""
+        for job in request.submits:
+            self.link.request(job.job_id, sink, _submission(job))
+
+    def cancel(self, request: Request) -> None:
+        """Stop the jobs of a request; they end with what they have."""
+
+        def each(core: ClientCore, now: float) -> None:
+            for job in request.submits:
+                core.cancel(job.job_id, now)
+
+        with contextlib.suppress(JobError):  # closed, so that they are stopped already
+            self.link.call(each)
+
+    def abandon(self, request: Request) -> None:
+        """Stop the jobs of a request that nobody waits for any more."""
+        self.link.abandon([job.job_id for job in request.submits])
+
+
+def _submission(job: Submit) -> Action:
+    return lambda core, now: core.submit(job, now)
