@@ -22,8 +22,8 @@ import numpy as np
 
 from specq.bench.machine import describe
 from specq.bench.roundtrip import roundtrip
-from specq.journal.records import JobTaken, TokensAdded
-from specq.journal.sqlite.store import DURABILITIES, Journal
+from specq.config.sections import DURABILITIES
+from specq.journal import JobTaken, Opening, TokensAdded, open_journal
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 from specq.runtime.columns import columns
@@ -65,7 +65,7 @@ def _values(row: dict[str, Any]) -> tuple[object, ...]:
 
 def group_times(folder: Path, durability: str, num_rows: int, num_groups: int) -> dict[str, float]:
     """Return the median and 99th percentile of the time of a group in microseconds, and groups a second."""
-    journal = Journal(folder / f"{durability}-{num_rows}.journal", durability=durability)
+    journal = open_journal(str(folder / f"{durability}-{num_rows}.journal"), Opening(durability))
     submits = [_submit(job_id) for job_id in range(1, num_rows + 1)]
     journal.write([JobTaken(submit, "", 0.0, 0.0) for submit in submits])
     times = []

@@ -19,7 +19,7 @@ PACKAGES = {
     "models": ("protocol",),
     "transport": ("protocol",),
     "text": ("protocol",),
-    "journal": ("protocol",),
+    "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "runtime", "text", "verification"),
     "proposers": ("protocol", "verification", "engines"),

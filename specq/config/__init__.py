@@ -11,7 +11,7 @@ In: a path, variables, options. Out: `Config` and its sections, or ConfigError. 
 from specq.config.addresses import connect_address, free_address
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options
-from specq.config.loading import cache_dir, environment_of_children, journal_path, load, options_of, override
+from specq.config.loading import cache_dir, environment_of_children, journal_address, load, options_of, override
 from specq.config.sections import (
     DEFAULT_BROKER,
     BrokerConfig,
@@ -41,7 +41,7 @@ __all__ = [
     "connect_address",
     "environment_of_children",
     "free_address",
-    "journal_path",
+    "journal_address",
     "kinds",
     "load",
     "of_one",

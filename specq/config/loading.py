@@ -68,14 +68,17 @@ def state_dir() -> Path:
     return Path(own) if own else Path(shared) / "specq"
 
 
-def journal_path(config: BrokerConfig) -> Path | None:
-    """Return a broker's journal; None for one that keeps none. One that binds any free port has none unless it is named."""
+def journal_address(config: BrokerConfig) -> str:
+    """Return where a broker's journal is: a path, or KIND://...; empty for a broker that keeps none.
+
+    A broker that binds any free port has a journal only if the configuration names one.
+    """
     if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
-        return None
+        return ""
     if config.journal:
-        return Path(config.journal).expanduser()
+        return config.journal
     name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.bind.replace("://", "-"))
-    return state_dir() / f"{name}.journal"
+    return str(state_dir() / f"{name}.journal")
 
 
 def options_of(config: TargetConfig | DraftConfig) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from specq.config.sections import BrokerConfig, ClientConfig, Config, DraftConfi
 from specq.models import bundled, resolve_model
 from specq.protocol.errors import ConfigError
 
-ALL = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
+ALL = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate
 
 

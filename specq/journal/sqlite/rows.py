@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
+from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded, num_bytes
 from specq.protocol import ConfigError, JobError, SamplingParams, Speculation, Submit, Values
 
 V = TypeVar("V", bound=Values)
@@ -36,15 +36,6 @@ def job_row(record: JobTaken) -> tuple[Any, ...]:
         record.deadline,
         submit.prompt_ids.astype("<i4").tobytes(),
     )
-
-
-def num_bytes(record: Record) -> int:
-    """Return the bytes that a record adds to the journal, about: those of its arrays."""
-    if isinstance(record, JobTaken):
-        return record.submit.prompt_ids.nbytes
-    if isinstance(record, (TokensAdded, JobEnded)):
-        return len(record.token_ids) + len(record.accepted) + len(record.logprobs)
-    return 0
 
 
 def result_row(record: JobEnded) -> tuple[Any, ...]:
