@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
-from specq.protocol import SamplingParams
+from specq.protocol import RenamedCounts, SamplingParams
 from specq.text import StopMatcher, TextCodec
 
 
@@ -30,8 +30,8 @@ class Result:
                    included), tokens_per_second and time_to_first_token_ms (both from the submission), candidates and
                    depth (mean leaves and depth of the trees verified), seed
     internal       what else was counted, whose names may change: hit_rate (rounds that began with live nodes),
-                   wasted_rows (nodes verified in vain), worth (how likely a further node had to be, on average: the
-                   window), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
+                   wasted_rows (nodes that were verified and not accepted), min_accept_prob (how likely a further node had
+                   to be, on average), and the broker's and verifier's counters (`JobStats`, `SessionStats`)
     """
 
     id: Any
@@ -124,7 +124,7 @@ def make_result(request: Request, position: int, transcript: Transcript, codec: 
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None,
         index=_index(request, position),
-        internal=internal_counts(transcript.stats),
+        internal=RenamedCounts(internal_counts(transcript.stats)),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from specq.config import engine_options
 from specq.config.engine_options import Options
+from specq.config.renamed import with_new_names
 from specq.config.sections import (
     SECTIONS,
     BrokerConfig,
@@ -50,6 +51,7 @@ def load(path: str | Path | None = None) -> Config:
 def override(section: S, **cli_values: Any) -> S:
     """Return the section with the values that were given on the command line; None means not given."""
     given = {name: value for name, value in cli_values.items() if value is not None}
+    given = with_new_names(section_name(type(section)), given)
     _refuse_unknown(f"option of {section_name(type(section))}", given, kinds(type(section)))
     return replace(section, **given)
 
@@ -103,13 +105,13 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _section(name: str, values: Any) -> Section:
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is {values!r}; it must be a section, [{name}]")
-    cls = SECTIONS[name]
+    cls, values = SECTIONS[name], with_new_names(name, values)
     _refuse_unknown(f"key {name}.", values, kinds(cls))
     broker = os.environ.get("SPECQ_BROKER")
     if broker and "broker" in kinds(cls):

@@ -72,7 +72,7 @@ from specq.protocol.messages import (
     Welcome,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
-from specq.protocol.session_stats import SessionStats, is_stats
+from specq.protocol.session_stats import RenamedCounts, SessionStats, is_stats
 from specq.protocol.types import (
     NO_TOKENS,
     NO_TREE,
@@ -167,6 +167,7 @@ __all__ = [
     "Range",
     "Refused",
     "Release",
+    "RenamedCounts",
     "SamplingParams",
     "SessionFailed",
     "SessionStats",

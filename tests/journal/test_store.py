@@ -219,6 +219,17 @@ def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, p
     assert (found.finish, found.num_tokens) == ("length", 2)
 
 
+def test_counts_of_an_earlier_specq_have_their_new_names(open_journal: Open) -> None:
+    """A result that was journaled under the old names is read under those of today."""
+    journal = open_journal()
+    journal.write([taken(1), ended(1, [7])._replace(stats={"rounds": 2, "worths": 400})])
+    reader = journal.reader()
+    found = reader.find(1)
+    reader.close()
+    assert found is not None
+    assert found.stats == {"rounds": 2, "min_accept_probs": 400}
+
+
 def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> None:
     """Steps that the file has not had are taken, once; what it held stays."""
     journal = open_journal()

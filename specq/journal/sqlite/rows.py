@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded, num_bytes
-from specq.protocol import ConfigError, JobError, SamplingParams, Speculation, Submit, Values
+from specq.protocol import ConfigError, JobError, RenamedCounts, SamplingParams, Speculation, Submit, Values
 
 V = TypeVar("V", bound=Values)
 
@@ -131,7 +131,7 @@ def _values(cls: type[V], text: str) -> tuple[V, str]:
 
 
 def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int]) -> None:
-    """Append a row of `COMMIT`; one that does not follow what is there is left out: its tokens are generated anew."""
+    """Append a row of `COMMIT`. One that leaves a gap is left out: its tokens are generated again."""
     _, base_len, token_ids, accepted, logprobs, rounds, draft_tokens = row
     if base_len == job.num_tokens:
         job.token_ids += token_ids
@@ -142,7 +142,7 @@ def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, in
 
 
 def add_result(job: StoredJob, row: tuple[Any, ...]) -> None:
-    """Take in a row of `RESULT`."""
+    """Add a row of `RESULT`."""
     job.weights, job.finish, job.ended, job.code, job.reason, stats, *arrays = row
     job.token_ids, job.accepted, job.logprobs = arrays
-    job.stats = orjson.loads(stats)
+    job.stats = RenamedCounts.renamed(orjson.loads(stats))
