@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from specq.protocol import BoolArray, Float32Array, Float64Array
+from specq.protocol import BoolArray, Float32Array, Float64Array, Int64Array
 
 NUM_BINS = 12
 PRIOR_WEIGHT = 2.0  # a claim counts as much as so many verdicts
@@ -63,8 +62,8 @@ class Calibration:
             self._accepted[i] = self._accepted[i] * fade + float(right[i])
 
 
-def _claims(scores: Float32Array) -> tuple[Float64Array, npt.NDArray[np.int64]]:
+def _claims(scores: Float32Array) -> tuple[Float64Array, Int64Array]:
     """Return claimed probabilities and their bins."""
     claims: Float64Array = np.exp(np.minimum(scores, 0.0), dtype=np.float64)
-    bins: npt.NDArray[np.int64] = np.minimum((claims * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins: Int64Array = np.minimum((claims * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     return claims, bins

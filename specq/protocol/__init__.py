@@ -1,7 +1,8 @@
 """The protocol: every value that crosses a process boundary, and how it becomes frames and back.
 
+    arrays          types of arrays, for all of specq
     types, params   draft trees, steps, judgements, models; what a job may ask for
-    messages        one frozen dataclass for each message, filed by receiver
+    messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
     bounds          what any number or text from outside may be
     draft_checks    what a draft must satisfy before it reaches a draft tree
@@ -10,6 +11,18 @@
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
 """
 
+from specq.protocol.arrays import (
+    BoolArray,
+    Float16Array,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    IntpArray,
+    UInt8Array,
+    UInt16Array,
+    UInt64Array,
+)
 from specq.protocol.bounds import (
     COUNT,
     DEADLINE_MS,
@@ -76,21 +89,15 @@ from specq.protocol.session_stats import RenamedCounts, SessionStats, is_stats
 from specq.protocol.types import (
     NO_TOKENS,
     NO_TREE,
-    BoolArray,
     DraftDistribution,
     DraftDistributions,
     Fault,
-    Float32Array,
-    Float64Array,
     History,
-    Int32Array,
-    IntpArray,
     Judgement,
     Logprobs,
     ModelInfo,
     SessionStep,
     Tree,
-    UInt16Array,
 )
 from specq.protocol.wire import (
     MAX_ARRAY,
@@ -141,6 +148,7 @@ __all__ = [
     "Failed",
     "Fault",
     "FetchTokenizer",
+    "Float16Array",
     "Float32Array",
     "Float64Array",
     "Follow",
@@ -150,6 +158,7 @@ __all__ = [
     "Hello",
     "History",
     "Int32Array",
+    "Int64Array",
     "IntpArray",
     "JobError",
     "JobInfo",
@@ -179,7 +188,9 @@ __all__ = [
     "TokenizerChunk",
     "Tokens",
     "Tree",
+    "UInt8Array",
     "UInt16Array",
+    "UInt64Array",
     "Values",
     "Verdict",
     "Welcome",

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from specq.protocol.arrays import Int32Array, UInt16Array
 from specq.protocol.messages import Draft
-from specq.protocol.types import DraftDistribution, Int32Array, UInt16Array
+from specq.protocol.types import DraftDistribution
 
 
 def distributions_of(draft: Draft) -> list[DraftDistribution | None]:

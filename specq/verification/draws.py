@@ -12,10 +12,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Float64Array
+from specq.protocol import Float64Array, Int64Array, UInt64Array
 from specq.verification import host_rows, noise
-from specq.verification.packing import Int64Array
-from specq.verification.seeds import Domain, UInt64Array
+from specq.verification.seeds import Domain
 
 
 class Draws(Protocol):

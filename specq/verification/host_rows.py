@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.protocol import Float32Array, Float64Array, Int32Array
+from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.runtime import library
-from specq.verification.packing import Int64Array, Rows
+from specq.verification.packing import Rows
 from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
 
 SOURCE = Path(__file__).parent / "kernels" / "rows.c"

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Float64Array, Judgement
+from specq.protocol import Float64Array, Int64Array, Judgement
 from specq.verification.draws import Draws
 from specq.verification.longest import judge_longest
-from specq.verification.packing import Int64Array, JudgedStep, pack
+from specq.verification.packing import JudgedStep, pack
 from specq.verification.target_rows import TargetRows
 
 

@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from specq.protocol import NO_TREE, Float64Array, Judgement
+from specq.protocol import NO_TREE, Float64Array, Int64Array, Judgement
 from specq.verification.draws import Draws
 from specq.verification.longest import judge_longest
-from specq.verification.packing import Int64Array, JudgedStep, by_temperature, pack
+from specq.verification.packing import JudgedStep, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import TargetRows
 
