@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from specq.protocol.types import Int32Array, Tree
+from specq.protocol.arrays import Int32Array
+from specq.protocol.types import Tree
 
 logging.disable_progress_bar()
 VOCAB = 99  # no multiple of anything

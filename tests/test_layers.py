@@ -19,7 +19,7 @@ PACKAGES = {
     "models": ("protocol",),
     "transport": ("protocol",),
     "text": ("protocol",),
-    "journal": ("protocol",),
+    "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "config", "runtime", "text", "verification"),
     "proposers": ("protocol", "config", "runtime", "verification", "engines"),

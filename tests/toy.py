@@ -14,9 +14,10 @@ import numpy as np
 from specq.proposers import Children, Expansion, draws_children
 from specq.proposers.chain_source import NO_TOKEN, Chains
 from specq.proposers.chains import chain_by_passes, level_ids
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import DraftDistribution, Int32Array, Judgement, ModelInfo, SessionStep
+from specq.protocol.types import DraftDistribution, Judgement, ModelInfo, SessionStep
 
 VOCAB = 50
 EOS = 0

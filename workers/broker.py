@@ -13,7 +13,7 @@ import structlog
 import zmq
 
 from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink, Send
-from specq.config import BrokerConfig, journal_path
+from specq.config import BrokerConfig, journal_address
 from specq.protocol import ConfigError, JournalLostError
 from specq.transport import Beat, Stop, calm_collector, connect_dealer, drain, try_send
 
@@ -25,8 +25,8 @@ class BrokerLoop:
 
     def __init__(self, config: BrokerConfig) -> None:
         self.front = Front(config)
-        path = journal_path(config)
-        self.journal = JournalLink(path, config) if path else None
+        address = journal_address(config)
+        self.journal = JournalLink(address, config) if address else None
         self.broker = _make_broker(config, self.journal, self.front)
         self.backs: dict[bytes, zmq.Socket[bytes]] = {}
         self.context = zmq.Context()
@@ -153,7 +153,7 @@ def run(config: BrokerConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     stop = Stop()
     loop = BrokerLoop(config)
-    journal = str(loop.journal.journal.path) if loop.journal else "none"
+    journal = loop.journal.journal.address if loop.journal else "none"
     log.info("broker_started", address=loop.address, journal=journal, jobs=len(loop.broker.state.jobs.active))
     calm_collector()
     loop.serve(stop, config.drain_seconds)

@@ -16,7 +16,7 @@ import numpy as np
 
 from specq.bench.roundtrip import roundtrip
 from specq.config import DURABILITIES
-from specq.journal import JobTaken, Journal, TokensAdded
+from specq.journal import JobTaken, Opening, TokensAdded, open_journal
 from specq.protocol import SamplingParams, Submit
 
 ROWS = (1, 16, 64)
@@ -26,7 +26,7 @@ NONE = "none"
 
 def group_times(folder: Path, durability: str, num_rows: int, num_groups: int) -> dict[str, float]:
     """Return the median and 99th percentile of the time of a group in microseconds, and groups a second."""
-    journal = Journal(folder / f"{durability}-{num_rows}.journal", durability=durability)
+    journal = open_journal(str(folder / f"{durability}-{num_rows}.journal"), Opening(durability))
     submits = [_submit(job_id) for job_id in range(1, num_rows + 1)]
     journal.write([JobTaken(submit, "", 0.0, 0.0) for submit in submits])
     times = []

@@ -6,12 +6,11 @@ import contextlib
 import os
 import socket
 import time
-from pathlib import Path
 
 from specq.broker.core import Broker
 from specq.broker.state import Effect, Find, FindFinished, Write
 from specq.config import BrokerConfig
-from specq.journal import Journal, JournalLookup, JournalReader, JournalWriter, Keep, Question, Record
+from specq.journal import JournalLookup, JournalWriter, Keep, Opening, Question, Record, open_journal
 from specq.protocol import JournalLostError
 
 
@@ -21,14 +20,8 @@ class JournalLink:
     fileno   readable when there is news for `hear`
     """
 
-    def __init__(self, path: Path, config: BrokerConfig) -> None:
-        self.journal = Journal(
-            path,
-            durability=config.durability,
-            owner=f"process {os.getpid()}, listening on {config.bind}",
-            floor=int(time.time()) << 10,  # above the epochs of brokers that kept no journal
-            take_over=config.take_over,
-        )
+    def __init__(self, address: str, config: BrokerConfig) -> None:
+        self.journal = open_journal(address, _opening(config))
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
         self._woken.setblocking(False)
@@ -38,7 +31,7 @@ class JournalLink:
         self._trouble = self._full = ""
         keep = Keep(config.keep_hours * 3600, config.keep_mb << 20)
         self.writer = JournalWriter(self.journal, self._wake, keep)
-        self.lookup = JournalLookup(JournalReader(path), self._wake)
+        self.lookup = JournalLookup(self.journal.reader(), self._wake)
 
     def fileno(self) -> int:
         return self._woken.fileno()
@@ -100,6 +93,15 @@ class JournalLink:
         self.writer.close()
         self._waker.close()
         self._woken.close()
+
+
+def _opening(config: BrokerConfig) -> Opening:
+    return Opening(
+        durability=config.durability,
+        owner=f"process {os.getpid()}, listening on {config.bind}",
+        floor=int(time.time()) << 10,  # above the epochs of brokers that kept no journal
+        take_over=config.take_over,
+    )
 
 
 def _question(effect: Find | FindFinished) -> Question:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from specq.config import Cores, Options, OwnOptions, Section, kinds, of_one, section_name
+from specq.config import RENAMED, Cores, Options, OwnOptions, Section, kinds, of_one, section_name
 from specq.runtime import log
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +61,9 @@ def section_options(
         own_keys = _keys([(name, kind) for name, types in (own or {}).items() for kind in types])
         for f, kind, owners in reversed([*keys.values(), *own_keys.values()]):
             only = f" (--role {owners[0]} only)" if len(owners) < len(sections) else ""
-            command = _option(f, kind, only)(command)
+            command = _option(f.name, f, kind, only)(command)
+        for old, (f, kind) in _old_names(sections).items():
+            command = _option(old, f, kind, hidden=True)(command)
         return config_option(command)
 
     return decorate
@@ -78,24 +80,33 @@ def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Fiel
     return {name: key for name, key in keys.items() if not key[0].metadata.get("is_hidden")}
 
 
-def _option(f: Field[Any], kind: Any, only: str) -> Callable[[F], F]:
-    flag = "--" + f.name.replace("_", "-")
+def _old_names(sections: tuple[type[Section], ...]) -> dict[str, tuple[Field[Any], Any]]:
+    """Return the fields and types of the keys that had another name before, by that name."""
+    keys = {name: (f, kinds(section)[name]) for section in sections for name, f in section.__dataclass_fields__.items()}
+    names = {old: new for section in sections for old, new in RENAMED.get(section_name(section), {}).items()}
+    return {old: keys[new] for old, new in names.items()}
+
+
+def _option(name: str, f: Field[Any], kind: Any, only: str = "", *, hidden: bool = False) -> Callable[[F], F]:
+    """Return the decorator that adds a key's option under a name."""
+    flag = "--" + name.replace("_", "-")
     shown = "" if f.default in ("", ()) or kind is bool else f"  [default: {f.default}]"
     text = f.metadata["help"] + only + shown
     if kind is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", f.name, default=None, help=text)
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text, hidden=hidden)
     if kind == Cores:
-        return click.option(flag, f.name, type=core_list, metavar="LIST", help=text)
+        return click.option(flag, name, type=core_list, metavar="LIST", help=text, hidden=hidden)
     if kind == Options:
         return click.option(
             of_one(flag),
-            f.name,
+            name,
             multiple=True,
             callback=lambda _context, _parameter, values: values or None,
             metavar="NAME=VALUE",
             help=text,
+            hidden=hidden,
         )
-    return click.option(flag, f.name, type=kind, help=text)
+    return click.option(flag, name, type=kind, help=text, hidden=hidden)
 
 
 def log_options(default: str) -> Callable[[F], F]:

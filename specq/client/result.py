@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
-from specq.protocol import SamplingParams
+from specq.protocol import RenamedCounts, SamplingParams
 from specq.text import StopMatcher, TextCodec
 
 
@@ -124,7 +124,7 @@ def make_result(request: Request, position: int, transcript: Transcript, codec: 
         stats=speculation_stats(transcript.stats) | _timing(transcript) | {"seed": job.params.seed},
         logprobs=transcript.logprobs.to_list(transcript.token_ids) if job.params.logprobs >= 0 else None,
         index=_index(request, position),
-        internal=internal_counts(transcript.stats),
+        internal=RenamedCounts(internal_counts(transcript.stats)),
     )
 
 

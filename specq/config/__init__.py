@@ -4,6 +4,7 @@
     loading          reads the file and the environment; the only module that does
     engine_options   options as name=value, values in JSON
     own_options      options that only one engine or proposer knows, declared beside it
+    renamed          old names of keys, which are aliases for one version
     addresses        ZeroMQ addresses as configurations name them
 
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
@@ -12,8 +13,9 @@ In: a path, variables, options. Out: `Config` and its sections, or ConfigError. 
 from specq.config.addresses import check_bind, check_connect, connect_address, free_address
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
-from specq.config.loading import cache_dir, environment_of_children, journal_path, load, override
+from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override
 from specq.config.own_options import OwnOptions, own_options, read_own, with_own
+from specq.config.renamed import RENAMED
 from specq.config.sections import (
     DEFAULT_BROKER,
     DURABILITIES,
@@ -34,6 +36,7 @@ from specq.config.sections import (
 __all__ = [
     "DEFAULT_BROKER",
     "DURABILITIES",
+    "RENAMED",
     "BrokerConfig",
     "ClientConfig",
     "Config",
@@ -51,7 +54,7 @@ __all__ = [
     "environment_of_children",
     "free_address",
     "hidden",
-    "journal_path",
+    "journal_address",
     "kinds",
     "load",
     "of_one",

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from specq.config.own_options import chosen, gather_own
+from specq.config.renamed import with_new_names
 from specq.config.sections import (
     SECTIONS,
     BrokerConfig,
@@ -50,6 +51,7 @@ def load(path: str | Path | None = None) -> Config:
 def override(section: S, **cli_values: Any) -> S:
     """Return the section with the values that were given on the command line; None means not given."""
     given = {name: value for name, value in cli_values.items() if value is not None}
+    given = with_new_names(section_name(type(section)), given)
     _refuse_unknown(f"option of {section_name(type(section))}", given, kinds(type(section)))
     return replace(section, **given)
 
@@ -68,14 +70,17 @@ def state_dir() -> Path:
     return Path(own) if own else Path(shared) / "specq"
 
 
-def journal_path(config: BrokerConfig) -> Path | None:
-    """Return a broker's journal; None for one that keeps none. One that binds any free port has none unless it is named."""
+def journal_address(config: BrokerConfig) -> str:
+    """Return where a broker's journal is: a path, or KIND://...; empty for a broker that keeps none.
+
+    A broker that binds any free port has a journal only if the configuration names one.
+    """
     if config.journal == "none" or (not config.journal and config.bind.endswith(":*")):
-        return None
+        return ""
     if config.journal:
-        return Path(config.journal).expanduser()
+        return config.journal
     name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.bind.replace("://", "-"))
-    return state_dir() / f"{name}.journal"
+    return str(state_dir() / f"{name}.journal")
 
 
 def environment_of_children() -> dict[str, str]:
@@ -90,13 +95,13 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no TOML: {error}") from None
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
 
 def _section(name: str, values: Any) -> Section:
     if not isinstance(values, dict):
         raise ConfigError(f"{name} is {values!r}; it must be a section, [{name}]")
-    cls = SECTIONS[name]
+    cls, values = SECTIONS[name], with_new_names(name, values)
     known = {key: kind for key, kind in kinds(cls).items() if kind != Tables}
     own: Tables = ()
     if issubclass(cls, TargetConfig | DraftConfig):

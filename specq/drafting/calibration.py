@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from specq.protocol import BoolArray, Float32Array, Float64Array
+from specq.protocol import BoolArray, Float32Array, Float64Array, Int64Array
 
 NUM_BINS = 12
 PRIOR_WEIGHT = 2.0  # verdicts that a prediction counts for
@@ -63,8 +62,8 @@ class Calibration:
             self._accepted[i] = self._accepted[i] * fade + float(num_accepted[i])
 
 
-def _binned(scores: Float32Array) -> tuple[Float64Array, npt.NDArray[np.int64]]:
+def _binned(scores: Float32Array) -> tuple[Float64Array, Int64Array]:
     """Return the predicted probabilities f64[...] of scores f32[...], and their bins i64[...]."""
     predicted: Float64Array = np.exp(np.minimum(scores, 0.0), dtype=np.float64)
-    bins: npt.NDArray[np.int64] = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+    bins: Int64Array = np.minimum((predicted * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     return predicted, bins

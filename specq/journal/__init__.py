@@ -1,16 +1,18 @@
 """The journal: what the broker must not forget.
 
-    records        what it is given: jobs, their tokens, their ends; and what it gives back
+    interface      what a kind of journal must do, and the table of kinds
+    records        what is written: jobs, their tokens, their ends; and what is read back
     logprob_rows   log-probabilities as bytes
     threads        the two threads that keep the disk out of the broker's loop
     sqlite/        the journal in a SQLite file
 
-In: groups of records. Out: unfinished jobs, finished ones by id, lists. To add a kind of journal: a package beside `sqlite`.
+In: groups of records. Out: unfinished jobs, finished ones by id, lists. To add a kind of journal: see `interface`.
 
-Rules: a group of records is journaled whole or not at all, and only by the broker whose fence is the newest. Whatever is
-given twice changes nothing: tokens count by position.
+Rules: a group of records is journaled whole or not at all, and only by the broker whose fence is the newest. Tokens count by
+position, so tokens that are written twice change nothing.
 """
 
+from specq.journal.interface import Journal, JournalReader, Opening, open_journal
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
     NO_CRASHES,
@@ -25,8 +27,6 @@ from specq.journal.records import (
     StoredJob,
     TokensAdded,
 )
-from specq.journal.sqlite.reader import JournalReader
-from specq.journal.sqlite.store import Journal
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
 
 __all__ = [
@@ -43,10 +43,12 @@ __all__ = [
     "JournalReader",
     "JournalWriter",
     "Keep",
+    "Opening",
     "Question",
     "Record",
     "StoredJob",
     "TokensAdded",
+    "open_journal",
     "pack",
     "unpack",
 ]

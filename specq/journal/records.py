@@ -1,6 +1,6 @@
-"""What the journal is told of a job, and what it gives back: plain values, no I/O.
+"""What the broker writes to the journal about a job, and what it reads back: plain values, no I/O.
 
-Rule: records are told in the order in which they happened. `TokensAdded` of one job follow each other without a gap.
+Rule: records are written in the order in which things happened. `TokensAdded` of one job follow each other without a gap.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from specq.protocol import Submit
 
 
 class JobTaken(NamedTuple):
-    """A job was taken. Times in seconds since 1970; deadline 0: none. `owner` is whose job it is."""
+    """A job was accepted. Times in seconds since 1970; deadline 0: none. `owner`: the user who submitted it."""
 
     submit: Submit
     owner: str
@@ -25,8 +25,10 @@ class JobTaken(NamedTuple):
 
 
 class JobBound(NamedTuple):
-    """The weights that the job's text comes from: only a verifier that has the same may go on with it. `placed` is the
-    incarnation of the verifier that holds the job; 0: none does, or the broker has parted from it in good order."""
+    """The weights that the job's text comes from: only a verifier with the same weights may continue it.
+
+    `placed` is the incarnation of the verifier that holds the job; 0: none does, or it gave the job back in good order.
+    """
 
     job_id: int
     weights: str
@@ -34,10 +36,11 @@ class JobBound(NamedTuple):
 
 
 class Crashes(NamedTuple):
-    """What is held against a job: see `specq.broker.workers.quarantine`.
+    """The crashes that count against a job: see `specq.broker.workers.quarantine`.
 
-    total   verifiers that died while they held it; lone: of these, so many since it runs alone
-    length  generated tokens that it had at the last of them
+    total   verifiers that died while they held the job
+    lone    those that died since the job runs alone
+    length  generated tokens that the job had at the last crash
     """
 
     total: int = 0
@@ -49,14 +52,14 @@ NO_CRASHES = Crashes()
 
 
 class JobCrashed(NamedTuple):
-    """What is held against a job from now on."""
+    """The crashes that count against a job from now on."""
 
     job_id: int
     crashes: Crashes
 
 
 class TokensAdded(NamedTuple):
-    """One round's tokens, `base_len` generated ones before them.
+    """One round's tokens, after `base_len` generated ones.
 
     token_ids i32[m], accepted u8[m] (1: was drafted), logprobs: rows of `specq.journal.logprob_rows` or empty; all as
     bytes, little-endian. num_nodes: draft nodes that the round verified.
@@ -93,12 +96,21 @@ class JobDropped(NamedTuple):
 Record = JobTaken | JobBound | JobCrashed | TokensAdded | JobEnded | JobDropped
 
 
+def num_bytes(record: Record) -> int:
+    """Return about how many bytes a record adds to a journal: those of its arrays."""
+    if isinstance(record, JobTaken):
+        return record.submit.prompt_ids.nbytes
+    if isinstance(record, (TokensAdded, JobEnded)):
+        return len(record.token_ids) + len(record.accepted) + len(record.logprobs)
+    return 0
+
+
 @dataclass(slots=True)
 class StoredJob:
     """A job as the journal holds it; fields as in the records. `rounds` and `draft_tokens` count up to its last tokens.
 
-    misfit  what is wrong with values that an earlier broker took, and no verifier is sent any more; "" as a rule. Those are
-            at their defaults in `submit`
+    misfit  which of its values are out of bounds by now, though an earlier broker accepted them; usually "". In `submit`
+            these have their defaults, and no verifier receives the job
     """
 
     submit: Submit
@@ -126,7 +138,7 @@ class StoredJob:
 
 
 class JobSummary(NamedTuple):
-    """A line of a list of jobs: of one that ended, its finish reason; times in seconds since 1970."""
+    """A line of a list of jobs; `finish` is empty until the job ends. Times in seconds since 1970."""
 
     job_id: int
     label: str

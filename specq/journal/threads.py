@@ -1,8 +1,8 @@
 """The two threads that keep the disk out of the broker's loop: one writes, one looks things up.
 
-The writer journals whatever has come in as one group, as soon as the group before is done, but no more than one in two
-milliseconds: the busier the broker, the larger the groups, and the less each record costs. It says by `durable` how far it
-is. Both call `wake` when there is news, from their own threads.
+The writer journals all waiting records as one group, as soon as the group before is done, but at most one group in two
+milliseconds: the busier the broker, the larger the groups, and the less each record costs. `durable` says how far it is. Both
+threads call `wake` when something has changed.
 """
 
 from __future__ import annotations
@@ -19,15 +19,13 @@ from typing import Any
 
 import structlog
 
-from specq.journal.records import Record
-from specq.journal.sqlite import rows
-from specq.journal.sqlite.reader import JournalReader
-from specq.journal.sqlite.store import Journal
+from specq.journal.interface import Journal, JournalReader
+from specq.journal.records import Record, num_bytes
 from specq.protocol import JournalBusyError, JournalLostError
 
 log = structlog.get_logger(__name__)
 
-CHECK_S = 1.0  # at least so often a writer makes sure that it still owns the journal
+CHECK_S = 1.0  # longest time between two checks that the writer still owns the journal
 EXPIRE_S = 10.0
 RETRY_S = 0.25
 GROUP_S = 0.002  # least time from the beginning of one group to that of the next
@@ -40,7 +38,7 @@ Question = Callable[[JournalReader], Any]
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """How long results are kept: for so many seconds, and while the journal takes at most so many bytes."""
+    """Limits of what is kept: the age of results in seconds, and the bytes of the whole journal."""
 
     seconds: float = 7 * 86400.0
     num_bytes: int = 1 << 30
@@ -50,9 +48,9 @@ class JournalWriter:
     """Journals groups of records in a thread of its own.
 
     durable  the sequence number up to which everything is journaled
-    trouble  why nothing can be journaled now, or ""; what waits is tried again
-    lost     why nothing will ever be: the broker must stop
-    full     why no new jobs should be journaled, or "": those that have not ended alone take more room than there is
+    trouble  why nothing can be journaled now, or ""; the writer tries again
+    lost     why nothing can be journaled any more, or "": the broker must stop
+    full     why no new jobs should be journaled, or "": the unfinished jobs alone take more room than there is
     """
 
     def __init__(self, journal: Journal, wake: Wake, keep: Keep | None = None) -> None:
@@ -70,9 +68,9 @@ class JournalWriter:
         self._queue.put((sequence, records))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Journal what was handed over, if that is possible in time, and close the journal."""
+        """Journal what was handed over, if there is time, and close the journal."""
         self._closing.set()
-        self._queue.put((0, ()))  # so that it need not wait
+        self._queue.put((0, ()))  # ends its wait
         self._thread.join(timeout_s)
         if not self._thread.is_alive():
             self._journal.close()
@@ -85,7 +83,7 @@ class JournalWriter:
                 self._turn()
         except JournalLostError as error:
             self.lost = str(error)
-        except BaseException as error:  # the broker must not go on as if nothing had happened
+        except BaseException as error:  # the broker must learn of it and stop
             self.lost = f"the journal's thread died: {error!r}"
             raise
         finally:
@@ -111,7 +109,7 @@ class JournalWriter:
             self._tidy(idle=True)
 
     def _take(self) -> tuple[int, list[Record]]:
-        """Wait for records, and return all that there are when it is time for a group."""
+        """Wait for records, and return all that wait when it is time for a group."""
         try:
             sequence, first = self._queue.get(timeout=CHECK_S)
         except Empty:
@@ -126,38 +124,38 @@ class JournalWriter:
         return sequence, records
 
     def _try(self, action: Callable[[], None]) -> bool:
-        """Do something with the journal; False if it cannot be done now."""
+        """Run an action on the journal; False if the journal is busy."""
         try:
             action()
         except JournalBusyError as error:
-            self._tell_trouble(str(error))
+            self._report_trouble(str(error))
             return False
-        self._tell_trouble("")
+        self._report_trouble("")
         return True
 
-    def _tell_trouble(self, trouble: str) -> None:
+    def _report_trouble(self, trouble: str) -> None:
         if trouble != self.trouble:
             log.warning("journal_troubled", reason=trouble) if trouble else log.info("journal_recovered")
             self.trouble = trouble
             self._wake()
 
     def _tidy(self, *, idle: bool) -> None:
-        """Take a step towards the limits, or while nothing else is to be done all of them. What cannot be done now can wait."""
+        """Take one step towards the limits; if idle, as many as it takes. A busy journal is tidied later."""
         with suppress(JournalBusyError):
             while self._step(idle=idle) and idle and self._queue.empty():
                 pass
 
     def _step(self, *, idle: bool) -> bool:
-        """Forget some of what is too old or too much, and give back some of what is free. False if there is nothing to do."""
+        """Forget some results that are too old or too many, and return some free room. False if there is nothing to do."""
         now, most = time.monotonic(), self._keep.num_bytes
         is_due = now >= self._next_expiry
         kept = self._journal.keep_to(most, time.time() - self._keep.seconds if is_due else 0.0)
         if is_due and not kept.num_forgotten:
             self._next_expiry = now + EXPIRE_S
-        self._tell_full(f"the jobs that have not ended take up all {most >> 20} MB of the journal" * kept.is_full)
+        self._report_full(f"the jobs that have not ended take up all {most >> 20} MB of the journal" * kept.is_full)
         return self._journal.give_back(most, idle=idle) or kept.num_forgotten > 0
 
-    def _tell_full(self, full: str) -> None:
+    def _report_full(self, full: str) -> None:
         if full != self.full:
             log.warning("journal_full", reason=full) if full else log.info("journal_has_room")
             self.full = full
@@ -165,10 +163,10 @@ class JournalWriter:
 
 
 def _groups(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
-    """Cut records into groups of at most so many bytes; yield where each begins and ends."""
+    """Cut records into groups of at most MOST_BYTES; yield where each begins and ends."""
     start = size = 0
     for end, record in enumerate(records):
-        added = rows.num_bytes(record)
+        added = num_bytes(record)
         if size and size + added > MOST_BYTES:
             yield start, end
             start, size = end, 0
@@ -188,7 +186,7 @@ class JournalLookup:
         self._thread.start()
 
     def ask(self, key: Any, question: Question) -> None:
-        """Ask; the answer will bear the key."""
+        """Ask a question; its answer comes with the key."""
         self._queue.put((key, question))
 
     def close(self) -> None:

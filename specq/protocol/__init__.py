@@ -1,7 +1,8 @@
 """The protocol: every value that crosses a process boundary, and how it becomes frames and back.
 
+    arrays          types of arrays, for all of specq
     types, params   draft trees, steps, judgements, models; what a job may ask for
-    messages        one frozen dataclass for each message, filed by receiver
+    messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
     bounds          what any number or text from outside may be
     draft_checks    what a draft must satisfy before it reaches a draft tree
@@ -10,6 +11,18 @@
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
 """
 
+from specq.protocol.arrays import (
+    BoolArray,
+    Float16Array,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    IntpArray,
+    UInt8Array,
+    UInt16Array,
+    UInt64Array,
+)
 from specq.protocol.bounds import (
     COUNT,
     DEADLINE_MS,
@@ -73,26 +86,20 @@ from specq.protocol.messages import (
     Welcome,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
-from specq.protocol.session_stats import SessionStats, is_stats
+from specq.protocol.session_stats import RenamedCounts, SessionStats, is_stats
 from specq.protocol.types import (
     NO_TOKENS,
     NO_TREE,
     Bans,
-    BoolArray,
     DraftDistribution,
     DraftDistributions,
     Fault,
-    Float32Array,
-    Float64Array,
     History,
-    Int32Array,
-    IntpArray,
     Judgement,
     Logprobs,
     ModelInfo,
     SessionStep,
     Tree,
-    UInt16Array,
 )
 from specq.protocol.wire import (
     MAX_ARRAY,
@@ -145,6 +152,7 @@ __all__ = [
     "Failed",
     "Fault",
     "FetchTokenizer",
+    "Float16Array",
     "Float32Array",
     "Float64Array",
     "Follow",
@@ -154,6 +162,7 @@ __all__ = [
     "Hello",
     "History",
     "Int32Array",
+    "Int64Array",
     "IntpArray",
     "JobError",
     "JobInfo",
@@ -171,6 +180,7 @@ __all__ = [
     "Range",
     "Refused",
     "Release",
+    "RenamedCounts",
     "SamplingParams",
     "SessionFailed",
     "SessionStats",
@@ -182,7 +192,9 @@ __all__ = [
     "TokenizerChunk",
     "Tokens",
     "Tree",
+    "UInt8Array",
     "UInt16Array",
+    "UInt64Array",
     "Values",
     "Verdict",
     "Welcome",

@@ -11,8 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from specq.protocol.arrays import Int32Array, UInt16Array
 from specq.protocol.messages import COLOCATED_LANE, Draft
-from specq.protocol.types import NO_TOKENS, NO_WEIGHTS, Int32Array, UInt16Array
+from specq.protocol.types import NO_TOKENS, NO_WEIGHTS
 
 MAX_ID = 2**31 - 1  # verdicts name nodes by 32-bit integers
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.protocol.types import DraftDistribution, Int32Array, UInt16Array
+from specq.protocol.arrays import Int32Array, UInt16Array
+from specq.protocol.types import DraftDistribution
 
 
 def pack_distributions(distributions: Sequence[DraftDistribution], rows: Sequence[int]) -> dict[str, Any]:

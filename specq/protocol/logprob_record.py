@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from specq.protocol.arrays import Float32Array, Int32Array
 from specq.protocol.types import Logprobs
 
 
@@ -14,11 +14,11 @@ class CarriesLogprobs(Protocol):
     """A `Verdict` or `Tokens`: see there."""
 
     @property
-    def logprobs(self) -> npt.NDArray[np.float32]: ...
+    def logprobs(self) -> Float32Array: ...
     @property
-    def top_ids(self) -> npt.NDArray[np.int32]: ...
+    def top_ids(self) -> Int32Array: ...
     @property
-    def top_logprobs(self) -> npt.NDArray[np.float32]: ...
+    def top_logprobs(self) -> Float32Array: ...
 
 
 class LogprobRecord:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from specq.protocol.bounds import MAX_INT64, MAX_NODES
 
@@ -23,10 +24,10 @@ class SessionStats:
     """Counts that only the verifier can make.
 
     drafted, stale, orphans   nodes that arrived; that the transcript contradicted; whose parent is unknown
-    hits, misses   rounds that began with live nodes, so that what came of the last one was drafted already; without
-    drafted_rounds   rounds that verified nodes; leaves, depths: sums over them of their trees' leaves and depths, which
-                   are N and K of N candidates of K tokens
-    worths   sum over rounds of `Verdict.worth`: what takes the place of a window of nodes
+    hits, misses   rounds that began with live nodes, and rounds that began without
+    drafted_rounds   rounds that verified nodes
+    leaves, depths   sums over these rounds of their trees' leaves and depths: N and K of N candidates of K tokens
+    min_accept_probs   sum over rounds of `Verdict.min_accept_prob`
     positions [i] = [verified, accepted] nodes at depth i + 1
     """
 
@@ -69,11 +70,28 @@ class SessionStats:
         return asdict(self)
 
 
+class RenamedCounts(dict[str, Any]):
+    """Counts by name; a name of the version before is an alias, with a warning."""
+
+    OLD: ClassVar[dict[str, str]] = {"worth": "min_accept_prob", "worths": "min_accept_probs"}
+
+    def __missing__(self, name: str) -> Any:
+        if self.OLD.get(name) not in self:
+            raise KeyError(name)
+        warnings.warn(f"{name} is now {self.OLD[name]}; the next version does not know it", FutureWarning, stacklevel=2)
+        return self[self.OLD[name]]
+
+    @classmethod
+    def renamed(cls, counts: dict[str, Any]) -> dict[str, Any]:
+        """Return counts that the version before may have stored, under their names of today."""
+        return {cls.OLD.get(name, name): value for name, value in counts.items()}
+
+
 _COUNTS = {f.name for f in fields(SessionStats) if f.name != "positions"}
 
 
 def is_stats(values: dict[str, Any]) -> bool:
-    """Return whether values that a verifier sent are what `to_dict` gives: those who read them reckon with them."""
+    """Return whether values that a verifier sent have the form that `to_dict` gives."""
     counts = [values[name] for name in _COUNTS & values.keys()]
     positions = values.get("positions", [])
     if type(positions) is not list or len(positions) > MAX_NODES or values.keys() - _COUNTS - {"positions"}:

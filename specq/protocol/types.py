@@ -10,18 +10,10 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
-import numpy.typing as npt
 
 from specq.protocol import bounds
+from specq.protocol.arrays import Float32Array, Int32Array, Int64Array, UInt16Array
 from specq.protocol.params import SamplingParams
-
-Int32Array = npt.NDArray[np.int32]
-Float16Array = npt.NDArray[np.float16]
-Float32Array = npt.NDArray[np.float32]
-Float64Array = npt.NDArray[np.float64]
-IntpArray = npt.NDArray[np.intp]
-BoolArray = npt.NDArray[np.bool_]
-UInt16Array = npt.NDArray[np.uint16]
 
 NO_TOKENS: Int32Array = np.zeros(0, np.int32)
 NO_TOKENS.flags.writeable = False
@@ -120,8 +112,8 @@ class Bans:
                token, and i64[m], ascending: the tokens that are banned after each
     """
 
-    alone: npt.NDArray[np.int64]
-    following: dict[int, list[tuple[list[int], npt.NDArray[np.int64]]]]
+    alone: Int64Array
+    following: dict[int, list[tuple[list[int], Int64Array]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,7 +216,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
     except ValueError:
-        raise ConfigError(f"{path} is no key file: it is no TOML") from None
+        raise ConfigError(f"{path} is no key file: it is not valid TOML") from None
     if not _is_key_file(values):
         known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, trusted, max_priority"
         raise ConfigError(f"{path} is no key file: a key has {known}; keys are {_KEY_LENGTH} characters")

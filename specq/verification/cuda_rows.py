@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.protocol import Int32Array, SamplingParams
+from specq.protocol import Int32Array, Int64Array, SamplingParams
 from specq.runtime import resolve
-from specq.verification.packing import Int64Array, Rows, make_rows
+from specq.verification.packing import Rows, make_rows
 from specq.verification.target_rows import LookUp, check_numbers
 from specq.verification.torch_rows import TorchRows
 

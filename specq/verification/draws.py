@@ -11,10 +11,9 @@ import ctypes
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Float64Array
+from specq.protocol import Float64Array, Int64Array, UInt64Array
 from specq.verification import host_kernels, noise
-from specq.verification.packing import Int64Array
-from specq.verification.seeds import Domain, UInt64Array
+from specq.verification.seeds import Domain
 
 
 class HashedDraws:

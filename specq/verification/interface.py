@@ -10,9 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from specq.protocol import Float64Array, Judgement, SamplingParams
-from specq.verification.packing import Int64Array, JudgedStep
-from specq.verification.seeds import UInt64Array
+from specq.protocol import Float64Array, Int64Array, Judgement, SamplingParams, UInt64Array
+from specq.verification.packing import JudgedStep
 from specq.verification.target_rows import TargetRows
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.protocol import BoolArray, Float64Array, Judgement, Tree
-from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
+from specq.protocol import BoolArray, Float64Array, Int64Array, Judgement, Tree
+from specq.verification.packing import JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import TargetRows
 
 # Of some rows (None: all) of the packed ones, and of nodes as (which of those rows judges it, its token) i64[n] each:

@@ -16,10 +16,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from specq.protocol import Float32Array, Int32Array
+from specq.protocol import Float32Array, Float64Array, Int32Array
 from specq.verification.seeds import Domain, row_keys
 
 __all__ = [
@@ -33,8 +32,6 @@ __all__ = [
     "row_keys",
     "uniforms",
 ]
-
-Float64Array = npt.NDArray[np.float64]
 
 
 def hash_tokens(keys: Int32Array, token_ids: Int32Array) -> Int32Array:

@@ -11,10 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Int32Array, Judgement, SamplingParams, SessionStep
+from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams, SessionStep
 from specq.verification import seeds
-
-Int64Array = npt.NDArray[np.int64]
 
 # Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C and
 # Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.

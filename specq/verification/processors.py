@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from specq.protocol import Bans, EngineError, Float32Array, Int32Array, SamplingParams, Tree
-from specq.verification.packing import Int64Array, JudgedStep
+from specq.protocol import Bans, EngineError, Float32Array, Int32Array, Int64Array, SamplingParams, Tree
+from specq.verification.packing import JudgedStep
 
 Places = Int64Array  # of logits: rows * stride + token
 

@@ -11,9 +11,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Int32Array
-
-UInt64Array = npt.NDArray[np.uint64]
+from specq.protocol import Int32Array, UInt64Array
 
 _GOLDEN = 0x9E3779B97F4A7C15  # splitmix64's increment (Steele, Lea and Flood 2014)
 _MASK64 = 2**64 - 1

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array
-from specq.verification.packing import Int64Array, Rows
+from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array, Int64Array
+from specq.verification.packing import Rows
 
 
 @dataclass(frozen=True, slots=True)

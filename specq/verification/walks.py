@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import BoolArray, DraftDistributions, Float64Array, Int32Array, Tree, UInt16Array
+from specq.protocol import BoolArray, DraftDistributions, Float64Array, Int32Array, Int64Array, Tree, UInt16Array
 from specq.verification import host_kernels
-from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens
+from specq.verification.packing import JudgedStep, Packed, node_tokens
 from specq.verification.target_rows import Edits
 
 CONTEXT = -1  # the end of a path without nodes

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from specq.protocol import NO_TOKENS, Bans, Float32Array, History, Int32Array, SamplingParams
+from specq.protocol import NO_TOKENS, Bans, Float32Array, History, Int32Array, Int64Array, SamplingParams
 
 _ROOM = 64  # tokens that arrays have room for at first; it doubles where they are full
 
@@ -47,7 +46,7 @@ def bans_of(sequences: Iterable[Sequence[int]]) -> Bans | None:
     if not by_beginning:
         return None
     alone = np.unique(np.array(by_beginning.pop((), []), np.int64))
-    following: dict[int, list[tuple[list[int], npt.NDArray[np.int64]]]] = {}
+    following: dict[int, list[tuple[list[int], Int64Array]]] = {}
     for found, lasts in by_beginning.items():
         following.setdefault(found[-1], []).append((list(found), np.unique(np.array(lasts, np.int64))))
     return Bans(alone, following)

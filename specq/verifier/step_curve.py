@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from specq.protocol import Float64Array
 
 SLOPE_ROWS = 8
 EXTRA_FADE = 0.1
@@ -26,7 +27,7 @@ class StepCurve:
         self.extra_s = 0.0
         rows = np.arange(1, sizes[-1] + 1)
         times = np.interp(rows, sizes, np.maximum.accumulate(seconds))
-        self._times: npt.NDArray[np.float64] = times
+        self._times: Float64Array = times
         self._slope = float(times[-1] - times[len(times) // 2]) / max(1, len(times) - len(times) // 2 - 1)
 
     def __call__(self, num_rows: int) -> float:
@@ -48,7 +49,7 @@ class StepCurve:
         """Return the expected seconds that one more row adds, as the mean over the next few."""
         return (self(num_rows + SLOPE_ROWS) - self(num_rows)) / SLOPE_ROWS
 
-    def times(self, first: int, count: int) -> npt.NDArray[np.float64]:
+    def times(self, first: int, count: int) -> Float64Array:
         """Return f64[count]: the expected seconds of steps with first, first + 1, ... rows."""
         if first >= 1 and first + count - 1 <= len(self._times):
             return self._times[first - 1 : first - 1 + count] + self.extra_s

@@ -11,8 +11,8 @@ import pytest
 from specq.broker.core import Broker
 from specq.broker.jobs.job import Job
 from specq.broker.state import Effect, Send, Write
+from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
-from specq.journal.sqlite.store import Journal
 from specq.protocol.messages import Heartbeat, Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
@@ -120,7 +120,7 @@ def opened(effects: list[Effect]) -> list[Open]:
 
 def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
     """On the verifier of which it is the former one, and none else; from then on it is bound to all that its text depends on."""
-    journal = Journal(tmp_path / "journal")
+    journal = open_journal(str(tmp_path / "journal"), Opening())
     submit = Submit(job_id=1, model="toy", params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
     tokens = np.array([7, 8], "<i4").tobytes()
     journal.write(

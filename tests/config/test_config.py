@@ -11,7 +11,8 @@ from specq.config.addresses import check_connect, connect_address, is_local
 from specq.config.arguments import to_arguments
 from specq.config.loading import cache_dir, environment_of_children, load, override
 from specq.config.own_options import options_of, own_options, read_own, with_own
-from specq.config.sections import BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
+from specq.config.renamed import RENAMED
+from specq.config.sections import SECTIONS, BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig, kinds
 from specq.engines import ENGINES
 from specq.engines.torch_spec import TorchOptions
 from specq.engines.vllm.spec import VllmOptions
@@ -66,7 +67,7 @@ def test_file_sets_what_it_names(write):
         ("[target]\ncores = ['0']", ["target.cores is ['0']", "a list of CPU ids"]),
         ("[draft]\ncores = [-1]", ["draft.cores is (-1,)", "from 0"]),
         ("[draft]\nmodel = 3", ["draft.model is 3", "a string"]),
-        ("[broker", ["is no TOML"]),
+        ("[broker", ["is not valid TOML"]),
     ],
 )
 def test_mistakes_are_named(write, text, said):
@@ -282,3 +283,56 @@ def test_bundled_pair():
     assert all(model.licence != "unknown" for model in models.values())
     assert models["target"].num_bytes > models["draft"].num_bytes > 0
     assert resolve_model("tiny", "draft") == str(models["draft"].path)
+
+
+# --- renamed keys -------------------------------------------------------------------------------------------------
+
+
+def test_old_names_stand_for_keys_that_there_are():
+    for section, names in RENAMED.items():
+        assert set(names.values()) <= set(kinds(SECTIONS[section]))
+        assert not set(names) & set(kinds(SECTIONS[section]))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[target]\nbackup = 'none'", Config(target=TargetConfig(prompt_lookup="none"))),
+        ("[draft]\nlaw_size = 7", Config(draft=DraftConfig(distribution_size=7))),
+    ],
+)
+def test_a_file_may_have_the_old_name_of_a_key(write, monkeypatch, text, expected):
+    """It works as the new one does, also in a file that the environment names, and says what to write instead."""
+    path = write(text)
+    with pytest.warns(
+        FutureWarning, match=r"(backup is now target\.prompt_lookup|law_size is now draft\.distribution)"
+    ):
+        assert load(path) == expected
+    monkeypatch.setenv("SPECQ_CONFIG", str(path))
+    with pytest.warns(FutureWarning, match="the next version does not know the old name"):
+        assert load() == expected
+
+
+def test_the_old_name_together_with_the_new_one_is_refused(write):
+    with pytest.raises(ConfigError, match=r"target\.backup and target\.prompt_lookup are both given"):
+        load(write("[target]\nbackup = 'none'\nprompt_lookup = 'none'"))
+    with pytest.raises(ConfigError, match="backup is the old name of prompt_lookup"):
+        override(TargetConfig(), backup="none", prompt_lookup="none")
+
+
+def test_the_command_line_may_have_the_old_name_of_a_key(write):
+    """The options are there but not shown, win over a file's new name, and belong to the role whose key it was."""
+    arguments = ["--role", "target", "--backup", "none", "--law-size", "9"]
+    context = worker.make_context("worker", arguments, resilient_parsing=True)
+    assert (context.params["backup"], context.params["law_size"]) == ("none", 9)
+    assert "--backup" not in worker.get_help(context)
+    section = load(write("[target]\nprompt_lookup = 'ngram'")).target
+    with pytest.warns(FutureWarning, match="target.backup is now target.prompt_lookup"):
+        assert override(section, backup="none") == TargetConfig(prompt_lookup="none")
+    with pytest.raises(ConfigError, match="unknown option of target law_size"):
+        override(section, law_size=9)
+    with (
+        pytest.warns(FutureWarning, match="draft.law_size"),
+        pytest.raises(ConfigError, match="distribution_size is 0"),
+    ):
+        override(DraftConfig(), law_size=0)

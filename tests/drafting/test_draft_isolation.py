@@ -12,10 +12,10 @@ from specq.drafting.drafter import Drafter
 from specq.drafting.session import DraftSession
 from specq.proposers import Children, Expansion
 from specq.proposers.chain_source import Chains
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import Int32Array
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.session import Session

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-Float64Array = npt.NDArray[np.float64]
-Int64Array = npt.NDArray[np.int64]
+from specq.protocol import Float32Array, Float64Array, Int64Array
 
 VOCAB = 32
 MEMORYLESS = slice(0, 8)
@@ -87,7 +85,7 @@ def write_checkpoint(directory: Path, table: Float64Array) -> str:
     return str(directory)
 
 
-def _weights(table: Float64Array) -> dict[str, npt.NDArray[np.float32]]:
+def _weights(table: Float64Array) -> dict[str, Float32Array]:
     rng = np.random.default_rng(0)
     shapes = {"mlp.gate_proj": (MLP, WIDTH), "mlp.up_proj": (MLP, WIDTH)}
     shapes |= {f"self_attn.{name}_proj": (HEAD, WIDTH) for name in "qkv"}

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from specq.engines.torch.kv_pool import BLOCK, KvPool
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
-from specq.protocol.types import Int32Array
 
 
 def tokens(*values: int) -> Int32Array:

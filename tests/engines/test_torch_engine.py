@@ -14,9 +14,10 @@ from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, Int32Array, Judgement, SessionStep, Tree
+from specq.protocol.types import NO_TREE, Judgement, SessionStep, Tree
 from tests.checkpoints import (
     CONFIGS,
     VOCAB,

@@ -11,10 +11,11 @@ import structlog
 
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Open, Verdict
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE, DraftDistributions, Int32Array, SessionStep, Tree
+from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep, Tree
 from specq.verification import STRATEGIES
 from specq.verifier.core import Verifier
 from specq.verifier.history import Past

@@ -27,11 +27,12 @@ import zmq
 
 sys.path.insert(0, str(Path.cwd()))
 
+from specq.addresses import free_address
+from specq.messages import Failed, Submit, Tokens
+from specq.params import SamplingParams, Speculation
+from specq.wire import decode, encode
+
 from specq.client.sync import Client
-from specq.config.addresses import free_address
-from specq.protocol.messages import Failed, Submit, Tokens
-from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.wire import decode, encode
 
 NAME = "f8b254c"
 PATIENCE_S = 120.0
@@ -136,7 +137,7 @@ def main(directory: Path) -> None:
             time.sleep(0.02)
     dealer.close(0)
     with sqlite3.connect(journal) as connection, sqlite3.connect(directory / f"{NAME}.journal") as copy:
-        connection.prompt_lookup(copy)
+        connection.backup(copy)
     had = num_tokens(journal)
     told = {
         str(job_id): {"finish": finish[job_id], "had": had.get(job_id, 0), "token_ids": tokens}

@@ -15,11 +15,12 @@ from specq.broker.core import Broker
 from specq.broker.journal_link import JournalLink
 from specq.broker.state import Find, FindFinished, Write
 from specq.config.sections import BrokerConfig
-from specq.journal.sqlite.reader import JournalReader
-from specq.journal.sqlite.store import Journal, Kept
+from specq.journal import Opening, open_journal
+from specq.journal.interface import Kept
+from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
-from tests.journal.test_store import added, ended, taken
+from tests.journal.history import added, ended, taken
 
 PATIENCE_S = 30.0
 
@@ -31,7 +32,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def link(path: Path) -> Iterator[JournalLink]:
-    opened = JournalLink(path, BrokerConfig())
+    opened = JournalLink(str(path), BrokerConfig())
     yield opened
     opened.close()
 
@@ -120,7 +121,7 @@ def test_no_signal_is_lost(link: JournalLink) -> None:
 def test_groups_are_few_and_nothing_waits_long(path: Path) -> None:
     """However many records come one by one, groups do not; one that comes alone is written at once."""
     written = threading.Event()
-    writer = JournalWriter(Journal(path, durability="process"), written.set)
+    writer = JournalWriter(open_journal(str(path), Opening(durability="process")), written.set)
     started, sequence = time.monotonic(), 0
     writer.put(1, [taken(1)])
     while time.monotonic() < started + 0.3:
@@ -197,21 +198,21 @@ def test_a_broker_whose_journal_is_lost_stops(link: JournalLink) -> None:
 
 def test_the_end_forgets_nothing(path: Path) -> None:
     """What was handed over is written before the journal is closed."""
-    link = JournalLink(path, BrokerConfig())
+    link = JournalLink(str(path), BrokerConfig())
     for sequence in range(1, 200):
         link.take(Write(sequence, taken(sequence)))
     link.close()
-    with_again = Journal(path)
+    with_again = open_journal(str(path), Opening())
     assert len(with_again.unfinished()) == 199
     with_again.close()
 
 
 def test_results_expire_by_themselves(path: Path) -> None:
     """The writer looks from time to time."""
-    writer = JournalWriter(Journal(path), lambda: None, Keep(seconds=0.0))
+    writer = JournalWriter(open_journal(str(path), Opening()), lambda: None, Keep(seconds=0.0))
     writer.put(1, [taken(1), ended(1, [5], at=time.time() - 5)])
     writer.put(2, [taken(2)])
-    reader = JournalReader(path)
+    reader = SqliteReader(path)
     writer._next_expiry = 0.0
     writer.put(3, [taken(3)])
     wait_for(lambda: writer.durable == 3)

@@ -34,7 +34,7 @@ def test_jobs_of_an_old_journal_end_with_their_texts(
     shutil.copy(OLD, journal)
     assert num_tokens(journal) == {job_id: entry["had"] for job_id, entry in EXPECTED.items() if entry["had"]}
     spawn("broker", "--bind", free_address, "--journal", str(journal))
-    target = ("--model", "tiny", "--device", "cpu", "--dtype", "float32", "--backup", prompt_lookup)
+    target = ("--model", "tiny", "--device", "cpu", "--dtype", "float32", "--prompt-lookup", prompt_lookup)
     spawn("worker", "--role", "target", "--broker", free_address, *target)
 
     found = follow(free_address)

@@ -14,7 +14,7 @@ import pytest
 
 from specq import Client
 from specq.config.addresses import free_address
-from specq.journal.sqlite.store import connect
+from specq.journal.sqlite.connection import connect
 from specq.protocol.errors import JobError
 from tests.toy import toy_text
 

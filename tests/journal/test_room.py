@@ -13,13 +13,13 @@ import pytest
 from specq.broker.admission.limits import REQUEST_BYTES, REQUESTS_S
 from specq.broker.core import Broker
 from specq.broker.state import Find, Send, Write
+from specq.journal import Opening, open_journal
 from specq.journal.records import JobEnded, JobTaken, Record
-from specq.journal.sqlite.store import Journal
 from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
 from specq.protocol.messages import Failed, Hello, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
-from tests.journal.test_store import added, ended, taken
+from tests.journal.history import added, ended, taken
 from tests.toy import toy_info
 
 MIB = 1 << 20
@@ -42,7 +42,9 @@ def start(path: Path) -> Iterator[Start]:
     started: list[JournalWriter] = []
 
     def start(limit: int) -> JournalWriter:
-        started.append(JournalWriter(Journal(path, durability="process"), lambda: None, Keep(num_bytes=limit)))
+        started.append(
+            JournalWriter(open_journal(str(path), Opening(durability="process")), lambda: None, Keep(num_bytes=limit))
+        )
         return started[-1]
 
     yield start
@@ -152,7 +154,7 @@ def test_a_file_that_is_too_large_shrinks(path: Path, start: Start) -> None:
     raw.execute("DROP TABLE x")
     raw.close()
     assert sqlite3.connect(path).execute("PRAGMA auto_vacuum").fetchone() == (0,)
-    journal = Journal(path, durability="process")
+    journal = open_journal(str(path), Opening(durability="process"))
     for job_id in range(1, 101):
         journal.write([large(job_id), cancelled(job_id)])
     journal.close()

@@ -1,4 +1,4 @@
-"""The journal's file: whole groups or nothing, one owner, every fault stated."""
+"""The journal in a SQLite file, beside what every kind must do: torn files, older files, room, faults of the disk."""
 
 from __future__ import annotations
 
@@ -7,102 +7,20 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specq.journal.logprob_rows import pack, unpack
-from specq.journal.records import (
-    Crashes,
-    JobBound,
-    JobCrashed,
-    JobDropped,
-    JobEnded,
-    JobTaken,
-    Record,
-    StoredJob,
-    TokensAdded,
-)
-from specq.journal.sqlite import fence
-from specq.journal.sqlite.reader import JournalReader
+from specq.journal import Opening
+from specq.journal.sqlite.connection import connect
 from specq.journal.sqlite.room import room
 from specq.journal.sqlite.schema import STEPS, prepare
-from specq.journal.sqlite.store import Journal, connect
-from specq.protocol.errors import ConfigError, JournalBusyError, JournalLostError
-from specq.protocol.logprob_record import LogprobRecord
-from specq.protocol.messages import Submit
-from specq.protocol.params import SamplingParams, Speculation
+from specq.journal.sqlite.store import SqliteJournal
+from specq.protocol import ConfigError, JournalBusyError, SamplingParams
 from tests.journal.fake import FakeJournal
-
-PARAMS = SamplingParams(temperature=0.5, seed=2**62, stop=("ü",), logit_bias=((3, -1.5),), logprobs=1)
-
-
-def taken(job_id: int, submitted: float = 1.0) -> JobTaken:
-    submit = Submit(
-        job_id=job_id,
-        params=PARAMS,
-        speculation=Speculation(num_candidates=3),
-        model="m",
-        label='"ä"',
-        priority=-2,
-        prompt_ids=np.array([1, 2, 2**31 - 1], np.int32),
-    )
-    return JobTaken(submit, "owner", submitted, 7.5)
-
-
-def added(job_id: int, base_len: int, tokens: list[int]) -> TokensAdded:
-    record = LogprobRecord(1)
-    record.tokens, record.top_ids, record.top = [-0.5] * len(tokens), tokens, [-0.25] * len(tokens)
-    raw = np.array(tokens, "<i4").tobytes()
-    return TokensAdded(job_id, base_len, raw, bytes(len(tokens)), pack(record, 0), 4)
-
-
-def ended(job_id: int, tokens: list[int], at: float = 9.0, finish: str = "length") -> JobEnded:
-    one = added(job_id, 0, tokens)
-    code, reason = ("engine", "it broke") if finish == "error" else ("", "")
-    stats = {"rounds": 3, "positions": [[1, 2]]}
-    return JobEnded(job_id, finish, code, reason, stats, at, one.token_ids, one.accepted, one.logprobs)
-
-
-def history(rng: random.Random, num_jobs: int = 12, length: int = 300) -> list[Record]:
-    """Return records of jobs that begin, go on, end or are dropped at random."""
-    records: list[Record] = []
-    texts: dict[int, list[int]] = {}
-    for _ in range(length):
-        job_id = rng.randrange(1, num_jobs)
-        if job_id not in texts:
-            texts[job_id] = []
-            records += [taken(job_id, float(len(records))), JobBound(job_id, f"w{job_id}")]
-        elif texts[job_id] is None:
-            continue
-        elif rng.random() < 0.05:
-            finish = rng.choice(["stop", "error", "cancelled"])
-            records.append(ended(job_id, texts[job_id], float(len(records)), finish))
-            texts[job_id] = None
-        elif rng.random() < 0.02:
-            records.append(JobDropped(job_id))
-            del texts[job_id]
-        else:
-            tokens = [rng.randrange(1000) for _ in range(rng.randrange(1, 5))]
-            records.append(added(job_id, len(texts[job_id]), tokens))
-            texts[job_id] += tokens
-    return records
-
-
-def groups(rng: random.Random, records: list[Record]) -> Iterator[list[Record]]:
-    """Cut records into groups of random sizes."""
-    while records:
-        size = rng.randrange(1, 40)
-        yield records[:size]
-        records = records[size:]
-
-
-def plain(job: StoredJob | None) -> StoredJob | None:
-    """Return a job as it is found: without what only one that runs remembers, or without what it has so far."""
-    bare = job and replace(job, rounds=0, draft_tokens=0)
-    return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", accepted=b"", logprobs=b"")
+from tests.journal.history import PARAMS, added, ended, groups, history, taken
+from tests.journal.test_conformance import take_over_and_go_on
 
 
 @pytest.fixture
@@ -110,47 +28,21 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "deep" / "broker.journal"
 
 
-Open = Callable[..., Journal]
+Open = Callable[..., SqliteJournal]
 
 
 @pytest.fixture(name="open_journal")
 def _open_journal(path: Path) -> Iterator[Open]:
     """Open journals that are closed at the end, unless the test has done so."""
-    opened: list[Journal] = []
+    opened: list[SqliteJournal] = []
 
-    def open_journal(at: Path = path, **options: object) -> Journal:
-        opened.append(Journal(at, **options))
+    def open_journal(at: Path = path, **options: object) -> SqliteJournal:
+        opened.append(SqliteJournal(str(at), Opening(**options)))
         return opened[-1]
 
     yield open_journal
     for journal in opened:
         journal.close()
-
-
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("durability", ["full", "process"])
-def test_the_file_holds_what_it_was_told(open_journal: Open, path: Path, seed: int, durability: str) -> None:
-    """In whatever groups, the file says the same as the strict journal of the tests, also when it is opened again."""
-    rng, fake = random.Random(seed), FakeJournal()
-    journal = open_journal(durability=durability)
-    for group in groups(rng, history(rng)):
-        fake.write(group)
-        journal.write(group)
-    assert journal.unfinished() == fake.unfinished() != []
-    journal.close()
-    again = open_journal()
-    assert again.unfinished() == fake.unfinished()
-    reader = JournalReader(path)
-    for job_id in range(14):
-        assert plain(reader.find(job_id)) == plain(fake.find(job_id))
-    summaries = reader.finished(100)
-    assert [one.job_id for one in summaries] == [
-        job.submit.job_id for job in sorted(fake.jobs.values(), key=lambda job: -job.ended) if job.finish
-    ]
-    assert [one.num_tokens for one in summaries] == [fake.jobs[one.job_id].num_tokens for one in summaries]
-    assert reader.finished(2, 1) == summaries[1:3] == reader.finished(2, 1, "owner")
-    assert reader.finished(2, 1, "another") == []
-    reader.close()
 
 
 def test_a_group_is_written_whole_or_not_at_all(open_journal: Open, path: Path, tmp_path: Path) -> None:
@@ -192,18 +84,6 @@ def test_what_a_gap_cuts_off_is_forgotten(open_journal: Open, path: Path) -> Non
     assert np.frombuffer(job.token_ids, "<i4").tolist() == [0, 1, 7, 8, 9, 10]
 
 
-def test_an_id_that_comes_again_begins_anew(open_journal: Open) -> None:
-    """Nothing is left of the job that had it before, whether that was dropped, or ended and expired."""
-    journal = open_journal()
-    journal.write([taken(1), added(1, 0, [1, 2])])
-    journal.write([added(1, 2, [3]), JobDropped(1), taken(1), added(1, 0, [7])])
-    assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == [7]
-    journal.write([ended(1, [7, 8])])
-    assert journal.keep_to(0, 1e9).num_forgotten == 1
-    journal.write([taken(1), added(1, 0, [9])])
-    assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == [9]
-
-
 def test_commits_of_jobs_that_ended_are_cleared_away(open_journal: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once they are many, and more than those of use; the others stay."""
     monkeypatch.setattr("specq.journal.sqlite.store.MOST_STALE", 30)
@@ -217,6 +97,13 @@ def test_commits_of_jobs_that_ended_are_cleared_away(open_journal: Open, monkeyp
         most = max(most, journal._connection.execute("SELECT count(*) FROM commits").fetchone()[0])
     assert most <= 2 * (30 + 59)
     assert np.frombuffer(journal.unfinished()[0].token_ids, "<i4").tolist() == list(range(1, 60))
+
+
+def test_a_closed_journal_is_one_file(open_journal: Open, path: Path) -> None:
+    """Its locks and its log are gone."""
+    open_journal().close()
+    open_journal().close()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 def test_nobody_else_can_read_it(open_journal: Open, path: Path) -> None:
@@ -256,7 +143,7 @@ def test_a_full_disk_is_busy(open_journal: Open, path: Path) -> None:
         with pytest.raises(JournalBusyError, match="full"):
             journal.write(big)
     assert [job.submit.job_id for job in journal.unfinished()] == [1]
-    reader = JournalReader(path)
+    reader = journal.reader()
     found = reader.find(2)
     assert found is not None
     assert found.num_tokens == 1
@@ -274,14 +161,14 @@ def make_alien(path: Path) -> None:
 
 
 def make_newer(path: Path) -> None:
-    Journal(path).close()
+    SqliteJournal(str(path), Opening()).close()
     newer = sqlite3.connect(path)
     newer.execute("PRAGMA user_version = 99")
     newer.close()
 
 
 def make_unreadable_job(path: Path) -> None:
-    journal = Journal(path)
+    journal = SqliteJournal(str(path), Opening())
     journal.write([taken(1)])
     journal._connection.execute("UPDATE jobs SET params = '{\"wishes\": 3}'")
     journal.close()
@@ -325,11 +212,22 @@ def test_a_job_that_nobody_would_take_any_more_is_a_misfit(open_journal: Open, p
     )
     assert "max_depth is 99999" in third.misfit
     assert third.submit.params == PARAMS
-    reader = JournalReader(path)
+    reader = journal.reader()
     found = reader.find(2)
     reader.close()
     assert found is not None
     assert (found.finish, found.num_tokens) == ("length", 2)
+
+
+def test_counts_of_an_earlier_specq_have_their_new_names(open_journal: Open) -> None:
+    """A result that was journaled under the old names is read under those of today."""
+    journal = open_journal()
+    journal.write([taken(1), ended(1, [7])._replace(stats={"rounds": 2, "worths": 400})])
+    reader = journal.reader()
+    found = reader.find(1)
+    reader.close()
+    assert found is not None
+    assert found.stats == {"rounds": 2, "min_accept_probs": 400}
 
 
 def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> None:
@@ -351,58 +249,11 @@ def test_an_older_file_is_brought_up_to_date(open_journal: Open, path: Path) -> 
 # --- one owner --------------------------------------------------------------------------------------------------------
 
 
-def take_over_and_go_on(open_journal: Open) -> None:
-    """A first owner is frozen, a second takes over, the first wakes and writes."""
-    first = open_journal(owner="the first")
-    first.write([taken(1)])
-    second = open_journal(owner="the second", take_over=True)
-    second.write([added(1, 0, [1, 2])])
-    with pytest.raises(JournalLostError, match="another broker"):
-        first.write([added(1, 0, [3])])
-    with pytest.raises(JournalLostError):
-        first.check()
-    assert np.frombuffer(second.unfinished()[0].token_ids, "<i4").tolist() == [1, 2]
-    with pytest.raises(ConfigError, match="the second"):  # the one that was taken over does not hide the owner
-        open_journal(owner="a third")
-    first.close()
-    with pytest.raises(ConfigError, match="the second"):
-        open_journal(owner="a third")
-    second.check()
-    second.close()
-    open_journal().close()
-
-
-def test_one_broker_owns_it(open_journal: Open, path: Path) -> None:
-    """A second is refused, told of the first, and let in when that is gone."""
-    first = open_journal(owner="process 7")
-    with pytest.raises(ConfigError, match=r"in use by another broker \(process 7\).*--take-over"):
-        open_journal()
-    first.check()
-    first.close()
-    open_journal().close()
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_a_frozen_owner_is_shut_out(open_journal: Open, path: Path) -> None:
-    """Whoever takes over raises the fence; the former owner writes nothing any more."""
-    take_over_and_go_on(open_journal)
-
-
 def test_planted_no_fence_is_caught(open_journal: Open, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the look at the fence both write."""
     monkeypatch.setattr("specq.journal.sqlite.store.is_newest", lambda connection, number: True)
     with pytest.raises(pytest.fail.Exception):
         take_over_and_go_on(open_journal)
-
-
-def test_epochs_rise_with_each_owner(open_journal: Open, path: Path) -> None:
-    """Above all that any owner before could have used, and above what is asked for."""
-    epochs = []
-    for floor in (0, 10 * fence.EPOCHS, 0):
-        journal = open_journal(floor=floor)
-        epochs.append(journal.epoch)
-        journal.close()
-    assert epochs == [0, 10 * fence.EPOCHS, 11 * fence.EPOCHS]
 
 
 # --- expiry -----------------------------------------------------------------------------------------------------------
@@ -420,39 +271,12 @@ def test_old_results_expire(open_journal: Open, path: Path) -> None:
     assert 13 <= journal.keep_to(used // 2).num_forgotten <= 17
     assert room(journal._connection).used_bytes <= used // 2
     assert journal.keep_to(used // 2) == (0, False)
-    reader = JournalReader(path)
+    reader = journal.reader()
     left = [one.job_id for one in reader.finished(100)]
     assert left == list(range(40, 40 - len(left), -1))
     assert reader.find(3) is None
     assert reader.find(100) is not None
     reader.close()
-
-
-def test_log_probabilities_survive_as_bytes() -> None:
-    """Packed in pieces and joined, they are the same; with none wanted there are no bytes."""
-    record = LogprobRecord(2)
-    rng = np.random.default_rng(0)
-    record.tokens = rng.normal(size=5).astype(np.float32).tolist()
-    record.top_ids = rng.integers(0, 2**31 - 1, 10).tolist()
-    record.top = rng.normal(size=10).astype(np.float32).tolist()
-    whole = pack(record, 0)
-    found = unpack(whole[: 3 * 20] + pack(record, 3), 2)
-    assert (found.tokens, found.top_ids, found.top) == (record.tokens, record.top_ids, record.top)
-    bare = LogprobRecord(0)
-    bare.tokens = record.tokens
-    assert unpack(pack(bare, 1), 0).tokens == record.tokens[1:]
-    assert (pack(LogprobRecord(-1), 0), unpack(b"", -1).tokens) == (b"", [])
-
-
-def test_what_is_held_against_a_job_is_kept(open_journal: Open, path: Path) -> None:
-    """Deaths of verifiers, up to the last record of them; a journal from before they were noted has none."""
-    journal = open_journal()
-    journal.write([taken(1), taken(2), JobCrashed(1, Crashes(1, 0, 5)), JobCrashed(1, Crashes(2, 1, 9))])
-    journal.close()
-    assert {job.submit.job_id: job.crashes for job in open_journal().unfinished()} == {
-        1: Crashes(2, 1, 9),
-        2: Crashes(),
-    }
 
 
 def test_a_journal_of_the_first_version_is_read(path: Path) -> None:
@@ -462,7 +286,7 @@ def test_a_journal_of_the_first_version_is_read(path: Path) -> None:
     prepare(old, STEPS[:1])
     old.execute("INSERT INTO active VALUES (1, 'w')")
     old.close()
-    journal = Journal(path)
+    journal = SqliteJournal(str(path), Opening())
     row = journal._connection.execute("SELECT weights, deaths, lone_deaths, death_length FROM active").fetchone()
     journal.close()
     assert row == ("w", 0, 0, 0)

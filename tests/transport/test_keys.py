@@ -73,7 +73,7 @@ def _lines(path, *changes):
     [
         (lambda d: (d / "laptop.secret").chmod(0o640), "chmod 600"),
         (lambda d: (d / "laptop.secret").unlink(), "make one: specq keys"),
-        (lambda d: (d / "laptop.secret").write_text("secret_key = ["), "is no TOML"),
+        (lambda d: (d / "laptop.secret").write_text("secret_key = ["), "is not valid TOML"),
         (lambda d: _lines(d / "laptop.secret", ("secret_key", "sekret_key")), "a key has roles"),
         (lambda d: _lines(d / "laptop.secret", ('["draft"]', '["drafter"]')), "of broker, target, draft, client"),
         (lambda d: (d / "hub.pub").unlink(), "the one broker to connect to; it has none"),

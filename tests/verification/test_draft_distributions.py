@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from specq.proposers import Children, Expansion
+from specq.protocol.arrays import Int32Array
 from specq.protocol.params import Speculation
-from specq.protocol.types import DraftDistribution, Int32Array, Judgement, SessionStep
+from specq.protocol.types import DraftDistribution, Judgement, SessionStep
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
 from specq.verifier.draft_tree import Node

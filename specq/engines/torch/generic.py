@@ -19,13 +19,11 @@ from transformers import AttentionInterface
 
 from specq.engines.torch.forward import ForwardOutput, KvStore
 from specq.engines.torch.rows import PackedRows
-from specq.protocol import BoolArray, ConfigError
+from specq.protocol import BoolArray, ConfigError, Int64Array
 
 ATTENTION = "specq"
 # What some architectures add to attention and this one has not.
 UNSUPPORTED = ("sliding_window", "softcap", "s_aux", "position_bias")
-
-_Int64Array = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def _make_group(rows: PackedRows, sessions: list[int], device: torch.device) -> 
     return _Group(index_t, slots_t, torch.from_numpy(mask).to(device), picked_t, packed_t)
 
 
-def _seen_slots(rows: PackedRows, session: int) -> tuple[_Int64Array, BoolArray]:
+def _seen_slots(rows: PackedRows, session: int) -> tuple[Int64Array, BoolArray]:
     """Return the slots that any row of the session sees, i64[L], and which row sees which, bool[M, L]."""
     first, end = rows.row_starts[session], rows.row_starts[session + 1]
     ctx_lens = rows.ctx_lens[first:end]

@@ -1,8 +1,10 @@
 """The journal in a SQLite file.
 
-schema   tables, and how older files become the newest
-fence    who owns a journal: one broker at a time
-store    groups of records in, unfinished jobs out
-rows     records as rows
-reader   the same file for those who only look: finished jobs, lists
+schema      tables, and how older files become the newest
+connection  connections, and SQLite's errors as the journal's
+fence       who owns a journal: one broker at a time
+store       groups of records in, unfinished jobs out
+rows        records as rows
+room        how much room the file takes, and how it is kept to its limit
+reader      reads the same file: finished jobs, lists
 """

@@ -1,8 +1,8 @@
-"""Who owns a journal: one broker at a time, told apart by a number that rises with each owner, the fence.
+"""Who owns a journal: one broker at a time, identified by a number that rises with each owner, the fence.
 
-An owner holds a lock on a file beside the journal that bears its fence; the system lets go of it when the process ends,
-however it ends. Whoever finds that lock held is refused, unless it takes the journal over: it raises the fence, and the
-former owner, frozen or cut off, finds at its next group of records that its fence is not the newest, and stops.
+An owner holds a lock on a file beside the journal; the fence is part of the file's name. The system releases the lock when the
+process ends, however it ends. A broker that finds the lock held is refused, unless it takes the journal over: it raises the
+fence, and the former owner, frozen or cut off, finds at its next group of records that its fence is not the newest, and stops.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import fcntl
 import sqlite3
 from pathlib import Path
 
+from specq.journal.interface import EPOCHS, Opening
 from specq.protocol import ConfigError
-
-EPOCHS = 1 << 32  # epochs that one owner may use; the next owner's lie above them
 
 
 class Ownership:
-    """A broker's hold on a journal, from its making until `release`. Its epochs are those above `epoch`."""
+    """A broker's hold on a journal, from its construction until `release`. Its epochs are those above `epoch`."""
 
     def __init__(self, fence: int, epoch: int, path: Path) -> None:
         self.fence, self.epoch, self._path = fence, epoch, path
@@ -25,29 +24,25 @@ class Ownership:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def release(self) -> None:
-        """Let go of the journal."""
+        """Release the journal."""
         self._path.unlink(missing_ok=True)
         self._lock.close()
 
 
-def acquire(connection: sqlite3.Connection, journal: Path, owner: str, floor: int, *, take_over: bool) -> Ownership:
-    """Become the owner of a journal; raises ConfigError if a living broker owns it.
-
-    owner  what is told of this broker to those that are refused later
-    floor  the epochs shall lie above this
-    """
+def acquire(connection: sqlite3.Connection, journal: Path, opening: Opening) -> Ownership:
+    """Become the owner of a journal; raises ConfigError if a living broker owns it, unless `take_over`."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         meta = dict(connection.execute("SELECT name, value FROM meta").fetchall())
         former = int(meta.get("fence", 0))
-        if _is_locked(_lock_path(journal, former)) and not take_over:
+        if _is_locked(_lock_path(journal, former)) and not opening.take_over:
             raise ConfigError(
                 f"it is in use by another broker ({meta.get('owner')}); stop that one, or give this one another journal. "
                 "If that one hangs, start this one with --take-over"
             )
-        fence, epoch = former + 1, max(int(meta.get("epoch", 0)), floor)
+        fence, epoch = former + 1, max(int(meta.get("epoch", 0)), opening.floor)
         held = Ownership(fence, epoch, _lock_path(journal, fence))
-        values = {"fence": fence, "epoch": epoch + EPOCHS, "owner": owner}
+        values = {"fence": fence, "epoch": epoch + EPOCHS, "owner": opening.owner}
         connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
         connection.execute("COMMIT")
     finally:

@@ -1,4 +1,4 @@
-"""The journal for those who only look: finished jobs and lists of them. A reader never waits for the writer (WAL)."""
+"""Reads a journal: finished jobs and lists of them. A reader never waits for the writer (WAL)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from specq.journal.interface import JournalReader
 from specq.journal.records import JobSummary, StoredJob
 from specq.journal.sqlite import rows
-from specq.journal.sqlite.store import connect
+from specq.journal.sqlite.connection import connect
 from specq.protocol import JournalBusyError
 
 
-class JournalReader:
-    """A journal that is there already. Raises JournalBusyError for what cannot be read now. One thread at a time."""
+class SqliteReader(JournalReader):
+    """A `specq.journal.JournalReader` of a file that exists."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._connection = connect(path, read_only=True)
 
     def find(self, job_id: int) -> StoredJob | None:
-        """Return a job, or None if the journal does not know it; of one that has not ended, without its tokens."""
+        """Return a job, or None if it is not in the journal; without its tokens if it has not ended."""
         try:
             self._connection.execute("BEGIN")  # one view of all tables
             found = self._one(f"SELECT {rows.JOB} FROM jobs WHERE job_id = ?", job_id)  # noqa: S608
@@ -40,7 +41,7 @@ class JournalReader:
         return row
 
     def finished(self, limit: int, skip: int = 0, owner: str | None = None) -> list[JobSummary]:
-        """Return summaries of the jobs that ended, the last one first; of those of an owner, None: of all."""
+        """Return summaries of the jobs that ended, the last one first; only the jobs of `owner`, unless it is None."""
         query = (
             f"SELECT {rows.SUMMARY} FROM results JOIN jobs USING (job_id) WHERE ? IS NULL OR owner = ? "  # noqa: S608
             "ORDER BY ended DESC LIMIT ? OFFSET ?"

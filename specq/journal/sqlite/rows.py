@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 import orjson
 
-from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
-from specq.protocol import ConfigError, JobError, SamplingParams, Speculation, Submit, Values
+from specq.journal.records import JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded, num_bytes
+from specq.protocol import ConfigError, JobError, RenamedCounts, SamplingParams, Speculation, Submit, Values
 
 V = TypeVar("V", bound=Values)
 
@@ -36,15 +36,6 @@ def job_row(record: JobTaken) -> tuple[Any, ...]:
         record.deadline,
         submit.prompt_ids.astype("<i4").tobytes(),
     )
-
-
-def num_bytes(record: Record) -> int:
-    """Return the bytes that a record adds to the journal, about: those of its arrays."""
-    if isinstance(record, JobTaken):
-        return record.submit.prompt_ids.nbytes
-    if isinstance(record, (TokensAdded, JobEnded)):
-        return len(record.token_ids) + len(record.accepted) + len(record.logprobs)
-    return 0
 
 
 def result_row(record: JobEnded) -> tuple[Any, ...]:
@@ -140,7 +131,7 @@ def _values(cls: type[V], text: str) -> tuple[V, str]:
 
 
 def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int]) -> None:
-    """Append a row of `COMMIT`; one that does not follow what is there is left out: its tokens are generated anew."""
+    """Append a row of `COMMIT`. One that leaves a gap is left out: its tokens are generated again."""
     _, base_len, token_ids, accepted, logprobs, rounds, draft_tokens = row
     if base_len == job.num_tokens:
         job.token_ids += token_ids
@@ -151,7 +142,7 @@ def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, in
 
 
 def add_result(job: StoredJob, row: tuple[Any, ...]) -> None:
-    """Take in a row of `RESULT`."""
+    """Add a row of `RESULT`."""
     job.weights, job.finish, job.ended, job.code, job.reason, stats, *arrays = row
     job.token_ids, job.accepted, job.logprobs = arrays
-    job.stats = orjson.loads(stats)
+    job.stats = RenamedCounts.renamed(orjson.loads(stats))

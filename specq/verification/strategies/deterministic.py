@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Int32Array, Judgement, SamplingParams
+from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
-from specq.verification.packing import Int64Array, JudgedStep, Packed, node_tokens, pack
+from specq.verification.packing import JudgedStep, Packed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
 

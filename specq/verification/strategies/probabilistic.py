@@ -29,9 +29,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import Int32Array, Judgement, SamplingParams
+from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
-from specq.verification.packing import Int64Array, JudgedStep, Packed, by_temperature, pack
+from specq.verification.packing import JudgedStep, Packed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import Distributions, TargetRows
 from specq.verification.walks import Drafted, Paths, extend

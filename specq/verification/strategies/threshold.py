@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from specq.protocol import Float64Array, Judgement, SamplingParams
+from specq.protocol import Float64Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
 from specq.verification.longest import judge_longest
-from specq.verification.packing import Int64Array, JudgedStep, pack
+from specq.verification.packing import JudgedStep, pack
 from specq.verification.target_rows import TargetRows
 
 

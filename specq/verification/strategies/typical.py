@@ -15,10 +15,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from specq.protocol import NO_TREE, Float64Array, Judgement, SamplingParams
+from specq.protocol import NO_TREE, Float64Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
 from specq.verification.longest import judge_longest
-from specq.verification.packing import Int64Array, JudgedStep, by_temperature, pack
+from specq.verification.packing import JudgedStep, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import TargetRows
 

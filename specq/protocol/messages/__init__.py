@@ -1,0 +1,72 @@
+"""All messages, one frozen dataclass each, a file a receiver.
+
+    base        what they share: their base class, the types and bounds of their fields
+    to_broker   from workers and from clients
+    to_worker   from the broker
+    hot_path    of each round: drafts and verdicts
+    to_client   from the broker
+
+Rules: integers, floats and short strings travel in the header, arrays in frames of their own; the first field is the
+message's key (`session_id` or `job_id`) where it has one, and travels as the first frame, so that the broker routes
+without decoding more. A new message is one dataclass and one line in `MESSAGES`; `specq.protocol.wire` does the rest.
+
+Positions are counted from the start of the context, prompt included: `base_len` tokens come before the message's own.
+"""
+
+from specq.protocol.messages.base import COLOCATED_LANE, LOOKUP_LANE, PROTOCOL_VERSION, Message
+from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict
+from specq.protocol.messages.to_broker import (
+    Cancel,
+    FetchTokenizer,
+    Follow,
+    GetStatus,
+    Heartbeat,
+    Hello,
+    ListJobs,
+    Submit,
+)
+from specq.protocol.messages.to_client import Accepted, Failed, JobInfo, JobList, Status, TokenizerChunk, Tokens
+from specq.protocol.messages.to_worker import Ack, Assign, Close, Open, Refused, Release, Welcome
+
+MESSAGES: dict[str, type[Message]] = {
+    cls.TYPE: cls
+    for cls in (
+        Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, FetchTokenizer,
+        Welcome, Refused, Open, Close, Ack, Assign, Release,
+        Draft, Verdict, SessionFailed,
+        Accepted, JobInfo, JobList, Tokens, Failed, Status, TokenizerChunk,
+    )
+}  # fmt: skip
+
+__all__ = [
+    "COLOCATED_LANE",
+    "LOOKUP_LANE",
+    "MESSAGES",
+    "PROTOCOL_VERSION",
+    "Accepted",
+    "Ack",
+    "Assign",
+    "Cancel",
+    "Close",
+    "Draft",
+    "Failed",
+    "FetchTokenizer",
+    "Follow",
+    "GetStatus",
+    "Heartbeat",
+    "Hello",
+    "JobInfo",
+    "JobList",
+    "ListJobs",
+    "Message",
+    "Open",
+    "Refused",
+    "Release",
+    "SessionFailed",
+    "Status",
+    "Submit",
+    "TokenizerChunk",
+    "Tokens",
+    "Verdict",
+    "Welcome",
+]

@@ -1,0 +1,74 @@
+"""What all messages share: their base, and the types of their fields, each with its bound.
+
+Rule: a field's annotation names its bound of `specq.protocol.bounds`; `specq.protocol.wire` refuses what is outside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+
+from specq.protocol import bounds
+from specq.protocol.arrays import Float16Array, Float32Array, Int32Array, Int64Array, UInt8Array, UInt16Array
+
+PROTOCOL_VERSION = 2
+LOOKUP_LANE = 255  # of the verifier's own prompt lookup
+COLOCATED_LANE = 254  # of the drafter in the verifier's process; those of other processes have the lanes below
+
+# Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
+Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
+NodeTokens = Annotated[Int32Array, "<i4", 1, bounds.NODE_TOKENS]
+NodeIds = Annotated[Int32Array, "<i4", 1, bounds.NODE_NAMES]
+NodeParents = Annotated[Int32Array, "<i4", 1, bounds.NODE_PARENTS]
+NodeDistributions = Annotated[Int32Array, "<i4", 1, bounds.NODE_DISTRIBUTIONS]
+NodeScores = Annotated[Float16Array, "<f2", 1, bounds.NODE_SCORES]
+NodeFlags = Annotated[UInt8Array, "<u1", 1, bounds.NODE_FLAGS]
+NodeLanes = Annotated[UInt8Array, "<u1", 1, bounds.NODE_LANES]
+References = Annotated[Int32Array, "<i4", 1, bounds.REFERENCES]
+Weights = Annotated[UInt16Array, "<u2", 1, bounds.WEIGHTS]
+Ids = Annotated[Int64Array, "<i8", 1, bounds.IDS]
+Lengths = Annotated[Int32Array, "<i4", 1, bounds.LENGTHS]
+Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
+Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
+Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
+
+Id = Annotated[int, bounds.ID]
+Count = Annotated[int, bounds.COUNT]
+Lane = Annotated[int, bounds.LANE]
+Name = Annotated[str, bounds.NAME]
+Reason = Annotated[str, bounds.REASON]
+
+
+def empty(dtype: str) -> Any:
+    """Return a field that is an empty array unless it is given."""
+    return field(default_factory=lambda: np.zeros(0, dtype))
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return bool(np.array_equal(left, right) if isinstance(left, np.ndarray) else left == right)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Message:
+    """Base of all messages; `TYPE` is the name in the header. Messages are equal if all their fields and arrays are."""
+
+    TYPE: ClassVar[str] = ""
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WithReason(Message):
+    """Base of the messages that say why something failed; a reason that is too long is cut, so that the message arrives."""
+
+    reason: Reason
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > bounds.REASON.most:
+            object.__setattr__(self, "reason", self.reason[: bounds.REASON.most - 3] + "...")

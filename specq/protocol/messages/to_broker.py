@@ -1,0 +1,118 @@
+"""Messages to the broker, from workers and from clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from specq.protocol import bounds
+from specq.protocol.messages.base import Count, Id, Ids, Lengths, Message, Name, Tokens32, empty
+from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Hello(Message):
+    """A worker registers; sent again after each reconnection.
+
+    role         "target" or "draft"
+    incarnation  random for each start of a process
+    endpoint     of a verifier: where the broker's DEALER shall connect
+    max_sessions of a verifier: sessions that it takes at a time
+    """
+
+    TYPE: ClassVar[str] = "hello"
+    role: Annotated[str, bounds.ROLE]
+    name: Name
+    incarnation: Id
+    model: ModelInfo
+    endpoint: Annotated[str, bounds.ENDPOINT] = ""
+    max_sessions: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Heartbeat(Message):
+    """State of a worker and of all its sessions, so that the broker notices lost messages.
+
+    state   "loading", "ready", "draining"; of the last beat "leaving", or "failed" if an error ends the worker
+    load    sessions held
+    steps   a counter that a hung worker cannot raise
+    pending sessions that could take part in a step now
+    step_ms duration of the longest possible step; the worker sends nothing during it
+    session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
+    """
+
+    TYPE: ClassVar[str] = "heartbeat"
+    incarnation: Id
+    state: Annotated[str, bounds.STATE]
+    load: Count = 0
+    steps: Annotated[int, bounds.STEPS] = 0
+    pending: Count = 0
+    step_ms: Annotated[int, bounds.STEP_MS] = 0
+    free_slots: Count = 0
+    session_ids: Ids = empty("<i8")
+    epochs: Ids = empty("<i8")
+    lengths: Lengths = empty("<i4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Submit(Message):
+    """A job. Submitting the same id again attaches to it: `have` tokens are not sent again.
+
+    model        the name of a served model, or "" for the only one; prompt_ids i32[n]; speculation: how to draft for it
+    priority     jobs of a higher priority are placed first; within one priority, clients take turns
+    deadline_ms  time from the first submission until the job fails; 0: no limit
+    label        the client's own name for the job, at most 1000 characters; nobody else reads it
+    """
+
+    TYPE: ClassVar[str] = "submit"
+    job_id: Id
+    params: SamplingParams
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    model: Name = ""
+    have: Count = 0
+    priority: Annotated[int, bounds.PRIORITY] = 0
+    deadline_ms: Annotated[int, bounds.DEADLINE_MS] = 0
+    label: Annotated[str, bounds.LABEL] = ""
+    prompt_ids: Tokens32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Follow(Message):
+    """Asks for a job by its id: a `JobInfo`, then its tokens beyond the first `have` as they come."""
+
+    TYPE: ClassVar[str] = "follow"
+    job_id: Id
+    have: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ListJobs(Message):
+    """Asks for a `JobList`: the jobs that wait and run, and `limit` of those that ended, without the last `skip`."""
+
+    TYPE: ClassVar[str] = "list_jobs"
+    limit: Count = 100
+    skip: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cancel(Message):
+    """Stops a job; what is committed stays."""
+
+    TYPE: ClassVar[str] = "cancel"
+    job_id: Id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GetStatus(Message):
+    """Asks for a `Status`."""
+
+    TYPE: ClassVar[str] = "get_status"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FetchTokenizer(Message):
+    """Asks for the tokenizer of a served model ("" for the only one); also broker to verifier."""
+
+    TYPE: ClassVar[str] = "fetch_tokenizer"
+    model: Name = ""

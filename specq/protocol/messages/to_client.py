@@ -1,0 +1,99 @@
+"""Messages to a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+from specq.protocol import bounds
+from specq.protocol.messages.base import Bytes, Count, Flags, Id, Logprobs32, Message, Name, Tokens32, WithReason, empty
+from specq.protocol.params import SamplingParams
+from specq.protocol.types import ModelInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Accepted(Message):
+    """The job is in the journal."""
+
+    TYPE: ClassVar[str] = "accepted"
+    job_id: Id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobInfo(Message):
+    """Describes a job to a client that sent `Follow`; fields as in `Submit`.
+
+    ended       the job has ended
+    elapsed_ms  from its submission to its end, or to now
+    """
+
+    TYPE: ClassVar[str] = "job_info"
+    job_id: Id
+    params: SamplingParams
+    model: Name = ""
+    label: Annotated[str, bounds.LABEL] = ""
+    ended: bool = False
+    elapsed_ms: Annotated[int, bounds.ELAPSED_MS] = 0
+    prompt_ids: Tokens32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobList(Message):
+    """Jobs, as JSON: a list of objects with the names of `specq.broker.jobs.listing.Line`; answers `ListJobs` of this skip."""
+
+    TYPE: ClassVar[str] = "job_list"
+    skip: Count = 0
+    data: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tokens(Message):
+    """New tokens of a job.
+
+    base_len    generated tokens before these (the prompt not counted)
+    accepted u8[m]  1 where the token was drafted and accepted, 0 where it is the target's own
+    finish      a finish reason or ""; stats come with the last message (names of `specq.broker.jobs.job.JobStats`)
+    logprobs, top_ids, top_logprobs   as in `Verdict`
+    """
+
+    TYPE: ClassVar[str] = "tokens"
+    job_id: Id
+    base_len: Count
+    finish: Annotated[str, bounds.FINISH] = ""
+    stats: Annotated[dict[str, Any], bounds.STATS] = field(default_factory=dict)
+    token_ids: Tokens32
+    accepted: Flags
+    logprobs: Logprobs32 = empty("<f4")
+    top_ids: Tokens32 = empty("<i4")
+    top_logprobs: Logprobs32 = empty("<f4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Failed(WithReason):
+    """The job was refused or failed; `code` as in JobError."""
+
+    TYPE: ClassVar[str] = "failed"
+    job_id: Id
+    code: Annotated[str, bounds.CODE]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Status(Message):
+    """The broker's state as a JSON-able dict: models, workers, sessions, counters."""
+
+    TYPE: ClassVar[str] = "status"
+    report: Annotated[dict[str, Any], bounds.REPORT]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TokenizerChunk(Message):
+    """A piece of a tokenizer, of at most 1 MiB; also verifier to broker.
+
+    The pieces, joined in order, are a JSON object of file names ("tokenizer.json", "tokenizer_config.json") to texts.
+    """
+
+    TYPE: ClassVar[str] = "tokenizer_chunk"
+    model: ModelInfo
+    index: Annotated[int, bounds.PIECE]
+    count: Annotated[int, bounds.PIECES]
+    data: Bytes

@@ -1,0 +1,83 @@
+"""Messages to a worker, from the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from specq.protocol import bounds
+from specq.protocol.messages.base import Count, Id, Lane, Message, Tokens32, WithReason
+from specq.protocol.params import SamplingParams, Speculation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Welcome(Message):
+    """The worker is registered and shall send a `Heartbeat` at least this often."""
+
+    TYPE: ClassVar[str] = "welcome"
+    heartbeat_ms: Annotated[int, bounds.HEARTBEAT_MS]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Refused(WithReason):
+    """The broker cannot use the worker, and says why; `fatal`: trying again is useless."""
+
+    TYPE: ClassVar[str] = "refused"
+    fatal: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Open(Message):
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`."""
+
+    TYPE: ClassVar[str] = "open"
+    session_id: Id
+    epoch: Id
+    prompt_len: Count
+    tokens_left: Count
+    params: SamplingParams
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    token_ids: Tokens32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Close(Message):
+    """To a verifier: forget the session."""
+
+    TYPE: ClassVar[str] = "close"
+    session_id: Id
+    epoch: Id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ack(Message):
+    """To a verifier: the journal holds `length` tokens; with `resend`, send all later ones again."""
+
+    TYPE: ClassVar[str] = "ack"
+    session_id: Id
+    epoch: Id
+    length: Count
+    resend: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Assign(Message):
+    """To a drafter: draft for this session in this lane."""
+
+    TYPE: ClassVar[str] = "assign"
+    session_id: Id
+    epoch: Id
+    lane: Lane
+    prompt_len: Count
+    params: SamplingParams
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    token_ids: Tokens32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Release(Message):
+    """To a drafter: stop drafting for the session."""
+
+    TYPE: ClassVar[str] = "release"
+    session_id: Id
+    epoch: Id
