@@ -159,7 +159,9 @@ class TargetConfig(Section):
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif is_wildcard(host_of(self.bind)):
-            raise ConfigError(f"target.bind is {self.bind}, no address to connect to; set advertise to one")
+            raise ConfigError(
+                f"target.bind is {self.bind}, which is not an address to connect to; set advertise to one"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,7 @@ class DraftConfig(Section):
     max_ahead: int = _option(32, "most tokens drafted ahead of what is committed", low=1, high=1024)
     chain: int = _option(6, "levels drafted in one call, on a GPU", low=1, high=32)
     distribution_size: int = _option(
-        32, "tokens of a law that travels with drafts under probabilistic", low=1, high=1024
+        32, "tokens of a draft distribution that travels with drafts under probabilistic", low=1, high=1024
     )
     nice: int = _option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
 
