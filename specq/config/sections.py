@@ -151,7 +151,9 @@ class TargetConfig(Section):
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif is_wildcard(host_of(self.bind)):
-            raise ConfigError(f"target.bind is {self.bind}, no address to connect to; set advertise to one")
+            raise ConfigError(
+                f"target.bind is {self.bind}, which is not an address to connect to; set advertise to one"
+            )
 
 
 @dataclass(frozen=True, slots=True)

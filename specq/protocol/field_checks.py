@@ -23,7 +23,7 @@ class OutOfBoundsError(ValueError):
 
 def _check_bool(value: Any) -> bool:
     if type(value) is not bool:
-        raise TypeError(f"{shown(value)} is no boolean")
+        raise TypeError(f"{shown(value)} is not a boolean")
     return value
 
 

@@ -45,7 +45,7 @@ class Values:
 
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
-        """Raise JobError for a name that is no field."""
+        """Raise JobError for an unknown name."""
         known = [f.name for f in fields(cls)]
         unknown = sorted(set(values) - set(known))
         if unknown:

@@ -78,7 +78,7 @@ def _key(number: int) -> bytes:
     try:
         return number.to_bytes(8, "little")
     except OverflowError:  # an id that came in an array
-        raise ProtocolError(f"{number} is no session or job") from None
+        raise ProtocolError(f"{number} is not the id of a session or job") from None
 
 
 def decode(frames: Sequence[bytes]) -> Message:
@@ -121,15 +121,15 @@ def decode_header(frames: Sequence[bytes]) -> dict[str, Any]:
     if not 2 <= len(frames) <= MAX_FRAMES:
         raise ProtocolError(f"{len(frames)} frames; a message has 2 to {MAX_FRAMES}")
     if len(frames[0]) != 8 or frames[0][7] > 127:
-        raise ProtocolError("the first frame is no 8-byte key below 2**63")
+        raise ProtocolError("the first frame is not an 8-byte key below 2**63")
     if len(frames[1]) > MAX_HEADER:
         raise ProtocolError(f"a header of {len(frames[1])} bytes; at most {MAX_HEADER}")
     try:
         header = orjson.loads(frames[1])
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"the header is no JSON: {error}") from None
+        raise ProtocolError(f"the header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
-        raise ProtocolError("the header is no JSON object")
+        raise ProtocolError("the header is not a JSON object")
     version = header.pop("v", None)
     if version != PROTOCOL_VERSION:
         raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL_VERSION}")

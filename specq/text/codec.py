@@ -68,7 +68,7 @@ def _parse(tokenizer_json: str) -> dict[str, Any]:
     try:
         content = orjson.loads(tokenizer_json)
     except orjson.JSONDecodeError as error:
-        raise ConfigError(f"tokenizer.json is no JSON: {error}") from None
+        raise ConfigError(f"tokenizer.json is not valid JSON: {error}") from None
     model = content.get("model") if isinstance(content, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), (dict, list)):
         raise ConfigError("tokenizer.json has no model with a vocabulary")
@@ -151,7 +151,7 @@ def _encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise JobError(f"the prompt is no valid Unicode at character {error.start}: {error.reason}") from None
+        raise JobError(f"the prompt is not valid Unicode at character {error.start}: {error.reason}") from None
     return text
 
 
@@ -166,15 +166,15 @@ def _build(tokenizer_json: str) -> Tokenizer:
 
 
 def _settings(files: dict[str, str]) -> dict[str, Any]:
-    """Return tokenizer_config.json on top of special_tokens_map.json; raises ConfigError for what is no JSON object."""
+    """Return tokenizer_config.json on top of special_tokens_map.json; raises ConfigError for what is not a JSON object."""
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         try:
             content = orjson.loads(files.get(name, "{}"))
         except orjson.JSONDecodeError as error:
-            raise ConfigError(f"{name} is no JSON: {error}") from None
+            raise ConfigError(f"{name} is not valid JSON: {error}") from None
         if not isinstance(content, dict):
-            raise ConfigError(f"{name} is no JSON object")
+            raise ConfigError(f"{name} is not a JSON object")
         settings |= content
     return settings
 

@@ -29,7 +29,7 @@ def join_chunks(chunks: Sequence[TokenizerChunk]) -> dict[str, str]:
     try:
         files = orjson.loads(b"".join(chunk.data.tobytes() for chunk in ordered))
     except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"the tokenizer is no JSON: {error}") from None
+        raise ProtocolError(f"the tokenizer is not valid JSON: {error}") from None
     if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-        raise ProtocolError("the tokenizer is no JSON object of texts")
+        raise ProtocolError("the tokenizer is not a JSON object of texts")
     return files

@@ -113,7 +113,7 @@ def make_keys(
 ) -> tuple[Path, Path]:
     """Write a new key pair; return the secret and the public file. Raises ConfigError; never overwrites a file."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name for keys: up to 64 letters, digits, and . _ - (not first)")
+        raise ConfigError(f"{name!r} is not a valid name for keys: up to 64 letters, digits, and . _ - (not first)")
     if trusted and "draft" not in roles:
         raise ConfigError(f"only drafters can be trusted; the roles of {name} are {', '.join(roles)}")
     if max_priority and "client" not in roles:
@@ -216,10 +216,10 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot read the key {path}: {error.strerror}") from None
     except ValueError:
-        raise ConfigError(f"{path} is no key file: it is not valid TOML") from None
+        raise ConfigError(f"{path} is not a valid key file: it is not valid TOML") from None
     if not _is_key_file(values):
         known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, trusted, max_priority"
-        raise ConfigError(f"{path} is no key file: a key has {known}; keys are {_KEY_LENGTH} characters")
+        raise ConfigError(f"{path} is not a valid key file: a key has {known}; keys are {_KEY_LENGTH} characters")
     return values
 
 

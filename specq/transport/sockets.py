@@ -85,7 +85,7 @@ def connect_dealer(
         socket.connect(endpoint)
     except zmq.ZMQError as error:
         socket.close(0)
-        raise ConfigError(f"{endpoint!r} is no address to connect to: {error}") from None
+        raise ConfigError(f"{endpoint!r} is not a valid address to connect to: {error}") from None
     return socket
 
 

@@ -37,7 +37,7 @@ def test_nothing_is_overwritten(folder):
 
 @pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b", "x" * 65])
 def test_names_are_file_names(tmp_path, name):
-    with pytest.raises(ConfigError, match="no name for keys"):
+    with pytest.raises(ConfigError, match="is not a valid name for keys"):
         make_keys(tmp_path, name, ("draft",))
     assert list(tmp_path.iterdir()) == []
 
@@ -132,5 +132,5 @@ def test_a_clients_key_may_have_a_higher_priority(tmp_path):
     with pytest.raises(ConfigError, match="from -1000 to 1000"):
         make_keys(tmp_path, "x", ("client",), max_priority=1001)
     (tmp_path / "bob.pub").write_text((tmp_path / "bob.pub").read_text() + "max_priority = 5000\n")
-    with pytest.raises(ConfigError, match="is no key file"):
+    with pytest.raises(ConfigError, match="is not a valid key file"):
         AllowList(tmp_path)
