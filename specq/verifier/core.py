@@ -33,7 +33,7 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
-from specq.verifier.grafting import checked_draft, graft, graft_lookup
+from specq.verifier.grafting import check_and_graft, graft_lookup
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.rounds import commit
 from specq.verifier.scheduler import ScheduledSession, plan
@@ -144,8 +144,8 @@ class Verifier:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
-        draft = checked_draft(message, self.engine.info.vocab_size, is_trusted=self.trust_drafts)
-        graft(session, draft, now)
+        vocab_size = self.engine.info.vocab_size
+        check_and_graft(session, message, now, vocab_size=vocab_size, is_trusted=self.trust_drafts)
         self.num_grafted += len(message.token_ids)
         return []
 

@@ -1,6 +1,6 @@
 """How a draft becomes nodes of a session's tree: checked, aligned with the transcript, attached.
 
-Rules: drafts are hints. `checked_draft` refuses a malformed draft as a whole; what it lets pass never raises. A draft is
+Rules: drafts are hints. `check_and_graft` refuses a malformed draft as a whole; a well-formed one never raises. A draft is
 aligned by content. It may speak of a position that has been passed (what the transcript agrees with survives), of parents that
 never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
 
@@ -19,15 +19,15 @@ from specq.verifier.session import Session
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 
 
-def checked_draft(draft: Draft, vocab_size: int, *, is_trusted: bool) -> Draft:
-    """Return a draft from outside as it may be grafted: without its distributions if its drafter is not trusted.
+def check_and_graft(session: Session, draft: Draft, now: float, *, vocab_size: int, is_trusted: bool) -> int:
+    """Graft a draft from outside, without its distributions if its drafter is not trusted; return as `graft` does.
 
     Raises ProtocolError for a malformed one.
     """
     reason = reason_against(draft, vocab_size)
     if reason:
         raise ProtocolError(f"a draft was dropped: {reason}")
-    return draft if is_trusted else stripped(draft)
+    return graft(session, draft if is_trusted else stripped(draft), now)
 
 
 def graft(session: Session, draft: Draft, now: float) -> int:

@@ -178,11 +178,11 @@ def test_a_draft_that_cannot_be_grafted_costs_only_drafts(monkeypatch: pytest.Mo
     open_all(verifier, [[1, 2, 3]])
     verifier.handle(draft_for(0, [7, 8]), 0.0)
 
-    def raising(session: Session, draft: Draft, now: float) -> int:
+    def raising(session: Session, draft: Draft, now: float, **options: object) -> int:
         session.num_live += 5
         raise KeyError(draft.lane)
 
-    monkeypatch.setattr(core, "graft", raising)
+    monkeypatch.setattr(core, "check_and_graft", raising)
     with pytest.raises(ProtocolError, match="could not be handled: KeyError"):
         verifier.handle(draft_for(0, [9]), 0.0)
     assert (verifier.sessions[0].num_live, verifier.sessions[0].roots) == (0, {})
