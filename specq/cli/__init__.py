@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specq import __version__
-from specq.cli.lazy import LazyGroup
+from specq.cli.groups import LazyGroup
 
 if TYPE_CHECKING:
     from specq.protocol import SpecqError
@@ -41,7 +41,7 @@ SUMMARIES = {
     "status": "Show what a broker sees: workers, jobs, counters.",
     "keys": "Make CURVE keys: encryption, and who may do what.",
     "models": "List the models that ship with specq.",
-    "bench": "Measure: specq and its rivals, strategies, shapes, steps, the journal and more.",
+    "bench": "Measure specq, its rivals and its parts, a suite each.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
     "broker": "Run the broker.",
     "worker": "Run one target verifier or one draft worker.",
@@ -49,8 +49,8 @@ SUMMARIES = {
 EXTRAS = {"torch": "torch", "transformers": "torch", "safetensors": "torch", "vllm": "vllm"}  # package -> extra
 
 
-class _Commands(LazyGroup):
-    """The commands; their errors become one line and an exit status."""
+class _Specq(LazyGroup):
+    """The errors of the commands become one line and an exit status."""
 
     def invoke(self, ctx: click.Context) -> object:
         from specq.protocol import SpecqError  # here, since it brings NumPy along, which `specq --help` does without
@@ -83,9 +83,7 @@ def exit_status(error: SpecqError) -> int:
     return 2 if invalid_job or isinstance(error, ConfigError) else 1
 
 
-@click.group(
-    cls=_Commands, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]}
-)
+@click.group(cls=_Specq, table=COMMANDS, summaries=SUMMARIES, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="specq")
 def main() -> None:
     """Speculative decoding as a message queue: draft workers guess, target verifiers check, a broker routes."""

@@ -9,7 +9,7 @@ import click
 from specq.bench.ratios import compare_reports, read_report
 from specq.bench.report import show
 from specq.bench.suites import DEFAULT, SUITES, SUMMARIES
-from specq.cli.lazy import LazyGroup
+from specq.cli.groups import LazyGroup
 
 _OWN_OPTIONS = ("--compare", "-h", "--help")
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -1,4 +1,8 @@
-"""Options in groups: `--help` shows each group under its own heading, in the order in which they are declared."""
+"""Groups of commands and of options.
+
+LazyGroup        commands by table, each imported only when it is called, so that the group's `--help` needs none of them
+GroupedCommand   `--help` shows each group of options under its own heading, in the order in which they are declared
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,29 @@ from typing import Any
 import click
 
 REST = "Options"  # the heading of those without a group, which come last
+
+
+class LazyGroup(click.Group):
+    """Commands by table: name -> "package.module:object", and name -> its line in `--help`."""
+
+    def __init__(self, *args: Any, table: dict[str, str], summaries: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.table, self.summaries = table, summaries
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.table:
+            return None
+        from specq.runtime import resolve
+
+        command: click.Command = resolve("command", self.table, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(self.summaries.items()))
 
 
 class GroupedOption(click.Option):
