@@ -61,8 +61,9 @@ def read_measured(path: Path) -> Measured:
         raise ConfigError(f"cannot read the measured figures {path}: {error.strerror}") from None
     except orjson.JSONDecodeError as error:
         raise ConfigError(f"{path} is no JSON: {error}") from None
-    if isinstance(values, dict) and isinstance(values.get("measured"), dict):  # what `specq bench calibrate` writes
-        values = values["measured"]
+    for part in ("results", "measured"):  # where the report of `specq bench calibrate` has them
+        if isinstance(values, dict) and isinstance(values.get(part), dict):
+            values = values[part]
     if not isinstance(values, dict):
         raise ConfigError(f"{path} holds no JSON object; known keys are {', '.join(Measured.__slots__)}")
     try:

@@ -47,7 +47,8 @@ def test_a_drafter_that_is_always_right_has_no_ranks():
 
 def test_files_are_read_and_checked(tmp_path):
     path = tmp_path / "measured.json"
-    for values in ({"acceptance": 0.5}, {"runs": [], "measured": {"acceptance": 0.5}}):
+    measured = {"runs": [], "measured": {"acceptance": 0.5}}
+    for values in ({"acceptance": 0.5}, measured, {"suite": "calibrate", "results": measured}):
         path.write_text(json.dumps(values))
         assert read_measured(path) == Measured(acceptance=0.5)
     for text, message in (

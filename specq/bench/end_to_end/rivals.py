@@ -9,6 +9,7 @@ alone          not a rival: steps of specq's two models by themselves, for the f
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from functools import partial
 from itertools import count, islice
 from statistics import median
@@ -43,23 +44,7 @@ def vllm(work: Workload, depth: int = 0) -> dict[str, Any]:
     engine: Any = llm.llm_engine
     params = SamplingParams(max_tokens=work.output_len, temperature=0.0, ignore_eos=True, detokenize=False)
 
-    numbers = count()
-
-    def complete(prompts: list[list[int]], at_a_time: int) -> list[list[int]]:
-        """Keep `at_a_time` requests under way, as a server with that many users would."""
-        texts: dict[str, list[int]] = {}
-        waiting, ids = iter(prompts), [str(next(numbers)) for _ in prompts]
-        unused, under_way = iter(ids), 0
-        while len(texts) < len(prompts):
-            for prompt in islice(waiting, at_a_time - under_way):
-                engine.add_request(next(unused), {"prompt_token_ids": prompt}, params)
-                under_way += 1
-            for output in engine.step():
-                if output.finished:
-                    texts[output.request_id] = list(output.outputs[0].token_ids)
-                    under_way -= 1
-        return [texts[number] for number in ids]
-
+    complete = partial(_complete, engine, params, count())
     found = {}
     for sessions in work.sessions:
         before = _counters(llm)
@@ -68,6 +53,24 @@ def vllm(work: Workload, depth: int = 0) -> dict[str, Any]:
         if rounds:
             found[str(sessions)]["mean_accepted_length"] = round(1 + accepted / rounds, 3)
     return {f"K={depth}" if depth else "plain": found}
+
+
+def _complete(
+    engine: Any, params: Any, numbers: Iterator[int], prompts: list[list[int]], at_a_time: int
+) -> list[list[int]]:
+    """Keep `at_a_time` requests under way, as a server with that many users would; `numbers`: names not used yet."""
+    texts: dict[str, list[int]] = {}
+    waiting, ids = iter(prompts), [str(next(numbers)) for _ in prompts]
+    unused, under_way = iter(ids), 0
+    while len(texts) < len(prompts):
+        for prompt in islice(waiting, at_a_time - under_way):
+            engine.add_request(next(unused), {"prompt_token_ids": prompt}, params)
+            under_way += 1
+        for output in engine.step():
+            if output.finished:
+                texts[output.request_id] = list(output.outputs[0].token_ids)
+                under_way -= 1
+    return [texts[number] for number in ids]
 
 
 def _counters(llm: Any) -> tuple[float, float]:
