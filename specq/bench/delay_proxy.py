@@ -6,7 +6,7 @@
 Each connection to the proxy becomes one to the broker. What an end sends arrives in order, late by the rule of
 `specq.simulate.network`, half of the round trip each way. The proxy does not look at the bytes, so keys (CURVE) pass through
 it like anything else. TCP does not lose bytes, it loses connections: with --cut-every-s both ends lose theirs now and then,
-with all that is in flight, and the next connection waits until --cut-ms are over.
+with all that is in flight, and the next connection waits until --cut-s are over.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import signal
 from asyncio import StreamReader, StreamWriter
 from collections import deque
 from contextlib import suppress
+from typing import Any
 
 import click
 
@@ -106,11 +107,6 @@ def _endpoint(address: str) -> tuple[str, int]:
     return host.strip("[]"), 0 if port == "*" else int(port)
 
 
-def line_settings(rtt_ms: float, jitter_ms: float = 0.0, bandwidth_mbit: float = 0.0) -> LineSettings:
-    """Return the settings of each direction."""
-    return LineSettings(delay_s=rtt_ms / 2000, jitter_s=jitter_ms / 1000, bytes_per_s=bandwidth_mbit * 1e6 / 8)
-
-
 async def serve(proxy: DelayProxy, listen: str) -> None:
     """Print the address, relay until the process is asked to end, and say what was relayed."""
     stop = asyncio.Event()
@@ -127,18 +123,17 @@ async def serve(proxy: DelayProxy, listen: str) -> None:
 @click.option("--upstream", default="tcp://127.0.0.1:5750", show_default=True, help="The broker.")
 @click.option("--rtt-ms", type=click.FloatRange(0), default=20.0, show_default=True, help="Added to a round trip.")
 @click.option("--jitter-ms", type=click.FloatRange(0), default=0.0, help="Mean of the further delay each way.")
-@click.option(
-    "--bandwidth-mbit", type=click.FloatRange(0), default=0.0, help="Of each connection and way; 0: no limit."
-)
+@click.option("--bandwidth-mbit", type=click.FloatRange(0), default=0.0, help="Of a connection, each way; 0: no limit.")
 @click.option("--cut-every-s", type=click.FloatRange(0), default=0.0, help="Mean life of a connection; 0: no cuts.")
-@click.option("--cut-ms", type=click.FloatRange(0), default=500.0, show_default=True, help="How long a cut lasts.")
+@click.option("--cut-s", type=click.FloatRange(0), default=0.5, show_default=True, help="How long a cut lasts.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of jitter and cuts.")
-def main(listen: str, upstream: str, *, cut_every_s: float, cut_ms: float, seed: int, **line: float) -> None:
+def main(listen: str, upstream: str, *, rtt_ms: float, jitter_ms: float, bandwidth_mbit: float, **cuts: Any) -> None:
     """Delay what peers and a broker send each other; the first line of output is the address to connect to."""
+    line = LineSettings(delay_s=rtt_ms / 2000, jitter_s=jitter_ms / 1000, bytes_per_s=bandwidth_mbit * 1e6 / 8)
     try:
         check_bind("--listen", listen)
         check_connect("--upstream", upstream)
-        proxy = DelayProxy(upstream, line_settings(**line), cut_every_s=cut_every_s, cut_s=cut_ms / 1000, seed=seed)
+        proxy = DelayProxy(upstream, line, **cuts)
         # select() waits for fractions of a millisecond; other selectors round up to the next one.
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selectors.SelectSelector())) as runner:
             runner.run(serve(proxy, listen))

@@ -1,8 +1,8 @@
-"""How much of the target's text the draft foresees, benchmark by benchmark.
+"""How much of the target's text the draft predicts, benchmark by benchmark.
 
 A draft chain proposed after a prefix of the target's text is accepted up to its first miss, and up to there it was
-conditioned on the target's own tokens. So one forward pass of the draft along the target's text tells, for every
-round of every chain length, what a speculative decoder would have accepted: no decoder need be run. The same holds at
+conditioned on the target's own tokens. One forward pass of the draft along the target's text therefore gives, for every
+round of every chain length, what a speculative decoder would have accepted, and no decoder needs to run. The same holds at
 a temperature if both models add the same Gumbel noise, drawn once for each position.
 """
 
@@ -88,7 +88,7 @@ def draft_hits(
     temperature: float,
     noise: torch.Tensor | None,
 ) -> list[list[bool]]:
-    """Tell for each token of each answer whether the draft would have chosen it. noise [num_rows, num_new, vocab]."""
+    """Return for each token of each answer whether the draft would have chosen it. noise [num_rows, num_new, vocab]."""
     hits = []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         token_ids = torch.tensor([prompt + answer], device=draft.device)

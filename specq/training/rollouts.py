@@ -1,8 +1,7 @@
 """The target's own outputs, on which the draft is distilled.
 
-Prompts come from the training documents. So that the target does not only repeat answers it has read, some arithmetic
-prompts get new numbers, and some prompts of every kind are cut short: the target then writes the rest of the question
-and the answer itself.
+Prompts come from the training documents. Some arithmetic prompts get new numbers, and some prompts of every kind are cut
+short, where the target writes the rest of the question and the answer: otherwise it would often repeat answers it has read.
 """
 
 import time

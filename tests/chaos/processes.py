@@ -33,7 +33,7 @@ RECOVERY_S = 5.0
 START_S = 120.0  # for all processes to be ready
 LONGEST_STOP_S = 2.5  # longer than liveness: who stops so long is taken for dead
 SPECQ = (sys.executable, "-m", "specq")
-SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--cut-every-s", "3", "--cut-ms", "100")
+SPOILT = ("--rtt-ms", "2", "--jitter-ms", "3", "--cut-every-s", "3", "--cut-s", "0.1")
 ROLES = ("broker", "target", "draft", "client")
 
 Process = subprocess.Popen[bytes]
