@@ -66,10 +66,8 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 
 def no_resend(patch: Patch) -> None:
     """Let a verifier never send a verdict again."""
-    committed = Verifier._ack
-    patch.setattr(
-        Verifier, "_committed", lambda self, message, now: committed(self, replace(message, resend=False), now)
-    )
+    ack = Verifier._ack
+    patch.setattr(Verifier, "_ack", lambda self, message, now: ack(self, replace(message, resend=False), now))
 
 
 def no_reopening(patch: Patch) -> None:
@@ -82,7 +80,7 @@ def no_reopening(patch: Patch) -> None:
             job.unheld = False
         reconcile(self, worker, held)
 
-    patch.setattr(placement.Placement, "_mend_verifier", holds_all)
+    patch.setattr(placement.Placement, "_reconcile_verifier", holds_all)
 
 
 def no_kv_rollback(patch: Patch) -> None:
@@ -129,7 +127,7 @@ def no_replay_of_a_lost_verdict(patch: Patch) -> None:
         reconcile(self, worker, held)
         self.state.send_front = send  # type: ignore[method-assign]
 
-    patch.setattr(DrafterAssignment, "mend", silent)
+    patch.setattr(DrafterAssignment, "reconcile", silent)
 
 
 def no_dedupe_of_jobs(patch: Patch) -> None:
