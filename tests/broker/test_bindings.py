@@ -87,7 +87,9 @@ def test_a_quarantined_job_that_was_alone_is_given_up(num_jobs: int, is_given_up
     desk.take(desk.broker.tick(desk.now))
     job = desk.broker.state.jobs.get(1)
     assert job is not None
-    assert (job.finish, job.crashes) == (("error", Crashes(4, 2, 0)) if is_given_up else ("", Crashes(4, 1, 0)))
+    assert (job.transcript.finish, job.crashes) == (
+        ("error", Crashes(4, 2, 0)) if is_given_up else ("", Crashes(4, 1, 0))
+    )
 
 
 @pytest.mark.parametrize(("state", "expected"), [("leaving", Crashes()), ("failed", Crashes(1))])
@@ -116,7 +118,7 @@ def test_what_is_cancelled_while_it_waits_is_left_alone() -> None:
     """No death is counted for it, and nobody opens it."""
     desk = restarted(journal_of(running(1)).unfinished())
     job = desk.broker.state.jobs.active[1]
-    job.finish = "cancelled"
+    job.transcript.finish = "cancelled"
     desk.broker.intake.finish(job)
     desk.now += LATE
     desk.take(desk.broker.tick(desk.now))

@@ -13,8 +13,7 @@ import pytest
 from specq.broker.admission.limits import MAX_REASON
 from specq.broker.core import Broker
 from specq.broker.jobs import table as job_table
-from specq.broker.jobs.intake import MAX_MISSED
-from specq.broker.jobs.job import MAX_READERS
+from specq.broker.jobs.readers import MAX_MISSED, MAX_READERS
 from specq.broker.state import Effect, Find, FindFinished, Send, Write
 from specq.protocol.errors import JournalBusyError
 from specq.protocol.messages import (
@@ -88,9 +87,13 @@ class Desk:
         """Commit tokens of a job; return what a client is told at once."""
         job = self.broker.state.jobs.active[job_id]
         verdict = Verdict(
-            session_id=job_id, epoch=job.epoch, base_len=job.length, finish=finish, token_ids=np.array(tokens)
+            session_id=job_id,
+            epoch=job.session.epoch,
+            base_len=job.transcript.length,
+            finish=finish,
+            token_ids=np.array(tokens),
         )
-        return self.take(self.broker.from_back(job.verifier, encode(verdict), self.now), told)
+        return self.take(self.broker.from_back(job.session.verifier, encode(verdict), self.now), told)
 
     def journaled(self, told: bytes = ANN) -> list[Message]:
         """Let the journal have everything; return what a client is told."""
@@ -98,13 +101,13 @@ class Desk:
 
     def tick(self, seconds: float = 0.25, told: bytes = ANN) -> list[Message]:
         self.now += seconds
-        held = [job for job in self.broker.state.jobs.active.values() if job.verifier == VERIFIER]
+        held = [job for job in self.broker.state.jobs.active.values() if job.session.verifier == VERIFIER]
         beat = Heartbeat(
             incarnation=1,
             state="ready",
             session_ids=np.array([job.job_id for job in held], np.int64),
-            epochs=np.array([job.epoch for job in held], np.int64),
-            lengths=np.array([job.length for job in held], np.int32),
+            epochs=np.array([job.session.epoch for job in held], np.int64),
+            lengths=np.array([job.transcript.length for job in held], np.int32),
         )
         self.front(VERIFIER, beat)
         return self.take(self.broker.tick(self.now), told)
@@ -255,12 +258,12 @@ def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
     for _ in range(MAX_MISSED + 2):
         for message in desk.tick():
             desk.broker.undelivered(Send("front", ANN, encode(message)))
-    assert desk.broker.state.jobs.active[1].readers != {}
+    assert desk.broker.state.jobs.active[1].readers.by_client != {}
     desk.verdict(1, 8)
     for _ in range(MAX_MISSED + 2):
         desk.broker.undelivered(Send("front", ANN, encode(Tokens(job_id=1, base_len=0, token_ids=[], accepted=[]))))
         desk.tick()
-    assert desk.broker.state.jobs.active[1].readers == {}
+    assert desk.broker.state.jobs.active[1].readers.by_client == {}
     assert desk.verdict(1, 9) == []
     assert token_ids(desk.submit(1)) == [7, 8, 9]
 

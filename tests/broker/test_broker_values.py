@@ -48,7 +48,7 @@ class Peers:
 
     def verdict(self, job_id: int, who: bytes = GOOD, **fields: object) -> list[Message]:
         """Return what Ann is told of a verdict."""
-        epoch = self.broker.state.jobs.active[job_id].epoch
+        epoch = self.broker.state.jobs.active[job_id].session.epoch
         message = Verdict(session_id=job_id, epoch=epoch, **{"base_len": 3, "token_ids": np.array([9])} | fields)
         effects = self.broker.from_back(who, encode(message), 0.0)
         return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == ANN]
@@ -126,7 +126,7 @@ def test_a_verdict_that_does_not_fit_its_job_changes_nothing(changes: dict[str, 
     assert peers.say(ANN, Submit(job_id=1, params=params, prompt_ids=PROMPT)) == [Accepted(job_id=1)]
     assert peers.verdict(1, **changes) == []
     assert peers.broker.state.counts["misfit_verdicts"] == 1
-    assert peers.broker.state.jobs.active[1].token_ids == []
+    assert peers.broker.state.jobs.active[1].transcript.token_ids == []
     good = {"logprobs": np.ones(1), "top_ids": np.ones(2), "top_logprobs": np.ones(2)}
     assert len(peers.verdict(1, **good)) == 1
 

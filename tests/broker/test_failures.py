@@ -126,19 +126,22 @@ def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
         desk.take(desk.broker.tick(desk.now))
         desk.hello(b"v%d" % number)
     job = running(desk)
-    assert [one.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
+    assert [one.session.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
     desk.verdict(job.job_id, *range(1, CLEARED_AFTER + 1))
     assert job.crashes == Crashes()
     other = desk.broker.state.jobs.active[3 - job.job_id]
-    assert (other.verifier, job.verifier) == (b"v1", b"")  # a suspect itself: the first waits until it has been alone
+    assert (other.session.verifier, job.session.verifier) == (
+        b"v1",
+        b"",
+    )  # a suspect itself: the first waits until it has been alone
     desk.verdict(other.job_id, *range(1, CLEARED_AFTER + 1))
-    assert (other.verifier, job.verifier) == (b"v1", b"v1")
+    assert (other.session.verifier, job.session.verifier) == (b"v1", b"v1")
     told = [write.record for write in desk.writes if isinstance(write.record, JobCrashed)]
     assert [record.crashes.total for record in told if record.job_id == job.job_id] == [1, 2, 0]
 
 
 def running(desk: Desk) -> Job:
-    (job,) = [job for job in desk.broker.state.jobs.active.values() if job.verifier]
+    (job,) = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier]
     return job
 
 
@@ -264,6 +267,6 @@ def test_suspicion_survives_the_broker() -> None:
     again = Broker(incarnation=2, has_journal=True)
     again.restore([stored], desk.now)
     assert again.state.jobs.active[1].is_quarantined
-    assert not again.state.jobs.queue.quarantined_jobs()  # its verifier may come back
+    assert not again.state.jobs.queue.quarantined()  # its verifier may come back
     again.tick(desk.now + 10)
-    assert [requirements.alone for requirements in again.state.jobs.queue.quarantined_jobs()] == [True]
+    assert [requirements.alone for requirements in again.state.jobs.queue.quarantined()] == [True]

@@ -165,12 +165,12 @@ def others_goodput(*, flooded: bool, num_jobs: int = 4, seconds: float = 0.4) ->
     world.run(0.2)
     assert list(evil.known) == [1]
     jobs = world.broker.state.jobs.active
-    before = [len(jobs[job_id].token_ids) for job_id in range(2, num_jobs + 1)]
+    before = [len(jobs[job_id].transcript.token_ids) for job_id in range(2, num_jobs + 1)]
     if flooded:
         evil.flood(1, 16, 10_000, seconds)
     world.run(seconds)
-    after = [len(jobs[job_id].token_ids) for job_id in range(2, num_jobs + 1)]
-    text = jobs[1].token_ids
+    after = [len(jobs[job_id].transcript.token_ids) for job_id in range(2, num_jobs + 1)]
+    text = jobs[1].transcript.token_ids
     assert text == toy_text(PROMPT, len(text)), "the flood changed the text that it was for"
     return (sum(after) - sum(before)) / seconds
 

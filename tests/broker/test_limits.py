@@ -315,7 +315,9 @@ def test_room_comes_back_when_jobs_end():
     broker = keyed(max_jobs=4)
     assert sum(isinstance(one, Accepted) for one in submit_all(broker, "ann", 100)) == 2
     job = broker.state.jobs.active[100]
-    verdict = Verdict(session_id=100, epoch=job.epoch, base_len=1, finish="stop", token_ids=np.array([7], np.int32))
+    verdict = Verdict(
+        session_id=100, epoch=job.session.epoch, base_len=1, finish="stop", token_ids=np.array([7], np.int32)
+    )
     broker.from_back(GPU, encode(verdict), 0.0)
     assert sum(isinstance(one, Accepted) for one in submit_all(broker, "ann", 200)) == 1
     assert broker.state.jobs.held == {"ann": 2}

@@ -5,6 +5,7 @@ import numpy as np
 from specq.broker.jobs.commits import read_commit
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.relay import MOST_HELD, relay
+from specq.broker.jobs.request import JobRequest
 from specq.protocol.messages import Submit, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode
@@ -18,8 +19,9 @@ def make_job(mode: str = "async") -> Job:
     submit = Submit(
         job_id=9, params=SamplingParams(max_tokens=1000), speculation=Speculation(mode=mode), prompt_ids=prompt
     )
-    job = Job(submit, b"client", 0.0)
-    job.drafters = {0: b"d0", 1: b"d1"}
+    job = Job(JobRequest(submit))
+    for drafter in (b"d0", b"d1"):
+        job.drafters.add(drafter, PROMPT_LEN)
     return job
 
 
@@ -28,12 +30,12 @@ def heard(job: Job, min_accept_probs: list[int]) -> list[Verdict]:
     found: list[Verdict] = []
     for min_accept_prob in min_accept_probs:
         verdict = Verdict(
-            session_id=9, epoch=job.epoch, base_len=job.length, min_accept_prob=min_accept_prob,
-            token_ids=np.array([job.length % 7], np.int32),
+            session_id=9, epoch=job.session.epoch, base_len=job.transcript.length, min_accept_prob=min_accept_prob,
+            token_ids=np.array([job.transcript.length % 7], np.int32),
         )  # fmt: skip
         frames = encode(verdict)
         commit = read_commit(frames)
-        job.commit(commit)
+        job.transcript.commit(commit)
         sends = relay(job, commit, frames)
         assert [send.to for send in sends] in ([], [b"d0", b"d1"])
         found += [message for send in sends[:1] if isinstance(message := decode(send.frames), Verdict)]
@@ -52,7 +54,7 @@ def test_a_busy_verifiers_verdicts_go_together() -> None:
     told = [(v.base_len, len(v.token_ids)) for v in found]
     assert [start for start, _ in told] == [PROMPT_LEN + sum(n for _, n in told[:i]) for i in range(len(told))]
     assert [n for _, n in told][:6] == [1, 2, 4, 8, 16, MOST_HELD]
-    assert [t for v in found for t in v.token_ids.tolist()] == job.token_ids[: sum(n for _, n in told)]
+    assert [t for v in found for t in v.token_ids.tolist()] == job.transcript.token_ids[: sum(n for _, n in told)]
 
 
 def test_when_drafts_are_of_use_again_all_is_told_at_once() -> None:

@@ -147,7 +147,7 @@ def test_a_verdict_to_the_front_commits_nothing():
     for who in KEYS:
         forged = Verdict(session_id=1, epoch=assigned.epoch, base_len=2, finish="stop", token_ids=np.array([9]))
         assert guarded.say(who, forged) == []
-    assert (job.token_ids, job.finish) == ([], "")
+    assert (job.transcript.token_ids, job.transcript.finish) == ([], "")
 
 
 def test_a_drafter_speaks_only_for_its_own_lane():
@@ -227,11 +227,11 @@ def test_jobs_of_others_do_not_exist():
     assert isinstance(taken, Failed)
     assert taken.code == "forbidden"
     job = guarded.broker.state.jobs.active[1]
-    assert (job.finish, job.owner, list(job.readers)) == ("", "alice", [b"alice"])
+    assert (job.transcript.finish, job.request.owner, list(job.readers.by_client)) == ("", "alice", [b"alice"])
     lists = {who: guarded.told(who, ListJobs()) for who in ("alice", "bob")}
     assert {who: [line["job_id"] for line in listed(told)] for who, told in lists.items()} == {"alice": [1], "bob": []}
     guarded.told("alice", Cancel(job_id=1))
-    assert job.finish == "cancelled"
+    assert job.transcript.finish == "cancelled"
 
 
 def listed(told: list[Message]) -> list[dict[str, object]]:

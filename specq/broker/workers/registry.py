@@ -33,7 +33,7 @@ class Worker:
     state: str = "ready"
     steps: int = 0
     step_s: float = 0.0  # that it may be silent in a step
-    is_deaf: bool = False  # an `Open` was given up on since it last confirmed one
+    is_unreachable: bool = False  # it never confirmed an `Open`, and has confirmed none since then
     free_slots: int = 0  # what was placed there since its last heartbeat taken off
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
