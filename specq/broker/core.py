@@ -130,13 +130,13 @@ class Broker:
 
     def from_back(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         """Take a message from a verifier."""
-        worker = self.state.roster.get(identity)
+        worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
         if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `admission.revocation`
             self.state.counts["forbidden"] += 1
             return []
-        self.state.now = worker.heard = now
+        self.state.now = worker.last_seen = now
         try:
             if type_of(frames) is Verdict:
                 self._verdict(identity, frames)
@@ -184,15 +184,15 @@ class Broker:
     def awaits_word(self, since: float) -> bool:
         """Is there a verifier with jobs that has sent nothing since then?"""
         verifiers = {job.session.verifier for job in self.state.jobs.active.values()}
-        return any(worker.heard < since for i in verifiers if (worker := self.state.roster.get(i)) is not None)
+        return any(worker.last_seen < since for i in verifiers if (worker := self.state.workers.get(i)) is not None)
 
     def part(self, since: float, now: float) -> list[Effect]:
         """Part in good order from the verifiers that have sent something since then: what becomes of them without a broker
         does not count against their jobs. A later broker learns whether the others crashed."""
         self.state.now = now
         for job in self.state.jobs.active.values():
-            worker = self.state.roster.get(job.session.verifier)
-            if worker is not None and worker.heard >= since:
+            worker = self.state.workers.get(job.session.verifier)
+            if worker is not None and worker.last_seen >= since:
                 self.placement.bindings.bind(job, job.session.weights)
         return self._effects()
 

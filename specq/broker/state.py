@@ -11,7 +11,7 @@ from specq.broker.admission.roles import Roles
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
-from specq.broker.workers.registry import Roster
+from specq.broker.workers.registry import WorkerRegistry
 from specq.journal import Record
 from specq.protocol import Frames, Message, encode
 from specq.transport import Grant
@@ -89,7 +89,7 @@ class State:
     ) -> None:
         self.drafters_per_job = drafters_per_job
         self.heartbeat_ms, self.liveness_s, self.max_jobs = heartbeat_ms, liveness_ms / 1000, max_jobs
-        self.roster, self.jobs, self.ledger = Roster(), Jobs(), Ledger(has_journal=has_journal)
+        self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), Ledger(has_journal=has_journal)
         self.roles, self.limits = Roles(grants), Limits()
         self.counts: Counter[str] = Counter()
         self.now, self.wall_offset = 0.0, wall_offset

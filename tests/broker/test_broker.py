@@ -1,4 +1,4 @@
-"""What the broker alone promises: fencing by epoch, and mending of what drafters missed."""
+"""What the broker alone promises: fencing by epoch, and sending again what drafters missed."""
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def test_a_malformed_verdict_is_counted_and_dropped() -> None:
     assert world.broker.state.counts["dropped_back"] == len(malformed)
 
 
-def test_a_drafter_that_missed_verdicts_hears_them_again() -> None:
+def test_a_drafter_that_missed_verdicts_receives_them_again() -> None:
     """A heartbeat that stays behind what was committed at the one before brings the missing tokens."""
     world = running_world()
     job = world.broker.state.jobs.active[1]

@@ -47,7 +47,7 @@ class Peers:
         return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == who]
 
     def verdict(self, job_id: int, who: bytes = GOOD, **fields: object) -> list[Message]:
-        """Return what Ann is told of a verdict."""
+        """Return what Ann receives of a verdict."""
         epoch = self.broker.state.jobs.active[job_id].session.epoch
         message = Verdict(session_id=job_id, epoch=epoch, **{"base_len": 3, "token_ids": np.array([9])} | fields)
         effects = self.broker.from_back(who, encode(message), 0.0)
@@ -94,7 +94,7 @@ def stored(misfit: str) -> StoredJob:
 
 
 def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
-    """Its end is journaled, with what it had; whoever follows it is told why."""
+    """Its end is journaled, with what it had; a client that follows it receives the reason."""
     broker = Broker(incarnation=2, has_journal=True)
     broker.restore(
         [stored("top_k is 9223372036854775808"), replace(stored(""), submit=replace(stored("").submit, job_id=4))], 0.0
@@ -106,8 +106,8 @@ def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
     assert "top_k is 9223372036854775808" in write.record.reason
     assert len(write.record.token_ids) == 8
     broker.journaled(write.sequence, 0.0)
-    told = Peers(broker).say(ANN, Follow(job_id=3))
-    assert "top_k is 9223372036854775808" in next(one.reason for one in told if isinstance(one, Failed))
+    received = Peers(broker).say(ANN, Follow(job_id=3))
+    assert "top_k is 9223372036854775808" in next(one.reason for one in received if isinstance(one, Failed))
 
 
 @pytest.mark.parametrize(

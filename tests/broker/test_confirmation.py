@@ -38,7 +38,7 @@ def opens(desk: Desk) -> Counter[bytes]:
 
 
 def test_a_session_that_never_arrives_fails_its_job() -> None:
-    """Ten minutes of heartbeats without it: a few dozen Opens, then the client is told; the slot is free again."""
+    """Ten minutes of heartbeats without it: a few dozen Opens, then the client receives the reason; the slot is free again."""
     desk = Desk()
     desk.submit(1)
     for _ in range(1200):
@@ -47,7 +47,7 @@ def test_a_session_that_never_arrives_fails_its_job() -> None:
     assert "given up after 3 failures" in failed.reason
     assert "never confirmed it" in failed.reason
     assert opens(desk)[VERIFIER] <= 100
-    assert desk.broker.state.roster.get(VERIFIER).job_ids == set()
+    assert desk.broker.state.workers.get(VERIFIER).job_ids == set()
 
 
 def test_another_verifier_tries() -> None:
@@ -63,7 +63,7 @@ def test_another_verifier_tries() -> None:
     assert opens(desk)[DEAF] <= 16 * 12
 
 
-def test_a_job_waits_for_the_verifier_that_hears() -> None:
+def test_a_job_waits_for_the_verifier_that_can_be_reached() -> None:
     """While that is full, its jobs are not spoilt on the other one."""
     desk = Desk(max_sessions=1)
     desk.hello(DEAF)

@@ -18,7 +18,7 @@ from specq.protocol.params import SamplingParams
 def job(
     job_id: int, owner: str = "a", *, tokens: int = 10, priority: int = 0, model: str = "m", at: float = 0.0
 ) -> Job:
-    """Return a job that costs so many tokens, one of them the prompt's, and was submitted at that time."""
+    """Return a job that costs `tokens` tokens, one of them the prompt's, and was submitted at that time."""
     params = SamplingParams(max_tokens=tokens - 1)
     prompt = np.ones(1, np.int32)
     submit = Submit(job_id=job_id, params=params, model=model, priority=priority, prompt_ids=prompt)

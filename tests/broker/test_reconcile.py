@@ -9,7 +9,7 @@ from specq.broker.workers.reconcile import Action, Expected, Kind, Reported, rec
 
 
 def session(length: int = 10, at_last: int = -1, *, is_missing: bool = False) -> dict[int, Expected]:
-    """Return one session of epoch 7, with so many committed tokens now and at the worker's last heartbeat."""
+    """Return one session of epoch 7, with these committed lengths now and at the worker's last heartbeat."""
     return {1: Expected(7, length, Mark(at_last, is_missing))}
 
 

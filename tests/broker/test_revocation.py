@@ -148,7 +148,7 @@ def test_a_reader_without_its_key_hears_nothing_more(lose) -> None:
             "forbidden",
             [9],
         )
-        assert guarded.broker.state.roster.get(b"gpu").job_ids == set()
+        assert guarded.broker.state.workers.get(b"gpu").job_ids == set()
     assert messages(effects, "alice") == []
     assert job.readers.by_client == {}
 
@@ -192,7 +192,7 @@ def test_a_drafter_without_its_key_drafts_no_more(lose) -> None:
     assert job.drafters.lanes == {}
     assert isinstance(messages(effects, "laptop")[0], Refused)
     assert passed_on(guarded.say("laptop", a_draft(mine))) == []
-    assert guarded.broker.state.roster.get(b"laptop") is None
+    assert guarded.broker.state.workers.get(b"laptop") is None
     guarded.assigned("phone")
     assert job.drafters.identities() == [b"phone"]
 

@@ -27,7 +27,7 @@ def wait(desk: Desk, seconds: float) -> None:
     """Let time pass, while the verifiers that there are beat."""
     for _ in range(int(seconds)):
         desk.now += 1.0
-        for worker in desk.broker.state.roster.all():
+        for worker in desk.broker.state.workers.all():
             jobs = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier == worker.identity]
             beat = Heartbeat(
                 incarnation=1,
@@ -120,7 +120,7 @@ def opened(effects: list[Effect]) -> list[Open]:
 
 
 def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
-    """On the verifier of which it is the former one, and none else; from then on it is bound to all that its text depends on."""
+    """On the verifier whose former one it is, and on no other; from then on it is bound to all that its text depends on."""
     journal = Journal(tmp_path / "journal")
     submit = Submit(job_id=1, model="toy", params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
     tokens = np.array([7, 8], "<i4").tobytes()
@@ -145,5 +145,5 @@ def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
 def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     """An empty one matches nothing."""
     desk = Desk()
-    (worker,) = desk.broker.state.roster.all()
+    (worker,) = desk.broker.state.workers.all()
     assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]

@@ -60,7 +60,7 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 
     def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         self.state.now = now
-        if self.state.roster.get(identity) is None and core.type_of(frames) is Verdict:
+        if self.state.workers.get(identity) is None and core.type_of(frames) is Verdict:
             self._verdict(identity, frames)
             return self._effects()
         return heard(self, identity, frames, now)

@@ -224,7 +224,7 @@ def test_a_verifier_is_cut_off_with_its_key(tmp_path):
             until(lambda: job.transcript.token_ids)
             public.unlink()
             until(lambda: not up.broker.backs)
-            assert (job.session.verifier, broker.state.roster.verifiers()) == (b"", [])
+            assert (job.session.verifier, broker.state.workers.verifiers()) == (b"", [])
             length = len(job.transcript.token_ids)
             until(lambda: up.refusals)
             assert "this key is not allowed any more" in up.refusals[0]

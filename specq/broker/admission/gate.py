@@ -57,7 +57,7 @@ class Gate:
             self._answer_unreadable(identity, frames, who, error)
             raise
         if isinstance(message, Heartbeat):
-            check_heartbeat(self.state.roster.get(identity), message)
+            check_heartbeat(self.state.workers.get(identity), message)
         reason = self._reason_against(identity, message, who)
         if not reason:
             return message
@@ -87,13 +87,13 @@ class Gate:
         names = (message.name, message.model.name, message.model.engine)
         if not all(map(str.isprintable, names)):  # they are shown on terminals
             return f"names of workers and models have at most {NAME.most} printable characters"
-        if len(self.state.roster.all()) >= MAX_WORKERS and self.state.roster.get(identity) is None:
+        if len(self.state.workers.all()) >= MAX_WORKERS and self.state.workers.get(identity) is None:
             return f"this broker has {MAX_WORKERS} workers, and takes no more"
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
     def charge(self, client: bytes, effects: list[Effect]) -> list[Effect]:
         """Charge a client for the answers to what it asked for; return the effects."""
-        if self.state.roster.get(client) is None:
+        if self.state.workers.get(client) is None:
             sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == client]
             self.state.limits.charge_answer(self.state.roles.peer(client), sum(sum(map(len, f)) for f in sends))
         return effects
@@ -112,9 +112,9 @@ class Gate:
         lane = job.drafters.lanes.get(number) if type(number) is int else None
         if lane is None or lane.drafter != identity:
             raise ProtocolError("a draft for a lane that is not the sender's")
-        worker, verifier = self.state.roster.get(identity), self.state.roster.get(job.session.verifier)
+        worker, verifier = self.state.workers.get(identity), self.state.workers.get(job.session.verifier)
         if worker is not None:
-            worker.heard = now
+            worker.last_seen = now
         num_bytes = sum(map(len, frames))
         drafters = job.drafters
         if (
@@ -130,4 +130,4 @@ class Gate:
         self.state.emit(Send("back", job.session.verifier, list(frames)))
 
     def _is_quiet(self, verifier: Worker) -> bool:
-        return self.state.now - verifier.heard > QUIET_BEATS * self.state.heartbeat_ms / 1000
+        return self.state.now - verifier.last_seen > QUIET_BEATS * self.state.heartbeat_ms / 1000

@@ -1,6 +1,6 @@
 """How much one peer may take up of the broker and of the verifiers. What goes beyond is dropped and counted, never queued.
 
-    requests   of a peer (a key, or a socket where there are no keys): at most so many a second, by number and by bytes, those of
+    requests   of a peer (a key, or a socket where there are no keys): a rate a second, by number and by bytes, those of
                the answers included. The peer repeats what is dropped: all requests may be repeated
     drafts     of a lane: its share of the verifier's time. All sessions of a verifier together may make it spend half of its
                time on drafts, each as much as any other, and within a session each lane. A draft costs what it takes
@@ -45,7 +45,7 @@ class Limits:
         self._peers: OrderedDict[str, Bucket] = OrderedDict()
 
     def admit_request(self, peer: str, num_bytes: int, now: float) -> bool:
-        """May this peer ask for something now, in so many bytes?"""
+        """May this peer ask for something now, in `num_bytes` bytes?"""
         bucket = self._peers.get(peer)
         if bucket is None:
             bucket = self._peers[peer] = Bucket(REQUESTS_BURST, now)

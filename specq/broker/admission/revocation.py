@@ -33,7 +33,7 @@ class Revocation:
         """Lose the workers, drop the readers and fail the jobs of keys that are not allowed any more."""
         if not self.state.roles.have_changed():
             return
-        for worker in self.state.roster.all():
+        for worker in self.state.workers.all():
             self._look_at(worker)
         jobs = list(self.state.jobs.active.values())
         for job in [*jobs, *self.state.jobs.finished.values()]:

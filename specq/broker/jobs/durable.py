@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Durable:
-    """The journal has the job (`is_registered`), so many of its generated tokens, and its end (`has_ended`)."""
+    """The journal has the job (`is_registered`), its first `num_tokens` generated tokens, its end (`has_ended`)."""
 
     is_registered: bool = False
     num_tokens: int = 0
     has_ended: bool = False
 
     def note(self, num_tokens: int, *, ended: bool) -> None:
-        """Note that the journal holds the job, with so many generated tokens and perhaps its end."""
+        """Note that the journal holds the job, with its first `num_tokens` generated tokens and perhaps its end."""
         self.is_registered, self.has_ended = True, self.has_ended or ended
         self.num_tokens = max(self.num_tokens, num_tokens)

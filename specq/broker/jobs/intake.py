@@ -75,7 +75,7 @@ class Intake:
         wall = self.state.wall
         self.state.counts["jobs"] += 1
         deadline = wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
-        submit = replace(message, model=message.model or self.state.roster.verifiers()[0].model.name)
+        submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
         job = Job(JobRequest(submit, self.state.roles.peer(client), wall, deadline))
         self.state.jobs.add(job)
         self.state.record(taken_record(job), job)
@@ -95,7 +95,7 @@ class Intake:
             return "invalid", "" if known.request.has_content(
                 message
             ) else f"job {message.job_id} exists with other content"
-        verifiers = self.state.roster.verifiers(message.model)
+        verifiers = self.state.workers.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
         if self.state.closing or self.state.trouble:

@@ -79,7 +79,7 @@ class Job:
         )
 
     def delta(self, have: int) -> Tokens:
-        """Return what a client that has so many generated tokens lacks of those in the journal."""
+        """Return what a client that has `have` generated tokens lacks of those in the journal."""
         transcript, end = self.transcript, self.durable.num_tokens
         have = min(have, end)
         top = (end - have) * max(transcript.logprobs.num_top, 0)

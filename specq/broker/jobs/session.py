@@ -17,7 +17,7 @@ class Mark:
     is_missing: bool = False
 
     def confirm(self, length: int) -> None:
-        """Note that a heartbeat lists the session, while so many tokens are committed."""
+        """Note that a heartbeat lists the session, at this committed length."""
         self.length, self.is_missing = length, False
 
 

@@ -28,20 +28,20 @@ class DrafterAssignment:
 
     def assign_drafters(self, job: Job) -> None:
         """Give a placed job the drafters that it lacks: no two that would draft the same."""
-        verifier = self.state.roster.get(job.session.verifier)
+        verifier = self.state.workers.get(job.session.verifier)
         if verifier is None or not is_drafted(job.request.speculation.mode, job.request.params.strategy):
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         while len(job.drafters) < self.state.drafters_per_job:
-            fitting = self.state.roster.drafters_for(verifier.model)
-            drafter = self.state.roster.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
+            fitting = self.state.workers.drafters_for(verifier.model)
+            drafter = self.state.workers.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
             if drafter is None:
                 return
             drafting.add(drafter.model.fingerprint)
             self.assign(job, drafter)
 
     def _drafters_of(self, job: Job) -> list[Worker]:
-        return [worker for d in job.drafters.identities() if (worker := self.state.roster.get(d)) is not None]
+        return [worker for d in job.drafters.identities() if (worker := self.state.workers.get(d)) is not None]
 
     def assign(self, job: Job, worker: Worker) -> None:
         """Give a drafter a new lane of a job, and the text so far."""

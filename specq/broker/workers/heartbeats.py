@@ -29,7 +29,7 @@ class Heartbeats:
 
     def heartbeat(self, identity: bytes, message: Heartbeat, now: float) -> None:
         """Note that a worker lives, and send again what its list of sessions shows to be lost."""
-        worker = self.state.roster.get(identity)
+        worker = self.state.workers.get(identity)
         if worker is None:
             self.state.send_front(identity, Refused(reason="not registered", fatal=False))
             return
@@ -49,7 +49,7 @@ class Heartbeats:
 
     def lose_dead(self, now: float) -> None:
         """Take their sessions from the workers that were silent for too long, or have not worked though they could."""
-        for worker in self.state.roster.dead(now, self.state.liveness_s):
+        for worker in self.state.workers.dead(now, self.state.liveness_s):
             hangs = worker.hangs(self.state.liveness_s)
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1

@@ -33,7 +33,7 @@ class Placement:
 
     def lose(self, worker: Worker, *, crashed: bool = False) -> None:
         """Forget a worker; its jobs go to others. Each of a verifier's may be why it `crashed`."""
-        self.state.roster.remove(worker.identity)
+        self.state.workers.remove(worker.identity)
         if worker.hello.role == "target":
             self.state.emit(Disconnect(worker.identity))
         jobs = self.jobs_of(worker)
@@ -70,7 +70,7 @@ class Placement:
 
     def _able(self, requirements: Requirements) -> list[Worker]:
         """Return the verifiers that meet the requirements, with room or without."""
-        able = [w for w in self.state.roster.verifiers(requirements.model) if w.has_weights(requirements.weights)]
+        able = [w for w in self.state.workers.verifiers(requirements.model) if w.has_weights(requirements.weights)]
         return [w for w in able if w.identity not in requirements.avoided] or able
 
     def _clear_for_quarantined(self) -> bool:
@@ -101,16 +101,16 @@ class Placement:
         """Let verifiers that have joined share in the work."""
         if len(self.state.jobs.queue):
             return
-        for alike in self.state.roster.alike():
+        for alike in self.state.workers.alike():
             isolated = self.state.jobs.isolated()
             recent = now - 2 * self.state.heartbeat_ms / 1000
-            able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.heard >= recent]
+            able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.last_seen >= recent]
             for job, to in moves(able, [job for w in able for job in self.jobs_of(w)], now):
                 self._move(job, to)
 
     def _move(self, job: Job, to: Worker) -> None:
         """Let another verifier go on with a job."""
-        former = self.state.roster.get(job.session.verifier)
+        former = self.state.workers.get(job.session.verifier)
         if former is not None:
             self.take_from(job, former)
         self.state.counts["moved"] += 1
@@ -146,7 +146,7 @@ class Placement:
 
     def open_anew(self, job: Job) -> None:
         """Let a job's verifier begin its session again, without the drafts that it has."""
-        verifier = self.state.roster.get(job.session.verifier)
+        verifier = self.state.workers.get(job.session.verifier)
         if verifier is not None:
             self.open(job, verifier)
 
@@ -156,7 +156,7 @@ class Placement:
 
     def release(self, job: Job) -> None:
         """Free the workers of a job that ended."""
-        verifier = self.state.roster.get(job.session.verifier)
+        verifier = self.state.workers.get(job.session.verifier)
         if verifier is not None:
             self.take_from(job, verifier)
         job.session.verifier = b""
@@ -167,7 +167,7 @@ class Placement:
         job = self.state.jobs.active.get(message.session_id)
         if job is None or not job.session.is_at(verifier, message.epoch):
             return
-        worker = self.state.roster.get(verifier)
+        worker = self.state.workers.get(verifier)
         if worker is not None:
             worker.job_ids.discard(job.job_id)
         if message.retry:

@@ -31,7 +31,7 @@ class Move(NamedTuple):
 
 
 def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Worker:
-    """Return the verifier for a job that may need so many tokens of KV and whose prompt has these keys; `able` has one."""
+    """Return the verifier for a job that may need `num_tokens` tokens of KV and whose prompt has these keys; `able` has one."""
     roomy = [worker for worker in able if worker.free_slots >= num_tokens] or able
     least = min(len(worker.job_ids) for worker in roomy)
     near = [worker for worker in roomy if len(worker.job_ids) <= least + AFFINITY_SLACK]

@@ -20,7 +20,7 @@ CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash
 
 
 def after_crash(job: Job, num_jobs: int) -> Crashes:
-    """Return what counts against a job after a crash of a verifier that carried so many."""
+    """Return what counts against a job after a crash of a verifier that carried `num_jobs`."""
     is_lone = job.is_quarantined and num_jobs == 1
     return Crashes(job.crashes.total + 1, job.crashes.lone + is_lone, job.transcript.num_tokens)
 

@@ -10,9 +10,9 @@ from specq.broker.workers.registry import Worker
 
 def status_report(state: State, now: float) -> dict[str, Any]:
     """Return models, workers, jobs and counters; times in seconds."""
-    workers = state.roster.all()
+    workers = state.workers.all()
     return {
-        "models": sorted({worker.model.name for worker in state.roster.verifiers()}),
+        "models": sorted({worker.model.name for worker in state.workers.verifiers()}),
         "workers": [_worker(worker, now) for worker in workers],
         "jobs": {
             "waiting": len(state.jobs.queue),
@@ -39,5 +39,5 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
         "jobs": len(worker.job_ids),
         "steps": worker.steps,
         "free_slots": worker.free_slots,
-        "heard_s_ago": round(now - worker.heard, 3),
+        "heard_s_ago": round(now - worker.last_seen, 3),
     }

@@ -45,13 +45,13 @@ class Unserved:
         return [job for job in self.state.jobs.active.values() if not job.session.verifier] if late else []
 
     def _is_served(self, missing: Missing) -> bool:
-        return any(worker.has_weights(missing.weights) for worker in self.state.roster.verifiers(missing.model))
+        return any(worker.has_weights(missing.weights) for worker in self.state.workers.verifiers(missing.model))
 
     def _reason(self, missing: Missing) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
             what += f" with the weights {shown(missing.weights)}, which the text began with,"
-        served = _served(self.state.roster.verifiers())
+        served = _served(self.state.workers.verifiers())
         return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
