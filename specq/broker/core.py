@@ -24,8 +24,10 @@ from specq.broker.jobs.commits import Commit, fits_logprobs, read_commit
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.listing import Listing
+from specq.broker.jobs.records import added_record, restored
 from specq.broker.jobs.relay import relay
 from specq.broker.state import Effect, FindFinished, Send, State
+from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
 from specq.broker.workers.registration import Registration
@@ -63,7 +65,7 @@ Handler = Callable[..., None]
 
 
 class Broker:
-    """Dispatches messages to the rooms; verdicts, the hottest, it handles itself. Arguments as of `State`.
+    """Dispatches messages to the components; verdicts, the most frequent, it handles itself. Arguments as of `State`.
 
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
     """
@@ -94,6 +96,7 @@ class Broker:
             grants=grants,
         )
         self.placement = Placement(self.state)
+        self.heartbeats = Heartbeats(self.state, self.placement)
         self.unserved = Unserved(self.state, weights_wait_s)
         self.registration = Registration(self.state, self.placement)
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
@@ -107,7 +110,7 @@ class Broker:
             GetStatus: self.intake.get_status,
             FetchTokenizer: self.tokenizers.fetch,
             Hello: self.registration.hello,
-            Heartbeat: self.placement.heartbeat,
+            Heartbeat: self.heartbeats.heartbeat,
         }
         self._back: dict[type[Message], Handler] = {
             SessionFailed: self.placement.session_failed,
@@ -128,15 +131,13 @@ class Broker:
 
     def from_back(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         """Take a message from a verifier."""
-        worker = self.state.roster.get(identity)
+        worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
-        if not self.state.roles.stands(
-            worker.shown, "target"
-        ):  # and so is this one: see `specq.broker.admission.revocation`
+        if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `admission.revocation`
             self.state.counts["forbidden"] += 1
             return []
-        self.state.now = worker.heard = now
+        self.state.now = worker.last_seen = now
         try:
             if type_of(frames) is Verdict:
                 self._verdict(identity, frames)
@@ -150,25 +151,25 @@ class Broker:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.now = now
         self.revocation.apply()
-        self.placement.lose_dead(now)
+        self.heartbeats.lose_dead(now)
         self.tokenizers.tidy()
         self.placement.rebalance(now)
         self.intake.end_overdue()
         for job, reason in self.unserved.given_up():
             self.intake.fail(job, "engine", reason)
         for job in self.state.jobs.active.values():
-            self.intake.tell_again(job)
+            self.intake.update_again(job)
         return self._effects()
 
     def undelivered(self, effect: Send) -> None:
-        """Learn that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
+        """Note that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
         self.state.counts["undelivered"] += 1
         if type_of(effect.frames) is not Tokens:
             return
         message = decode(effect.frames)
         job = self.state.jobs.get(int.from_bytes(effect.frames[0], "little"))
         if job is not None and isinstance(message, Tokens):
-            self.intake.undelivered_tokens(job, effect.to, message.base_len)
+            job.readers.note_undelivered(effect.to, message.base_len)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -182,22 +183,22 @@ class Broker:
         return not self.state.jobs.active
 
     def awaits_word(self, since: float) -> bool:
-        """Is there a verifier with jobs that was not heard since then?"""
-        verifiers = {job.verifier for job in self.state.jobs.active.values() if job.verifier}
-        return any(worker.heard < since for i in verifiers if (worker := self.state.roster.get(i)) is not None)
+        """Is there a verifier with jobs that has sent nothing since then?"""
+        verifiers = {job.session.verifier for job in self.state.jobs.active.values()}
+        return any(worker.last_seen < since for i in verifiers if (worker := self.state.workers.get(i)) is not None)
 
     def part(self, since: float, now: float) -> list[Effect]:
-        """Part in good order from the verifiers that were heard since then: what becomes of them without a broker is not
-        held against their jobs. Of the others a later broker will know whether they died."""
+        """Part in good order from the verifiers that have sent something since then: what becomes of them without a broker
+        does not count against their jobs. A later broker learns whether the others crashed."""
         self.state.now = now
         for job in self.state.jobs.active.values():
-            worker = self.state.roster.get(job.verifier)
-            if worker is not None and worker.heard >= since:
-                self.placement.bindings.bind(job, job.weights)
+            worker = self.state.workers.get(job.session.verifier)
+            if worker is not None and worker.last_seen >= since:
+                self.placement.bindings.bind(job, job.session.weights)
         return self._effects()
 
     def give_up(self, now: float) -> list[Effect]:
-        """End the jobs that nobody will go on with, since there is no journal and this broker stops."""
+        """End the jobs that no broker continues, since there is no journal and this one stops."""
         self.state.now = now
         for job in list(self.state.jobs.active.values()):
             self.intake.fail(job, "lost", "the broker was stopped before the job ended, and it keeps no journal")
@@ -207,31 +208,31 @@ class Broker:
 
     def restore(self, jobs: Iterable[StoredJob], now: float) -> None:
         """Take over the unfinished jobs of a broker that is gone: they wait for verifiers, and for their clients. Those that a
-        verifier held wait until that has come back, or is taken for dead; those that no broker would take any more fail.
+        verifier held wait until that has come back, or counts as crashed; those that no broker takes any more fail.
 
-        For a moment nobody is told that there is no verifier: clients are left to ask again.
+        For a moment no client is refused because there is no verifier: clients ask again.
         """
         self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
         for stored in jobs:
-            job = Job.restored(stored)
+            job = restored(stored)
             self.placement.bindings.restore(job)
             if stored.misfit:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")
-            elif reason := reason_against(job.params.strategy):  # of a package that is not there any more
+            elif reason := reason_against(job.request.params.strategy):  # of a package that is not there any more
                 self.intake.fail(job, "invalid", reason)
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
-        """Learn that the journal has all records up to this one: now clients may hear of them."""
+        """Note that the journal has all records up to this one: now clients may receive what they say."""
         self.state.now = now
         for job in self.state.ledger.settle(sequence):
-            self.intake.tell(job)
+            self.intake.update(job)
         return self._effects()
 
     def troubled(self, reason: str, now: float) -> list[Effect]:
-        """Learn that the journal cannot be written, and why, or that it can ("").
+        """Note that the journal cannot be written, and why, or that it can ("").
 
-        No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, unheard,
-        until their verifiers rest (`max_uncommitted`).
+        No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, while their
+        clients receive nothing, until their verifiers pause (`max_uncommitted`).
         """
         self.state.now, self.state.trouble = now, reason
         if reason:
@@ -239,18 +240,18 @@ class Broker:
         return self._effects()
 
     def filled(self, reason: str, now: float) -> list[Effect]:
-        """Learn that the journal has no room for new jobs, and why, or that it has ("")."""
+        """Note that the journal has no room for new jobs, and why, or that it has ("")."""
         self.state.now, self.state.full = now, reason
         return self._effects()
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
-        """Learn what the journal knows of a job: the answer to `Find`."""
+        """Take what the journal knows of a job: the answer to `Find`."""
         self.state.now = now
         self.intake.found(job_id, stored)
         return self._effects()
 
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
-        """Learn which jobs have ended: the answer to `FindFinished`."""
+        """Take the list of jobs that have ended: the answer to `FindFinished`."""
         self.state.now = now
         self.listing.answer(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, self._effects())
@@ -275,15 +276,17 @@ class Broker:
         log.debug("message_dropped", where=where, reason=str(error))
 
     def _verdict(self, identity: bytes, frames: Sequence[bytes]) -> None:
-        """Pass a verdict to the session's drafters, commit it, and tell the client."""
+        """Commit a verdict, and pass it to the session's drafters, the journal and the clients."""
         commit = read_commit(frames)
         job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.verifier != identity or job.epoch != commit.epoch:
+        if job is None or job.session.verifier != identity or job.session.epoch != commit.epoch:
             self.state.counts["late_verdicts"] += 1
             return
-        verdict = cast("Verdict", decode(frames)) if job.params.logprobs >= 0 else None
-        misfit = verdict is not None and not fits_logprobs(verdict, job.params.logprobs)
-        known = -1 if misfit else job.commit(commit)
+        transcript = job.transcript
+        num_top = transcript.logprobs.num_top
+        verdict = cast("Verdict", decode(frames)) if num_top >= 0 else None
+        misfit = verdict is not None and not fits_logprobs(verdict, num_top)
+        known = -1 if misfit else transcript.commit(commit)
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
             return
@@ -291,18 +294,18 @@ class Broker:
         if known < len(commit.token_ids):
             job.stats.add(commit)
             if verdict is not None:
-                job.logprobs.extend(verdict, known)
-        if job.finish:
+                transcript.logprobs.extend(verdict, known)
+        if transcript.finish:
             self.intake.finish(job)
         elif known < len(commit.token_ids):
             self._added(job, commit, known)
 
     def _added(self, job: Job, commit: Commit, known: int) -> None:
-        """Journal what a verdict added to a job; without a journal, tell the client at once."""
+        """Journal what a verdict added to a job; without a journal, send it to the clients at once."""
         if is_cleared(job):
             self.placement.clear(job)
         if self.state.ledger.has_journal:
-            self.state.record(job.added(commit, known), job)
+            self.state.record(added_record(job, commit, known), job)
         else:
-            job.journal(len(job.token_ids), ended=False)
-            self.intake.tell(job)
+            job.durable.note(job.transcript.num_tokens, ended=False)
+            self.intake.update(job)

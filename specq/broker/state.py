@@ -1,4 +1,4 @@
-"""What the rooms of the broker share: its workers, its jobs, its counters, and the outbox."""
+"""What the components of the broker share: its workers, its jobs, its counters, and the outbox."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specq.broker.admission.roles import Roles
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
-from specq.broker.workers.registry import Roster
+from specq.broker.workers.registry import WorkerRegistry
 from specq.journal import Record
 from specq.protocol import Frames, Message, encode
 from specq.transport import Grant
@@ -39,21 +39,21 @@ class Disconnect(NamedTuple):
 
 
 class Write(NamedTuple):
-    """Journal a record; `Broker.journaled` wants to hear of its sequence number when it is there."""
+    """Journal a record; `Broker.journaled` takes its sequence number once it is there."""
 
     sequence: int
     record: Record
 
 
 class Find(NamedTuple):
-    """Look for a job in the journal; `Broker.found` wants the answer."""
+    """Look for a job in the journal; `Broker.found` takes the answer."""
 
     job_id: int
 
 
 class FindFinished(NamedTuple):
-    """Look for so many of the jobs of an owner (None: of all) that ended, the last `skip` left out; `Broker.listed` wants
-    the answer."""
+    """Look for the last `limit` jobs of an owner (None: of all) that ended, but for the last `skip`; `Broker.listed` takes the
+    answer."""
 
     client: bytes
     limit: int
@@ -69,7 +69,7 @@ class State:
 
     incarnation  counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
                  earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
-    epoch        epochs lie above this too: a journal's word, which needs no clock
+    epoch        epochs lie above this too: the journal's highest, which needs no clock
     wall_offset  seconds since 1970 = the caller's time + this
     grants       the keys that are allowed, by name; None: there are no keys
     """
@@ -89,7 +89,7 @@ class State:
     ) -> None:
         self.drafters_per_job = drafters_per_job
         self.heartbeat_ms, self.liveness_s, self.max_jobs = heartbeat_ms, liveness_ms / 1000, max_jobs
-        self.roster, self.jobs, self.ledger = Roster(), Jobs(), Ledger(has_journal=has_journal)
+        self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), Ledger(has_journal=has_journal)
         self.roles, self.limits = Roles(grants), Limits()
         self.counts: Counter[str] = Counter()
         self.now, self.wall_offset = 0.0, wall_offset
@@ -125,7 +125,7 @@ class State:
         self._outbox.append(Send("back", to, encode(message)))
 
     def record(self, record: Record, job: Job, *, ended: bool = False) -> None:
-        """Tell the journal of a job, which is as the record says."""
+        """Journal a record of a job, which is as the record says."""
         sequence = self.ledger.mark(job, ended=ended)
         if sequence:
             self._outbox.append(Write(sequence, record))

@@ -1,4 +1,4 @@
-"""Which verifier's death counts against which job when the broker itself starts again."""
+"""Which verifier's crash counts against which job when the broker itself starts again."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_one_that_does_not_is_a_death_of_each_of_its_jobs() -> None:
 
 @pytest.mark.parametrize(("num_jobs", "is_given_up"), [(1, True), (2, False)])
 def test_a_quarantined_job_that_was_alone_is_given_up(num_jobs: int, is_given_up: bool) -> None:
-    """Its second death alone is the last; with others beside it, it is nobody's in particular."""
+    """Its second crash alone ends it; with others beside it, a crash counts as no one job's."""
     stored = journal_of(running(*range(1, num_jobs + 1))).unfinished()
     stored[0].crashes = Crashes(3, 1, 0)
     desk = restarted(stored)
@@ -89,7 +89,9 @@ def test_a_quarantined_job_that_was_alone_is_given_up(num_jobs: int, is_given_up
     desk.take(desk.broker.tick(desk.now))
     job = desk.broker.state.jobs.get(1)
     assert job is not None
-    assert (job.finish, job.crashes) == (("error", Crashes(4, 2, 0)) if is_given_up else ("", Crashes(4, 1, 0)))
+    assert (job.transcript.finish, job.crashes) == (
+        ("error", Crashes(4, 2, 0)) if is_given_up else ("", Crashes(4, 1, 0))
+    )
 
 
 @pytest.mark.parametrize(("state", "expected"), [("leaving", Crashes()), ("failed", Crashes(1))])
@@ -115,10 +117,10 @@ def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
 
 
 def test_what_is_cancelled_while_it_waits_is_left_alone() -> None:
-    """No death is counted for it, and nobody opens it."""
+    """No crash counts against it, and no verifier opens it."""
     desk = restarted(journal_of(running(1)).unfinished())
     job = desk.broker.state.jobs.active[1]
-    job.finish = "cancelled"
+    job.transcript.finish = "cancelled"
     desk.broker.intake.finish(job)
     desk.now += LATE
     desk.take(desk.broker.tick(desk.now))

@@ -1,4 +1,4 @@
-"""What the broker alone promises: fencing by epoch, and mending of what drafters missed."""
+"""What the broker alone promises: fencing by epoch, and sending again what drafters missed."""
 
 import numpy as np
 
@@ -30,12 +30,12 @@ def test_a_verdict_of_an_earlier_epoch_commits_nothing() -> None:
     """Whatever a session's former life still says is counted and ignored, even from the same verifier."""
     world = running_world()
     job = world.broker.state.jobs.active[1]
-    before = list(job.token_ids)
-    for epoch, is_current in ((job.epoch - 1, False), (job.epoch, True)):
-        verdict = Verdict(session_id=1, epoch=epoch, base_len=job.length, token_ids=np.array([49]))
+    before = list(job.transcript.token_ids)
+    for epoch, is_current in ((job.session.epoch - 1, False), (job.session.epoch, True)):
+        verdict = Verdict(session_id=1, epoch=epoch, base_len=job.transcript.length, token_ids=np.array([49]))
         effects = world.broker.from_back(b"v0", encode(verdict), world.now)
         assert bool(effects) == is_current
-        assert job.token_ids == before + [49] * is_current
+        assert job.transcript.token_ids == before + [49] * is_current
     assert world.broker.state.counts["late_verdicts"] == 1
 
 
@@ -43,9 +43,11 @@ def test_a_malformed_verdict_is_counted_and_dropped() -> None:
     """A header or array that does not fit commits nothing and stops nothing."""
     world = running_world()
     job = world.broker.state.jobs.active[1]
-    before = list(job.token_ids)
+    before = list(job.transcript.token_ids)
     key, header, *arrays = encode(
-        Verdict(session_id=1, epoch=job.epoch, base_len=job.length, us=(7, 8), token_ids=np.array([49]))
+        Verdict(
+            session_id=1, epoch=job.session.epoch, base_len=job.transcript.length, us=(7, 8), token_ids=np.array([49])
+        )
     )
     malformed = [
         [key, header.replace(b"[7,8]", b'["7","8"]'), *arrays],
@@ -56,21 +58,21 @@ def test_a_malformed_verdict_is_counted_and_dropped() -> None:
     ]
     for frames in malformed:
         assert world.broker.from_back(b"v0", frames, world.now) == []
-    assert job.token_ids == before
+    assert job.transcript.token_ids == before
     assert world.broker.state.counts["dropped_back"] == len(malformed)
 
 
-def test_a_drafter_that_missed_verdicts_hears_them_again() -> None:
+def test_a_drafter_that_missed_verdicts_receives_them_again() -> None:
     """A heartbeat that stays behind what was committed at the one before brings the missing tokens."""
     world = running_world()
     job = world.broker.state.jobs.active[1]
     behind = Heartbeat(
-        incarnation=1, state="ready", load=1, session_ids=np.array([1]), epochs=np.array([job.epoch]),
-        lengths=np.array([job.prompt_len]),
+        incarnation=1, state="ready", load=1, session_ids=np.array([1]), epochs=np.array([job.session.epoch]),
+        lengths=np.array([job.transcript.prompt_len]),
     )  # fmt: skip
-    job.confirmed.clear()
+    job.drafters.lane_of(b"d0").mark.length = 0
     assert sent_to(b"d0", world.broker.from_front(b"d0", encode(behind), world.now)) == []
     (missing,) = sent_to(b"d0", world.broker.from_front(b"d0", encode(behind), world.now))
     assert isinstance(missing, Verdict)
-    assert missing.base_len == job.prompt_len
-    assert missing.token_ids.tolist() == toy_text(PROMPT, len(job.token_ids))
+    assert missing.base_len == job.transcript.prompt_len
+    assert missing.token_ids.tolist() == toy_text(PROMPT, len(job.transcript.token_ids))

@@ -13,8 +13,7 @@ import pytest
 from specq.broker.admission.limits import MAX_REASON
 from specq.broker.core import Broker
 from specq.broker.jobs import table as job_table
-from specq.broker.jobs.intake import MAX_MISSED
-from specq.broker.jobs.job import MAX_READERS
+from specq.broker.jobs.readers import MAX_MISSED, MAX_READERS
 from specq.broker.state import Effect, Find, FindFinished, Send, Write
 from specq.protocol.errors import JournalBusyError
 from specq.protocol.messages import (
@@ -60,22 +59,22 @@ class Desk:
         self.front(identity, hello)
 
     def front(self, identity: bytes, message: Message) -> list[Message]:
-        """Say something to the broker; return what this peer is told at once."""
+        """Send a message to the broker; return what this peer receives at once."""
         return self.take(self.broker.from_front(identity, encode(message), self.now), identity)
 
-    def take(self, effects: list[Effect], told: bytes = b"") -> list[Message]:
-        """Take effects in; return what one peer is told."""
+    def take(self, effects: list[Effect], received: bytes = b"") -> list[Message]:
+        """Take effects in; return what one peer receives."""
         self.writes += [effect for effect in effects if isinstance(effect, Write)]
         self.asked += [effect for effect in effects if isinstance(effect, Find | FindFinished)]
         sends = [(effect.to, decode(effect.frames)) for effect in effects if isinstance(effect, Send)]
         self.sent += sends
-        return [message for to, message in sends if to == told]
+        return [message for to, message in sends if to == received]
 
     def submit(self, job_id: int, client: bytes = ANN, max_tokens: int = 10, **fields: object) -> list[Message]:
-        """Submit a job, of which the journal knows nothing."""
+        """Submit a job that the journal does not know."""
         params = SamplingParams(max_tokens=max_tokens)
-        told = self.front(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6]), **fields))
-        return told + [message for asked in self._asked() for message in self.found(asked, client)]
+        received = self.front(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6]), **fields))
+        return received + [message for asked in self._asked() for message in self.found(asked, client)]
 
     def _asked(self) -> list[Find]:
         asked, self.asked = self.asked, []
@@ -84,30 +83,34 @@ class Desk:
     def found(self, asked: Find, client: bytes) -> list[Message]:
         return self.take(self.broker.found(asked.job_id, None, self.now), client)
 
-    def verdict(self, job_id: int, *tokens: int, finish: str = "", told: bytes = ANN) -> list[Message]:
-        """Commit tokens of a job; return what a client is told at once."""
+    def verdict(self, job_id: int, *tokens: int, finish: str = "", received: bytes = ANN) -> list[Message]:
+        """Commit tokens of a job; return what a client receives at once."""
         job = self.broker.state.jobs.active[job_id]
         verdict = Verdict(
-            session_id=job_id, epoch=job.epoch, base_len=job.length, finish=finish, token_ids=np.array(tokens)
+            session_id=job_id,
+            epoch=job.session.epoch,
+            base_len=job.transcript.length,
+            finish=finish,
+            token_ids=np.array(tokens),
         )
-        return self.take(self.broker.from_back(job.verifier, encode(verdict), self.now), told)
+        return self.take(self.broker.from_back(job.session.verifier, encode(verdict), self.now), received)
 
-    def journaled(self, told: bytes = ANN) -> list[Message]:
-        """Let the journal have everything; return what a client is told."""
-        return self.take(self.broker.journaled(self.writes[-1].sequence, self.now), told)
+    def journaled(self, received: bytes = ANN) -> list[Message]:
+        """Let the journal have everything; return what a client receives."""
+        return self.take(self.broker.journaled(self.writes[-1].sequence, self.now), received)
 
-    def tick(self, seconds: float = 0.25, told: bytes = ANN) -> list[Message]:
+    def tick(self, seconds: float = 0.25, received: bytes = ANN) -> list[Message]:
         self.now += seconds
-        held = [job for job in self.broker.state.jobs.active.values() if job.verifier == VERIFIER]
+        held = [job for job in self.broker.state.jobs.active.values() if job.session.verifier == VERIFIER]
         beat = Heartbeat(
             incarnation=1,
             state="ready",
             session_ids=np.array([job.job_id for job in held], np.int64),
-            epochs=np.array([job.epoch for job in held], np.int64),
-            lengths=np.array([job.length for job in held], np.int32),
+            epochs=np.array([job.session.epoch for job in held], np.int64),
+            lengths=np.array([job.transcript.length for job in held], np.int32),
         )
         self.front(VERIFIER, beat)
-        return self.take(self.broker.tick(self.now), told)
+        return self.take(self.broker.tick(self.now), received)
 
 
 def token_ids(messages: list[Message]) -> list[int]:
@@ -137,7 +140,7 @@ def test_a_full_queue_refuses_with_the_reason() -> None:
         ({"label": "x" * 1001}, "(1003 characters); it must be text of at most 1000 characters"),
     ],
 )
-def test_wishes_that_cannot_be_are_refused(fields: dict[str, object], reason: str) -> None:
+def test_options_out_of_bounds_are_refused(fields: dict[str, object], reason: str) -> None:
     (refused,) = Desk().submit(1, **fields)
     assert isinstance(refused, Failed)
     assert reason in refused.reason
@@ -179,9 +182,9 @@ def test_a_cancel_does_not_overtake_its_submit() -> None:
     desk.front(ANN, Submit(job_id=1, params=SamplingParams(), prompt_ids=np.array([5])))
     desk.front(ANN, Cancel(job_id=1))
     desk.found(Find(1), ANN)
-    told = desk.journaled()
-    assert isinstance(told[-1], Tokens)
-    assert told[-1].finish == "cancelled"
+    received = desk.journaled()
+    assert isinstance(received[-1], Tokens)
+    assert received[-1].finish == "cancelled"
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------
@@ -199,10 +202,10 @@ def test_a_deadline_ends_a_job_that_runs_or_waits(max_sessions: int) -> None:
     desk.sent.clear()
     desk.tick(0.9)
     assert 2 in desk.broker.state.jobs.active
-    told = desk.tick(0.2)
-    assert isinstance(told[-1], Failed)
-    assert told[-1].code == "deadline"
-    assert f"{2 * max_sessions} of at most 10 tokens" in told[-1].reason
+    received = desk.tick(0.2)
+    assert isinstance(received[-1], Failed)
+    assert received[-1].code == "deadline"
+    assert f"{2 * max_sessions} of at most 10 tokens" in received[-1].reason
     assert 2 not in desk.broker.state.jobs.active
 
 
@@ -210,20 +213,20 @@ def test_a_deadline_ends_a_job_that_runs_or_waits(max_sessions: int) -> None:
 
 
 def test_several_clients_follow_one_job() -> None:
-    """Each from where it was; one that knows the id only is told what the job is."""
+    """Each from where it was; one that knows the id only receives what the job is."""
     desk = Desk()
     desk.submit(1, label="mine")
     desk.verdict(1, 7)
-    told = desk.front(BEN, Follow(job_id=1))
-    assert isinstance(told[0], JobInfo)
-    assert (told[0].label, told[0].model, told[0].prompt_ids.tolist()) == ("mine", "toy", [5, 6])
-    assert token_ids(told) == [7]
-    assert token_ids(desk.verdict(1, 8, told=ANN)) == [8]
+    received = desk.front(BEN, Follow(job_id=1))
+    assert isinstance(received[0], JobInfo)
+    assert (received[0].label, received[0].model, received[0].prompt_ids.tolist()) == ("mine", "toy", [5, 6])
+    assert token_ids(received) == [7]
+    assert token_ids(desk.verdict(1, 8, received=ANN)) == [8]
     desk.verdict(1, 9, finish="stop")
     for client in (ANN, BEN):
         assert token_ids([message for to, message in desk.sent if to == client]) == [7, 8, 9]
-    told = desk.front(BEN, Follow(job_id=1, have=2))
-    assert (told[0].ended, token_ids(told), told[-1].finish) == (True, [9], "stop")
+    received = desk.front(BEN, Follow(job_id=1, have=2))
+    assert (received[0].ended, token_ids(received), received[-1].finish) == (True, [9], "stop")
 
 
 def test_readers_are_bounded() -> None:
@@ -238,7 +241,7 @@ def test_readers_are_bounded() -> None:
 
 
 def test_a_slow_reader_is_refilled_by_position() -> None:
-    """What it did not take is sent again at the next tick, as one; it hears nothing in between."""
+    """What it did not take is sent again at the next tick, as one; it receives nothing in between."""
     desk = Desk()
     desk.submit(1)
     (missed,) = desk.verdict(1, 7, 8)
@@ -255,12 +258,12 @@ def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
     for _ in range(MAX_MISSED + 2):
         for message in desk.tick():
             desk.broker.undelivered(Send("front", ANN, encode(message)))
-    assert desk.broker.state.jobs.active[1].readers != {}
+    assert desk.broker.state.jobs.active[1].readers.by_client != {}
     desk.verdict(1, 8)
     for _ in range(MAX_MISSED + 2):
         desk.broker.undelivered(Send("front", ANN, encode(Tokens(job_id=1, base_len=0, token_ids=[], accepted=[]))))
         desk.tick()
-    assert desk.broker.state.jobs.active[1].readers == {}
+    assert desk.broker.state.jobs.active[1].readers.by_client == {}
     assert desk.verdict(1, 9) == []
     assert token_ids(desk.submit(1)) == [7, 8, 9]
 

@@ -47,8 +47,8 @@ class Peers:
         return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == who]
 
     def verdict(self, job_id: int, who: bytes = GOOD, **fields: object) -> list[Message]:
-        """Return what Ann is told of a verdict."""
-        epoch = self.broker.state.jobs.active[job_id].epoch
+        """Return what Ann receives of a verdict."""
+        epoch = self.broker.state.jobs.active[job_id].session.epoch
         message = Verdict(session_id=job_id, epoch=epoch, **{"base_len": 3, "token_ids": np.array([9])} | fields)
         effects = self.broker.from_back(who, encode(message), 0.0)
         return [decode(one.frames) for one in effects if isinstance(one, Send) and one.to == ANN]
@@ -94,7 +94,7 @@ def stored(misfit: str) -> StoredJob:
 
 
 def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
-    """Its end is journaled, with what it had; whoever follows it is told why."""
+    """Its end is journaled, with what it had; a client that follows it receives the reason."""
     broker = Broker(incarnation=2, has_journal=True)
     broker.restore(
         [stored("top_k is 9223372036854775808"), replace(stored(""), submit=replace(stored("").submit, job_id=4))], 0.0
@@ -106,8 +106,8 @@ def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:
     assert "top_k is 9223372036854775808" in write.record.reason
     assert len(write.record.token_ids) == 8
     broker.journaled(write.sequence, 0.0)
-    told = Peers(broker).say(ANN, Follow(job_id=3))
-    assert "top_k is 9223372036854775808" in next(one.reason for one in told if isinstance(one, Failed))
+    received = Peers(broker).say(ANN, Follow(job_id=3))
+    assert "top_k is 9223372036854775808" in next(one.reason for one in received if isinstance(one, Failed))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_verdict_that_does_not_fit_its_job_changes_nothing(changes: dict[str, 
     assert peers.say(ANN, Submit(job_id=1, params=params, prompt_ids=PROMPT)) == [Accepted(job_id=1)]
     assert peers.verdict(1, **changes) == []
     assert peers.broker.state.counts["misfit_verdicts"] == 1
-    assert peers.broker.state.jobs.active[1].token_ids == []
+    assert peers.broker.state.jobs.active[1].transcript.token_ids == []
     good = {"logprobs": np.ones(1), "top_ids": np.ones(2), "top_logprobs": np.ones(2)}
     assert len(peers.verdict(1, **good)) == 1
 

@@ -29,7 +29,7 @@ class Plague:
 
     def __init__(self, world: World, kills: Callable[[int], bool], verifiers: int = 1) -> None:
         self.world, self.kills, self.num_crashes, self.num_started = world, kills, 0, 0
-        self.most_beside = 0  # sessions beside the poison at its last death
+        self.most_beside = 0  # sessions beside the poison at its last crash
         for _ in range(verifiers):
             self._start()
         world.at(0.0, self._look)
@@ -70,7 +70,7 @@ def test_a_poison_job_fails_and_the_innocent_do_not(verifiers: int, fatal_length
 
 
 def test_deaths_by_chance_fail_no_job() -> None:
-    """Six deaths of whichever verifier there is, at any time: every job ends well, and runs beside others again."""
+    """Six crashes of whichever verifier there is, at any time: every job ends well, and runs beside others again."""
     world = World(seed=3)
     jobs = list(range(1, 5))
     world.add_verifier(b"v0")
@@ -90,7 +90,7 @@ def test_deaths_by_chance_fail_no_job() -> None:
 
 
 def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
-    """While a suspect waits, a verifier that has others takes no more, until it is free for it."""
+    """While a job in quarantine waits, a verifier that has others takes no more, until it is free for it."""
     desk = Desk()
     for i in (1, 2):
         desk.submit(i)
@@ -116,7 +116,7 @@ def test_quarantined_jobs_run_one_at_a_time_and_others_wait_for_them() -> None:
 
 
 def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
-    """Once it is well past where it was at the last death, others run beside it; and the journal knows."""
+    """Once it is well past where it was at the last crash, others run beside it; and the journal knows."""
     desk = Desk(has_journal=True)
     for i in (1, 2):
         desk.submit(i, max_tokens=200)
@@ -126,19 +126,22 @@ def test_a_quarantined_job_that_goes_on_well_is_one_no_more() -> None:
         desk.take(desk.broker.tick(desk.now))
         desk.hello(b"v%d" % number)
     job = running(desk)
-    assert [one.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
+    assert [one.session.verifier for one in desk.broker.state.jobs.active.values()].count(b"") == 1
     desk.verdict(job.job_id, *range(1, CLEARED_AFTER + 1))
     assert job.crashes == Crashes()
     other = desk.broker.state.jobs.active[3 - job.job_id]
-    assert (other.verifier, job.verifier) == (b"v1", b"")  # a suspect itself: the first waits until it has been alone
+    assert (other.session.verifier, job.session.verifier) == (
+        b"v1",
+        b"",
+    )  # in quarantine itself: the first waits until it has been alone
     desk.verdict(other.job_id, *range(1, CLEARED_AFTER + 1))
-    assert (other.verifier, job.verifier) == (b"v1", b"v1")
-    told = [write.record for write in desk.writes if isinstance(write.record, JobCrashed)]
-    assert [record.crashes.total for record in told if record.job_id == job.job_id] == [1, 2, 0]
+    assert (other.session.verifier, job.session.verifier) == (b"v1", b"v1")
+    received = [write.record for write in desk.writes if isinstance(write.record, JobCrashed)]
+    assert [record.crashes.total for record in received if record.job_id == job.job_id] == [1, 2, 0]
 
 
 def running(desk: Desk) -> Job:
-    (job,) = [job for job in desk.broker.state.jobs.active.values() if job.verifier]
+    (job,) = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier]
     return job
 
 
@@ -170,7 +173,7 @@ def test_a_worker_that_is_idle_or_slow_does_not_hang() -> None:
 
 
 def test_a_worker_may_be_silent_for_as_long_as_its_step_takes() -> None:
-    """It says how long that may be; only what is beyond that and liveness is death."""
+    """It says how long that may be; only what is beyond that and liveness counts as a crash."""
     desk = Desk()
     desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready", steps=1, pending=1, step_ms=5000))
     desk.take(desk.broker.tick(desk.now + 7.9))
@@ -226,18 +229,18 @@ def test_a_verifier_that_joins_shares_the_work() -> None:
 
 
 def test_a_lost_welcome_is_said_again() -> None:
-    """A worker that says hello again is told that it is known, and lives."""
+    """A worker that says hello again is welcomed again, and stays."""
     desk = Desk()
     desk.now += 2.9
     hello = Hello(role="target", name="v", incarnation=1, model=toy_info(), endpoint="toy", max_sessions=8)
-    (told,) = desk.front(VERIFIER, hello)
-    assert told.TYPE == "welcome"
+    (received,) = desk.front(VERIFIER, hello)
+    assert received.TYPE == "welcome"
     desk.take(desk.broker.tick(desk.now + 1))
-    assert desk.broker.state.roster.get(VERIFIER) is not None
+    assert desk.broker.state.workers.get(VERIFIER) is not None
 
 
 def test_a_draining_broker_takes_no_new_jobs() -> None:
-    """It says so; what runs goes on, and what is left when it stops without a journal is told."""
+    """It says so; what runs goes on, and what is left when it stops without a journal fails with the reason."""
     desk = Desk()
     desk.submit(1)
     desk.broker.drain(desk.now)
@@ -264,6 +267,6 @@ def test_suspicion_survives_the_broker() -> None:
     again = Broker(incarnation=2, has_journal=True)
     again.restore([stored], desk.now)
     assert again.state.jobs.active[1].is_quarantined
-    assert not again.state.jobs.queue.quarantined_jobs()  # its verifier may come back
+    assert not again.state.jobs.queue.quarantined()  # its verifier may come back
     again.tick(desk.now + 10)
-    assert [requirements.alone for requirements in again.state.jobs.queue.quarantined_jobs()] == [True]
+    assert [requirements.alone for requirements in again.state.jobs.queue.quarantined()] == [True]

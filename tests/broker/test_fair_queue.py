@@ -10,6 +10,7 @@ import pytest
 
 from specq.broker.jobs.fair_queue import AGED_S, FairQueue
 from specq.broker.jobs.job import Job, Requirements
+from specq.broker.jobs.request import JobRequest
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 
@@ -17,11 +18,11 @@ from specq.protocol.params import SamplingParams
 def job(
     job_id: int, owner: str = "a", *, tokens: int = 10, priority: int = 0, model: str = "m", at: float = 0.0
 ) -> Job:
-    """Return a job that costs so many tokens, one of them the prompt's, and was submitted at that time."""
+    """Return a job that costs `tokens` tokens, one of them the prompt's, and was submitted at that time."""
     params = SamplingParams(max_tokens=tokens - 1)
-    return Job(
-        Submit(job_id=job_id, params=params, model=model, priority=priority, prompt_ids=np.ones(1, np.int32)), owner, at
-    )
+    prompt = np.ones(1, np.int32)
+    submit = Submit(job_id=job_id, params=params, model=model, priority=priority, prompt_ids=prompt)
+    return Job(JobRequest(submit, owner, at))
 
 
 def filled(*jobs: Job) -> FairQueue:
@@ -37,7 +38,7 @@ def taken(queue: FairQueue, most: int = 1000, models: str = "m") -> list[Job]:
     while len(found) < most and (
         entry := queue.take(lambda requirements: requirements.model if requirements.model in models else None)
     ):
-        assert entry[1] == entry[0].model
+        assert entry[1] == entry[0].request.model
         found.append(entry[0])
     return found
 
@@ -46,8 +47,8 @@ def test_clients_take_turns() -> None:
     """One with many jobs does not keep another waiting; each gets its own in order."""
     queue = filled(*[job(i, "greedy") for i in range(100)], *[job(i, "modest") for i in (500, 501, 502)])
     first = taken(queue, 6)
-    assert Counter(one.owner for one in first) == {"greedy": 3, "modest": 3}
-    assert [one.job_id for one in first if one.owner == "modest"] == [500, 501, 502]
+    assert Counter(one.request.owner for one in first) == {"greedy": 3, "modest": 3}
+    assert [one.job_id for one in first if one.request.owner == "modest"] == [500, 501, 502]
     assert [one.job_id for one in taken(queue)] == list(range(3, 100))
     assert len(queue) == 0
 
@@ -58,7 +59,7 @@ def test_a_latecomer_has_no_claims() -> None:
     taken(queue, 30)
     for i in range(100, 150):
         queue.add(job(i, "late"))
-    assert Counter(one.owner for one in taken(queue, 10)) == {"early": 5, "late": 5}
+    assert Counter(one.request.owner for one in taken(queue, 10)) == {"early": 5, "late": 5}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -68,7 +69,7 @@ def test_shares_are_of_tokens(seed: int) -> None:
     jobs = [job(i, rng.choice("abc"), tokens=rng.choice([2, 20, 300])) for i in range(600)]
     queue, used = filled(*jobs), Counter[str]()
     for one in taken(queue, 250):
-        used[one.owner] += one.prompt_len + one.tokens_left
+        used[one.request.owner] += one.request.max_length
     assert max(used.values()) - min(used.values()) <= 2 * 300
 
 
@@ -88,7 +89,7 @@ def test_what_cannot_be_placed_is_in_nobodys_way() -> None:
 def test_who_comes_back_goes_first_and_pays_nothing() -> None:
     """A job that was placed before does not queue up again."""
     back = job(9, "a")
-    back.resumed = True
+    back.session.was_placed = True
     queue = filled(job(1, "a"), job(2, "b"), back)
     assert [one.job_id for one in taken(queue)] == [9, 1, 2]
 
@@ -104,9 +105,9 @@ def test_adding_and_discarding_twice_is_harmless() -> None:
 
 def test_a_job_with_tokens_wants_the_weights_that_they_came_from() -> None:
     one = job(1)
-    one.weights = "w"
+    one.session.weights = "w"
     assert one.requirements == Requirements("m", "")
-    one.token_ids.append(5)
+    one.transcript.token_ids.append(5)
     assert one.requirements == Requirements("m", "w")
 
 
@@ -131,8 +132,8 @@ def test_priorities_keep_half_of_the_places() -> None:
     old = [job(i, priority=-1, at=float(i)) for i in range(20)]
     queue = filled(*old, *[job(100 + i, "b", priority=5, at=AGED_S) for i in range(10)])
     found = [serve(queue, AGED_S + 10.0) for _ in range(20)]
-    assert [one.priority for one in found] == [-1, 5] * 10
-    ages = [one.submitted for one in found if one.priority == -1]
+    assert [one.request.priority for one in found] == [-1, 5] * 10
+    ages = [one.request.submitted for one in found if one.request.priority == -1]
     assert ages == sorted(ages)
 
 
@@ -147,6 +148,6 @@ def test_before_its_time_a_job_waits_for_higher_ones() -> None:
 
 def test_what_waits_is_known_by_what_it_wants() -> None:
     queue = filled(job(1), job(2), job(3, model="x"))
-    assert sorted(requirements.model for requirements in queue.wanted()) == ["m", "x"]
+    assert sorted(requirements.model for requirements in queue.requirements()) == ["m", "x"]
     taken(queue)
-    assert [requirements.model for requirements in queue.wanted()] == ["x"]
+    assert [requirements.model for requirements in queue.requirements()] == ["x"]

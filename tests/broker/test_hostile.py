@@ -27,7 +27,7 @@ PROMPT = [5, 6, 7]
 
 
 class Evil:
-    """A drafter that registers as it should, hears all that a drafter hears, and then sends what it likes."""
+    """A drafter that registers as it should, receives all that a drafter receives, and then sends what it likes."""
 
     def __init__(self, world: World) -> None:
         self.world, self.random = world, np.random.default_rng(0)
@@ -93,7 +93,7 @@ class Evil:
         )
 
     def flood(self, session_id: int, num_nodes: int, a_second: int, seconds: float) -> None:
-        """Send so many drafts a second."""
+        """Send drafts at this rate a second."""
         for number in range(int(a_second * seconds)):
             self.world.at(number / a_second, lambda: session_id in self.known and self.send(session_id, num_nodes))
 
@@ -112,7 +112,9 @@ class Evil:
             self.send(session_id, 8)  # random tokens, false scores
             self.send(session_id, 500)  # a huge tree
             self.send(session_id, 1, token_ids=np.array([right]), first_id=2**40)  # right, but under an impossible name
-            self.send(session_id, 1, token_ids=np.array([right]), **distributions)  # a law that it was not drawn from
+            self.send(
+                session_id, 1, token_ids=np.array([right]), **distributions
+            )  # a distribution that it was not drawn from
             self.send(session_id, 2, base_len=length + 5)
             self.send(session_id, 2, base_len=-7)
             self.send(session_id, 2, lane=known.lane ^ 1)  # another's lane
@@ -127,7 +129,7 @@ class Evil:
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_no_attack_changes_a_text(mode):
-    """Random tokens, false scores and laws, huge trees, forged lanes, epochs, sessions and positions, beside an honest
+    """Random tokens, false scores and distributions, huge trees, forged lanes, epochs, sessions and positions, beside an honest
     drafter or instead of one."""
     world = World(host=HOST)
     verifier = world.add_verifier()
@@ -165,12 +167,12 @@ def others_goodput(*, flooded: bool, num_jobs: int = 4, seconds: float = 0.4) ->
     world.run(0.2)
     assert list(evil.known) == [1]
     jobs = world.broker.state.jobs.active
-    before = [len(jobs[job_id].token_ids) for job_id in range(2, num_jobs + 1)]
+    before = [len(jobs[job_id].transcript.token_ids) for job_id in range(2, num_jobs + 1)]
     if flooded:
         evil.flood(1, 16, 10_000, seconds)
     world.run(seconds)
-    after = [len(jobs[job_id].token_ids) for job_id in range(2, num_jobs + 1)]
-    text = jobs[1].token_ids
+    after = [len(jobs[job_id].transcript.token_ids) for job_id in range(2, num_jobs + 1)]
+    text = jobs[1].transcript.token_ids
     assert text == toy_text(PROMPT, len(text)), "the flood changed the text that it was for"
     return (sum(after) - sum(before)) / seconds
 
@@ -184,7 +186,7 @@ def test_a_flood_costs_others_no_more_than_a_share():
 
 
 def test_without_limits_a_flood_would_cost_them_half(monkeypatch):
-    """What the test above is worth: it tells a broker that limits nothing."""
+    """The test above fails for a broker that limits nothing."""
     monkeypatch.setattr(gate, "admit_draft", lambda *_: True)
     assert others_goodput(flooded=True) < 0.5 * others_goodput(flooded=False)
 

@@ -70,12 +70,12 @@ class Bench:
                 self.assigned[effect.to, assign.session_id] = assign
         return effects
 
-    def told(self, client: bytes, message: Message) -> list[Message]:
+    def received(self, client: bytes, message: Message) -> list[Message]:
         return [decode(e.frames) for e in self.say(client, message) if isinstance(e, Send) and e.to == client]
 
     def submit(self, job_id: int, client: bytes = b"ann") -> list[Message]:
         params = SamplingParams(max_tokens=1000)
-        return self.told(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6], np.int32)))
+        return self.received(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6], np.int32)))
 
     def draft(self, job_id: int, num_nodes: int = 4, drafter: bytes = b"d0") -> bool:
         """Let a drafter send a chain; return whether it is passed on."""
@@ -91,11 +91,11 @@ class Bench:
         return bool(self.say(drafter, draft))
 
     def flood(self, job_id: int, seconds: float, drafter: bytes = b"d0", num_nodes: int = 4) -> int:
-        """Let a drafter send 20,000 drafts a second, while the verifier is heard; return how many are passed on."""
+        """Let a drafter send 20,000 drafts a second, while the verifier is alive; return how many are passed on."""
         passed = 0
         for _ in range(int(seconds * 20_000)):
             self.now += 1 / 20_000
-            self.broker.state.roster.get(GPU).heard = self.now
+            self.broker.state.workers.get(GPU).last_seen = self.now
             passed += self.draft(job_id, num_nodes, drafter)
         return passed
 
@@ -147,26 +147,26 @@ def test_a_flood_takes_nothing_from_other_lanes():
 
 
 def test_honest_drafting_is_not_limited():
-    """64 sessions of which each drafts 24 nodes for each of 40 steps a second."""
+    """64 sessions, each with 24 draft nodes for each of 40 steps a second."""
     bench = Bench()
     for job_id in range(1, 65):
         bench.submit(job_id)
     for _ in range(40):
         bench.now += 1 / 40
-        bench.broker.state.roster.get(GPU).heard = bench.now
+        bench.broker.state.workers.get(GPU).last_seen = bench.now
         for job_id in range(1, 65):
             assert bench.draft(job_id, 8)
     assert bench.counts["limited_drafts"] == 0
 
 
 def test_huge_trees_are_dropped():
-    """What a session could not hold anyway costs nobody the time to read it; nor do laws without end."""
+    """What a session could not hold anyway costs nobody the time to read it; nor do distributions without end."""
     bench = Bench()
     bench.submit(1)
     assert not bench.draft(1, MAX_DRAFT_NODES + 1)
     assert bench.draft(1, MAX_DRAFT_NODES)
     bench.now += 10
-    bench.broker.state.roster.get(GPU).heard = bench.now
+    bench.broker.state.workers.get(GPU).last_seen = bench.now
     assigned = bench.assigned[b"d0", 1]
     distributions = {"q_size": 300_000, "q_ids": np.zeros(300_000), "q_weights": np.zeros(300_000)}
     huge = Draft(
@@ -178,7 +178,7 @@ def test_huge_trees_are_dropped():
 
 
 def test_nothing_piles_up_before_a_verifier_that_is_silent():
-    """Drafts are dropped first: after three heartbeats nothing but what it must hear is sent to it."""
+    """Drafts are dropped first: after three heartbeats nothing but what it must receive is sent to it."""
     bench = Bench()
     bench.submit(1)
     bench.now += gate.QUIET_BEATS * 0.5 + 0.01
@@ -197,12 +197,12 @@ def test_nothing_piles_up_before_a_verifier_that_is_silent():
 def test_a_flood_of_requests_is_one_peers_own():
     """It gets the burst and the rate; another peer's first request is answered at once."""
     bench = Bench()
-    answered = sum(bool(bench.told(b"flood", GetStatus())) for _ in range(int(REQUESTS_BURST) + 5000))
+    answered = sum(bool(bench.received(b"flood", GetStatus())) for _ in range(int(REQUESTS_BURST) + 5000))
     assert REQUESTS_BURST * 0.5 < answered <= REQUESTS_BURST
-    assert bench.told(b"flood", GetStatus()) == []
-    assert isinstance(bench.told(b"other", GetStatus())[0], Status)
+    assert bench.received(b"flood", GetStatus()) == []
+    assert isinstance(bench.received(b"other", GetStatus())[0], Status)
     bench.now += 1.0
-    again = sum(bool(bench.told(b"flood", GetStatus())) for _ in range(10_000))
+    again = sum(bool(bench.received(b"flood", GetStatus())) for _ in range(10_000))
     assert 0 < again <= REQUESTS_S
     assert bench.counts["limited_requests"] > 5000
 
@@ -292,21 +292,21 @@ def keyed(**options: object) -> Broker:
 
 def submit_all(broker: Broker, who: str, first: int) -> list[Message]:
     """Submit 100 jobs with a key; return the answers."""
-    told = []
+    received = []
     for job_id in range(first, first + 100):
         job = Submit(job_id=job_id, params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
         effects = broker.from_front(who.encode(), encode(job), 0.0, who)
-        told += [decode(e.frames) for e in effects if isinstance(e, Send) and e.to == who.encode()]
-    return told
+        received += [decode(e.frames) for e in effects if isinstance(e, Send) and e.to == who.encode()]
+    return received
 
 
 def test_one_key_leaves_room_in_the_queue_for_others():
     """Half of it for the first, half of the rest for the second, and each refusal says why."""
     broker = keyed(max_jobs=40)
     for who, first, room in (("ann", 100, 20), ("ben", 300, 10), ("cat", 500, 5)):
-        told = submit_all(broker, who, first)
-        assert Counter(type(one) for one in told) == {Accepted: room, Failed: 100 - room}
-        assert {(one.code, f"more than {room} jobs of one key" in one.reason) for one in told[room:]} == {
+        received = submit_all(broker, who, first)
+        assert Counter(type(one) for one in received) == {Accepted: room, Failed: 100 - room}
+        assert {(one.code, f"more than {room} jobs of one key" in one.reason) for one in received[room:]} == {
             ("busy", True)
         }
 
@@ -315,7 +315,9 @@ def test_room_comes_back_when_jobs_end():
     broker = keyed(max_jobs=4)
     assert sum(isinstance(one, Accepted) for one in submit_all(broker, "ann", 100)) == 2
     job = broker.state.jobs.active[100]
-    verdict = Verdict(session_id=100, epoch=job.epoch, base_len=1, finish="stop", token_ids=np.array([7], np.int32))
+    verdict = Verdict(
+        session_id=100, epoch=job.session.epoch, base_len=1, finish="stop", token_ids=np.array([7], np.int32)
+    )
     broker.from_back(GPU, encode(verdict), 0.0)
     assert sum(isinstance(one, Accepted) for one in submit_all(broker, "ann", 200)) == 1
     assert broker.state.jobs.held == {"ann": 2}
@@ -324,9 +326,9 @@ def test_room_comes_back_when_jobs_end():
 def test_a_queue_of_too_many_tokens_is_full(monkeypatch):
     monkeypatch.setattr(overload, "MAX_TOKENS", 3 * 1002)
     bench = Bench()
-    told = [bench.submit(job_id)[0] for job_id in range(1, 6)]
-    assert [type(one) for one in told] == [Accepted] * 3 + [Failed] * 2
-    assert (told[3].code, "tokens of prompts and texts" in told[3].reason) == ("busy", True)
+    received = [bench.submit(job_id)[0] for job_id in range(1, 6)]
+    assert [type(one) for one in received] == [Accepted] * 3 + [Failed] * 2
+    assert (received[3].code, "tokens of prompts and texts" in received[3].reason) == ("busy", True)
 
 
 def test_a_journal_that_is_behind_takes_no_new_jobs(monkeypatch):

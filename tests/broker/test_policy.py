@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specq.broker.jobs.job import Job
-from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVES_AT_ONCE, REST_S, choose, moves
+from specq.broker.jobs.request import JobRequest
+from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVE_INTERVAL_S, MOVES_AT_ONCE, choose, moves
 from specq.broker.workers.registry import Worker
 from specq.protocol.messages import Heartbeat, Hello, Submit
 from specq.protocol.params import SamplingParams
@@ -23,8 +24,9 @@ def worker(name: str, num_jobs: int = 0, *, joined_at: float = LONG_AGO, **field
 
 def job(job_id: int, prompt_len: int = 20, *, verifier: str = "", max_tokens: int = 100) -> Job:
     prompt = np.arange(1, prompt_len + 1, dtype=np.int32)
-    made = Job(Submit(job_id=job_id, params=SamplingParams(max_tokens=max_tokens), prompt_ids=prompt))
-    made.verifier = verifier.encode()
+    submit = Submit(job_id=job_id, params=SamplingParams(max_tokens=max_tokens), prompt_ids=prompt)
+    made = Job(JobRequest(submit))
+    made.session.verifier = verifier.encode()
     return made
 
 
@@ -42,7 +44,7 @@ def test_the_least_loaded_takes_a_job() -> None:
 def test_equal_prompts_go_to_the_same_verifier_where_load_allows() -> None:
     """Completions of one prompt follow the first, until that verifier has too many more jobs than the others."""
     first, other = worker("a"), worker("b")
-    keys = job(1).prefix_keys
+    keys = job(1).request.prefix_keys
     for number in range(AFFINITY_SLACK + 1):
         assert choose([first, other], 100, keys) is first
         first.job_ids.add(number)
@@ -54,12 +56,12 @@ def test_the_longer_common_prefix_wins() -> None:
     """Prompts are compared at several lengths; another beginning is no affinity at all."""
     short, long = worker("short"), worker("long")
     wanted = job(1, 300)
-    short.take(0, job(2, 20).prefix_keys)
-    short.take(0, job(3, 30).prefix_keys)
-    long.take(0, job(4, 280).prefix_keys)
-    assert len(set(wanted.prefix_keys) & set(job(4, 280).prefix_keys)) == 3
-    assert choose([short, long], 100, wanted.prefix_keys) is long
-    assert not set(wanted.prefix_keys) & {hash(b"x")}
+    short.take(0, job(2, 20).request.prefix_keys)
+    short.take(0, job(3, 30).request.prefix_keys)
+    long.take(0, job(4, 280).request.prefix_keys)
+    assert len(set(wanted.request.prefix_keys) & set(job(4, 280).request.prefix_keys)) == 3
+    assert choose([short, long], 100, wanted.request.prefix_keys) is long
+    assert not set(wanted.request.prefix_keys) & {hash(b"x")}
 
 
 def test_a_verifier_without_kv_room_comes_last() -> None:
@@ -92,7 +94,7 @@ def test_a_verifier_that_joins_gets_its_share() -> None:
             assert to is new
             old.job_ids.discard(moved.job_id)
             new.job_ids.add(moved.job_id)
-            moved.verifier, moved.moved_at = new.identity, NOW
+            moved.session.verifier, moved.session.moved_at = new.identity, NOW
     assert max(rounds) == MOVES_AT_ONCE
     assert (len(old.job_ids), len(new.job_ids)) == (20, 20)
 
@@ -107,9 +109,9 @@ def test_the_cheapest_jobs_move_and_rest_then() -> None:
     """Short contexts first; not what is about to end, nor what has moved a moment ago."""
     old, new = worker("old", 4), worker("new", joined_at=NOW)
     long, short, ending, moved = (job(1, 200), job(2, 20), job(3, 5, max_tokens=10), job(4, 5))
-    moved.moved_at = NOW - REST_S / 2
+    moved.session.moved_at = NOW - MOVE_INTERVAL_S / 2
     for one in (long, short, ending, moved):
-        one.verifier = old.identity
+        one.session.verifier = old.identity
     assert [m.job for m in moves([old, new], [long, short, ending, moved], NOW)] == [short, long]
 
 

@@ -1,10 +1,11 @@
-"""Drafters hear verdicts at once, unless the verifier is too busy for drafts: then several as one."""
+"""Drafters receive verdicts at once, unless the verifier is too busy for drafts: then several as one."""
 
 import numpy as np
 
 from specq.broker.jobs.commits import read_commit
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.relay import MOST_HELD, relay
+from specq.broker.jobs.request import JobRequest
 from specq.protocol.messages import Submit, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.wire import decode, encode
@@ -18,22 +19,23 @@ def make_job(mode: str = "async") -> Job:
     submit = Submit(
         job_id=9, params=SamplingParams(max_tokens=1000), speculation=Speculation(mode=mode), prompt_ids=prompt
     )
-    job = Job(submit, b"client", 0.0)
-    job.drafters = {0: b"d0", 1: b"d1"}
+    job = Job(JobRequest(submit))
+    for drafter in (b"d0", b"d1"):
+        job.drafters.add(drafter, PROMPT_LEN)
     return job
 
 
-def heard(job: Job, min_accept_probs: list[int]) -> list[Verdict]:
-    """Commit one token a verdict, of these worths; return what the first drafter hears, the second the same."""
+def relayed(job: Job, min_accept_probs: list[int]) -> list[Verdict]:
+    """Commit one token a verdict, with these `min_accept_prob`; return what the first drafter receives, the second the same."""
     found: list[Verdict] = []
     for min_accept_prob in min_accept_probs:
         verdict = Verdict(
-            session_id=9, epoch=job.epoch, base_len=job.length, min_accept_prob=min_accept_prob,
-            token_ids=np.array([job.length % 7], np.int32),
+            session_id=9, epoch=job.session.epoch, base_len=job.transcript.length, min_accept_prob=min_accept_prob,
+            token_ids=np.array([job.transcript.length % 7], np.int32),
         )  # fmt: skip
         frames = encode(verdict)
         commit = read_commit(frames)
-        job.commit(commit)
+        job.transcript.commit(commit)
         sends = relay(job, commit, frames)
         assert [send.to for send in sends] in ([], [b"d0", b"d1"])
         found += [message for send in sends[:1] if isinstance(message := decode(send.frames), Verdict)]
@@ -42,29 +44,31 @@ def heard(job: Job, min_accept_probs: list[int]) -> list[Verdict]:
 
 def test_verdicts_pass_at_once_where_drafts_are_of_use() -> None:
     """Each as it is."""
-    assert [v.base_len for v in heard(make_job(), [0, 500, 850])] == [3, 4, 5]
+    assert [v.base_len for v in relayed(make_job(), [0, 500, 850])] == [3, 4, 5]
 
 
 def test_a_busy_verifiers_verdicts_go_together() -> None:
-    """Less and less often; nothing is left out, and the last of them says what a draft is worth now."""
+    """Less and less often; nothing is left out, and the last of them has the present `min_accept_prob`."""
     job = make_job()
-    found = heard(job, [900] * 100)
-    told = [(v.base_len, len(v.token_ids)) for v in found]
-    assert [start for start, _ in told] == [PROMPT_LEN + sum(n for _, n in told[:i]) for i in range(len(told))]
-    assert [n for _, n in told][:6] == [1, 2, 4, 8, 16, MOST_HELD]
-    assert [t for v in found for t in v.token_ids.tolist()] == job.token_ids[: sum(n for _, n in told)]
+    found = relayed(job, [900] * 100)
+    received = [(v.base_len, len(v.token_ids)) for v in found]
+    assert [start for start, _ in received] == [
+        PROMPT_LEN + sum(n for _, n in received[:i]) for i in range(len(received))
+    ]
+    assert [n for _, n in received][:6] == [1, 2, 4, 8, 16, MOST_HELD]
+    assert [t for v in found for t in v.token_ids.tolist()] == job.transcript.token_ids[: sum(n for _, n in received)]
 
 
-def test_when_drafts_are_of_use_again_all_is_told_at_once() -> None:
+def test_when_drafts_are_of_use_again_all_is_sent_at_once() -> None:
     """What was held goes out with the first verdict that is not busy; from then on each passes as before."""
     job = make_job()
-    heard(job, [900, 900, 900, 900])
-    first, second = heard(job, [300, 300])
+    relayed(job, [900, 900, 900, 900])
+    first, second = relayed(job, [300, 300])
     assert (first.base_len + len(first.token_ids), first.min_accept_prob) == (8, 300)
     assert (second.base_len, len(second.token_ids)) == (8, 1)
-    assert [len(v.token_ids) for v in heard(job, [900, 900, 900])] == [1, 2]
+    assert [len(v.token_ids) for v in relayed(job, [900, 900, 900])] == [1, 2]
 
 
-def test_synchronous_drafters_hear_every_verdict() -> None:
+def test_synchronous_drafters_receive_every_verdict() -> None:
     """Their round waits for it."""
-    assert len(heard(make_job("sync"), [900] * 9)) == 9
+    assert len(relayed(make_job("sync"), [900] * 9)) == 9

@@ -53,7 +53,13 @@ class Watched(Guarded):
     def commit(self, who: str, *tokens: int, finish: str = "") -> list[Effect]:
         """Let a verifier commit tokens to job 1."""
         job = self.broker.state.jobs.get(1)
-        verdict = Verdict(session_id=1, epoch=job.epoch, base_len=job.length, finish=finish, token_ids=np.array(tokens))
+        verdict = Verdict(
+            session_id=1,
+            epoch=job.session.epoch,
+            base_len=job.transcript.length,
+            finish=finish,
+            token_ids=np.array(tokens),
+        )
         return self.broker.from_back(who.encode(), encode(verdict), self.now)
 
 
@@ -92,7 +98,7 @@ def test_a_verifier_without_its_key_commits_nothing(lose) -> None:
     guarded.begin()
     guarded.verifier("gpu2")
     job = guarded.broker.state.jobs.active[1]
-    assert job.verifier == b"gpu"
+    assert job.session.verifier == b"gpu"
     guarded.commit("gpu", 9)
     lose(guarded, "gpu")
     assert guarded.commit("gpu", 10) == []  # even before the broker looks
@@ -101,11 +107,16 @@ def test_a_verifier_without_its_key_commits_nothing(lose) -> None:
     assert opened(effects) == {b"gpu2": 1}
     assert isinstance(messages(effects, "gpu")[0], Refused)
     guarded.commit("gpu", 11, finish="stop")
-    failed = encode(SessionFailed(session_id=1, epoch=job.epoch, reason="I say so"))
+    failed = encode(SessionFailed(session_id=1, epoch=job.session.epoch, reason="I say so"))
     guarded.broker.from_back(b"gpu", failed, guarded.now)
-    assert (job.token_ids, job.finish, job.crashes, job.failures) == ([9], "", Crashes(), 0)
+    assert (job.transcript.token_ids, job.transcript.finish, job.crashes, job.session.num_failures) == (
+        [9],
+        "",
+        Crashes(),
+        0,
+    )
     guarded.commit("gpu2", 12)
-    assert job.token_ids == [9, 12]
+    assert job.transcript.token_ids == [9, 12]
 
 
 def test_a_verifier_without_its_key_gets_no_sessions() -> None:
@@ -114,9 +125,9 @@ def test_a_verifier_without_its_key_gets_no_sessions() -> None:
     guarded.begin()
     guarded.take_away("gpu")
     assert opened(guarded.look()) == {}
-    assert guarded.broker.state.jobs.active[1].verifier == b""
+    assert guarded.broker.state.jobs.active[1].session.verifier == b""
     guarded.verifier("gpu2")
-    assert guarded.broker.state.jobs.active[1].verifier == b"gpu2"
+    assert guarded.broker.state.jobs.active[1].session.verifier == b"gpu2"
 
 
 @losses
@@ -130,12 +141,16 @@ def test_a_reader_without_its_key_hears_nothing_more(lose) -> None:
     effects = guarded.look()
     if lose is another_key:
         effects += guarded.commit("gpu", 10, finish="stop")
-        assert job.finish == "stop"
+        assert job.transcript.finish == "stop"
     else:
-        assert (job.finish, job.failure.code, job.token_ids) == ("error", "forbidden", [9])
-        assert guarded.broker.state.roster.get(b"gpu").job_ids == set()
+        assert (job.transcript.finish, job.transcript.failure.code, job.transcript.token_ids) == (
+            "error",
+            "forbidden",
+            [9],
+        )
+        assert guarded.broker.state.workers.get(b"gpu").job_ids == set()
     assert messages(effects, "alice") == []
-    assert job.readers == {}
+    assert job.readers.by_client == {}
 
 
 def test_what_waits_for_the_journal_is_not_done_for_a_key_that_is_gone() -> None:
@@ -163,7 +178,7 @@ def test_jobs_of_a_key_that_went_while_the_broker_was_away_fail() -> None:
     guarded.broker.restore([StoredJob(a_job(1), "alice"), StoredJob(a_job(2), "carol")], 0.0)
     guarded.look()
     assert list(guarded.broker.state.jobs.active) == [1]
-    assert guarded.broker.state.jobs.finished[2].failure.code == "forbidden"
+    assert guarded.broker.state.jobs.finished[2].transcript.failure.code == "forbidden"
 
 
 @losses
@@ -174,12 +189,12 @@ def test_a_drafter_without_its_key_drafts_no_more(lose) -> None:
     job = guarded.broker.state.jobs.active[1]
     lose(guarded, "laptop")
     effects = guarded.look()
-    assert job.drafters == {}
+    assert job.drafters.lanes == {}
     assert isinstance(messages(effects, "laptop")[0], Refused)
     assert passed_on(guarded.say("laptop", a_draft(mine))) == []
-    assert guarded.broker.state.roster.get(b"laptop") is None
+    assert guarded.broker.state.workers.get(b"laptop") is None
     guarded.assigned("phone")
-    assert set(job.drafters.values()) == {b"phone"}
+    assert job.drafters.identities() == [b"phone"]
 
 
 @pytest.mark.parametrize("change", ["untrusted", "removed"])
@@ -190,18 +205,18 @@ def test_what_a_trusted_drafter_sent_is_not_believed_when_it_is_trusted_no_more(
     guarded.begin(strategy)
     mine = guarded.assigned("phone")
     assert passed_on(guarded.say("phone", a_draft(mine)))[0].q_size == 2
-    epoch = guarded.broker.state.jobs.active[1].epoch
+    epoch = guarded.broker.state.jobs.active[1].session.epoch
     if change == "removed":
         effects = guarded.take_away("phone")
     else:
         guarded.grants["phone"] = replace(guarded.grants["phone"], trusted=False)
         effects = guarded.look()
     job = guarded.broker.state.jobs.active[1]
-    assert (job.epoch > epoch) == (strategy == "probabilistic")
+    assert (job.session.epoch > epoch) == (strategy == "probabilistic")
     assert opened(effects) == ({b"gpu": 1} if strategy == "probabilistic" else {})
     if change == "untrusted":
-        (lane,) = (lane for lane, drafter in job.drafters.items() if drafter == b"phone")
-        changes = {"epoch": job.epoch, "lane": lane}
+        (lane,) = (number for number, lane in job.drafters.lanes.items() if lane.drafter == b"phone")
+        changes = {"epoch": job.session.epoch, "lane": lane}
         drafts = [one for one in passed_on(guarded.say("phone", a_draft(mine, **changes))) if isinstance(one, Draft)]
         assert [one.q_size for one in drafts] == [0]
     assert opened(guarded.look()) == {}
@@ -213,11 +228,11 @@ def test_what_changes_for_one_key_leaves_others_alone() -> None:
     guarded.begin()
     guarded.look()
     job = guarded.broker.state.jobs.active[1]
-    before = (job.verifier, job.epoch, dict(job.drafters), dict(job.readers))
+    before = (job.session.verifier, job.session.epoch, dict(job.drafters.lanes), dict(job.readers.by_client))
     guarded.grants["carol"] = Grant("carol", b"carol", ("client",))
     assert guarded.look() == []
     assert guarded.take_away("bob") == []
-    assert (job.verifier, job.epoch, job.drafters, job.readers) == before
+    assert (job.session.verifier, job.session.epoch, job.drafters.lanes, job.readers.by_client) == before
 
 
 def test_a_key_may_come_and_go_between_two_looks() -> None:
@@ -241,5 +256,5 @@ def test_a_flood_of_sockets_makes_nobody_a_stranger(monkeypatch: pytest.MonkeyPa
         guarded.say("bob", ListJobs(), identity=b"%d" % number)
     guarded.take_away("bob")
     effects = guarded.commit("gpu", 9)
-    assert guarded.broker.state.jobs.active[1].token_ids == [9]
+    assert guarded.broker.state.jobs.active[1].transcript.token_ids == [9]
     assert [type(message) for message in messages(effects, "alice")] == [Tokens]

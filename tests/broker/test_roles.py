@@ -60,12 +60,12 @@ class Guarded:
     def say(self, who: str, message: Message, identity: bytes = b"") -> list[Effect]:
         return self.broker.from_front(identity or who.encode(), encode(message), 0.0, who)
 
-    def told(self, who: str, message: Message) -> list[Message]:
-        """Return what a key is told at once when it says something."""
+    def received(self, who: str, message: Message) -> list[Message]:
+        """Return what a key receives at once when it sends a message."""
         return [decode(e.frames) for e in self.say(who, message) if isinstance(e, Send) and e.to == who.encode()]
 
     def begin(self, strategy: str = "deterministic") -> Assign:
-        """Let Alice submit job 1, with a verifier and one drafter; return what the drafter is told."""
+        """Let Alice submit job 1, with a verifier and one drafter; return what the drafter receives."""
         self.say("gpu", Hello(role="target", name="gpu", incarnation=1, model=toy_info(), endpoint="x", max_sessions=8))
         self.say("alice", a_job(1, strategy=strategy))
         return self.assigned("laptop")
@@ -147,7 +147,7 @@ def test_a_verdict_to_the_front_commits_nothing():
     for who in KEYS:
         forged = Verdict(session_id=1, epoch=assigned.epoch, base_len=2, finish="stop", token_ids=np.array([9]))
         assert guarded.say(who, forged) == []
-    assert (job.token_ids, job.finish) == ([], "")
+    assert (job.transcript.token_ids, job.transcript.finish) == ([], "")
 
 
 def test_a_drafter_speaks_only_for_its_own_lane():
@@ -180,18 +180,18 @@ def test_a_key_that_is_taken_off_the_list_may_nothing():
     del guarded.grants["laptop"], guarded.grants["alice"]
     assert passed_on(guarded.say("laptop", a_draft(mine))) == []
     assert guarded.say("laptop", Heartbeat(incarnation=1, state="ready")) == []
-    (failed,) = guarded.told("alice", Follow(job_id=1))
+    (failed,) = guarded.received("alice", Follow(job_id=1))
     assert (failed.code, failed.reason) == ("forbidden", "this key is not allowed any more")
 
 
 def test_a_role_is_not_taken_on_ones_word():
     guarded = Guarded()
     for who, role in (("laptop", "target"), ("gpu", "draft"), ("alice", "draft")):
-        (refused,) = guarded.told(who, Hello(role=role, name="x", incarnation=1, model=toy_info(), endpoint="x"))
+        (refused,) = guarded.received(who, Hello(role=role, name="x", incarnation=1, model=toy_info(), endpoint="x"))
         assert isinstance(refused, Refused)
         assert refused.fatal
         assert f"the key {who} has the role {KEYS[who]}; this takes the role {role}" == refused.reason
-    assert guarded.broker.state.roster.all() == []
+    assert guarded.broker.state.workers.all() == []
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_names_are_fit_to_be_shown(changes):
     """What a worker calls itself is printed on the terminals of others: no escape sequences, no lines of its own."""
     guarded = Guarded()
     hello = {"role": "target", "name": "x", "incarnation": 1, "model": toy_info(), "endpoint": "x"}
-    (refused,) = guarded.told("gpu", Hello(**hello | changes))
+    (refused,) = guarded.received("gpu", Hello(**hello | changes))
     assert "1000 printable characters" in refused.reason or "at most 1000 characters" in refused.reason
-    assert guarded.broker.state.roster.all() == []
+    assert guarded.broker.state.workers.all() == []
 
 
 def test_workers_are_bounded(monkeypatch):
@@ -212,42 +212,45 @@ def test_workers_are_bounded(monkeypatch):
     guarded = Guarded()
     hello = Hello(role="draft", name="x", incarnation=1, model=toy_info())
     answers = [guarded.say("laptop", hello, identity=b"%d" % number) for number in (1, 2, 3, 1)]
-    kinds = [[type(decode(e.frames)) for e in told] for told in answers]
+    kinds = [[type(decode(e.frames)) for e in received] for received in answers]
     assert kinds == [[Welcome], [Welcome], [Refused], [Welcome]]
 
 
 def test_jobs_of_others_do_not_exist():
-    """Bob is told the same of Alice's job as of none, stops nothing, and cannot have its id."""
+    """Bob gets the same answer for Alice's job as for none, stops nothing, and cannot have its id."""
     guarded = Guarded()
     guarded.begin()
-    (none,), (hidden,) = guarded.told("bob", Follow(job_id=2)), guarded.told("bob", Follow(job_id=1))
+    (none,), (hidden,) = guarded.received("bob", Follow(job_id=2)), guarded.received("bob", Follow(job_id=1))
     assert (hidden.code, hidden.reason) == (none.code, none.reason.replace("job 2", "job 1"))
-    assert guarded.told("bob", Cancel(job_id=1)) == []
-    (taken,) = guarded.told("bob", a_job(1))
+    assert guarded.received("bob", Cancel(job_id=1)) == []
+    (taken,) = guarded.received("bob", a_job(1))
     assert isinstance(taken, Failed)
     assert taken.code == "forbidden"
     job = guarded.broker.state.jobs.active[1]
-    assert (job.finish, job.owner, list(job.readers)) == ("", "alice", [b"alice"])
-    lists = {who: guarded.told(who, ListJobs()) for who in ("alice", "bob")}
-    assert {who: [line["job_id"] for line in listed(told)] for who, told in lists.items()} == {"alice": [1], "bob": []}
-    guarded.told("alice", Cancel(job_id=1))
-    assert job.finish == "cancelled"
+    assert (job.transcript.finish, job.request.owner, list(job.readers.by_client)) == ("", "alice", [b"alice"])
+    lists = {who: guarded.received(who, ListJobs()) for who in ("alice", "bob")}
+    assert {who: [line["job_id"] for line in listed(received)] for who, received in lists.items()} == {
+        "alice": [1],
+        "bob": [],
+    }
+    guarded.received("alice", Cancel(job_id=1))
+    assert job.transcript.finish == "cancelled"
 
 
-def listed(told: list[Message]) -> list[dict[str, object]]:
-    (message,) = (one for one in told if isinstance(one, JobList))
+def listed(received: list[Message]) -> list[dict[str, object]]:
+    (message,) = (one for one in received if isinstance(one, JobList))
     return orjson.loads(message.data.tobytes())
 
 
 def test_jobs_in_the_journal_are_their_owners_too():
-    """The journal says whose a job is: another key hears nothing of it."""
+    """The journal says whose a job is: another key learns nothing of it."""
     guarded = Guarded(has_journal=True)
     ids = np.array([9], "<i4").tobytes()
     stored = StoredJob(a_job(5), "alice", finish="stop", token_ids=ids, accepted=b"\0")
     for who in ("bob", "alice"):
         assert guarded.say(who, Follow(job_id=5)) == [Find(5)]
-        told = [decode(e.frames) for e in guarded.broker.found(5, stored, 0.0) if isinstance(e, Send)]
-        assert [type(one) for one in told] == ([Failed] if who == "bob" else [JobInfo, Tokens])
+        received = [decode(e.frames) for e in guarded.broker.found(5, stored, 0.0) if isinstance(e, Send)]
+        assert [type(one) for one in received] == ([Failed] if who == "bob" else [JobInfo, Tokens])
         guarded.broker.state.jobs.finished.clear()
 
 
@@ -278,16 +281,16 @@ def test_a_key_claims_no_higher_priority_than_it_was_granted(most, priority, is_
     guarded = Guarded()
     guarded.begin()
     guarded.grants["bob"] = replace(guarded.grants["bob"], max_priority=most)
-    told = guarded.told("bob", replace(a_job(2), priority=priority))
+    received = guarded.received("bob", replace(a_job(2), priority=priority))
     assert (2 in guarded.broker.state.jobs.active) == is_taken
     if not is_taken:
-        (failed,) = told
+        (failed,) = received
         assert failed.code == "invalid"
         assert f"priority is {priority}; the key bob may claim at most {most}" in failed.reason
 
 
 def test_without_keys_any_priority_may_be_claimed():
-    """Nobody can be told from others there; what waits still ages."""
+    """All clients are alike there; what waits still ages."""
     assert Roles().refused_priority(b"x", 1000) == ""
 
 

@@ -16,7 +16,7 @@ OTHER = b"other"
 
 
 def piece(desk: Desk, verifier: bytes, index: int, count: int = 2, tokenizer: str = "toy-tokenizer") -> list[Message]:
-    """Let a verifier send a piece; return what Ann is told."""
+    """Let a verifier send a piece; return what Ann receives."""
     model = replace(toy_info(), tokenizer_hash=tokenizer)
     chunk = TokenizerChunk(model=model, index=index, count=count, data=np.zeros(3, np.uint8))
     return desk.take(desk.broker.from_back(verifier, encode(chunk), desk.now), ANN)
@@ -38,7 +38,7 @@ def asked(desk: Desk) -> list[bytes]:
 
 
 def test_a_tokenizer_goes_with_the_last_verifier_that_has_it() -> None:
-    """Whoever asks later is told that there is none, or gets it from a verifier that comes back."""
+    """A client that asks later is refused, since there is none, or gets it from a verifier that comes back."""
     desk = Desk()
     desk.hello(OTHER)
     desk.front(ANN, FetchTokenizer())
@@ -70,7 +70,7 @@ def test_a_half_received_tokenizer_goes_with_its_sender() -> None:
 
 
 def test_a_hundred_verifiers_that_die_leave_nothing() -> None:
-    """Each with a tokenizer of its own, of which some pieces had come."""
+    """Each with a tokenizer of its own, some pieces of it received."""
     desk = Desk()
     leave(desk, VERIFIER)
     for number in range(100):

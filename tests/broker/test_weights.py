@@ -27,14 +27,14 @@ def wait(desk: Desk, seconds: float) -> None:
     """Let time pass, while the verifiers that there are beat."""
     for _ in range(int(seconds)):
         desk.now += 1.0
-        for worker in desk.broker.state.roster.all():
-            jobs = [job for job in desk.broker.state.jobs.active.values() if job.verifier == worker.identity]
+        for worker in desk.broker.state.workers.all():
+            jobs = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier == worker.identity]
             beat = Heartbeat(
                 incarnation=1,
                 state="ready",
                 session_ids=np.array([job.job_id for job in jobs], np.int64),
-                epochs=np.array([job.epoch for job in jobs], np.int64),
-                lengths=np.array([job.length for job in jobs], np.int32),
+                epochs=np.array([job.session.epoch for job in jobs], np.int64),
+                lengths=np.array([job.transcript.length for job in jobs], np.int32),
             )
             desk.front(worker.identity, beat)
         desk.take(desk.broker.tick(desk.now))
@@ -54,11 +54,11 @@ def test_a_job_whose_weights_are_gone_fails() -> None:
     desk, job = begun()
     desk.hello(b"other", fingerprint="0123456789abcdef")
     wait(desk, WAIT_S - 2)
-    assert not job.finish
+    assert not job.transcript.finish
     wait(desk, 4)
-    assert (job.finish, job.failure.code, job.token_ids) == ("error", "engine", [7])
-    assert "of the model toy with the weights toy int" in job.failure.reason
-    assert "served are toy with 0123456789ab int" in job.failure.reason
+    assert (job.transcript.finish, job.transcript.failure.code, job.transcript.token_ids) == ("error", "engine", [7])
+    assert "of the model toy with the weights toy int" in job.transcript.failure.reason
+    assert "served are toy with 0123456789ab int" in job.transcript.failure.reason
 
 
 def test_a_job_whose_model_is_gone_fails() -> None:
@@ -69,7 +69,8 @@ def test_a_job_whose_model_is_gone_fails() -> None:
     desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
     wait(desk, WAIT_S + 2)
     assert (
-        job.failure.reason == "no verifier of the model toy was there for 600 s (weights_wait_seconds); none is served"
+        job.transcript.failure.reason
+        == "no verifier of the model toy was there for 600 s (weights_wait_seconds); none is served"
     )
 
 
@@ -80,9 +81,9 @@ def test_weights_that_come_back_in_time_go_on() -> None:
         wait(desk, WAIT_S - 5)
         desk.hello(name)
         wait(desk, 3)
-        assert job.verifier == name
+        assert job.session.verifier == name
         desk.front(name, Heartbeat(incarnation=1, state="leaving"))
-    assert not job.finish
+    assert not job.transcript.finish
 
 
 def test_a_job_that_waits_for_room_is_patient() -> None:
@@ -91,7 +92,7 @@ def test_a_job_that_waits_for_room_is_patient() -> None:
     desk.submit(1, max_tokens=500)
     desk.submit(2)
     wait(desk, 2 * WAIT_S)
-    assert [bool(job.finish) for job in desk.broker.state.jobs.active.values()] == [False, False]
+    assert [bool(job.transcript.finish) for job in desk.broker.state.jobs.active.values()] == [False, False]
 
 
 @pytest.mark.parametrize(("seconds", "finish"), [(0.0, ""), (30.0, "error")])
@@ -99,9 +100,9 @@ def test_the_time_is_an_option(seconds: float, finish: str) -> None:
     """0: for ever."""
     desk, job = begun(weights_wait_s=seconds)
     wait(desk, 100)
-    assert job.finish == finish
+    assert job.transcript.finish == finish
     wait(desk, WAIT_S * (not finish))
-    assert job.finish == finish
+    assert job.transcript.finish == finish
 
 
 # --- journals from before the fingerprint covered more than the tensors -----------------------------------------------
@@ -119,7 +120,7 @@ def opened(effects: list[Effect]) -> list[Open]:
 
 
 def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
-    """On the verifier of which it is the former one, and none else; from then on it is bound to all that its text depends on."""
+    """On the verifier whose former one it is, and on no other; from then on it is bound to all that its text depends on."""
     journal = open_journal(str(tmp_path / "journal"), Opening())
     submit = Submit(job_id=1, model="toy", params=SamplingParams(max_tokens=9), prompt_ids=np.array([5], np.int32))
     tokens = np.array([7, 8], "<i4").tobytes()
@@ -144,5 +145,5 @@ def test_a_stored_job_with_a_former_fingerprint_goes_on(tmp_path: Path) -> None:
 def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     """An empty one matches nothing."""
     desk = Desk()
-    (worker,) = desk.broker.state.roster.all()
+    (worker,) = desk.broker.state.workers.all()
     assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]

@@ -14,8 +14,9 @@ from specq.broker.jobs.commits import Commit, read_commit
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.table import Jobs
 from specq.broker.state import Effect
-from specq.broker.workers import placement
+from specq.broker.workers import heartbeats
 from specq.broker.workers.assignment import DrafterAssignment
+from specq.broker.workers.reconcile import Expected, Reported
 from specq.client.core import ClientCore
 from specq.protocol.messages import Message, Open, Verdict
 from specq.protocol.types import Judgement, SessionStep
@@ -32,7 +33,7 @@ def no_fencing_by_epoch(patch: Patch) -> None:
     def unfenced(self: Broker, identity: bytes, frames: Sequence[bytes]) -> None:
         job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
         if job is not None:
-            patched = lambda frames: replace(read_commit(frames), epoch=job.epoch)  # noqa: E731
+            patched = lambda frames: replace(read_commit(frames), epoch=job.session.epoch)  # noqa: E731
             patch.setattr(core, "read_commit", patched)
         verdict(self, identity, frames)
 
@@ -45,16 +46,21 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 
     def accepting(self: Broker, identity: bytes, frames: Sequence[bytes]) -> None:
         job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.verifier == identity:
+        if job is None or job.session.verifier == identity:
             verdict(self, identity, frames)
             return
-        holder, epoch, job.verifier, job.epoch = job.verifier, job.epoch, identity, read_commit(frames).epoch
+        holder, epoch, job.session.verifier, job.session.epoch = (
+            job.session.verifier,
+            job.session.epoch,
+            identity,
+            read_commit(frames).epoch,
+        )
         verdict(self, identity, frames)
-        job.verifier, job.epoch = holder, epoch
+        job.session.verifier, job.session.epoch = holder, epoch
 
     def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
         self.state.now = now
-        if self.state.roster.get(identity) is None and core.type_of(frames) is Verdict:
+        if self.state.workers.get(identity) is None and core.type_of(frames) is Verdict:
             self._verdict(identity, frames)
             return self._effects()
         return heard(self, identity, frames, now)
@@ -66,21 +72,21 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
 
 def no_resend(patch: Patch) -> None:
     """Let a verifier never send a verdict again."""
-    committed = Verifier._ack
-    patch.setattr(Verifier, "_ack", lambda self, message, now: committed(self, replace(message, resend=False), now))
+    ack = Verifier._ack
+    patch.setattr(Verifier, "_ack", lambda self, message, now: ack(self, replace(message, resend=False), now))
 
 
 def no_reopening(patch: Patch) -> None:
     """Let a session that its verifier does not know stay lost."""
-    reconcile = placement.Placement._reconcile_verifier
+    expected = heartbeats.Heartbeats._expected
 
-    def holds_all(self: Any, worker: Any, held: dict[int, tuple[int, int]]) -> None:
-        jobs = [self.state.jobs.active[i] for i in worker.job_ids if i in self.state.jobs.active]
-        for job in jobs:
-            job.unheld = False
-        reconcile(self, worker, held)
+    def never_missing(self: Any, verifier: Any) -> dict[int, Expected]:
+        sessions = expected(self, verifier)
+        for session in sessions.values():
+            session.mark.is_missing = False
+        return sessions
 
-    patch.setattr(placement.Placement, "_mend_verifier", holds_all)
+    patch.setattr(heartbeats.Heartbeats, "_expected", never_missing)
 
 
 def no_kv_rollback(patch: Patch) -> None:
@@ -118,16 +124,16 @@ def client_never_asks_again(patch: Patch) -> None:
 
 
 def no_replay_of_a_lost_verdict(patch: Patch) -> None:
-    """Let a drafter that missed a verdict never hear it."""
+    """Let a drafter that missed a verdict never receive it."""
     reconcile = DrafterAssignment.reconcile
 
-    def silent(self: DrafterAssignment, worker: Any, held: dict[int, tuple[int, int]]) -> None:
+    def silent(self: DrafterAssignment, worker: Any, reported: dict[int, Reported]) -> None:
         send = self.state.send_front
         self.state.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
-        reconcile(self, worker, held)
+        reconcile(self, worker, reported)
         self.state.send_front = send  # type: ignore[method-assign]
 
-    patch.setattr(DrafterAssignment, "mend", silent)
+    patch.setattr(DrafterAssignment, "reconcile", silent)
 
 
 def no_dedupe_of_jobs(patch: Patch) -> None:
@@ -135,27 +141,27 @@ def no_dedupe_of_jobs(patch: Patch) -> None:
     patch.setattr(Jobs, "get", lambda self, job_id: None)
 
 
-def told_before_it_is_journaled(patch: Patch) -> None:
-    """Tell clients at once."""
-    tell = core.Intake.tell
+def sent_before_it_is_journaled(patch: Patch) -> None:
+    """Send clients their tokens at once."""
+    update = core.Intake.update
 
     def eager(self: Any, job: Job) -> None:
-        job.journal(len(job.token_ids), ended=bool(job.finish))
-        tell(self, job)
+        job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
+        update(self, job)
 
     added = Broker._added
 
     def added_eagerly(self: Broker, job: Job, commit: Commit, known: int) -> None:
         added(self, job, commit, known)
-        self.intake.tell(job)
+        self.intake.update(job)
 
-    patch.setattr(core.Intake, "tell", eager)
+    patch.setattr(core.Intake, "update", eager)
     patch.setattr(Broker, "_added", added_eagerly)
 
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
-    """Never take anybody for dead."""
-    patch.setattr(placement.Placement, "lose_dead", lambda self, now: self.settle())
+    """Lose no worker that is silent."""
+    patch.setattr(heartbeats.Heartbeats, "lose_dead", lambda self, now: self.placement.settle())
 
 
 def open_keeps_the_old_session(patch: Patch) -> None:
@@ -182,7 +188,7 @@ MUTANTS = (
     client_never_asks_again,
     no_replay_of_a_lost_verdict,
     no_dedupe_of_jobs,
-    told_before_it_is_journaled,
+    sent_before_it_is_journaled,
     dead_verifiers_keep_their_sessions,
     open_keeps_the_old_session,
 )

@@ -201,8 +201,8 @@ class Schedule:
         for identity in self.world.role("draft"):
             for session in self.world.processes[identity].worker.sessions.values():
                 job = broker.state.jobs.active.get(session.session_id)
-                if job is not None and identity in job.drafters.values() and job.epoch == session.epoch:
-                    assert job.length - session.length < BEHIND, "a drafter does not learn what it missed"
+                if job is not None and identity in job.drafters.identities() and job.session.epoch == session.epoch:
+                    assert job.transcript.length - session.length < BEHIND, "a drafter does not learn what it missed"
 
     def _finish(self) -> None:
         world = self.world

@@ -32,7 +32,7 @@ def skewed(frames: Frames, by: int) -> Frames:
 def test_another_version_is_refused_by_all(by: int) -> None:
     """A peer that is one version ahead or behind is counted and dropped, whatever it says; nothing changes."""
     parties = Parties()
-    before = list(parties.broker.state.jobs.active[1].token_ids)
+    before = list(parties.broker.state.jobs.active[1].transcript.token_ids)
     for message in real_messages():
         frames = skewed(encode(message), by)
         with pytest.raises(ProtocolError, match="protocol version"):
@@ -41,7 +41,7 @@ def test_another_version_is_refused_by_all(by: int) -> None:
         assert parties.broker.from_back(b"v", frames, 0.0) == []
     counts = parties.broker.state.counts
     assert counts["dropped_front"] + counts["dropped_back"] == 2 * len(real_messages())
-    assert parties.broker.state.jobs.active[1].token_ids == before
+    assert parties.broker.state.jobs.active[1].transcript.token_ids == before
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def fuzz_values(num: int, seed: int) -> Counter[str]:
     for number in range(num):
         name = PARTIES[number % len(PARTIES)]
         job = parties.broker.state.jobs.active.get(1)
-        epoch = job.epoch if job is not None and name.startswith("broker") else 1
+        epoch = job.session.epoch if job is not None and name.startswith("broker") else 1
         forger.sessions = {1: Session(1, epoch)}
         cls = rng.choice(SUITED[name]) if rng.random() < 0.8 else rng.choice(list(MESSAGES.values()))
         try:

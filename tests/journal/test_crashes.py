@@ -11,6 +11,7 @@ import pytest
 
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import Job
+from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
 from specq.protocol.messages import Follow
 from specq.protocol.wire import encode
@@ -90,19 +91,19 @@ def test_what_ended_is_served_from_the_journal() -> None:
 # --- planted bugs -----------------------------------------------------------------------------------------------------
 
 
-def tell_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Tell clients before the journal has it."""
-    tell, finish = Intake.tell, Intake.finish
+def send_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Send clients their tokens before the journal has them."""
+    update, finish = Intake.update, Intake.finish
 
     def eager(self: Intake, job: Job) -> None:
-        job.journal(len(job.token_ids), ended=bool(job.finish))
-        tell(self, job)
+        job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
+        update(self, job)
 
     def eager_finish(self: Intake, job: Job) -> None:
         finish(self, job)
         eager(self, job)
 
-    patch.setattr(Intake, "tell", eager)
+    patch.setattr(Intake, "update", eager)
     patch.setattr(Intake, "finish", eager_finish)
 
 
@@ -112,7 +113,7 @@ def accept_at_once(patch: pytest.MonkeyPatch) -> None:
 
     def registered(self: Job, *args: object, **kwargs: object) -> None:
         init(self, *args, **kwargs)
-        self.registered = True
+        self.durable.is_registered = True
 
     patch.setattr(Job, "__init__", registered)
 
@@ -137,12 +138,15 @@ def replay_nothing(patch: pytest.MonkeyPatch) -> None:
 
 def end_unwritten(patch: pytest.MonkeyPatch) -> None:
     """Take a job for ended once its tokens are journaled."""
-    journal = Job.journal
+    settle = Ledger.settle
 
-    def sealed(self: Job, length: int, *, ended: bool) -> None:
-        journal(self, length, ended=ended or bool(self.finish))
+    def ended_early(self: Ledger, sequence: int) -> list[Job]:
+        jobs = settle(self, sequence)
+        for job in jobs:
+            job.durable.note(0, ended=bool(job.transcript.finish))
+        return jobs
 
-    patch.setattr(Job, "journal", sealed)
+    patch.setattr(Ledger, "settle", ended_early)
 
 
 def no_dedupe(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +156,7 @@ def no_dedupe(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "plant",
-    [tell_at_once, accept_at_once, replay_doubled, replay_nothing, end_unwritten, no_dedupe],
+    [send_at_once, accept_at_once, replay_doubled, replay_nothing, end_unwritten, no_dedupe],
     ids=lambda plant: plant.__name__,
 )
 def test_planted_bugs_are_caught(plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:

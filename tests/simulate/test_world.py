@@ -100,7 +100,7 @@ def test_a_dead_worker_hears_and_says_nothing():
     world.queue.run(10.0)
     assert at_verifier == []
     assert simulation.engines[0].num_steps == steps
-    assert [job.verifier for job in world.broker.state.jobs.active.values()] == [b""]
+    assert [job.session.verifier for job in world.broker.state.jobs.active.values()] == [b""]
 
 
 def test_only_the_drafters_lines_lose_messages():

@@ -205,11 +205,11 @@ def cut_off_a_reader(up: Secured) -> None:
     with desk(up, "dave") as dave:
         assert dict(dave.submit([a_job(90, max_tokens=1900)])) == {90: None}
     job = up.broker.broker.state.jobs.active[90]
-    until(lambda: job.token_ids)
+    until(lambda: job.transcript.token_ids)
     public.unlink()
     secret.unlink()
-    until(lambda: job.finish)
-    assert (job.finish, job.failure.code, job.readers) == ("error", "forbidden", {})
+    until(lambda: job.transcript.finish)
+    assert (job.transcript.finish, job.transcript.failure.code, job.readers.by_client) == ("error", "forbidden", {})
 
 
 def test_a_verifier_is_cut_off_with_its_key(tmp_path):
@@ -221,16 +221,16 @@ def test_a_verifier_is_cut_off_with_its_key(tmp_path):
             until(lambda: up.broker.backs)
             assert dict(alice.submit([a_job(91, max_tokens=1900)])) == {91: None}
             job = broker.state.jobs.active[91]
-            until(lambda: job.token_ids)
+            until(lambda: job.transcript.token_ids)
             key = public.read_bytes()
             public.unlink()
             until(lambda: not up.broker.backs)
-            assert (job.verifier, broker.state.roster.verifiers()) == (b"", [])
-            length = len(job.token_ids)
+            assert (job.session.verifier, broker.state.workers.verifiers()) == (b"", [])
+            length = len(job.transcript.token_ids)
             until(lambda: not up.target.link.registered)
-            assert (len(job.token_ids), up.refusals) == (length, [])
+            assert (len(job.transcript.token_ids), up.refusals) == (length, [])
             public.write_bytes(key)
-            until(lambda: len(job.token_ids) > length)
+            until(lambda: len(job.transcript.token_ids) > length)
 
 
 def test_a_broker_is_cut_off_with_its_key(tmp_path):
@@ -246,8 +246,8 @@ def test_a_broker_is_cut_off_with_its_key(tmp_path):
         until(lambda: not up.target.zap.allowed.grants)
         assert dict(alice.submit([a_job(93, max_tokens=5)])) == {93: None}
         job = broker_job(up, 93)
-        until(lambda: job.unconfirmed.num_opens > 1)
-        assert (up.verifier.sessions, job.token_ids) == ({}, [])
+        until(lambda: job.session.unconfirmed.num_opens > 1)
+        assert (up.verifier.sessions, job.transcript.token_ids) == ({}, [])
 
 
 def broker_job(up: Secured, job_id: int):

@@ -1,9 +1,9 @@
 """What the broker lets in from its front: drafts and requests, by role, by share, by form.
 
-Rules: what is not let in is counted and dropped, and whoever may know why is told. A draft is passed on unread but for who
-sent it and how much; the laws of drafters that nobody trusts are taken off, so that their nodes are judged as point masses,
-which is exact whatever they are. Drafts are not sent to a verifier that is silent, so that what waits for it is what it must
-hear.
+Rules: what is not let in is counted and dropped, and the sender receives the reason if it may know it. A draft is passed on
+unread but for its sender and size. The draft distributions of drafters that are not trusted are taken off, so that their nodes
+are judged as point masses, which is exact whatever they are. Drafts are not sent to a verifier that is silent, so that what
+waits for it is what it must receive.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from specq.protocol import (
 )
 
 MAX_WORKERS = 4096
-_AWAITED = (Submit, Follow, Cancel, Hello)  # whoever sends one waits for an answer
-QUIET_BEATS = 3  # heartbeats without a word, after which a verifier is sent no drafts
+_AWAITED = (Submit, Follow, Cancel, Hello)  # the sender of one waits for an answer
+QUIET_BEATS = 3  # heartbeats without a message, after which a verifier is sent no drafts
 
 
 class Gate:
@@ -58,7 +58,7 @@ class Gate:
             self._answer_unreadable(identity, frames, who, error)
             raise
         if isinstance(message, Heartbeat):
-            check_heartbeat(self.state.roster.get(identity), message)
+            check_heartbeat(self.state.workers.get(identity), message)
         reason = self._reason_against(identity, message, who)
         if not reason:
             return message
@@ -69,7 +69,7 @@ class Gate:
         return None
 
     def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
-        """Tell a peer why its message cannot be read, where its key and type can: it would wait, or ask, for ever."""
+        """Send a peer the reason why its message cannot be read, where its key and type can: it would wait, or ask, for ever."""
         kind = named_type(frames)
         if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
             return
@@ -88,41 +88,47 @@ class Gate:
         names = (message.name, message.model.name, message.model.engine)
         if not all(map(str.isprintable, names)):  # they are shown on terminals
             return f"names of workers and models have at most {NAME.most} printable characters"
-        if len(self.state.roster.all()) >= MAX_WORKERS and self.state.roster.get(identity) is None:
+        if len(self.state.workers.all()) >= MAX_WORKERS and self.state.workers.get(identity) is None:
             return f"this broker has {MAX_WORKERS} workers, and takes no more"
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
     def charge(self, client: bytes, effects: list[Effect]) -> list[Effect]:
-        """Count what a client is answered as what it asked for; return the effects."""
-        if self.state.roster.get(client) is None:
+        """Charge a client for the answers to what it asked for; return the effects."""
+        if self.state.workers.get(client) is None:
             sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == client]
             self.state.limits.charge_answer(self.state.roles.peer(client), sum(sum(map(len, f)) for f in sends))
         return effects
 
     def pass_draft(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> None:
-        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share."""
+        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share of the verifier's time."""
         if self.state.roles.refusal(identity, who, Draft):
             self.state.counts["forbidden"] += 1
             return
         header = decode_header(frames)
         job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.epoch != header.get("epoch"):
+        if job is None or job.session.epoch != header.get("epoch"):
             self.state.counts["late_drafts"] += 1
             return
-        lane = header.get("lane", -1)
-        if type(lane) is not int or job.drafters.get(lane) != identity:
+        number = header.get("lane", -1)
+        lane = job.drafters.lanes.get(number) if type(number) is int else None
+        if lane is None or lane.drafter != identity:
             raise ProtocolError("a draft for a lane that is not the sender's")
-        worker, verifier = self.state.roster.get(identity), self.state.roster.get(job.verifier)
+        worker, verifier = self.state.workers.get(identity), self.state.workers.get(job.session.verifier)
         if worker is not None:
-            worker.heard = now
+            worker.last_seen = now
         num_bytes = sum(map(len, frames))
-        if verifier is None or self._is_quiet(verifier) or not admit_draft(job, lane, verifier, frames, num_bytes, now):
+        drafters = job.drafters
+        if (
+            verifier is None
+            or self._is_quiet(verifier)
+            or not admit_draft(drafters, lane, verifier, frames, num_bytes, now)
+        ):
             self.state.counts["limited_drafts"] += 1
             return
         if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
             frames = encode(stripped(cast("Draft", decode(frames))))
         job.stats.draft_bytes += num_bytes
-        self.state.emit(Send("back", job.verifier, list(frames)))
+        self.state.emit(Send("back", job.session.verifier, list(frames)))
 
     def _is_quiet(self, verifier: Worker) -> bool:
-        return self.state.now - verifier.heard > QUIET_BEATS * self.state.heartbeat_ms / 1000
+        return self.state.now - verifier.last_seen > QUIET_BEATS * self.state.heartbeat_ms / 1000

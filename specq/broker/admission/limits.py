@@ -8,8 +8,8 @@
                there to decode and graft (DRAFT_US, NODE_US as measured by `specq simulate --calibrate`)
     jobs       of a key: as many as there is room left for others, which is half of the queue for one, a third each for two
 
-Rules: tokens and verdicts are never dropped here. Drafts to a verifier that says nothing are not sent at all, so that what
-waits for it is what it must hear.
+Rules: tokens and verdicts are never dropped here. Drafts to a verifier that is silent are not sent at all, so that what waits
+for it is what it must receive.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from specq.broker.admission.bucket import Bucket
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.drafters import Drafters, Lane
 from specq.broker.workers.registry import Worker
 from specq.protocol import Draft, Heartbeat, ProtocolError, array_frame
 
-MAX_PEERS = 4096  # of which requests are counted; beyond, the one that was heard least recently starts anew
+MAX_PEERS = 4096  # whose requests are counted; beyond, the one that has been silent for longest starts anew
 REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
 REQUEST_BYTES = 8192  # that count as a request
 HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
@@ -42,7 +42,7 @@ _TOKENS = array_frame(Draft, "token_ids")
 
 
 class Limits:
-    """The buckets of all peers' requests; those of lanes are the jobs' (`Job.budgets`)."""
+    """The buckets of all peers' requests; those of lanes are in `job.drafters`."""
 
     def __init__(self) -> None:
         self._peers: OrderedDict[str, Bucket] = OrderedDict()
@@ -65,16 +65,18 @@ class Limits:
             bucket.charge(num_bytes / REQUEST_BYTES)
 
 
-def admit_draft(job: Job, lane: int, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float) -> bool:
-    """May this draft, of so many bytes, take up the verifier's time?"""
+def admit_draft(
+    drafters: Drafters, lane: Lane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
+) -> bool:
+    """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?"""
     num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
     if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:
         return False
-    rate = 1e6 * DRAFTS_SHARE / ((len(verifier.job_ids) or 1) * (len(job.drafters) or 1))
+    rate = 1e6 * DRAFTS_SHARE / ((len(verifier.job_ids) or 1) * len(drafters.lanes))
     burst = BURST_S * rate
-    bucket = job.budgets.get(lane)
+    bucket = lane.budget
     if bucket is None:
-        bucket = job.budgets[lane] = Bucket(burst, now)
+        bucket = lane.budget = Bucket(burst, now)
     return bucket.take(DRAFT_US + NODE_US * num_nodes + DISTRIBUTION_US * num_bytes / 1024, rate, burst, now)
 
 
@@ -84,7 +86,7 @@ def clipped(reason: str) -> str:
 
 
 def check_heartbeat(worker: Worker | None, message: Heartbeat) -> None:
-    """Raise ProtocolError for one that lists more sessions than a worker can have, or says not the same of each."""
+    """Raise ProtocolError for one that lists more sessions than a worker can have, or whose arrays differ in length."""
     num_jobs = len(worker.job_ids) if worker is not None else 0
     sizes = {len(message.session_ids), len(message.epochs), len(message.lengths)}
     if len(sizes) > 1 or max(sizes) > MAX_SESSIONS + 2 * num_jobs:

@@ -1,6 +1,6 @@
-"""What becomes of those whose key was taken away, or may do less than before: looked after at each tick.
+"""What becomes of those whose key was taken away, or may do less than before: applied at each tick.
 
-    workers   are lost: their sessions go to others, which is held against no job, and what they still say has no effect
+    workers   are lost: their sessions go to others, which counts against no job, and what they still send has no effect
     readers   are sent nothing more
     jobs      of a key that may not submit any more fail
     drafts    that were under way from a drafter that was trusted, and is no longer, may have been drawn from other
@@ -15,7 +15,6 @@ from __future__ import annotations
 import structlog
 
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker
@@ -35,13 +34,13 @@ class Revocation:
         """Lose the workers, drop the readers and fail the jobs of keys that are not allowed any more."""
         if not self.state.roles.have_changed():
             return
-        for worker in self.state.roster.all():
+        for worker in self.state.workers.all():
             self._look_at(worker)
         jobs = list(self.state.jobs.active.values())
         for job in [*jobs, *self.state.jobs.finished.values()]:
-            self._drop_readers(job)
+            job.readers.retain(lambda reader: self.state.roles.stands(reader.shown, "client"))
         for job in jobs:
-            if not self.state.roles.may_own(job.owner):
+            if not self.state.roles.may_own(job.request.owner):
                 self.intake.fail(job, "forbidden", "the key that submitted the job may not submit jobs any more")
         self.placement.settle()
 
@@ -58,11 +57,5 @@ class Revocation:
             self.state.send_front(worker.identity, refused)
             self.placement.lose(worker)
         for job in drafted:
-            if strategy(job.params.strategy).takes_distributions:  # which it was believed
+            if strategy(job.request.params.strategy).takes_distributions:  # which it was believed
                 self.placement.open_anew(job)
-
-    def _drop_readers(self, job: Job) -> None:
-        roles = self.state.roles
-        gone = [client for client, reader in job.readers.items() if not roles.stands(reader.shown, "client")]
-        for client in gone:
-            del job.readers[client]

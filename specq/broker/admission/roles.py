@@ -29,7 +29,7 @@ from specq.protocol import (
 from specq.transport import Grant
 
 REVOKED = "this key is not allowed any more"
-MAX_PEERS = 65_536  # sockets of which it is remembered whose they are
+MAX_PEERS = 65_536  # sockets whose keys are remembered
 _CLIENT, _WORKER = frozenset({"client"}), frozenset({"target", "draft"})
 MAY: dict[type[Message], frozenset[str]] = {
     Submit: _CLIENT,
@@ -93,7 +93,7 @@ class Roles:
         return self._grants is None or (bool(owner) and self.shown(identity).name == owner)
 
     def owner(self, identity: bytes) -> str | None:
-        """Return whose jobs this peer may be told of; None: everybody's."""
+        """Return whose jobs this peer may know of; None: all."""
         return None if self._grants is None else self.shown(identity).name
 
     def trusts(self, shown: Shown) -> bool:
@@ -149,7 +149,7 @@ class Roles:
 
 
 def forbidden(message: Message, reason: str) -> Message | None:
-    """Return what a peer is told whose key may not send this; None: nothing."""
+    """Return the answer to a peer whose key may not send this; None: nothing."""
     if isinstance(message, Hello):
         return Refused(
             reason=reason, fatal=reason != REVOKED

@@ -1,11 +1,11 @@
-"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn, and nobody for ever.
+"""The jobs that wait for a verifier: higher priorities first, the clients of one priority in turn, and none waits for ever.
 
 Turns are by deficit round robin (Shreedhar and Varghese 1995), with tokens as the cost and the smallest quantum, so that
-a client with thousands of jobs waits behind one with a few. Who has nothing waiting keeps no credit. A job that comes
+a client with thousands of jobs waits behind one with a few. A client without waiting jobs keeps no credit. A job that comes
 back, since its verifier was lost or the broker restarted, goes first and costs nothing: it was paid for.
 
 A job that has waited for `AGED_S` since it was submitted is aged: while there are such jobs, every second one that is placed is
-the eldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a lower one is
+the oldest of them, whatever the priorities. So a higher priority still has half of all places at least, and a lower one is
 never starved.
 
 Rule: a job whose model has no room holds up no other.
@@ -26,7 +26,7 @@ Place = TypeVar("Place")
 
 
 class _Line:
-    """The jobs of one client and priority, oldest first for each thing that they want."""
+    """The jobs of one client and priority, oldest first for each set of requirements."""
 
     def __init__(self) -> None:
         self.credit = 0
@@ -39,55 +39,55 @@ class _Line:
 
 
 class FairQueue:
-    """Jobs by priority, client and what they want."""
+    """Jobs by priority, client and requirements."""
 
     def __init__(self) -> None:
         self._lines: dict[int, OrderedDict[str, _Line]] = {}
-        self._wants: dict[int, Requirements] = {}  # by job, as of when it was added
-        self._kinds: Counter[Requirements] = Counter()  # how many jobs want what
+        self._requirements: dict[int, Requirements] = {}  # by job, as of when it was added
+        self._kinds: Counter[Requirements] = Counter()  # how many jobs have them
         self._aged_last = False  # was the last job taken for its age?
         self._turns = count()
 
     def __len__(self) -> int:
-        return len(self._wants)
+        return len(self._requirements)
 
-    def quarantined_jobs(self) -> list[Requirements]:
-        """Return what the waiting jobs want that must be alone."""
+    def quarantined(self) -> list[Requirements]:
+        """Return the requirements of the waiting jobs that must be alone."""
         return [requirements for requirements in self._kinds if requirements.alone]
 
-    def wanted(self) -> list[Requirements]:
-        """Return all that waiting jobs want."""
+    def requirements(self) -> list[Requirements]:
+        """Return the requirements of all waiting jobs."""
         return list(self._kinds)
 
     def add(self, job: Job) -> None:
         """Let a job wait; one that waits already keeps its place."""
-        if job.job_id in self._wants:
+        if job.job_id in self._requirements:
             return
-        line = self._lines.setdefault(job.priority, OrderedDict()).setdefault(job.owner, _Line())
-        self._wants[job.job_id] = job.requirements
+        line = self._lines.setdefault(job.request.priority, OrderedDict()).setdefault(job.request.owner, _Line())
+        self._requirements[job.job_id] = job.requirements
         self._kinds[job.requirements] += 1
         waiting = line.jobs.setdefault(job.requirements, OrderedDict())
-        waiting[job.job_id] = ((not job.resumed, next(self._turns)), job)
-        if job.resumed:
+        waiting[job.job_id] = ((not job.session.was_placed, next(self._turns)), job)
+        if job.session.was_placed:
             waiting.move_to_end(job.job_id, last=False)
 
     def discard(self, job: Job) -> None:
         """Let a job wait no longer."""
-        requirements = self._wants.pop(job.job_id, None)
+        requirements = self._requirements.pop(job.job_id, None)
         if requirements is None:
             return
         self._kinds[requirements] -= 1
         if not self._kinds[requirements]:
             del self._kinds[requirements]
-        lines = self._lines[job.priority]
-        line = lines[job.owner]
+        lines = self._lines[job.request.priority]
+        line = lines[job.request.owner]
         del line.jobs[requirements][job.job_id]
         if not line.jobs[requirements]:
             del line.jobs[requirements]
         if not line.jobs:
-            del lines[job.owner]
+            del lines[job.request.owner]
         if not lines:
-            del self._lines[job.priority]
+            del self._lines[job.request.priority]
 
     def take(self, place: Callable[[Requirements], Place | None], wall: float = 0.0) -> tuple[Job, Place] | None:
         """Remove the next job for which there is a place, and return both; None if there is no place for any. `wall`: the time
@@ -99,12 +99,12 @@ class FairQueue:
                 known[requirements] = place(requirements)
             return known[requirements] is not None
 
-        aged = None if self._aged_last else self._eldest(able, wall - AGED_S)
+        aged = None if self._aged_last else self._oldest(able, wall - AGED_S)
         job = aged or self._first(able)
         if job is None:
             return None
         self._aged_last = aged is not None
-        found = known[self._wants[job.job_id]]
+        found = known[self._requirements[job.job_id]]
         assert found is not None, "only jobs that can be placed are taken"
         self.discard(job)
         return job, found
@@ -117,14 +117,14 @@ class FairQueue:
                 return job
         return None
 
-    def _eldest(self, able: Callable[[Requirements], bool], before: float) -> Job | None:
+    def _oldest(self, able: Callable[[Requirements], bool], before: float) -> Job | None:
         """Return the job that was submitted first, before then, of those that can be placed; None if none is that old, or
         there are no priorities that it could have to wait for."""
         if len(self._lines) < 2:
             return None
         heads = [line.head(able) for lines in self._lines.values() for line in lines.values()]
-        aged = [job for job in heads if job is not None and job.submitted < before]
-        return min(aged, key=lambda job: job.submitted, default=None)
+        aged = [job for job in heads if job is not None and job.request.submitted < before]
+        return min(aged, key=lambda job: job.request.submitted, default=None)
 
     def _next(self, lines: OrderedDict[str, _Line], able: Callable[[Requirements], bool]) -> Job | None:
         """Return the job of the client that needs the least further credit, and give that credit to all."""
@@ -137,10 +137,10 @@ class FairQueue:
             other.credit += missing
         if cost(job):
             line.credit -= cost(job)
-            lines.move_to_end(job.owner)
+            lines.move_to_end(job.request.owner)
         return job
 
 
 def cost(job: Job) -> int:
     """Return the tokens that a job may take, which is what its client pays for its turn."""
-    return 0 if job.resumed else job.prompt_len + job.tokens_left
+    return 0 if job.session.was_placed else job.request.max_length

@@ -1,12 +1,13 @@
 """The broker's side towards clients: jobs come in, tokens go out.
 
 Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
-sent again; the same id with other content is refused. What a client hears of a job is in the journal before.
+sent again; the same id with other content is refused. What a client receives of a job is in the journal before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,10 @@ import structlog
 
 from specq.broker.admission.limits import clipped
 from specq.broker.admission.overload import overload
-from specq.broker.jobs.job import Job, Reader
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.readers import Reader
+from specq.broker.jobs.records import ended_record, restored, taken_record
+from specq.broker.jobs.request import JobRequest
 from specq.broker.state import Find, State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.status import status_report
@@ -36,18 +40,17 @@ from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
-MAX_ASKING = 64  # messages about one job that wait for the journal's word of it
-MAX_MISSED = 40  # ticks in a row at which a reader takes nothing, before the job is no longer sent to it
+MAX_ASKING = 64  # messages about one job that wait for the journal's answer
 
 Ask = Callable[..., None]
 
 
 class Intake:
-    """Handlers of client messages, and what tells clients of their jobs."""
+    """Handlers of client messages, and what sends clients their tokens."""
 
     def __init__(self, state: State, placement: Placement) -> None:
         self.state, self.placement = state, placement
-        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job -> what waits for the journal's word of it
+        self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job -> what waits for the journal's answer
 
     # --- jobs come in -----------------------------------------------------------------------------------------------
 
@@ -63,28 +66,36 @@ class Intake:
             self._refuse(client, message.job_id, code, reason)
             return
         job = known or self._take(client, message)
-        job.attach(client, message.have, self.state.roles.shown(client))
-        self.tell(job)
+        self._attach(job, client, message)
         if known is None:
             self.placement.place_waiting()
 
     def _take(self, client: bytes, message: Submit) -> Job:
         """Make a job of a message."""
+        wall = self.state.wall
         self.state.counts["jobs"] += 1
-        deadline = self.state.wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
-        job = Job(message, self.state.roles.peer(client), self.state.wall, deadline)
-        job.model = message.model or self.state.roster.verifiers()[0].model.name
+        deadline = wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
+        submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
+        job = Job(JobRequest(submit, self.state.roles.peer(client), wall, deadline))
         self.state.jobs.add(job)
-        self.state.record(job.taken(), job)
+        self.state.record(taken_record(job), job)
         return job
+
+    def _attach(self, job: Job, client: bytes, message: Submit | Follow) -> None:
+        """Let a client follow a job, and send it what it lacks."""
+        have = min(max(message.have, 0), job.transcript.num_tokens)
+        job.readers.attach(client, have, self.state.roles.shown(client), info=isinstance(message, Follow))
+        self.update(job)
 
     def _refusal(self, client: bytes, message: Submit, known: Job | None) -> tuple[str, str]:
         """Return (code, reason) against a job; the reason is "" if there is none."""
         if known is not None and not self._owns(client, known):
             return "forbidden", f"job {message.job_id} is another client's; take another id"
         if known is not None:
-            return "invalid", "" if known.same_content(message) else f"job {message.job_id} exists with other content"
-        verifiers = self.state.roster.verifiers(message.model)
+            return "invalid", "" if known.request.has_content(
+                message
+            ) else f"job {message.job_id} exists with other content"
+        verifiers = self.state.workers.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
         if self.state.closing or self.state.trouble:
@@ -106,8 +117,7 @@ class Intake:
             reason = f"there is no job {message.job_id}: it was never submitted here, or its result has expired"
             self._refuse(client, message.job_id, "unknown", reason)
             return
-        job.attach(client, message.have, self.state.roles.shown(client), info=True)
-        self.tell(job)
+        self._attach(job, client, message)
 
     def cancel(self, client: bytes, message: Cancel, now: float) -> None:
         """Stop a job; what is committed stays."""
@@ -118,12 +128,12 @@ class Intake:
             self._cancel(client, message, self.state.jobs.get(message.job_id))
 
     def _cancel(self, client: bytes, message: Cancel, job: Job | None) -> None:
-        if job is not None and self._owns(client, job) and not job.finish:
-            job.finish = "cancelled"
+        if job is not None and self._owns(client, job) and not job.transcript.finish:
+            job.transcript.finish = "cancelled"
             self.finish(job)
 
     def _owns(self, client: bytes, job: Job) -> bool:
-        return self.state.roles.owns(client, job.owner)
+        return self.state.roles.owns(client, job.request.owner)
 
     # --- what only the journal knows ----------------------------------------------------------------------------------
 
@@ -143,14 +153,14 @@ class Intake:
                 waiting.append((act, client, message))
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None) -> None:
-        """Learn what the journal knows of a job, and act on what waited for that."""
+        """Take the journal's answer on a job, and act on what waited for it."""
         waiting = self._asked.pop(job_id, [])
         if isinstance(stored, JournalBusyError):
             for _, client, _ in waiting:
                 self._refuse(client, job_id, "busy", str(stored))
             return
         if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
-            self.state.jobs.keep(Job.restored(stored))
+            self.state.jobs.keep(restored(stored))
         for act, client, message in waiting:
             if self.state.roles.stands(self.state.roles.shown(client), "client"):
                 act(client, message, self.state.jobs.get(job_id))
@@ -158,74 +168,66 @@ class Intake:
     # --- the end of a job ---------------------------------------------------------------------------------------------
 
     def finish(self, job: Job) -> None:
-        """Free the job's workers, keep its result, tell its clients."""
-        self.state.counts["finished_" + job.finish] += 1
-        job.ended = self.state.wall
+        """Free the job's workers, keep its result, send its clients the end."""
+        self.state.counts["finished_" + job.transcript.finish] += 1
+        job.transcript.ended_at = self.state.wall
         self.placement.release(job)
         self.state.jobs.retire(job)
-        self.state.record(job.end_record(), job, ended=True)
-        if job.sealed:
-            self.tell(job)
+        self.state.record(ended_record(job), job, ended=True)
+        if job.durable.has_ended:
+            self.update(job)
         self.placement.place_waiting()
 
     def fail(self, job: Job, code: str, reason: str) -> None:
         """End a job with a stated failure."""
         reason = clipped(reason)
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)
-        job.finish, job.failure = "error", Failed(job_id=job.job_id, code=code, reason=reason)
+        job.transcript.finish = "error"
+        job.transcript.failure = Failed(job_id=job.job_id, code=code, reason=reason)
         self.finish(job)
 
     def end_overdue(self) -> None:
         """Fail the jobs whose deadline has passed."""
         wall = self.state.wall
-        for job in [job for job in self.state.jobs.active.values() if job.deadline and job.deadline <= wall]:
-            done = f"{len(job.token_ids)} of at most {job.params.max_tokens} tokens"
+        for job in [job for job in self.state.jobs.active.values() if 0.0 < job.request.deadline <= wall]:
+            done = f"{job.transcript.num_tokens} of at most {job.transcript.max_tokens} tokens"
             self.fail(job, "deadline", f"the deadline passed with {done} generated")
 
     def drop_unregistered(self, reason: str) -> None:
         """Refuse after all the jobs that the journal cannot take."""
-        for job in [job for job in self.state.jobs.active.values() if not job.registered]:
+        for job in [job for job in self.state.jobs.active.values() if not job.durable.is_registered]:
             self.placement.release(job)
             self.state.jobs.drop(job)
             self.state.record(JobDropped(job.job_id), job)
-            for client in job.readers:
+            for client in job.readers.by_client:
                 self._refuse(client, job.job_id, "busy", reason)
-            job.readers.clear()
+            job.readers.by_client.clear()
 
     # --- tokens go out ------------------------------------------------------------------------------------------------
 
-    def tell(self, job: Job) -> None:
+    def update(self, job: Job) -> None:
         """Send to all who follow a job what the journal has and they lack."""
-        if job.registered:
-            for client, reader in job.readers.items():
+        if job.durable.is_registered:
+            for client, reader in job.readers.by_client.items():
                 if not reader.missed:
-                    self._tell(job, client, reader)
+                    self._update(job, client, reader)
 
-    def _tell(self, job: Job, client: bytes, reader: Reader) -> None:
+    def _update(self, job: Job, client: bytes, reader: Reader) -> None:
         """Bring one client up to date; of a failed job the tokens come first, then why it failed."""
         if not reader.greeted:
             self.state.send_front(client, job.info(self.state.wall) if reader.info else Accepted(job_id=job.job_id))
             reader.greeted = True
-        if job.journaled > reader.sent or (job.sealed and not job.failure):
+        durable, failure = job.durable, job.transcript.failure
+        if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
             self.state.send_front(client, job.delta(reader.sent))
-            reader.sent = max(reader.sent, job.journaled)
-        if job.sealed and job.failure:
-            self.state.send_front(client, job.failure)
+            reader.sent = max(reader.sent, durable.num_tokens)
+        if durable.has_ended and failure:
+            self.state.send_front(client, failure)
 
-    def undelivered_tokens(self, job: Job, client: bytes, base_len: int) -> None:
-        """Learn that a client did not take tokens: they are sent again at the next tick, from the same position on."""
-        reader = job.readers.get(client)
-        if reader is not None:
-            reader.sent, reader.missed = min(reader.sent, base_len), True
-
-    def tell_again(self, job: Job) -> None:
-        """Send what clients did not take before, but not for ever to one that is gone; it may attach again."""
-        for client, reader in list(job.readers.items()):
-            reader.num_missed = reader.num_missed + 1 if reader.missed else 0
-            reader.missed = False
-            if reader.num_missed > MAX_MISSED:
-                del job.readers[client]
-        self.tell(job)
+    def update_again(self, job: Job) -> None:
+        """Send what clients did not take before."""
+        job.readers.next_tick()
+        self.update(job)
 
     def get_status(self, client: bytes, message: GetStatus, now: float) -> None:
         """Answer with the broker's state."""

@@ -1,7 +1,7 @@
 """What of the jobs is in the journal.
 
-Each record that goes to the journal has a sequence number; `settle` says up to which number all are there, and returns
-the jobs of which clients may now be told more. Without a journal every record counts as there at once.
+Each record that goes to the journal has a sequence number; `settle` takes the number up to which all are there, and returns
+the jobs that clients may now receive more of. Without a journal every record counts as there at once.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ class Ledger:
     def mark(self, job: Job, *, ended: bool = False) -> int:
         """Return the sequence number for a record of this job as it is now; 0 if it need not go anywhere."""
         if not self.has_journal:
-            job.journal(len(job.token_ids), ended=ended)
+            job.durable.note(job.transcript.num_tokens, ended=ended)
             return 0
         self.sequence += 1
-        self._marks.append((self.sequence, job, len(job.token_ids), ended))
+        self._marks.append((self.sequence, job, job.transcript.num_tokens, ended))
         return self.sequence
 
     def settle(self, sequence: int) -> list[Job]:
         """Note that the journal holds all records up to this one; return the jobs that it concerns."""
         marks, concerned = self._marks, dict[int, Job]()
         while marks and marks[0][0] <= sequence:
-            _, job, length, ended = marks.popleft()
-            job.journal(length, ended=ended)
+            _, job, num_tokens, ended = marks.popleft()
+            job.durable.note(num_tokens, ended=ended)
             concerned[job.job_id] = job
         self.settled = max(self.settled, sequence)
         return list(concerned.values())

@@ -31,17 +31,17 @@ class Line(NamedTuple):
 
 
 class Listing:
-    """Handlers of what clients ask of the list of jobs."""
+    """Handlers of requests for the list of jobs."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self._asked: set[bytes] = set()  # clients for which the journal is asked
 
     def _may_see(self, client: bytes, job: Job) -> bool:
-        return self.state.roles.owns(client, job.owner)
+        return self.state.roles.owns(client, job.request.owner)
 
     def ask(self, client: bytes, message: ListJobs, now: float) -> None:
-        """Answer with a list; if there is a journal, when it has told what it has."""
+        """Answer with a list; if there is a journal, after it has answered."""
         limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
         if self.state.ledger.has_journal:
             if client not in self._asked:  # else it is being answered
@@ -52,7 +52,7 @@ class Listing:
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
 
     def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
-        """Answer with what the journal told; of one that cannot be read, what is in memory."""
+        """Answer with what the journal found; if it cannot be read, with what is in memory."""
         self._asked.discard(client)
         if not self.state.roles.stands(self.state.roles.shown(client), "client"):
             return
@@ -60,7 +60,7 @@ class Listing:
 
     def _answer(self, client: bytes, skip: int, finished: Iterable[JobSummary]) -> None:
         active = [] if skip else [job for job in self.state.jobs.active.values() if self._may_see(client, job)]
-        lines = [self._line(summary_of(job), "running" if job.verifier else "waiting") for job in active]
+        lines = [self._line(summary_of(job), "running" if job.session.verifier else "waiting") for job in active]
         lines += [self._line(one, _ENDED.get(one.finish, one.finish)) for one in finished]
         data = orjson.dumps([line._asdict() for line in lines])
         self.state.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
@@ -72,7 +72,15 @@ class Listing:
 
 def summary_of(job: Job) -> JobSummary:
     """Return the summary of a job in memory, as the journal gives it of the others."""
-    submit, num_tokens = job.submit, len(job.token_ids)
+    request, transcript = job.request, job.transcript
     return JobSummary(
-        job.job_id, submit.label, job.model, job.owner, job.priority, job.finish, num_tokens, job.submitted, job.ended
+        job.job_id,
+        request.submit.label,
+        request.model,
+        request.owner,
+        request.priority,
+        transcript.finish,
+        transcript.num_tokens,
+        request.submitted,
+        transcript.ended_at,
     )

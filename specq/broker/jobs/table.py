@@ -1,4 +1,4 @@
-"""All jobs of which the broker keeps the transcript in memory: those that wait or run, and the most recent that ended."""
+"""All jobs whose transcript the broker keeps in memory: those that wait or run, and the most recent that ended."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Jobs:
         self.finished: OrderedDict[int, Job] = OrderedDict()
         self.queue = FairQueue()
         self.held: Counter[str] = Counter()  # active jobs by owner
-        self.num_tokens = 0  # that the active have or may have, prompts included
+        self.num_tokens = 0  # that the active jobs have or may have, prompts included
         self._num_kept = 0  # tokens of the finished
-        self._quarantined: dict[int, Job] = {}  # of the active
+        self._quarantined: dict[int, Job] = {}  # of the active jobs
 
     def get(self, job_id: int) -> Job | None:
         return self.active.get(job_id) or self.finished.get(job_id)
@@ -29,22 +29,22 @@ class Jobs:
     def add(self, job: Job, *, waits: bool = True) -> None:
         """Take a job that `waits` to be placed, or will do so later."""
         self.active[job.job_id] = job
-        self.held[job.owner] += 1
-        self.num_tokens += job.prompt_len + job.params.max_tokens
+        self.held[job.request.owner] += 1
+        self.num_tokens += job.request.max_length
         if waits:
             self.queue.add(job)
         self.note_quarantine(job)
 
     def note_quarantine(self, job: Job) -> None:
-        """Note whether an active job is a suspect now."""
+        """Note whether an active job is in quarantine now."""
         if job.is_quarantined:
             self._quarantined[job.job_id] = job
         else:
             self._quarantined.pop(job.job_id, None)
 
     def isolated(self) -> set[bytes]:
-        """Return the verifiers that run a suspect."""
-        return {job.verifier for job in self._quarantined.values() if job.verifier}
+        """Return the verifiers that run a job in quarantine."""
+        return {verifier for job in self._quarantined.values() if (verifier := job.session.verifier)}
 
     def retire(self, job: Job) -> None:
         """Move a job to the finished; the oldest of these is forgotten when there are too many."""
@@ -56,19 +56,22 @@ class Jobs:
         self.queue.discard(job)
         if self.active.pop(job.job_id, None) is None:
             return
-        self.num_tokens -= job.prompt_len + job.params.max_tokens
-        self.held[job.owner] -= 1
-        if not self.held[job.owner]:
-            del self.held[job.owner]
+        owner = job.request.owner
+        self.num_tokens -= job.request.max_length
+        self.held[owner] -= 1
+        if not self.held[owner]:
+            del self.held[owner]
         self._quarantined.pop(job.job_id, None)
 
     def keep(self, job: Job) -> None:
-        """Keep a job that ended at hand."""
+        """Keep a job that ended in memory."""
         self.finished[job.job_id] = job
-        self._num_kept += job.length
+        self._num_kept += job.transcript.length
         while len(self.finished) > KEEP_FINISHED or self._num_kept > KEEP_TOKENS:
             oldest = next(iter(self.finished.values()))
-            if oldest is job or not oldest.sealed:  # its end must be in the journal before it is forgotten here
+            if (
+                oldest is job or not oldest.durable.has_ended
+            ):  # its end must be in the journal before it is forgotten here
                 return
             del self.finished[oldest.job_id]
-            self._num_kept -= oldest.length
+            self._num_kept -= oldest.transcript.length

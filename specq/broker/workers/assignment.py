@@ -1,16 +1,18 @@
-"""Drafters to sessions: who drafts for which job, and the mending of what drafters missed.
+"""Drafters to sessions: who drafts for which job, and sending again what drafters missed.
 
 Rule: no two drafters of a job would draft the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from specq.broker.jobs.job import Job
 from specq.broker.state import State
+from specq.broker.workers.reconcile import Action, Expected, Reported, reconcile
 from specq.broker.workers.registry import Worker
-from specq.protocol import COLOCATED_LANE, Assign, Release, SamplingParams, Verdict
+from specq.protocol import Assign, Release, SamplingParams, Verdict
 from specq.verification import strategy
 
 
@@ -22,85 +24,101 @@ class DrafterAssignment:
 
     def assign_all(self) -> None:
         for job in self.state.jobs.active.values():
-            if job.verifier:
+            if job.session.verifier:
                 self.assign_drafters(job)
 
     def assign_drafters(self, job: Job) -> None:
         """Give a placed job the drafters that it lacks: no two that would draft the same."""
-        verifier = self.state.roster.get(job.verifier)
-        if verifier is None or not is_drafted(job):
+        verifier = self.state.workers.get(job.session.verifier)
+        if verifier is None or not is_drafted(job.request.speculation.mode, job.request.params.strategy):
             return
-        found = [worker for d in job.drafters.values() if (worker := self.state.roster.get(d)) is not None]
-        drafting = {worker.model.fingerprint for worker in found}
+        drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         while len(job.drafters) < self.state.drafters_per_job:
-            fitting = self.state.roster.drafters_for(verifier.model)
-            drafter = self.state.roster.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
+            fitting = self.state.workers.drafters_for(verifier.model)
+            drafter = self.state.workers.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
             if drafter is None:
                 return
             drafting.add(drafter.model.fingerprint)
             self.assign(job, drafter)
 
+    def _drafters_of(self, job: Job) -> list[Worker]:
+        return [worker for d in job.drafters.identities() if (worker := self.state.workers.get(d)) is not None]
+
     def assign(self, job: Job, worker: Worker) -> None:
-        job.drafters = {lane: d for lane, d in job.drafters.items() if d != worker.identity}
-        lane, job.next_lane = job.next_lane, (job.next_lane + 1) % COLOCATED_LANE
-        job.drafters[lane] = worker.identity
-        job.confirmed[worker.identity] = job.length
-        job.missed_by.discard(worker.identity)
+        """Give a drafter a new lane of a job, and the text so far."""
+        request, transcript = job.request, job.transcript
+        lane = job.drafters.add(worker.identity, transcript.length)
         worker.job_ids.add(job.job_id)
         self.state.send_front(
             worker.identity,
             Assign(
                 session_id=job.job_id,
-                epoch=job.epoch,
+                epoch=job.session.epoch,
                 lane=lane,
-                prompt_len=job.prompt_len,
-                params=drafting_params(job.params),
-                speculation=job.speculation,
-                token_ids=job.context(),
+                prompt_len=transcript.prompt_len,
+                params=drafting_params(request.params),
+                speculation=request.speculation,
+                token_ids=transcript.context(),
             ),
         )
 
     def resume(self, job: Job) -> None:
         """Let a job's drafters go on with its new session."""
-        for drafter in list(job.drafters.values()):
-            found = self.state.roster.get(drafter)
-            if found is not None:
-                self.assign(job, found)
+        for worker in self._drafters_of(job):
+            self.assign(job, worker)
 
     def release(self, job: Job) -> None:
         """Free the drafters of a job that ended."""
-        for identity in job.drafters.values():
-            drafter = self.state.roster.get(identity)
-            if drafter is not None:
-                drafter.job_ids.discard(job.job_id)
-                self.state.send_front(identity, Release(session_id=job.job_id, epoch=job.epoch))
-        job.drafters = {}
+        for worker in self._drafters_of(job):
+            worker.job_ids.discard(job.job_id)
+            self.state.send_front(worker.identity, Release(session_id=job.job_id, epoch=job.session.epoch))
+        job.drafters.clear()
 
-    def reconcile(self, worker: Worker, held: dict[int, tuple[int, int]]) -> None:
-        for session_id, (epoch, length) in held.items():
-            job = self.state.jobs.active.get(session_id)
-            if job is None or job.epoch != epoch or worker.identity not in job.drafters.values():
-                self.state.send_front(worker.identity, Release(session_id=session_id, epoch=epoch))
-            elif job.prompt_len <= length < job.confirmed.get(worker.identity, 0):
-                missing = job.context()[length:]
-                verdict = Verdict(session_id=session_id, epoch=epoch, base_len=length, token_ids=missing)
-                self.state.send_front(worker.identity, verdict)
-            if job is not None:
-                job.missed_by.discard(worker.identity)
-                job.confirmed[worker.identity] = job.length
-        for job_id in worker.job_ids - set(held):
-            job = self.state.jobs.active.get(job_id)
-            if job is not None and worker.identity in job.missed_by:
-                self.assign(job, worker)
-            elif job is not None:  # the first time, `Assign` may merely be on its way
-                job.missed_by.add(worker.identity)
+    # --- heartbeats -------------------------------------------------------------------------------------------------
+
+    def reconcile(self, worker: Worker, reported: Mapping[int, Reported]) -> None:
+        """Send a drafter again what its heartbeat shows to be lost; take from it what is not its own."""
+        for action in reconcile(self._expected(worker), reported):
+            job = self.state.jobs.active.get(action.session_id)
+            if action.kind == "close":
+                release = Release(session_id=action.session_id, epoch=action.epoch)
+                self.state.send_front(worker.identity, release)
+            elif job is not None:
+                self._apply(job, worker, action)
+
+    def _expected(self, worker: Worker) -> dict[int, Expected]:
+        """Return the sessions that a drafter should have."""
+        jobs = [job for i in worker.job_ids if (job := self.state.jobs.active.get(i)) is not None]
+        return {
+            job.job_id: Expected(job.session.epoch, job.transcript.length, lane.mark)
+            for job in jobs
+            if (lane := job.drafters.lane_of(worker.identity)) is not None
+        }
+
+    def _apply(self, job: Job, worker: Worker, action: Action) -> None:
+        lane = job.drafters.lane_of(worker.identity)
+        assert lane is not None, "only sessions of the drafter are expected of it"
+        if action.kind == "lost":
+            self.assign(job, worker)
+        elif action.kind == "missing":
+            lane.mark.is_missing = True
+        else:
+            if action.kind == "behind" and action.length >= job.transcript.prompt_len:
+                self._send_tokens_since(action.length, job, worker)
+            lane.mark.confirm(job.transcript.length)
+
+    def _send_tokens_since(self, length: int, job: Job, worker: Worker) -> None:
+        """Send a drafter as one verdict the tokens beyond this committed length."""
+        token_ids = job.transcript.since(length)
+        verdict = Verdict(session_id=job.job_id, epoch=job.session.epoch, base_len=length, token_ids=token_ids)
+        self.state.send_front(worker.identity, verdict)
 
 
 def drafting_params(params: SamplingParams) -> SamplingParams:
-    """Return what drafters receive: not the seed where it keys the draws that judge them."""
+    """Return the parameters that drafters receive: without the seed where it keys the draws that judge their drafts."""
     return replace(params, seed=0) if strategy(params.strategy).takes_distributions else params
 
 
-def is_drafted(job: Job) -> bool:
+def is_drafted(mode: str, strategy_name: str) -> bool:
     """Can drafts be of use to a job?"""
-    return job.speculation.mode != "plain" and strategy(job.params.strategy).uses_drafts
+    return mode != "plain" and strategy(strategy_name).uses_drafts

@@ -15,12 +15,12 @@ from typing import NamedTuple
 from specq.broker.jobs.job import Job
 from specq.broker.workers.registry import Worker
 
-AFFINITY_SLACK = 8  # jobs more than the least loaded verifier has, up to which a common prefix is worth it
+AFFINITY_SLACK = 8  # jobs more than the least loaded verifier has, up to which a common prefix decides
 FRESH_S = 10.0  # a verifier has just joined
 GROSS = 16  # jobs of difference from which they move to one that has been there for long
 MOVES_AT_ONCE = 8
-REST_S = 10.0  # least time between two moves of a job
-WORTH_MOVING = 16  # tokens that a job must have left
+MOVE_INTERVAL_S = 10.0  # least time between two moves of a job
+MIN_TOKENS_LEFT = 16  # for a job to move
 
 
 class Move(NamedTuple):
@@ -31,7 +31,7 @@ class Move(NamedTuple):
 
 
 def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Worker:
-    """Return the verifier for a job that may need so many tokens of KV and whose prompt has these keys; `able` has one."""
+    """Return the verifier for a job that may need `num_tokens` tokens of KV and whose prompt has these keys; `able` has one."""
     roomy = [worker for worker in able if worker.free_slots >= num_tokens] or able
     least = min(len(worker.job_ids) for worker in roomy)
     near = [worker for worker in roomy if len(worker.job_ids) <= least + AFFINITY_SLACK]
@@ -41,11 +41,9 @@ def choose(able: Sequence[Worker], num_tokens: int, keys: Sequence[int]) -> Work
 def moves(alike: Sequence[Worker], jobs: Iterable[Job], now: float) -> list[Move]:
     """Return the jobs that shall move between verifiers of equal weights; `jobs` are those that may."""
     movable: dict[bytes, list[Job]] = {}
-    for job in sorted(
-        jobs, key=lambda job: job.length, reverse=True
-    ):  # the shortest are the cheapest: taken from the end
-        if job.tokens_left >= WORTH_MOVING and now >= job.moved_at + REST_S:
-            movable.setdefault(job.verifier, []).append(job)
+    for job in sorted(jobs, key=lambda job: job.transcript.length, reverse=True):  # the shortest, the cheapest, last
+        if job.transcript.tokens_left >= MIN_TOKENS_LEFT and now >= job.session.moved_at + MOVE_INTERVAL_S:
+            movable.setdefault(job.session.verifier, []).append(job)
     loads = {worker.identity: len(worker.job_ids) for worker in alike}
     found: list[Move] = []
     for to in sorted((w for w in alike if w.has_room), key=lambda w: loads[w.identity]):

@@ -1,10 +1,10 @@
-"""Which jobs bring verifiers down: told from those that merely were there.
+"""Which jobs crash verifiers, and which merely were there when one crashed.
 
-A job that was there when a verifier died, twice, is a suspect. Suspects run alone: one on a verifier, and nothing beside it;
-if need be the jobs of one verifier wait meanwhile. One that brings a verifier down alone, twice, is given up. One that gets
-well past where it was at the last death is none any more, so that the innocent keep nobody waiting for long.
+A job that was there when a verifier crashed, twice, is in quarantine: it runs alone, one such job on a verifier and nothing
+beside it; if need be the other jobs of a verifier wait meanwhile. One that crashes a verifier alone, twice, is given up. One
+that gets well past where it was at the last crash is cleared, so that harmless jobs keep nobody waiting for long.
 
-Pure: what is held against a job in, what is held against it out.
+Pure: what counts against a job in, what counts against it out.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from specq.broker.workers.registry import Worker
 from specq.journal import Crashes
 
 LONE_CRASHES = 2  # after which a job is given up
-CLEARED_AFTER = 16  # tokens beyond those that it had at the last death
+CLEARED_AFTER = 16  # tokens beyond those that it had at the last crash
 
 
 def after_crash(job: Job, num_jobs: int) -> Crashes:
-    """Return what is held against a job when a verifier has died that carried so many."""
-    known = job.crashes
+    """Return what counts against a job after a crash of a verifier that carried `num_jobs`."""
     is_lone = job.is_quarantined and num_jobs == 1
-    return Crashes(known.total + 1, known.lone + is_lone, len(job.token_ids))
+    return Crashes(job.crashes.total + 1, job.crashes.lone + is_lone, job.transcript.num_tokens)
 
 
 def is_given_up(crashes: Crashes) -> bool:
@@ -31,16 +30,16 @@ def is_given_up(crashes: Crashes) -> bool:
 
 
 def is_cleared(job: Job) -> bool:
-    """Is a suspect past what would have brought the verifier down?"""
-    return job.is_quarantined and len(job.token_ids) >= job.crashes.length + CLEARED_AFTER
+    """Is a job in quarantine past what would have crashed the verifier?"""
+    return job.is_quarantined and job.transcript.num_tokens >= job.crashes.length + CLEARED_AFTER
 
 
 def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quarantined_wait: bool) -> list[Worker]:
     """Return those of the verifiers that may take a job.
 
-    isolated       verifiers that run a suspect: they take nothing else
-    alone          the job is a suspect: it needs a verifier without any
-    suspects_wait  while they do and none runs, the verifier with the fewest jobs takes no others
+    isolated          verifiers that run a job in quarantine: they take nothing else
+    alone             the job is in quarantine: it needs a verifier without any
+    quarantined_wait  jobs in quarantine wait: while none runs, the verifier with the fewest jobs takes no others
     """
     able = [worker for worker in able if worker.has_room]
     free = [worker for worker in able if worker.identity not in isolated]
@@ -52,7 +51,7 @@ def open_to(able: Iterable[Worker], isolated: set[bytes], *, alone: bool, quaran
 
 
 def to_clear(able: Iterable[Worker], isolated: set[bytes]) -> Worker | None:
-    """Return the verifier whose jobs shall wait, so that a suspect can run on it; None if one does already or could."""
+    """Return the verifier whose jobs shall wait, so that one in quarantine can run there; None if one does or could already."""
     ready = [worker for worker in able if worker.state == "ready"]
     if any(worker.identity in isolated or not worker.job_ids for worker in ready):
         return None

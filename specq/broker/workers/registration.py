@@ -20,9 +20,9 @@ class Registration:
 
     def hello(self, identity: bytes, message: Hello, now: float) -> None:
         """Register a worker, or refuse it with the reason."""
-        known = self.state.roster.get(identity)
+        known = self.state.workers.get(identity)
         if known is not None:
-            known.heard = now
+            known.last_seen = now
             self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
             return
         if message.incarnation in self.state.hung:
@@ -32,11 +32,11 @@ class Registration:
             self.state.send_front(identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft"))
             return
         worker = self._worker(identity, message, now)
-        targets = [w.model for w in self.state.roster.verifiers()]
+        targets = [w.model for w in self.state.workers.verifiers()]
         if message.role == "draft" and targets and not any(fits(message.model, target) for target in targets):
             self.state.send_front(identity, Refused(reason=mismatch(message.model, targets)))
             return
-        self.state.roster.add(worker)
+        self.state.workers.add(worker)
         self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
         log.info("worker_registered", name=worker.name, role=message.role, model=worker.model.name)
         if message.role == "target":
@@ -51,7 +51,7 @@ class Registration:
         return Worker(
             identity,
             message,
-            heard=now,
+            last_seen=now,
             shown=shown,
             is_trusted=self.state.roles.trusts(shown),
             joined_at=now,
@@ -61,8 +61,8 @@ class Registration:
 
     def _refuse_misfits(self) -> None:
         """Refuse drafters that came before any verifier and turn out to fit none."""
-        targets = [w.model for w in self.state.roster.verifiers()]
-        for worker in self.state.roster.drafters():
+        targets = [w.model for w in self.state.workers.verifiers()]
+        for worker in self.state.workers.drafters():
             if not any(fits(worker.model, target) for target in targets):
                 self.state.send_front(worker.identity, Refused(reason=mismatch(worker.model, targets)))
-                self.state.roster.remove(worker.identity)
+                self.state.workers.remove(worker.identity)

@@ -1,6 +1,6 @@
 """The workers that the broker knows: what they run, what they carry, whether they are alive.
 
-A worker is alive while anything is heard from it; it is known by the identity of its socket, which is new at each start
+A worker is alive while it sends anything; it is known by the identity of its socket, which is new at each start
 of the process. A drafter fits a verifier iff their tokenizers are equal (padding of the vocabularies may differ); one
 without a tokenizer of its own, which drafts from the text alone, fits all.
 """
@@ -24,7 +24,7 @@ class Worker:
 
     identity: bytes
     hello: Hello
-    heard: float
+    last_seen: float
     shown: Shown = NOBODY  # the key that it registered with
     is_trusted: bool = False  # of a drafter: what it says its tokens were drawn from was believed at the last look
     joined_at: float = 0.0
@@ -33,7 +33,7 @@ class Worker:
     state: str = "ready"
     steps: int = 0
     step_s: float = 0.0  # that it may be silent in a step
-    is_deaf: bool = False  # an `Open` was given up on since it last confirmed one
+    is_unreachable: bool = False  # it never confirmed an `Open`, and has confirmed none since then
     free_slots: int = 0  # what was placed there since its last heartbeat taken off
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
@@ -63,7 +63,7 @@ class Worker:
 
     def beat(self, heartbeat: Heartbeat, now: float) -> None:
         """Take in what a heartbeat says of the worker as a whole."""
-        self.heard = now
+        self.last_seen = now
         self.idle_beats += 1
         if heartbeat.steps != self.steps or not heartbeat.pending:
             self.progressed, self.idle_beats = now, 0
@@ -71,15 +71,15 @@ class Worker:
         self.step_s = heartbeat.step_ms / 1000
 
     def is_silent(self, now: float, seconds: float) -> bool:
-        """Has nothing been heard of it for longer than this and a step?"""
-        return now - self.heard > seconds + self.step_s
+        """Has it sent nothing for longer than this and a step?"""
+        return now - self.last_seen > seconds + self.step_s
 
     def hangs(self, seconds: float) -> bool:
         """Has it been beating for longer than this, with work to do, and done none of it? (One that was frozen beats once.)"""
-        return self.idle_beats >= HANGING_BEATS and self.heard - self.progressed > seconds + self.step_s
+        return self.idle_beats >= HANGING_BEATS and self.last_seen - self.progressed > seconds + self.step_s
 
     def take(self, num_tokens: int, keys: Iterable[int]) -> None:
-        """Note that a job was placed there, with so many tokens and these keys of its prompt."""
+        """Note that a job was placed there, with `num_tokens` tokens and these keys of its prompt."""
         self.free_slots -= num_tokens
         for key in keys:
             self.prefixes[key] = None
@@ -92,7 +92,7 @@ class Worker:
         return sum(key in self.prefixes for key in keys)
 
 
-class Roster:
+class WorkerRegistry:
     """All registered workers, by identity."""
 
     def __init__(self) -> None:

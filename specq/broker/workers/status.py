@@ -10,10 +10,10 @@ from specq.broker.workers.registry import Worker
 
 def status_report(state: State, now: float) -> dict[str, Any]:
     """Return models, workers, jobs and counters; times in seconds."""
-    workers = state.roster.all()
-    num_running = sum(bool(job.verifier) for job in state.jobs.active.values())
+    workers = state.workers.all()
+    num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
     return {
-        "models": sorted({worker.model.name for worker in state.roster.verifiers()}),
+        "models": sorted({worker.model.name for worker in state.workers.verifiers()}),
         "workers": [_worker(worker, now) for worker in workers],
         "jobs": {
             "waiting": len(state.jobs.active) - num_running,
@@ -40,5 +40,5 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
         "jobs": len(worker.job_ids),
         "steps": worker.steps,
         "free_slots": worker.free_slots,
-        "heard_s_ago": round(now - worker.heard, 3),
+        "heard_s_ago": round(now - worker.last_seen, 3),
     }

@@ -1,7 +1,7 @@
 """Tokenizers for clients: fetched once from a verifier that has them, kept by hash, handed out in pieces.
 
-Rules: a verifier tells of its own tokenizer only. What no verifier that is there has is forgotten at the next tick, half-received
-pieces of one that is gone too; clients that wait for these are served by another that has the same, or ask again.
+Rules: a verifier sends its own tokenizer only. A tokenizer that no present verifier has is forgotten at the next tick, and so
+are the pieces of one that is gone; clients that wait for these are served by another that has the same, or ask again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Tokenizers:
 
     def fetch(self, client: bytes, message: FetchTokenizer, now: float) -> None:
         """Answer with the pieces of the tokenizer, fetched once from a verifier."""
-        verifiers = self.state.roster.verifiers(message.model)
+        verifiers = self.state.workers.verifiers(message.model)
         if not verifiers and self.state.in_grace:
             return
         if not verifiers:
@@ -41,15 +41,15 @@ class Tokenizers:
         self._ask(verifiers[0].identity, wanted)
 
     def _ask(self, verifier: bytes, tokenizer_hash: str) -> None:
-        worker = self.state.roster.get(verifier)
+        worker = self.state.workers.get(verifier)
         if worker is not None:
             self._asked[tokenizer_hash] = verifier
             self.state.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
         """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say; what
-        nobody asked for is dropped, or it would be kept for ever."""
-        worker = self.state.roster.get(verifier)
+        nobody asked for is dropped, or it would be kept without end."""
+        worker = self.state.workers.get(verifier)
         wanted = message.model.tokenizer_hash
         if worker is None or wanted != worker.model.tokenizer_hash:
             raise ProtocolError("a piece of a tokenizer that is not the sender's")
@@ -69,7 +69,7 @@ class Tokenizers:
 
     def tidy(self) -> None:
         """Forget what no verifier has that is there; ask another for what clients wait for from one that is gone."""
-        there = {worker.identity: worker.model.tokenizer_hash for worker in self.state.roster.verifiers()}
+        there = {worker.identity: worker.model.tokenizer_hash for worker in self.state.workers.verifiers()}
         hashes = set(there.values())
         for table in (self._known, self._waiting, self._asked):
             for lost in table.keys() - hashes:

@@ -1,4 +1,4 @@
-"""Jobs that nobody can go on with: no verifier has their model, or the weights that their text began with.
+"""Jobs that no verifier can go on with: none has their model, or the weights that their text began with.
 
 They wait, since a verifier may come back; but not for ever. Pure but for what it notes: since when which weights are missing.
 """
@@ -31,7 +31,9 @@ class Unserved:
 
     def given_up(self) -> list[tuple[Job, str]]:
         """Return the jobs that have waited for too long for what nobody has, and what is missing."""
-        wanted = {Missing(requirements.model, requirements.weights) for requirements in self.state.jobs.queue.wanted()}
+        wanted = {
+            Missing(requirements.model, requirements.weights) for requirements in self.state.jobs.queue.requirements()
+        }
         missing = {one for one in wanted if not self._is_served(one)}
         self._since = {one: self._since.get(one, self.state.now) for one in missing}
         if not self.patience_s:
@@ -40,16 +42,16 @@ class Unserved:
         return [(job, self._reason(found)) for job in self._waiting(late) if (found := _wanted_by(job)) in late]
 
     def _waiting(self, late: set[Missing]) -> list[Job]:
-        return [job for job in self.state.jobs.active.values() if not job.verifier] if late else []
+        return [job for job in self.state.jobs.active.values() if not job.session.verifier] if late else []
 
     def _is_served(self, missing: Missing) -> bool:
-        return any(worker.has_weights(missing.weights) for worker in self.state.roster.verifiers(missing.model))
+        return any(worker.has_weights(missing.weights) for worker in self.state.workers.verifiers(missing.model))
 
     def _reason(self, missing: Missing) -> str:
         what = f"of the model {missing.model}"
         if missing.weights:
             what += f" with the weights {shown(missing.weights)}, which the text began with,"
-        served = _served(self.state.roster.verifiers())
+        served = _served(self.state.workers.verifiers())
         return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 

@@ -1,0 +1,64 @@
+"""Who drafts for a job: a lane for each drafter, what that may still send, and the verdicts that it has not received yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specq.broker.admission.bucket import Bucket
+from specq.broker.jobs.session import Mark
+from specq.protocol import COLOCATED_LANE
+
+
+@dataclass(slots=True)
+class Lane:
+    """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.admission.limits` (None: all)."""
+
+    drafter: bytes
+    mark: Mark
+    budget: Bucket | None = None
+
+
+@dataclass(slots=True)
+class HeldVerdicts:
+    """Verdicts that drafters have not received yet: see `specq.broker.jobs.relay`.
+
+    since   the committed length at which they begin, -1 if there are none; count: how many; most: how many go as one
+    """
+
+    since: int = -1
+    count: int = 0
+    most: int = 1
+
+
+class Drafters:
+    """The drafters of one job. A drafter that is added again gets a new lane, since it drafts from a new beginning."""
+
+    __slots__ = ("_next_lane", "held", "lanes")
+
+    def __init__(self) -> None:
+        self.lanes: dict[int, Lane] = {}
+        self.held = HeldVerdicts()
+        self._next_lane = 0
+
+    def __len__(self) -> int:
+        return len(self.lanes)
+
+    def identities(self) -> list[bytes]:
+        return [lane.drafter for lane in self.lanes.values()]
+
+    def lane_of(self, drafter: bytes) -> Lane | None:
+        """Return the lane of a drafter; None if it has none."""
+        return next((lane for lane in self.lanes.values() if lane.drafter == drafter), None)
+
+    def add(self, drafter: bytes, length: int) -> int:
+        """Give a drafter a lane, from a committed length on; return its number."""
+        self.drop(drafter)
+        number, self._next_lane = self._next_lane, (self._next_lane + 1) % COLOCATED_LANE
+        self.lanes[number] = Lane(drafter, Mark(length))
+        return number
+
+    def drop(self, drafter: bytes) -> None:
+        self.lanes = {number: lane for number, lane in self.lanes.items() if lane.drafter != drafter}
+
+    def clear(self) -> None:
+        self.lanes = {}

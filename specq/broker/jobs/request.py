@@ -1,0 +1,62 @@
+"""What was asked for: one prompt, how to complete it, and for whom. It never changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specq.protocol import Int32Array, SamplingParams, Speculation, Submit
+
+PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
+
+
+@dataclass(frozen=True, eq=False)
+class JobRequest:
+    """A `Submit` that names its model, whose it is, and when it came; times in seconds since 1970, deadline 0: none."""
+
+    submit: Submit
+    owner: str = ""
+    submitted: float = 0.0
+    deadline: float = 0.0
+
+    @property
+    def model(self) -> str:
+        return self.submit.model
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.submit.params
+
+    @property
+    def speculation(self) -> Speculation:
+        return self.submit.speculation
+
+    @property
+    def priority(self) -> int:
+        return self.submit.priority
+
+    @property
+    def prompt_ids(self) -> Int32Array:
+        return self.submit.prompt_ids  # i32[prompt_len]
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.submit.prompt_ids)
+
+    @property
+    def max_length(self) -> int:
+        """Return the tokens that the job may have in the end, the prompt included."""
+        return self.prompt_len + self.params.max_tokens
+
+    @cached_property
+    def prefix_keys(self) -> tuple[int, ...]:
+        """Return hashes of the prompt's beginnings, which prompts that begin alike share: see `specq.broker.workers.policy`."""
+        lengths = [length for length in PREFIX_LENGTHS if length < self.prompt_len]
+        return tuple(hash(self.prompt_ids[:length].tobytes()) for length in [*lengths, self.prompt_len])
+
+    def has_content(self, message: Submit) -> bool:
+        """Does the message ask for the same? One without a model does not care which it is."""
+        same = (message.params, message.speculation) == (self.params, self.speculation)
+        return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)
