@@ -17,7 +17,7 @@ CATCHING = {
     "no_reopening": (26, 37),
     "no_replay_of_a_lost_verdict": (23, 45),
     "dead_verifiers_keep_their_sessions": (2, 5),
-    "open_keeps_the_old_session": (38, 59),
+    "open_keeps_the_old_session": (158, 293),
 }
 MOST_SEEDS = 100
 
