@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,13 @@ class Workload:
 
     @staticmethod
     def of(pair: Path, *, device: str, sessions: Sequence[int], output_len: int, repeats: int) -> Workload:
-        """Return the workload with prompts of GSM8K and HumanEval in turns."""
+        """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out."""
         codec = codec_of("tiny")
         at_a_time = list(sessions)
         each = max(*at_a_time, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
-        prompts = [prompt for pair_of in zip(*sets, strict=True) for prompt in pair_of]
+        turns = islice(zip(*map(cycle, sets), strict=True), each)
+        prompts = [prompt for pair_of in turns for prompt in pair_of]
         return Workload(str(pair), device, at_a_time, output_len, repeats, prompts)
 
     @staticmethod
