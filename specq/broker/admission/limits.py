@@ -5,7 +5,7 @@
                decoding. What is dropped the peer asks again by itself: all requests may be repeated
     drafts     of a lane: its share of the verifier's time. All sessions of a verifier together may make it spend half of its
                time on drafts, each as much as any other, and within a session each lane. A draft costs what it takes
-               there to decode and graft (DRAFT_US, NODE_US as measured by `specq simulate --calibrate`)
+               there to decode and graft (DRAFT_US, NODE_US as measured by `specq bench calibrate`)
     jobs       of a key: as many as there is room left for others, which is half of the queue for one, a third each for two
 
 Rules: tokens and verdicts are never dropped here. Drafts to a verifier that is silent are not sent at all, so that what waits
