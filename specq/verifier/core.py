@@ -208,7 +208,9 @@ class Verifier:
             if session.num_pending == 1:
                 with faults.of(session, "drafted for"):
                     graft_lookup(session, self.min_accept_prob, now)
-        planned = in_halves([session for session in opened if session not in faults], self._share, faults, "planned")
+        if faults.found:
+            opened = [session for session in opened if session not in faults]
+        planned = in_halves(opened, self._share, faults, "planned")
         return planned[0][1] if planned else []
 
     def _share(self, sessions: Sequence[Session]) -> list[ScheduledSession]:

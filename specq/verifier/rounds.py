@@ -28,7 +28,9 @@ class Round(NamedTuple):
 
     def waited_us(self, started: float) -> int:
         """Return the microseconds that the oldest verified node had waited when the step started."""
-        return int((started - min((node.arrived for node in self.share.nodes), default=started)) * 1e6)
+        if not self.share.nodes:
+            return 0
+        return int((started - min(node.arrived for node in self.share.nodes)) * 1e6)
 
 
 def commit(share: ScheduledSession, judgement: Judgement, min_accept_prob: int) -> Round:

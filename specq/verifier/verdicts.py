@@ -14,6 +14,8 @@ from specq.verifier.session import Session
 
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
     """Return the verdict of a round; `us`: the step's time and the longest wait of a node, as in `Verdict`."""
+    if not done.share.nodes and not done.share.chain_len:
+        return _verdict(done.session, done.base_len, done.token_ids, min_accept_prob, us=us)
     node_ids, node_lanes = _verified(done)
     return _verdict(
         done.session,

@@ -43,7 +43,9 @@ Reason = Annotated[str, bounds.REASON]
 
 def empty(dtype: str) -> Any:
     """Return a field that is an empty array unless it is given."""
-    return field(default_factory=lambda: np.zeros(0, dtype))
+    array = np.zeros(0, dtype)
+    array.flags.writeable = False
+    return field(default_factory=lambda: array)
 
 
 def _equal(left: Any, right: Any) -> bool:
