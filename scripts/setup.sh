@@ -77,5 +77,6 @@ if [ -n "$index" ]; then
 fi
 say "installing the versions of $lock (the first time takes minutes)"
 install ${options[@]+"${options[@]}"} -r "$lock"
-install --no-deps --no-build-isolation --editable .
+# As a plain path, not as an import hook: a directory named specq where somebody works does not hide the package then.
+install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 say "done: $venv/bin/specq"
