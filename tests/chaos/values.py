@@ -164,13 +164,20 @@ def play(field: Field, role: str, client: Client, load: Load, others: list[int],
 
 @contextmanager
 def recorded_ids(client: Client) -> Iterator[list[int]]:
-    """Yield the list of the ids of all jobs that the client submits from now on."""
+    """Yield the list of the ids of all jobs that the client submits from now on, each once the broker has taken it: whoever
+    knew a random id before could submit a job of his own under it."""
     connection, ids = client._connection, list[int]()
     submit = connection.submit
 
     def recording(request: Request, sink: Any) -> None:
-        ids.extend(job.job_id for job in request.submits)
-        submit(request, sink)
+        own = [job.job_id for job in request.submits]
+
+        def taken(event: Any) -> None:
+            ids.extend(own)
+            own.clear()
+            sink(event)
+
+        submit(request, taken)
 
     connection.submit = recording  # type: ignore[method-assign]
     yield ids
