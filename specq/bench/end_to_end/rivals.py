@@ -19,7 +19,6 @@ from specq.bench import chain_steps, engine_steps
 from specq.bench.end_to_end.workload import Workload
 from specq.engines import ENGINES
 from specq.proposers import PROPOSERS
-from specq.runtime import resolve
 
 DEPTH = 3  # of vLLM's speculation; 5 was slower with 1, 8, 32 and 64 sessions on an H200
 FEW = 2  # prompts for transformers, which is slow
@@ -121,7 +120,7 @@ def alone(work: Workload) -> dict[str, Any]:
     """Return milliseconds of a verify step over sessions and nodes, and of a draft step in a chain."""
     dtype = "bfloat16" if work.device.startswith("cuda") else "float32"
     options: Any = {"device": work.device, "dtype": dtype, "kv_slots": 32 * 1024}
-    engine = resolve("engine", ENGINES, "torch")(f"{work.pair}/target", **options)
+    engine = ENGINES.resolve("torch").make(f"{work.pair}/target", **options)
     verify = {
         name: {"step_ms": round(median(times), 3)}
         for sessions in work.sessions
@@ -129,7 +128,7 @@ def alone(work: Workload) -> dict[str, Any]:
         if sessions * (nodes + 1) <= MOST_ROWS
         for name, times in engine_steps.measure(engine, (sessions,), (nodes,), CONTEXT, STEPS)
     }
-    draft = resolve("proposer", PROPOSERS, "draft-model")(f"{work.pair}/draft", **options)
+    draft = PROPOSERS.resolve("draft-model").make(f"{work.pair}/draft", **options)
     return {"verify": verify, "draft": {str(s): chain_steps.measure(draft, s, width=3) for s in work.sessions}}
 
 

@@ -13,7 +13,6 @@ from specq.bench.suite import COUNT, suite
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
 from specq.protocol import SamplingParams
-from specq.runtime import resolve
 
 KV_SLOTS = 1 << 15
 HEADER = ("FORMAT", "TEXTS", "TOKENS", "DIFFER", "WIDEST GAP")
@@ -55,8 +54,9 @@ def command(
     prompts = [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), limit, codec_of("tiny"))][:limit]
     rows = []
     for dtype in dtypes:
-        make = resolve("engine", ENGINES, "torch")
-        engine = make(resolve_model("tiny", "target"), dtype=dtype, kv_slots=KV_SLOTS, **options)
+        engine = ENGINES.resolve("torch").make(
+            resolve_model("tiny", "target"), dtype=dtype, kv_slots=KV_SLOTS, **options
+        )
         numerics.warm_up(engine, prompts)
         for temperature in temperatures:
             params = SamplingParams(temperature=temperature, max_tokens=max_tokens, logprobs=20)

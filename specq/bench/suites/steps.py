@@ -10,10 +10,9 @@ import click
 from specq.bench.engine_steps import NUM_TEXTS, greedy_texts, measure
 from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
-from specq.config import engine_options
-from specq.engines import ENGINES, Engine
+from specq.config import parsed, read_own
+from specq.engines import ENGINES, Engine, EngineSpec
 from specq.models import resolve_model
-from specq.runtime import resolve
 
 MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 
@@ -73,9 +72,9 @@ def command(
 
 def _load(engine: str, model: str, *, engine_option: tuple[str, ...], **options: Any) -> Engine:
     own = {"max_step_rows": MAX_STEP_ROWS} if engine == "vllm" else {"kv_slots": KV_SLOTS}
-    given = {"options": engine_options.parsed(engine_option)} if engine_option else {}
-    loaded: Engine = resolve("engine", ENGINES, engine)(resolve_model(model, "target"), **options, **own, **given)
-    return loaded
+    spec: EngineSpec = ENGINES.resolve(engine)
+    given = read_own(spec.options, parsed(engine_option)).arguments()
+    return spec.make(resolve_model(model, "target"), **options, **own, **given)
 
 
 def _shut_down(engine: Engine) -> None:
