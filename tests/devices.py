@@ -7,6 +7,8 @@ NEEDS_VLLM    of tests of real vLLM: they run on the kind of device that the ins
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
@@ -14,8 +16,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-
-from specq.engines.vllm.options import prepare_environment
 
 HAS_CUDA = torch.cuda.is_available()
 NEEDS_CUDA = [pytest.mark.cuda, pytest.mark.skipif(not HAS_CUDA, reason="needs a CUDA device")]
@@ -51,10 +51,13 @@ def vllm_choice() -> Choice:
 
 
 def _device_type() -> str:
-    prepare_environment("auto")  # before vLLM is imported
-    from vllm.platforms import current_platform
-
-    return str(current_platform.device_type)
+    """Ask in a process of its own: one in which vLLM was imported hands a single core on to those that it starts."""
+    code = (
+        "from specq.engines.vllm.options import prepare_environment; prepare_environment('auto'); "
+        "from vllm.platforms import current_platform; print(f'type={current_platform.device_type}')"
+    )
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=110)
+    return asked.stdout.rpartition("type=")[2].strip()
 
 
 def vllm_arguments(kind: str) -> dict[str, Any]:

@@ -220,7 +220,7 @@ def _start(member: Member) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         env=environment_of_children(),
         start_new_session=True,
-        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - all that runs in the child is prctl
+        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - all that runs in the child are system calls
     )
 
 
@@ -228,7 +228,11 @@ def _die_with(parent: int) -> Callable[[], None]:
     """Return what a child shall call first, so that it ends when `parent` does; does nothing where there is no prctl."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
 
+    cores = available_cores()
+
     def ask_kernel() -> None:
+        if hasattr(os, "sched_setaffinity"):  # some OpenMP libraries leave a forked child with one core
+            os.sched_setaffinity(0, cores)
         if prctl is not None:
             prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:

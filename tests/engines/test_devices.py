@@ -1,8 +1,7 @@
 """Tests of vLLM run on the kind of device that it was built for, and say why where they do not run."""
 
-import sys
 from importlib.machinery import ModuleSpec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -30,11 +29,9 @@ def test_the_device_is_the_one_that_vllm_was_built_for(device_type, kind, reason
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_vllm_itself_is_asked(monkeypatch, device_type):
     """A CUDA build is never asked for the CPU."""
-    package, platforms = ModuleType("vllm"), ModuleType("vllm.platforms")
-    package.__spec__, platforms.current_platform = ModuleSpec("vllm", None), SimpleNamespace(device_type=device_type)
-    monkeypatch.setitem(sys.modules, "vllm", package)
-    monkeypatch.setitem(sys.modules, "vllm.platforms", platforms)
-    monkeypatch.setattr(devices, "prepare_environment", lambda device: None)
+    monkeypatch.setattr(devices, "find_spec", lambda name: ModuleSpec(name, None))
+    answer = SimpleNamespace(stdout=f"what vLLM says of itself\ntype={device_type}\n")
+    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: answer)
     assert devices.vllm_choice.__wrapped__() == (device_type, "")
 
 
