@@ -257,22 +257,11 @@ def test_round_trips_are_compared_within_a_repetition():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("secured", "repeats", "seconds"),
-    [
-        (False, 2, 0.1),
-        (True, 1, 0.1),
-        pytest.param(
-            False,
-            2,
-            1.6,
-            marks=pytest.mark.xfail(
-                raises=EngineError, reason="drafts beyond a lane's budget are dropped; the stub then waits in vain"
-            ),
-        ),
-    ],
+    [(False, 2, 0.1), (True, 1, 0.1), (False, 2, 1.6)],
 )
 def test_round_trips_through_a_real_broker(keys, secured, repeats, seconds):
-    """Broker, stubs and a subscriber as they are measured; with keys each of them needs its own. Drafts come through also
-    after the seconds in which the stubs talked past the broker."""
+    """Broker, stubs and a subscriber as they are measured; with keys each of them needs its own. No draft of
+    seconds without a pause is dropped for taking too much of a verifier's time."""
     result = roundtrip(repeats=repeats, count=50, seconds=seconds, keys=keys if secured else "")
     assert result["broker"]["p50_us"] > 0
     assert result["rate_ratio"] > 0
