@@ -162,7 +162,7 @@ class Intake:
         if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
             self.state.jobs.keep(restored(stored))
         for act, client, message in waiting:
-            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+            if self.state.roles.is_client(client):
                 act(client, message, self.state.jobs.get(job_id))
 
     # --- the end of a job ---------------------------------------------------------------------------------------------

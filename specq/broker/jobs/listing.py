@@ -54,7 +54,7 @@ class Listing:
     def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
         """Answer with what the journal found; if it cannot be read, with what is in memory."""
         self._asked.discard(client)
-        if not self.state.roles.stands(self.state.roles.shown(client), "client"):
+        if not self.state.roles.is_client(client):
             return
         self._answer(client, skip, [] if isinstance(found, JournalBusyError) else found)
 

@@ -64,7 +64,7 @@ class Tokenizers:
         self._pieces = {key: kept for key, kept in self._pieces.items() if key[1] != wanted}
         self._known[wanted] = [pieces[index] for index in sorted(pieces)]
         for client in self._waiting.pop(wanted, set()):
-            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+            if self.state.roles.is_client(client):
                 self._serve(client, wanted)
 
     def tidy(self) -> None:
