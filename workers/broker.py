@@ -116,7 +116,7 @@ class BrokerLoop:
     def _part(self, stop: Stop) -> None:
         """Let each verifier that has jobs be heard once more, for two heartbeats at most: one that is silent may have died of
         them, which the next broker will know; from the others this one parts."""
-        since, patience_s = time.monotonic(), 2 * self.broker.state.heartbeat_ms / 1000
+        since, patience_s = time.monotonic(), 2 * self.broker.state.settings.heartbeat_ms / 1000
         while self.broker.awaits_word(since) and time.monotonic() < since + patience_s and not stop.asked_again:
             self.turn()
         self.apply(self.broker.part(since, time.monotonic()))

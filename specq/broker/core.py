@@ -20,13 +20,16 @@ import structlog
 
 from specq.broker.admission.gate import Gate
 from specq.broker.admission.revocation import Revocation
+from specq.broker.admission.roles import Roles
+from specq.broker.effects import Effect, FindFinished, Send
 from specq.broker.jobs.commits import Commit, fits_logprobs, read_commit
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import Job
+from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.listing import Listing
 from specq.broker.jobs.records import added_record, restored
 from specq.broker.jobs.relay import relay
-from specq.broker.state import Effect, FindFinished, Send, State
+from specq.broker.state import Clock, Settings, State
 from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
@@ -65,8 +68,13 @@ Handler = Callable[..., None]
 
 
 class Broker:
-    """Dispatches messages to the components; verdicts, the most frequent, it handles itself. Arguments as of `State`.
+    """Dispatches messages to the components; verdicts, the most frequent, it handles itself.
 
+    incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
+                    earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
+    epoch           epochs lie above this too: the journal's highest, which needs no clock
+    wall_offset     seconds since 1970 = the caller's time + this
+    grants          the keys that are allowed, by name; None: there are no keys
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
     """
 
@@ -85,15 +93,11 @@ class Broker:
         weights_wait_s: float = 600.0,
     ) -> None:
         self.state = State(
-            incarnation=incarnation,
-            heartbeat_ms=heartbeat_ms,
-            liveness_ms=liveness_ms,
-            max_jobs=max_jobs,
-            has_journal=has_journal,
-            epoch=epoch,
-            wall_offset=wall_offset,
-            drafters_per_job=drafters_per_job,
-            grants=grants,
+            Settings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job),
+            Clock(wall_offset),
+            Ledger(has_journal=has_journal),
+            Roles(grants),
+            epoch=max(incarnation << 10, epoch),
         )
         self.placement = Placement(self.state)
         self.heartbeats = Heartbeats(self.state, self.placement)
@@ -119,7 +123,7 @@ class Broker:
 
     def from_front(self, identity: bytes, frames: Sequence[bytes], now: float, who: str = "") -> list[Effect]:
         """Take a message from a client or worker."""
-        self.state.now = now
+        self.state.clock.now = now
         try:
             if type_of(frames) is Draft:
                 self.gate.pass_draft(identity, frames, now, who)
@@ -137,7 +141,7 @@ class Broker:
         if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `admission.revocation`
             self.state.counts["forbidden"] += 1
             return []
-        self.state.now = worker.last_seen = now
+        self.state.clock.now = worker.last_seen = now
         try:
             if type_of(frames) is Verdict:
                 self._verdict(identity, frames)
@@ -149,7 +153,7 @@ class Broker:
 
     def tick(self, now: float) -> list[Effect]:
         """Do what time asks for; to be called about every heartbeat."""
-        self.state.now = now
+        self.state.clock.now = now
         self.revocation.apply()
         self.heartbeats.lose_dead(now)
         self.tokenizers.tidy()
@@ -175,7 +179,7 @@ class Broker:
 
     def drain(self, now: float) -> None:
         """Take no new jobs any more."""
-        self.state.now, self.state.closing = now, "this broker is about to stop"
+        self.state.clock.now, self.state.closing = now, "this broker is about to stop"
 
     @property
     def is_idle(self) -> bool:
@@ -190,7 +194,7 @@ class Broker:
     def part(self, since: float, now: float) -> list[Effect]:
         """Part in good order from the verifiers that have sent something since then: what becomes of them without a broker
         does not count against their jobs. A later broker learns whether the others crashed."""
-        self.state.now = now
+        self.state.clock.now = now
         for job in self.state.jobs.active.values():
             worker = self.state.workers.get(job.session.verifier)
             if worker is not None and worker.last_seen >= since:
@@ -199,7 +203,7 @@ class Broker:
 
     def give_up(self, now: float) -> list[Effect]:
         """End the jobs that no broker continues, since there is no journal and this one stops."""
-        self.state.now = now
+        self.state.clock.now = now
         for job in list(self.state.jobs.active.values()):
             self.intake.fail(job, "lost", "the broker was stopped before the job ended, and it keeps no journal")
         return self._effects()
@@ -212,7 +216,8 @@ class Broker:
 
         For a moment no client is refused because there is no verifier: clients ask again.
         """
-        self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
+        clock = self.state.clock
+        clock.now, clock.grace_until = now, now + min(GRACE_S, self.state.settings.liveness_s)
         for stored in jobs:
             job = restored(stored)
             self.placement.bindings.restore(job)
@@ -223,7 +228,7 @@ class Broker:
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Note that the journal has all records up to this one: now clients may receive what they say."""
-        self.state.now = now
+        self.state.clock.now = now
         for job in self.state.ledger.settle(sequence):
             self.intake.update(job)
         return self._effects()
@@ -234,25 +239,25 @@ class Broker:
         No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, while their
         clients receive nothing, until their verifiers pause (`max_uncommitted`).
         """
-        self.state.now, self.state.trouble = now, reason
+        self.state.clock.now, self.state.ledger.trouble = now, reason
         if reason:
             self.intake.drop_unregistered(f"no new jobs now: {reason}")
         return self._effects()
 
     def filled(self, reason: str, now: float) -> list[Effect]:
         """Note that the journal has no room for new jobs, and why, or that it has ("")."""
-        self.state.now, self.state.full = now, reason
+        self.state.clock.now, self.state.ledger.full = now, reason
         return self._effects()
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
         """Take what the journal knows of a job: the answer to `Find`."""
-        self.state.now = now
+        self.state.clock.now = now
         self.intake.found(job_id, stored)
         return self._effects()
 
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
         """Take the list of jobs that have ended: the answer to `FindFinished`."""
-        self.state.now = now
+        self.state.clock.now = now
         self.listing.answer(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, self._effects())
 
@@ -263,7 +268,7 @@ class Broker:
         while self.placement.given_up:
             job, reason = self.placement.given_up.pop()
             self.intake.fail(job, "engine", reason)
-        return self.state.take_outbox()
+        return self.state.outbox.take()
 
     def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message, now: float) -> None:
         handler = handlers.get(type(message))
@@ -290,7 +295,7 @@ class Broker:
         if known < 0:
             self.state.counts["misfit_verdicts"] += 1
             return
-        self.state.emit(*relay(job, commit, frames))
+        self.state.outbox.add(*relay(job, commit, frames))
         if known < len(commit.token_ids):
             job.stats.add(commit)
             if verdict is not None:

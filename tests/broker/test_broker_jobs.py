@@ -12,9 +12,9 @@ import pytest
 
 from specq.broker.admission.limits import MAX_REASON
 from specq.broker.core import Broker
+from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.broker.jobs import table as job_table
 from specq.broker.jobs.readers import MAX_MISSED, MAX_READERS
-from specq.broker.state import Effect, Find, FindFinished, Send, Write
 from specq.protocol.errors import JournalBusyError
 from specq.protocol.messages import (
     PROTOCOL_VERSION,

@@ -10,10 +10,10 @@ import pytest
 
 from specq.broker import core
 from specq.broker.core import Broker
+from specq.broker.effects import Effect
 from specq.broker.jobs.commits import Commit, read_commit
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.table import Jobs
-from specq.broker.state import Effect
 from specq.broker.workers import heartbeats
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.reconcile import Expected, Reported
@@ -59,7 +59,7 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
         job.session.verifier, job.session.epoch = holder, epoch
 
     def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
-        self.state.now = now
+        self.state.clock.now = now
         if self.state.workers.get(identity) is None and core.type_of(frames) is Verdict:
             self._verdict(identity, frames)
             return self._effects()
@@ -128,10 +128,10 @@ def no_replay_of_a_lost_verdict(patch: Patch) -> None:
     reconcile = DrafterAssignment.reconcile
 
     def silent(self: DrafterAssignment, worker: Any, reported: dict[int, Reported]) -> None:
-        send = self.state.send_front
-        self.state.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
+        send = self.state.outbox.send_front
+        self.state.outbox.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
         reconcile(self, worker, reported)
-        self.state.send_front = send  # type: ignore[method-assign]
+        self.state.outbox.send_front = send  # type: ignore[method-assign]
 
     patch.setattr(DrafterAssignment, "reconcile", silent)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specq.broker.core import Broker
+from specq.broker.effects import Find, FindFinished, Write
 from specq.broker.journal_link import JournalLink
-from specq.broker.state import Find, FindFinished, Write
 from specq.config.sections import BrokerConfig
 from specq.journal import Opening, open_journal
 from specq.journal.interface import Kept

@@ -13,7 +13,8 @@ from typing import cast
 
 from specq.broker.admission.limits import admit_draft, check_heartbeat, clipped
 from specq.broker.admission.roles import NOBODY, forbidden
-from specq.broker.state import Effect, Send, State
+from specq.broker.effects import Effect, Send
+from specq.broker.state import State
 from specq.broker.workers.registry import Worker
 from specq.protocol import (
     ID,
@@ -65,7 +66,7 @@ class Gate:
         self.state.counts["forbidden"] += 1
         answer = forbidden(message, reason)
         if answer is not None:
-            self.state.send_front(identity, answer)
+            self.state.outbox.send_front(identity, answer)
         return None
 
     def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
@@ -78,9 +79,9 @@ class Gate:
             clipped(f"the broker cannot read this {kind.TYPE}: {error}"),
         )
         if kind is Hello:
-            self.state.send_front(identity, Refused(reason=reason))
+            self.state.outbox.send_front(identity, Refused(reason=reason))
         elif job_id and ID.admits(job_id):
-            self.state.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
+            self.state.outbox.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
 
     def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
         if not isinstance(message, Hello):
@@ -128,7 +129,7 @@ class Gate:
         if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
             frames = encode(stripped(cast("Draft", decode(frames))))
         job.stats.draft_bytes += num_bytes
-        self.state.emit(Send("back", job.session.verifier, list(frames)))
+        self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
 
     def _is_quiet(self, verifier: Worker) -> bool:
-        return self.state.now - verifier.last_seen > QUIET_BEATS * self.state.heartbeat_ms / 1000
+        return self.state.clock.now - verifier.last_seen > QUIET_BEATS * self.state.settings.heartbeat_ms / 1000

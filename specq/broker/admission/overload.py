@@ -8,7 +8,7 @@ from specq.broker.state import State
 
 def overload(state: State, owner: str | None) -> str:
     """Return why no job of this owner (None: of nobody in particular) can be taken now, or ""."""
-    num_jobs, most = len(state.jobs.active), state.max_jobs
+    num_jobs, most = len(state.jobs.active), state.settings.max_jobs
     if num_jobs >= most:
         return f"the queue is full ({most} jobs); try again when some have ended"
     if state.jobs.num_tokens >= MAX_TOKENS:
@@ -17,6 +17,6 @@ def overload(state: State, owner: str | None) -> str:
         return f"the queue has no room for more than {state.jobs.held[owner]} jobs of one key now; try again when some have ended"
     if state.ledger.sequence - state.ledger.settled > MAX_RECORDS:
         return "the journal is behind; try again in a moment"
-    if state.full:
-        return f"{state.full}; try again when some have ended"
+    if state.ledger.full:
+        return f"{state.ledger.full}; try again when some have ended"
     return ""

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
+from specq.broker.effects import FindFinished
 from specq.broker.jobs.job import Job
-from specq.broker.state import FindFinished, State
+from specq.broker.state import State
 from specq.journal import JobSummary
 from specq.protocol import JobList, JournalBusyError, ListJobs
 
@@ -46,7 +47,7 @@ class Listing:
         if self.state.ledger.has_journal:
             if client not in self._asked:  # else it is being answered
                 self._asked.add(client)
-                self.state.emit(FindFinished(client, limit, skip, self.state.roles.owner(client)))
+                self.state.outbox.add(FindFinished(client, limit, skip, self.state.roles.owner(client)))
             return
         finished = [job for job in reversed(self.state.jobs.finished.values()) if self._may_see(client, job)]
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
@@ -63,10 +64,10 @@ class Listing:
         lines = [self._line(summary_of(job), "running" if job.session.verifier else "waiting") for job in active]
         lines += [self._line(one, _ENDED.get(one.finish, one.finish)) for one in finished]
         data = orjson.dumps([line._asdict() for line in lines])
-        self.state.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
+        self.state.outbox.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
 
     def _line(self, job: JobSummary, state: str) -> Line:
-        age_s = round(max(0.0, self.state.wall - job.submitted), 1)
+        age_s = round(max(0.0, self.state.clock.wall - job.submitted), 1)
         return Line(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
 
 

@@ -33,7 +33,7 @@ class DrafterAssignment:
         if verifier is None or not is_drafted(job.request.speculation.mode, job.request.params.strategy):
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
-        while len(job.drafters) < self.state.drafters_per_job:
+        while len(job.drafters) < self.state.settings.drafters_per_job:
             fitting = self.state.workers.drafters_for(verifier.model)
             drafter = self.state.workers.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
             if drafter is None:
@@ -49,7 +49,7 @@ class DrafterAssignment:
         request, transcript = job.request, job.transcript
         lane = job.drafters.add(worker.identity, transcript.length)
         worker.job_ids.add(job.job_id)
-        self.state.send_front(
+        self.state.outbox.send_front(
             worker.identity,
             Assign(
                 session_id=job.job_id,
@@ -71,7 +71,7 @@ class DrafterAssignment:
         """Free the drafters of a job that ended."""
         for worker in self._drafters_of(job):
             worker.job_ids.discard(job.job_id)
-            self.state.send_front(worker.identity, Release(session_id=job.job_id, epoch=job.session.epoch))
+            self.state.outbox.send_front(worker.identity, Release(session_id=job.job_id, epoch=job.session.epoch))
         job.drafters.clear()
 
     # --- heartbeats -------------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ class DrafterAssignment:
             job = self.state.jobs.active.get(action.session_id)
             if action.kind == "close":
                 release = Release(session_id=action.session_id, epoch=action.epoch)
-                self.state.send_front(worker.identity, release)
+                self.state.outbox.send_front(worker.identity, release)
             elif job is not None:
                 self._apply(job, worker, action)
 
@@ -111,7 +111,7 @@ class DrafterAssignment:
         """Send a drafter as one verdict the tokens beyond this committed length."""
         token_ids = job.transcript.since(length)
         verdict = Verdict(session_id=job.job_id, epoch=job.session.epoch, base_len=length, token_ids=token_ids)
-        self.state.send_front(worker.identity, verdict)
+        self.state.outbox.send_front(worker.identity, verdict)
 
 
 def drafting_params(params: SamplingParams) -> SamplingParams:

@@ -70,7 +70,7 @@ class Bindings:
 
     def note_absent(self) -> None:
         """Count the verifiers that have not come back as crashed, if the time for that is over."""
-        if self._absent and not self.state.in_grace:
+        if self._absent and not self.state.clock.in_grace:
             lost, self._absent = self._absent, {}
             for jobs in lost.values():
                 self.note_crash(_unfinished(jobs))

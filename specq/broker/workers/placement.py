@@ -5,8 +5,9 @@ Rule: a session is opened under a new epoch each time, so that whatever its form
 
 from __future__ import annotations
 
+from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
-from specq.broker.state import Disconnect, State
+from specq.broker.state import State
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
 from specq.broker.workers.policy import choose, moves
@@ -35,7 +36,7 @@ class Placement:
         """Forget a worker; its jobs go to others. Each of a verifier's may be why it `crashed`."""
         self.state.workers.remove(worker.identity)
         if worker.hello.role == "target":
-            self.state.emit(Disconnect(worker.identity))
+            self.state.outbox.add(Disconnect(worker.identity))
         jobs = self.jobs_of(worker)
         if worker.hello.role != "target":
             for job in jobs:
@@ -56,7 +57,9 @@ class Placement:
     def place_waiting(self) -> None:
         """Open jobs that wait, in the queue's order, while there is room."""
         queue = self.state.jobs.queue
-        while (found := queue.take(self._places_for, self.state.wall)) is not None or self._clear_for_quarantined():
+        while (
+            found := queue.take(self._places_for, self.state.clock.wall)
+        ) is not None or self._clear_for_quarantined():
             if found is not None:
                 job, able = found
                 self.open(job, self._best_of(job, able))
@@ -103,7 +106,7 @@ class Placement:
             return
         for alike in self.state.workers.alike():
             isolated = self.state.jobs.isolated()
-            recent = now - 2 * self.state.heartbeat_ms / 1000
+            recent = now - 2 * self.state.settings.heartbeat_ms / 1000
             able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.last_seen >= recent]
             for job, to in moves(able, [job for w in able for job in self.jobs_of(w)], now):
                 self._move(job, to)
@@ -114,14 +117,14 @@ class Placement:
         if former is not None:
             self.take_from(job, former)
         self.state.counts["moved"] += 1
-        job.session.moved_at = self.state.now
+        job.session.moved_at = self.state.clock.now
         self.open(job, to)
 
     def take_from(self, job: Job, worker: Worker) -> None:
         """Close a job's session at its verifier."""
         worker.job_ids.discard(job.job_id)
         job.session.verifier = b""
-        self.state.send_back(worker.identity, Close(session_id=job.job_id, epoch=job.session.epoch))
+        self.state.outbox.send_back(worker.identity, Close(session_id=job.job_id, epoch=job.session.epoch))
 
     def open(self, job: Job, worker: Worker) -> None:
         """Open a job's session at a verifier, from the transcript on."""
@@ -130,7 +133,7 @@ class Placement:
         worker.job_ids.add(job.job_id)
         worker.take(request.max_length, request.prefix_keys)
         self.bindings.bind(job, worker.weights, worker.hello.incarnation)
-        self.state.send_back(
+        self.state.outbox.send_back(
             worker.identity,
             Open(
                 session_id=job.job_id,

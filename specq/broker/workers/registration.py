@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import structlog
 
-from specq.broker.state import Connect, State
+from specq.broker.effects import Connect
+from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker, fits, mismatch
 from specq.protocol import Hello, Refused, Welcome
@@ -23,24 +24,26 @@ class Registration:
         known = self.state.workers.get(identity)
         if known is not None:
             known.last_seen = now
-            self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
+            self.state.outbox.send_front(identity, Welcome(heartbeat_ms=self.state.settings.heartbeat_ms))
             return
-        if message.incarnation in self.state.hung:
-            self.state.send_front(identity, Refused(reason="it stood still with work to do; start it anew"))
+        if message.incarnation in self.state.workers.hung:
+            self.state.outbox.send_front(identity, Refused(reason="it stood still with work to do; start it anew"))
             return
         if message.role not in ("target", "draft"):
-            self.state.send_front(identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft"))
+            self.state.outbox.send_front(
+                identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft")
+            )
             return
         worker = self._worker(identity, message, now)
         targets = [w.model for w in self.state.workers.verifiers()]
         if message.role == "draft" and targets and not any(fits(message.model, target) for target in targets):
-            self.state.send_front(identity, Refused(reason=mismatch(message.model, targets)))
+            self.state.outbox.send_front(identity, Refused(reason=mismatch(message.model, targets)))
             return
         self.state.workers.add(worker)
-        self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
+        self.state.outbox.send_front(identity, Welcome(heartbeat_ms=self.state.settings.heartbeat_ms))
         log.info("worker_registered", name=worker.name, role=message.role, model=worker.model.name)
         if message.role == "target":
-            self.state.emit(Connect(identity, message.endpoint))
+            self.state.outbox.add(Connect(identity, message.endpoint))
             self.placement.bindings.welcome_back(message.incarnation)
             self._refuse_misfits()
             self.placement.place_waiting()
@@ -64,5 +67,5 @@ class Registration:
         targets = [w.model for w in self.state.workers.verifiers()]
         for worker in self.state.workers.drafters():
             if not any(fits(worker.model, target) for target in targets):
-                self.state.send_front(worker.identity, Refused(reason=mismatch(worker.model, targets)))
+                self.state.outbox.send_front(worker.identity, Refused(reason=mismatch(worker.model, targets)))
                 self.state.workers.remove(worker.identity)

@@ -93,10 +93,11 @@ class Worker:
 
 
 class WorkerRegistry:
-    """All registered workers, by identity."""
+    """All registered workers, by identity; `hung`: the incarnations of those that stood still with work to do."""
 
     def __init__(self) -> None:
         self._workers: dict[bytes, Worker] = {}
+        self.hung: set[int] = set()
 
     def all(self) -> list[Worker]:
         return list(self._workers.values())

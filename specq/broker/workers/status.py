@@ -25,7 +25,7 @@ def status_report(state: State, now: float) -> dict[str, Any]:
             "kept": state.ledger.has_journal,
             "records": state.ledger.sequence,
             "records_waiting": state.ledger.sequence - state.ledger.settled,
-            "trouble": state.trouble,
+            "trouble": state.ledger.trouble,
         },
     }
 

@@ -6,7 +6,8 @@ are the pieces of one that is gone; clients that wait for these are served by an
 
 from __future__ import annotations
 
-from specq.broker.state import Send, State
+from specq.broker.effects import Send
+from specq.broker.state import State
 from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, encode
 
 MAX_WAITING = 4096  # clients for one tokenizer
@@ -25,10 +26,12 @@ class Tokenizers:
     def fetch(self, client: bytes, message: FetchTokenizer, now: float) -> None:
         """Answer with the pieces of the tokenizer, fetched once from a verifier."""
         verifiers = self.state.workers.verifiers(message.model)
-        if not verifiers and self.state.in_grace:
+        if not verifiers and self.state.clock.in_grace:
             return
         if not verifiers:
-            self.state.send_front(client, Failed(job_id=0, code="no_verifier", reason=no_verifier(message.model)))
+            self.state.outbox.send_front(
+                client, Failed(job_id=0, code="no_verifier", reason=no_verifier(message.model))
+            )
             return
         wanted = verifiers[0].model.tokenizer_hash
         if wanted in self._known:
@@ -44,7 +47,7 @@ class Tokenizers:
         worker = self.state.workers.get(verifier)
         if worker is not None:
             self._asked[tokenizer_hash] = verifier
-            self.state.send_back(verifier, FetchTokenizer(model=worker.model.name))
+            self.state.outbox.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
     def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
         """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say; what
@@ -81,7 +84,7 @@ class Tokenizers:
                 self._ask(next(identity for identity, found in there.items() if found == wanted), wanted)
 
     def _serve(self, client: bytes, tokenizer_hash: str) -> None:
-        self.state.emit(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
+        self.state.outbox.add(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
 
 
 def no_verifier(model: str) -> str:

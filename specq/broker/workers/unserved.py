@@ -35,10 +35,10 @@ class Unserved:
             Missing(requirements.model, requirements.weights) for requirements in self.state.jobs.queue.requirements()
         }
         missing = {one for one in wanted if not self._is_served(one)}
-        self._since = {one: self._since.get(one, self.state.now) for one in missing}
+        self._since = {one: self._since.get(one, self.state.clock.now) for one in missing}
         if not self.patience_s:
             return []
-        late = {one for one, since in self._since.items() if self.state.now - since >= self.patience_s}
+        late = {one for one, since in self._since.items() if self.state.clock.now - since >= self.patience_s}
         return [(job, self._reason(found)) for job in self._waiting(late) if (found := _wanted_by(job)) in late]
 
     def _waiting(self, late: set[Missing]) -> list[Job]:
