@@ -93,14 +93,11 @@ class Intake:
         if known is not None and not self._owns(client, known):
             return "forbidden", f"job {message.job_id} is another client's; take another id"
         if known is not None:
-            return "invalid", "" if known.request.has_content(
-                message
-            ) else f"job {message.job_id} exists with other content"
+            is_same = known.request.has_content(message)
+            return "invalid", "" if is_same else f"job {message.job_id} exists with other content"
         verifiers = self.state.workers.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
-        if self.state.closing or self.state.ledger.trouble:
-            return "busy", f"no new jobs now: {self.state.closing or self.state.ledger.trouble}"
         if reason := overload(self.state, self.state.roles.owner(client)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
