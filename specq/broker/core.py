@@ -14,7 +14,7 @@ journal (`has_journal`) the job itself counts as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import structlog
 
@@ -64,7 +64,7 @@ log = structlog.get_logger(__name__)
 
 GRACE_S = 3.0  # for verifiers to find a broker that was restarted
 
-Handler = Callable[..., None]
+Handler = Callable[[bytes, Any], None]
 
 
 class Broker:
@@ -126,9 +126,9 @@ class Broker:
         self.state.clock.now = now
         try:
             if type_of(frames) is Draft:
-                self.gate.pass_draft(identity, frames, now, who)
-            elif (message := self.gate.admit(identity, frames, now, who)) is not None:
-                self._dispatch(self._front, identity, message, now)
+                self.gate.pass_draft(identity, frames, who)
+            elif (message := self.gate.admit(identity, frames, who)) is not None:
+                self._dispatch(self._front, identity, message)
         except ProtocolError as error:
             self._drop("front", error)
         return self.gate.charge(identity, self._effects())
@@ -146,7 +146,7 @@ class Broker:
             if type_of(frames) is Verdict:
                 self._verdict(identity, frames)
             else:
-                self._dispatch(self._back, identity, decode(frames), now)
+                self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:
             self._drop("back", error)
         return self._effects()
@@ -155,9 +155,9 @@ class Broker:
         """Do what time asks for; to be called about every heartbeat."""
         self.state.clock.now = now
         self.revocation.apply()
-        self.heartbeats.lose_dead(now)
+        self.heartbeats.lose_dead()
         self.tokenizers.tidy()
-        self.placement.rebalance(now)
+        self.placement.rebalance()
         self.intake.end_overdue()
         for job, reason in self.unserved.given_up():
             self.intake.fail(job, "engine", reason)
@@ -270,11 +270,11 @@ class Broker:
             self.intake.fail(job, "engine", reason)
         return self.state.outbox.take()
 
-    def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message, now: float) -> None:
+    def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message) -> None:
         handler = handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"the broker takes no {message.TYPE} here")
-        handler(identity, message, now)
+        handler(identity, message)
 
     def _drop(self, where: str, error: ProtocolError) -> None:
         self.state.counts["dropped_" + where] += 1

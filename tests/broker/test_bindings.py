@@ -53,7 +53,7 @@ def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
     desk = restarted(journal_of(running(1, 2)).unfinished())
     hello(desk, 7)
     assert opened(desk) == []
-    assert status_report(desk.broker.state, desk.now)["jobs"] == {"waiting": 2, "running": 0, "finished": 0}
+    assert status_report(desk.broker.state)["jobs"] == {"waiting": 2, "running": 0, "finished": 0}
     hello(desk, 1)
     assert sorted(opened(desk)) == [1, 2]
     desk.now += LATE

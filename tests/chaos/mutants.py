@@ -161,7 +161,7 @@ def sent_before_it_is_journaled(patch: Patch) -> None:
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
     """Lose no worker that is silent."""
-    patch.setattr(heartbeats.Heartbeats, "lose_dead", lambda self, now: self.placement.settle())
+    patch.setattr(heartbeats.Heartbeats, "lose_dead", lambda self: self.placement.settle())
 
 
 def open_keeps_the_old_session(patch: Patch) -> None:

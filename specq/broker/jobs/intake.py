@@ -55,7 +55,7 @@ class Intake:
 
     # --- jobs come in -----------------------------------------------------------------------------------------------
 
-    def submit(self, client: bytes, message: Submit, now: float) -> None:
+    def submit(self, client: bytes, message: Submit) -> None:
         """Take a job, or attach the client to the one that it is."""
         self._with_job(self._submit, client, message)
 
@@ -106,7 +106,7 @@ class Intake:
     def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
         self.state.outbox.send_front(client, Failed(job_id=job_id, code=code, reason=clipped(reason)))
 
-    def follow(self, client: bytes, message: Follow, now: float) -> None:
+    def follow(self, client: bytes, message: Follow) -> None:
         """Attach a client to a job that it knows by its id only."""
         self._with_job(self._follow, client, message)
 
@@ -117,7 +117,7 @@ class Intake:
             return
         self._attach(job, client, message)
 
-    def cancel(self, client: bytes, message: Cancel, now: float) -> None:
+    def cancel(self, client: bytes, message: Cancel) -> None:
         """Stop a job; what is committed stays."""
         if message.job_id in self._asked:
             if len(self._asked[message.job_id]) < MAX_ASKING:
@@ -229,9 +229,9 @@ class Intake:
         job.readers.next_tick()
         self.update(job)
 
-    def get_status(self, client: bytes, message: GetStatus, now: float) -> None:
+    def get_status(self, client: bytes, message: GetStatus) -> None:
         """Answer with the broker's state."""
-        self.state.outbox.send_front(client, Status(report=status_report(self.state, now)))
+        self.state.outbox.send_front(client, Status(report=status_report(self.state)))
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:

@@ -41,7 +41,7 @@ class Listing:
     def _may_see(self, client: bytes, job: Job) -> bool:
         return self.state.roles.owns(client, job.request.owner)
 
-    def ask(self, client: bytes, message: ListJobs, now: float) -> None:
+    def ask(self, client: bytes, message: ListJobs) -> None:
         """Answer with a list; if there is a journal, after it has answered."""
         limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
         if self.state.ledger.has_journal:

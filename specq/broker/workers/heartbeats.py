@@ -27,13 +27,13 @@ class Heartbeats:
     def __init__(self, state: State, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
-    def heartbeat(self, identity: bytes, message: Heartbeat, now: float) -> None:
+    def heartbeat(self, identity: bytes, message: Heartbeat) -> None:
         """Note that a worker lives, and send again what its list of sessions shows to be lost."""
         worker = self.state.workers.get(identity)
         if worker is None:
             self.state.outbox.send_front(identity, Refused(reason="not registered", fatal=False))
             return
-        worker.beat(message, now)
+        worker.beat(message, self.state.clock.now)
         if message.state in ("leaving", "failed"):
             log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
             self.placement.lose(worker, crashed=message.state == "failed")
@@ -47,9 +47,9 @@ class Heartbeats:
         else:
             self.placement.drafter_assignment.reconcile(worker, reported)
 
-    def lose_dead(self, now: float) -> None:
+    def lose_dead(self) -> None:
         """Take their sessions from the workers that were silent for too long, or have not worked though they could."""
-        for worker in self.state.workers.dead(now, self.state.settings.liveness_s):
+        for worker in self.state.workers.dead(self.state.clock.now, self.state.settings.liveness_s):
             hangs = worker.hangs(self.state.settings.liveness_s)
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1

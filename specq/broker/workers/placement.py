@@ -100,10 +100,11 @@ class Placement:
             if able is not None:
                 self._move(job, self._best_of(job, able))
 
-    def rebalance(self, now: float) -> None:
+    def rebalance(self) -> None:
         """Let verifiers that have joined share in the work."""
         if len(self.state.jobs.queue):
             return
+        now = self.state.clock.now
         for alike in self.state.workers.alike():
             isolated = self.state.jobs.isolated()
             recent = now - 2 * self.state.settings.heartbeat_ms / 1000
@@ -165,7 +166,7 @@ class Placement:
         job.session.verifier = b""
         self.drafter_assignment.release(job)
 
-    def session_failed(self, verifier: bytes, message: SessionFailed, now: float) -> None:
+    def session_failed(self, verifier: bytes, message: SessionFailed) -> None:
         """A verifier cannot go on with a session: try another, or fail the job."""
         job = self.state.jobs.active.get(message.session_id)
         if job is None or not job.session.is_at(verifier, message.epoch):

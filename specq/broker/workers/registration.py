@@ -19,11 +19,11 @@ class Registration:
     def __init__(self, state: State, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
-    def hello(self, identity: bytes, message: Hello, now: float) -> None:
+    def hello(self, identity: bytes, message: Hello) -> None:
         """Register a worker, or refuse it with the reason."""
         known = self.state.workers.get(identity)
         if known is not None:
-            known.last_seen = now
+            known.last_seen = self.state.clock.now
             self.state.outbox.send_front(identity, Welcome(heartbeat_ms=self.state.settings.heartbeat_ms))
             return
         if message.incarnation in self.state.workers.hung:
@@ -34,7 +34,7 @@ class Registration:
                 identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft")
             )
             return
-        worker = self._worker(identity, message, now)
+        worker = self._worker(identity, message)
         targets = [w.model for w in self.state.workers.verifiers()]
         if message.role == "draft" and targets and not any(fits(message.model, target) for target in targets):
             self.state.outbox.send_front(identity, Refused(reason=mismatch(message.model, targets)))
@@ -49,8 +49,8 @@ class Registration:
             self.placement.place_waiting()
         self.placement.drafter_assignment.assign_all()
 
-    def _worker(self, identity: bytes, message: Hello, now: float) -> Worker:
-        shown = self.state.roles.shown(identity)
+    def _worker(self, identity: bytes, message: Hello) -> Worker:
+        shown, now = self.state.roles.shown(identity), self.state.clock.now
         return Worker(
             identity,
             message,

@@ -23,7 +23,7 @@ class Tokenizers:
         self._waiting: dict[str, set[bytes]] = {}  # by tokenizer hash: the clients that wait for it
         self._asked: dict[str, bytes] = {}  # by tokenizer hash: the verifier that was asked last
 
-    def fetch(self, client: bytes, message: FetchTokenizer, now: float) -> None:
+    def fetch(self, client: bytes, message: FetchTokenizer) -> None:
         """Answer with the pieces of the tokenizer, fetched once from a verifier."""
         verifiers = self.state.workers.verifiers(message.model)
         if not verifiers and self.state.clock.in_grace:
@@ -49,7 +49,7 @@ class Tokenizers:
             self._asked[tokenizer_hash] = verifier
             self.state.outbox.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
-    def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
+    def chunk(self, verifier: bytes, message: TokenizerChunk) -> None:
         """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say; what
         nobody asked for is dropped, or it would be kept without end."""
         worker = self.state.workers.get(verifier)
