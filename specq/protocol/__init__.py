@@ -6,6 +6,7 @@
     wire            messages to frames and back
     bounds          what any number or text from outside may be
     draft_checks    what a draft must satisfy before it reaches a draft tree
+    status_report   a broker's report as a `Status`, and back
     errors          the exceptions that specq raises
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
@@ -80,6 +81,7 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
 from specq.protocol.session_stats import RenamedCounts, SessionStats
+from specq.protocol.status_report import report_of, status_of
 from specq.protocol.types import (
     NO_TOKENS,
     NO_TREE,
@@ -193,7 +195,9 @@ __all__ = [
     "named_type",
     "pack_distributions",
     "reason_against",
+    "report_of",
     "stacked",
+    "status_of",
     "stripped",
     "too_large",
     "type_of",

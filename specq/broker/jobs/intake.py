@@ -33,8 +33,8 @@ from specq.protocol import (
     GetStatus,
     JournalBusyError,
     ModelInfo,
-    Status,
     Submit,
+    status_of,
     too_large,
 )
 from specq.verification import reason_against
@@ -231,7 +231,7 @@ class Intake:
 
     def get_status(self, client: bytes, message: GetStatus) -> None:
         """Answer with the broker's state."""
-        self.state.outbox.send_front(client, Status(report=status_report(self.state)))
+        self.state.outbox.send_front(client, status_of(status_report(self.state)))
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:
