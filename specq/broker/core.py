@@ -14,7 +14,7 @@ journal (`has_journal`) the job itself counts as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
@@ -22,17 +22,14 @@ from specq.broker.admission.gate import Gate
 from specq.broker.admission.revocation import Revocation
 from specq.broker.admission.roles import Roles
 from specq.broker.effects import Effect, FindFinished, Send
-from specq.broker.jobs.commits import Commit, fits_logprobs, read_commit
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.listing import Listing
-from specq.broker.jobs.records import added_record, restored
-from specq.broker.jobs.relay import relay
+from specq.broker.jobs.records import restored
+from specq.broker.jobs.verdicts import Verdicts
 from specq.broker.state import Clock, Settings, State
 from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.quarantine import is_cleared
 from specq.broker.workers.registration import Registration
 from specq.broker.workers.tokenizers import Tokenizers
 from specq.broker.workers.unserved import Unserved
@@ -68,7 +65,7 @@ Handler = Callable[[bytes, Any], None]
 
 
 class Broker:
-    """Dispatches messages to the components; verdicts, the most frequent, it handles itself.
+    """Dispatches messages to the components.
 
     incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
                     earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
@@ -106,6 +103,7 @@ class Broker:
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
+        self.verdicts = Verdicts(self.state, self.placement, self.intake)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
@@ -144,7 +142,7 @@ class Broker:
         self.state.clock.now = worker.last_seen = now
         try:
             if type_of(frames) is Verdict:
-                self._verdict(identity, frames)
+                self.verdicts.take(identity, frames)
             else:
                 self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:
@@ -168,11 +166,8 @@ class Broker:
     def undelivered(self, effect: Send) -> None:
         """Note that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
         self.state.counts["undelivered"] += 1
-        if type_of(effect.frames) is not Tokens:
-            return
-        message = decode(effect.frames)
-        job = self.state.jobs.get(int.from_bytes(effect.frames[0], "little"))
-        if job is not None and isinstance(message, Tokens):
+        message = decode(effect.frames) if type_of(effect.frames) is Tokens else None
+        if isinstance(message, Tokens) and (job := self.state.jobs.get(message.job_id)) is not None:
             job.readers.note_undelivered(effect.to, message.base_len)
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -279,38 +274,3 @@ class Broker:
     def _drop(self, where: str, error: ProtocolError) -> None:
         self.state.counts["dropped_" + where] += 1
         log.debug("message_dropped", where=where, reason=str(error))
-
-    def _verdict(self, identity: bytes, frames: Sequence[bytes]) -> None:
-        """Commit a verdict, and pass it to the session's drafters, the journal and the clients."""
-        commit = read_commit(frames)
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.session.verifier != identity or job.session.epoch != commit.epoch:
-            self.state.counts["late_verdicts"] += 1
-            return
-        transcript = job.transcript
-        num_top = transcript.logprobs.num_top
-        verdict = cast("Verdict", decode(frames)) if num_top >= 0 else None
-        misfit = verdict is not None and not fits_logprobs(verdict, num_top)
-        known = -1 if misfit else transcript.commit(commit)
-        if known < 0:
-            self.state.counts["misfit_verdicts"] += 1
-            return
-        self.state.outbox.add(*relay(job, commit, frames))
-        if known < len(commit.token_ids):
-            job.stats.add(commit)
-            if verdict is not None:
-                transcript.logprobs.extend(verdict, known)
-        if transcript.finish:
-            self.intake.finish(job)
-        elif known < len(commit.token_ids):
-            self._added(job, commit, known)
-
-    def _added(self, job: Job, commit: Commit, known: int) -> None:
-        """Journal what a verdict added to a job; without a journal, send it to the clients at once."""
-        if is_cleared(job):
-            self.placement.clear(job)
-        if self.state.ledger.has_journal:
-            self.state.record(added_record(job, commit, known), job)
-        else:
-            job.durable.note(job.transcript.num_tokens, ended=False)
-            self.intake.update(job)
