@@ -260,8 +260,8 @@ class Broker:
 
     def _effects(self) -> list[Effect]:
         """End the jobs that were given up, and return all that is to be done."""
-        while self.placement.given_up:
-            job, reason = self.placement.given_up.pop()
+        while self.state.jobs.given_up:
+            job, reason = self.state.jobs.given_up.pop()
             self.intake.fail(job, "engine", reason)
         return self.state.outbox.take()
 

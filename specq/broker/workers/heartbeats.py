@@ -63,7 +63,7 @@ class Heartbeats:
 
     def _expected(self, verifier: Worker) -> dict[int, Expected]:
         """Return the sessions that a verifier should have."""
-        jobs = self.placement.jobs_of(verifier)
+        jobs = self.state.jobs.among(verifier.job_ids)
         return {job.job_id: Expected(job.session.epoch, job.transcript.length, job.session.mark) for job in jobs}
 
     def _apply(self, verifier: Worker, actions: Iterable[Action]) -> None:

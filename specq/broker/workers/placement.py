@@ -20,12 +20,11 @@ MAX_FAILURES = 3  # times that verifiers may give a job back before it is given 
 
 
 class Placement:
-    """Places jobs on verifiers, and takes them away again. `given_up`: jobs that no verifier can go on with, and why."""
+    """Places jobs on verifiers, and takes them away again."""
 
     def __init__(self, state: State) -> None:
         self.state, self.drafter_assignment = state, DrafterAssignment(state)
         self.bindings = Bindings(state)
-        self.given_up = self.bindings.given_up
 
     def settle(self) -> None:
         """Place what waits for a verifier, and give drafters to what lacks them."""
@@ -35,13 +34,13 @@ class Placement:
     def lose(self, worker: Worker, *, crashed: bool = False) -> None:
         """Forget a worker; its jobs go to others. Each of a verifier's may be why it `crashed`."""
         self.state.workers.remove(worker.identity)
-        if worker.hello.role == "target":
-            self.state.outbox.add(Disconnect(worker.identity))
-        jobs = self.jobs_of(worker)
-        if worker.hello.role != "target":
+        jobs = self.state.jobs.among(worker.job_ids)
+        if worker.hello.role == "draft":
             for job in jobs:
                 job.drafters.drop(worker.identity)
-        elif crashed:
+            return
+        self.state.outbox.add(Disconnect(worker.identity))
+        if crashed:
             self.bindings.note_crash(jobs)
         else:
             for job in jobs:
@@ -81,21 +80,18 @@ class Placement:
         for requirements in self.state.jobs.queue.quarantined():
             worker = to_clear(self._able(requirements), self.state.jobs.isolated())
             if worker is not None:
-                for job in self.jobs_of(worker):
+                for job in self.state.jobs.among(worker.job_ids):
                     self.take_from(job, worker)
                     self.bindings.let_wait(job)
                 return True
         return False
-
-    def jobs_of(self, worker: Worker) -> list[Job]:
-        return [job for i in worker.job_ids if (job := self.state.jobs.active.get(i)) is not None]
 
     def _best_of(self, job: Job, able: list[Worker]) -> Worker:
         return choose(able, job.request.max_length, job.request.prefix_keys)
 
     def hand_over(self, worker: Worker) -> None:
         """Let others go on with the jobs of a verifier that is about to leave; those without a place end there."""
-        for job in self.jobs_of(worker):
+        for job in self.state.jobs.among(worker.job_ids):
             able = self._places_for(job.requirements)
             if able is not None:
                 self._move(job, self._best_of(job, able))
@@ -109,7 +105,7 @@ class Placement:
             isolated = self.state.jobs.isolated()
             recent = now - 2 * self.state.settings.heartbeat_ms / 1000
             able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.last_seen >= recent]
-            for job, to in moves(able, [job for w in able for job in self.jobs_of(w)], now):
+            for job, to in moves(able, [job for w in able for job in self.state.jobs.among(w.job_ids)], now):
                 self._move(job, to)
 
     def _move(self, job: Job, to: Worker) -> None:
@@ -156,7 +152,7 @@ class Placement:
 
     def drafted_by(self, worker: Worker) -> list[Job]:
         """Return the jobs that a drafter drafts for."""
-        return [job for job in self.jobs_of(worker) if worker.identity in job.drafters.identities()]
+        return [job for job in self.state.jobs.among(worker.job_ids) if worker.identity in job.drafters.identities()]
 
     def release(self, job: Job) -> None:
         """Free the workers of a job that ended."""
@@ -178,7 +174,7 @@ class Placement:
             self.give_back(job, message.reason)
             self.place_waiting()
         else:
-            self.given_up.append((job, message.reason))
+            self.state.jobs.given_up.append((job, message.reason))
 
     def give_back(self, job: Job, reason: str) -> None:
         """Note that a verifier cannot go on with a job: another tries, unless too many could not."""
@@ -186,6 +182,8 @@ class Placement:
         session.verifier = b""
         session.num_failures += 1
         if session.num_failures >= MAX_FAILURES:
-            self.given_up.append((job, f"given up after {session.num_failures} failures; the last: {reason}"))
+            self.state.jobs.given_up.append(
+                (job, f"given up after {session.num_failures} failures; the last: {reason}")
+            )
         else:
             self.bindings.let_wait(job)
