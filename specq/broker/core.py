@@ -181,14 +181,14 @@ class Broker:
         """Are there no jobs that wait or run?"""
         return not self.state.jobs.active
 
-    def awaits_word(self, since: float) -> bool:
+    def awaits_verifiers(self, since: float) -> bool:
         """Is there a verifier with jobs that has sent nothing since then?"""
         verifiers = {job.session.verifier for job in self.state.jobs.active.values()}
         return any(worker.last_seen < since for i in verifiers if (worker := self.state.workers.get(i)) is not None)
 
-    def part(self, since: float, now: float) -> list[Effect]:
-        """Part in good order from the verifiers that have sent something since then: what becomes of them without a broker
-        does not count against their jobs. A later broker learns whether the others crashed."""
+    def unbind_jobs(self, since: float, now: float) -> list[Effect]:
+        """Unbind the jobs of the verifiers that have sent something since then: if one of these crashes without a broker, that
+        does not count against its jobs. A later broker finds out whether the others crashed."""
         self.state.clock.now = now
         for job in self.state.jobs.active.values():
             worker = self.state.workers.get(job.session.verifier)

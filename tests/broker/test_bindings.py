@@ -107,12 +107,12 @@ def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
     """When it stops: of one that is silent meanwhile the next broker will know whether it died."""
     desk = running(1)
     since = desk.now = desk.now + 1
-    assert desk.broker.awaits_word(since)
-    desk.take(desk.broker.part(since, desk.now))
+    assert desk.broker.awaits_verifiers(since)
+    desk.take(desk.broker.unbind_jobs(since, desk.now))
     assert [job.placed for job in journal_of(desk).unfinished()] == [1]
     desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready"))
-    assert not desk.broker.awaits_word(since)
-    desk.take(desk.broker.part(since, desk.now))
+    assert not desk.broker.awaits_verifiers(since)
+    desk.take(desk.broker.unbind_jobs(since, desk.now))
     assert [job.placed for job in journal_of(desk).unfinished()] == [0]
 
 
