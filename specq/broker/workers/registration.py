@@ -68,8 +68,8 @@ class Registration:
         )
 
     def _refuse_misfits(self) -> None:
-        """Refuse drafters that came before any verifier and turn out to fit none."""
+        """Refuse drafters that came before any verifier, or whose verifiers are gone, and turn out to fit none."""
         for worker in self.state.workers.drafters():
             if reason := self._mismatch(worker.model):
                 self.state.outbox.send_front(worker.identity, Refused(reason=reason))
-                self.state.workers.remove(worker.identity)
+                self.placement.lose(worker)
