@@ -24,11 +24,11 @@ from typing import Any
 
 import zmq
 
-from specq.protocol import ConfigError
+from specq.protocol import PRIORITY, ConfigError
 
 ROLES = ("broker", "target", "draft", "client")
 CLIENT_ROLES = ("client", "broker")  # which keys a client takes: whoever has the broker's may ask for its state
-MAX_PRIORITY = 1000  # of a job, and its negative the lowest
+MAX_PRIORITY = int(PRIORITY.high)  # of a job, and its negative the lowest
 SECRET, PUBLIC = ".secret", ".pub"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEY_LENGTH = 40  # characters of a key in Z85, which are its 32 bytes
