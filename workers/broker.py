@@ -55,7 +55,7 @@ class BrokerLoop:
             self.apply(self.broker.tick(time.monotonic()))
         if self.journal is not None:
             if self.journal.fileno() in ready:
-                self.apply(self.journal.hear(self.broker, time.monotonic()))
+                self.apply(self.journal.notify(self.broker, time.monotonic()))
             self.journal.flush()
 
     def apply(self, effects: Iterable[Effect]) -> None:
@@ -104,7 +104,7 @@ class BrokerLoop:
             if self.journal is None:
                 self._drain(stop, time.monotonic() + drain_s)
             else:
-                self._part(stop)
+                self._unbind_jobs(stop)
         finally:
             self.close()
 
@@ -113,20 +113,20 @@ class BrokerLoop:
             self.turn()
         self.apply(self.broker.give_up(time.monotonic()))
 
-    def _part(self, stop: Stop) -> None:
-        """Let each verifier that has jobs be heard once more, for two heartbeats at most: one that is silent may have died of
-        them, which the next broker will know; from the others this one parts."""
-        since, patience_s = time.monotonic(), 2 * self.broker.state.heartbeat_ms / 1000
-        while self.broker.awaits_word(since) and time.monotonic() < since + patience_s and not stop.asked_again:
+    def _unbind_jobs(self, stop: Stop) -> None:
+        """Wait for a message of each verifier that has jobs, for two heartbeats at most, and unbind the jobs of those that sent
+        one. A verifier that is silent may have crashed: the next broker finds out."""
+        since, patience_s = time.monotonic(), 2 * self.broker.state.settings.heartbeat_ms / 1000
+        while self.broker.awaits_verifiers(since) and time.monotonic() < since + patience_s and not stop.asked_again:
             self.turn()
-        self.apply(self.broker.part(since, time.monotonic()))
+        self.apply(self.broker.unbind_jobs(since, time.monotonic()))
 
     def close(self) -> None:
         """Journal what is known, tell clients of it, and close all sockets; what is queued gets a moment to leave."""
         if self.journal is not None:
             self.journal.close()
             with contextlib.suppress(JournalLostError):
-                self.apply(self.journal.hear(self.broker, time.monotonic()))
+                self.apply(self.journal.notify(self.broker, time.monotonic()))
         self.context.destroy()
 
 

@@ -1,7 +1,8 @@
 """The broker: routes drafts and verdicts, places sessions on workers, and keeps every job's transcript.
 
     core                  messages in, effects out: the broker without its sockets
-    state                 what its components share, and the effects that they emit
+    state                 what its components share
+    effects               what they want done: frames to send, sockets to connect, records to write
     jobs/                 jobs: taken in, kept in order, sent to their readers
     workers/              verifiers and drafters: registered, given sessions, lost
     admission/            what is let in: roles, limits, revoked keys
@@ -14,9 +15,9 @@ Rule: the broker moves integers only; no text, no model, no torch. Time is an ar
 """
 
 from specq.broker.core import Broker
+from specq.broker.effects import Connect, Disconnect, Effect, Send
 from specq.broker.front import Front
 from specq.broker.journal_link import JournalLink
-from specq.broker.state import Connect, Disconnect, Effect, Send
 from specq.broker.workers.registry import fits, mismatch
 
 __all__ = ["Broker", "Connect", "Disconnect", "Effect", "Front", "JournalLink", "Send", "fits", "mismatch"]

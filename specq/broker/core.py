@@ -14,22 +14,22 @@ journal (`has_journal`) the job itself counts as one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import cast
+from typing import Any
 
 import structlog
 
 from specq.broker.admission.gate import Gate
 from specq.broker.admission.revocation import Revocation
-from specq.broker.jobs.commits import Commit, fits_logprobs, read_commit
+from specq.broker.admission.roles import Roles
+from specq.broker.effects import Effect, FindFinished, Send
 from specq.broker.jobs.intake import Intake
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.listing import Listing
-from specq.broker.jobs.records import added_record, restored
-from specq.broker.jobs.relay import relay
-from specq.broker.state import Effect, FindFinished, Send, State
+from specq.broker.jobs.records import restored
+from specq.broker.jobs.verdicts import Verdicts
+from specq.broker.state import Clock, Settings, State
 from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.quarantine import is_cleared
 from specq.broker.workers.registration import Registration
 from specq.broker.workers.tokenizers import Tokenizers
 from specq.broker.workers.unserved import Unserved
@@ -61,12 +61,17 @@ log = structlog.get_logger(__name__)
 
 GRACE_S = 3.0  # for verifiers to find a broker that was restarted
 
-Handler = Callable[..., None]
+Handler = Callable[[bytes, Any], None]
 
 
 class Broker:
-    """Dispatches messages to the components; verdicts, the most frequent, it handles itself. Arguments as of `State`.
+    """Dispatches messages to the components.
 
+    incarnation     counts seconds (of the wall clock at the start, say): a later broker's epochs are greater than an
+                    earlier one's, as long as that opened fewer than 1024 sessions for each second that it lived
+    epoch           epochs lie above this too: the journal's highest, which needs no clock
+    wall_offset     seconds since 1970 = the caller's time + this
+    grants          the keys that are allowed, by name; None: there are no keys
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
     """
 
@@ -85,15 +90,11 @@ class Broker:
         weights_wait_s: float = 600.0,
     ) -> None:
         self.state = State(
-            incarnation=incarnation,
-            heartbeat_ms=heartbeat_ms,
-            liveness_ms=liveness_ms,
-            max_jobs=max_jobs,
-            has_journal=has_journal,
-            epoch=epoch,
-            wall_offset=wall_offset,
-            drafters_per_job=drafters_per_job,
-            grants=grants,
+            Settings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job),
+            Clock(wall_offset),
+            Ledger(has_journal=has_journal),
+            Roles(grants),
+            epoch=max(incarnation << 10, epoch),
         )
         self.placement = Placement(self.state)
         self.heartbeats = Heartbeats(self.state, self.placement)
@@ -102,6 +103,7 @@ class Broker:
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
+        self.verdicts = Verdicts(self.state, self.placement, self.intake)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
@@ -119,12 +121,12 @@ class Broker:
 
     def from_front(self, identity: bytes, frames: Sequence[bytes], now: float, who: str = "") -> list[Effect]:
         """Take a message from a client or worker."""
-        self.state.now = now
+        self.state.clock.now = now
         try:
             if type_of(frames) is Draft:
-                self.gate.pass_draft(identity, frames, now, who)
-            elif (message := self.gate.admit(identity, frames, now, who)) is not None:
-                self._dispatch(self._front, identity, message, now)
+                self.gate.pass_draft(identity, frames, who)
+            elif (message := self.gate.admit(identity, frames, who)) is not None:
+                self._dispatch(self._front, identity, message)
         except ProtocolError as error:
             self._drop("front", error)
         return self.gate.charge(identity, self._effects())
@@ -137,23 +139,23 @@ class Broker:
         if not self.state.roles.stands(worker.shown, "target"):  # and so is this one: see `admission.revocation`
             self.state.counts["forbidden"] += 1
             return []
-        self.state.now = worker.last_seen = now
+        self.state.clock.now = worker.last_seen = now
         try:
             if type_of(frames) is Verdict:
-                self._verdict(identity, frames)
+                self.verdicts.take(identity, frames)
             else:
-                self._dispatch(self._back, identity, decode(frames), now)
+                self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:
             self._drop("back", error)
         return self._effects()
 
     def tick(self, now: float) -> list[Effect]:
         """Do what time asks for; to be called about every heartbeat."""
-        self.state.now = now
+        self.state.clock.now = now
         self.revocation.apply()
-        self.heartbeats.lose_dead(now)
+        self.heartbeats.lose_dead()
         self.tokenizers.tidy()
-        self.placement.rebalance(now)
+        self.placement.rebalance()
         self.intake.end_overdue()
         for job, reason in self.unserved.given_up():
             self.intake.fail(job, "engine", reason)
@@ -164,33 +166,30 @@ class Broker:
     def undelivered(self, effect: Send) -> None:
         """Note that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
         self.state.counts["undelivered"] += 1
-        if type_of(effect.frames) is not Tokens:
-            return
-        message = decode(effect.frames)
-        job = self.state.jobs.get(int.from_bytes(effect.frames[0], "little"))
-        if job is not None and isinstance(message, Tokens):
+        message = decode(effect.frames) if type_of(effect.frames) is Tokens else None
+        if isinstance(message, Tokens) and (job := self.state.jobs.get(message.job_id)) is not None:
             job.readers.note_undelivered(effect.to, message.base_len)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def drain(self, now: float) -> None:
         """Take no new jobs any more."""
-        self.state.now, self.state.closing = now, "this broker is about to stop"
+        self.state.clock.now, self.state.closing = now, "this broker is about to stop"
 
     @property
     def is_idle(self) -> bool:
         """Are there no jobs that wait or run?"""
         return not self.state.jobs.active
 
-    def awaits_word(self, since: float) -> bool:
+    def awaits_verifiers(self, since: float) -> bool:
         """Is there a verifier with jobs that has sent nothing since then?"""
         verifiers = {job.session.verifier for job in self.state.jobs.active.values()}
         return any(worker.last_seen < since for i in verifiers if (worker := self.state.workers.get(i)) is not None)
 
-    def part(self, since: float, now: float) -> list[Effect]:
-        """Part in good order from the verifiers that have sent something since then: what becomes of them without a broker
-        does not count against their jobs. A later broker learns whether the others crashed."""
-        self.state.now = now
+    def unbind_jobs(self, since: float, now: float) -> list[Effect]:
+        """Unbind the jobs of the verifiers that have sent something since then: if one of these crashes without a broker, that
+        does not count against its jobs. A later broker finds out whether the others crashed."""
+        self.state.clock.now = now
         for job in self.state.jobs.active.values():
             worker = self.state.workers.get(job.session.verifier)
             if worker is not None and worker.last_seen >= since:
@@ -199,7 +198,7 @@ class Broker:
 
     def give_up(self, now: float) -> list[Effect]:
         """End the jobs that no broker continues, since there is no journal and this one stops."""
-        self.state.now = now
+        self.state.clock.now = now
         for job in list(self.state.jobs.active.values()):
             self.intake.fail(job, "lost", "the broker was stopped before the job ended, and it keeps no journal")
         return self._effects()
@@ -212,7 +211,8 @@ class Broker:
 
         For a moment no client is refused because there is no verifier: clients ask again.
         """
-        self.state.now, self.state.grace_until = now, now + min(GRACE_S, self.state.liveness_s)
+        clock = self.state.clock
+        clock.now, clock.grace_until = now, now + min(GRACE_S, self.state.settings.liveness_s)
         for stored in jobs:
             job = restored(stored)
             self.placement.bindings.restore(job)
@@ -223,7 +223,7 @@ class Broker:
 
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Note that the journal has all records up to this one: now clients may receive what they say."""
-        self.state.now = now
+        self.state.clock.now = now
         for job in self.state.ledger.settle(sequence):
             self.intake.update(job)
         return self._effects()
@@ -234,25 +234,25 @@ class Broker:
         No new jobs are taken then, and those that it does not have yet are refused after all. The others go on, while their
         clients receive nothing, until their verifiers pause (`max_uncommitted`).
         """
-        self.state.now, self.state.trouble = now, reason
+        self.state.clock.now, self.state.ledger.trouble = now, reason
         if reason:
             self.intake.drop_unregistered(f"no new jobs now: {reason}")
         return self._effects()
 
     def filled(self, reason: str, now: float) -> list[Effect]:
         """Note that the journal has no room for new jobs, and why, or that it has ("")."""
-        self.state.now, self.state.full = now, reason
+        self.state.clock.now, self.state.ledger.full = now, reason
         return self._effects()
 
     def found(self, job_id: int, stored: StoredJob | JournalBusyError | None, now: float) -> list[Effect]:
         """Take what the journal knows of a job: the answer to `Find`."""
-        self.state.now = now
+        self.state.clock.now = now
         self.intake.found(job_id, stored)
         return self._effects()
 
     def listed(self, asked: FindFinished, found: list[JobSummary] | JournalBusyError, now: float) -> list[Effect]:
         """Take the list of jobs that have ended: the answer to `FindFinished`."""
-        self.state.now = now
+        self.state.clock.now = now
         self.listing.answer(asked.client, asked.skip, found)
         return self.gate.charge(asked.client, self._effects())
 
@@ -260,52 +260,17 @@ class Broker:
 
     def _effects(self) -> list[Effect]:
         """End the jobs that were given up, and return all that is to be done."""
-        while self.placement.given_up:
-            job, reason = self.placement.given_up.pop()
+        while self.state.jobs.given_up:
+            job, reason = self.state.jobs.given_up.pop()
             self.intake.fail(job, "engine", reason)
-        return self.state.take_outbox()
+        return self.state.outbox.take()
 
-    def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message, now: float) -> None:
+    def _dispatch(self, handlers: dict[type[Message], Handler], identity: bytes, message: Message) -> None:
         handler = handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"the broker takes no {message.TYPE} here")
-        handler(identity, message, now)
+        handler(identity, message)
 
     def _drop(self, where: str, error: ProtocolError) -> None:
         self.state.counts["dropped_" + where] += 1
         log.debug("message_dropped", where=where, reason=str(error))
-
-    def _verdict(self, identity: bytes, frames: Sequence[bytes]) -> None:
-        """Commit a verdict, and pass it to the session's drafters, the journal and the clients."""
-        commit = read_commit(frames)
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.session.verifier != identity or job.session.epoch != commit.epoch:
-            self.state.counts["late_verdicts"] += 1
-            return
-        transcript = job.transcript
-        num_top = transcript.logprobs.num_top
-        verdict = cast("Verdict", decode(frames)) if num_top >= 0 else None
-        misfit = verdict is not None and not fits_logprobs(verdict, num_top)
-        known = -1 if misfit else transcript.commit(commit)
-        if known < 0:
-            self.state.counts["misfit_verdicts"] += 1
-            return
-        self.state.emit(*relay(job, commit, frames))
-        if known < len(commit.token_ids):
-            job.stats.add(commit)
-            if verdict is not None:
-                transcript.logprobs.extend(verdict, known)
-        if transcript.finish:
-            self.intake.finish(job)
-        elif known < len(commit.token_ids):
-            self._added(job, commit, known)
-
-    def _added(self, job: Job, commit: Commit, known: int) -> None:
-        """Journal what a verdict added to a job; without a journal, send it to the clients at once."""
-        if is_cleared(job):
-            self.placement.clear(job)
-        if self.state.ledger.has_journal:
-            self.state.record(added_record(job, commit, known), job)
-        else:
-            job.durable.note(job.transcript.num_tokens, ended=False)
-            self.intake.update(job)

@@ -1,4 +1,4 @@
-"""The broker's link to its journal: records handed over, news of them heard, with the disk kept out of the loop."""
+"""The broker's link to its journal: two threads use the disk, so that the broker's loop does not wait for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import time
 
 from specq.broker.core import Broker
-from specq.broker.state import Effect, Find, FindFinished, Write
+from specq.broker.effects import Effect, Find, FindFinished, Write
 from specq.config import BrokerConfig
 from specq.journal import JournalLookup, JournalWriter, Keep, Opening, Question, Record, open_journal
 from specq.protocol import JournalLostError
@@ -17,7 +17,7 @@ from specq.protocol import JournalLostError
 class JournalLink:
     """An open journal and its two threads. Raises ConfigError if it cannot be used or belongs to another broker.
 
-    fileno   readable when there is news for `hear`
+    fileno   readable when `notify` has something for the broker
     """
 
     def __init__(self, address: str, config: BrokerConfig) -> None:
@@ -37,13 +37,13 @@ class JournalLink:
         return self._woken.fileno()
 
     def _wake(self) -> None:
-        """Wake the loop, from any thread; once is enough until it has heard."""
+        """Wake the loop, from any thread; once is enough until `notify` is called."""
         if not self._signalled:
             self._signalled = True
             with contextlib.suppress(OSError):
                 self._waker.send(b"\0")
 
-    # --- what the broker wants ----------------------------------------------------------------------------------------
+    # --- the broker's effects -----------------------------------------------------------------------------------------
 
     def take(self, effect: Write | Find | FindFinished) -> None:
         """Carry out an effect; records wait for `flush`."""
@@ -59,10 +59,10 @@ class JournalLink:
             self.writer.put(self._sequence, self._records)
             self._records = []
 
-    def hear(self, broker: Broker, now: float) -> list[Effect]:
-        """Tell the broker the news; return what it wants done. Raises JournalLostError if the broker must stop.
+    def notify(self, broker: Broker, now: float) -> list[Effect]:
+        """Notify the broker of what the threads did; return its effects. Raises JournalLostError if the broker must stop.
 
-        The signal is taken first, then allowed again, then the news is read: whatever comes in between signals anew.
+        The signal is cleared before the threads' results are read: a result that comes in between sets it again.
         """
         with contextlib.suppress(OSError):
             self._woken.recv(4096)
@@ -87,7 +87,7 @@ class JournalLink:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Journal what was handed over, and let go of the journal; `hear` has the last news after that."""
+        """Journal what was handed over, and release the journal; call `notify` once more after that."""
         self.flush()
         self.lookup.close()
         self.writer.close()

@@ -47,6 +47,7 @@ from specq.protocol import (
     Submit,
     TokenizerChunk,
     Tokens,
+    report_of,
 )
 
 RETRY_S = 1.0  # silence after which a request is sent again, at first
@@ -157,7 +158,8 @@ class ClientCore:
         return events
 
     def _status(self, message: Status, now: float) -> list[Event]:
-        return [StatusReport(STATUS, message.report)] if self._requests.pop(STATUS, None) else []
+        report = report_of(message)
+        return [StatusReport(STATUS, report)] if self._requests.pop(STATUS, None) else []
 
     def _page(self, message: JobList, now: float) -> list[Event]:
         """Take the page that was asked for last."""

@@ -89,7 +89,7 @@ class Journal(Protocol):
         """
 
     def check(self) -> None:
-        """Raise JournalLostError if the journal has another owner, JournalBusyError if nobody can tell."""
+        """Raise JournalLostError if the journal has another owner, JournalBusyError if that cannot be read."""
 
     def unfinished(self) -> list[StoredJob]:
         """Return the jobs that have not ended, oldest first, with all their tokens; raises ConfigError if one is unreadable."""

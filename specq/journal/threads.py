@@ -198,13 +198,13 @@ class JournalLookup:
     def _run(self) -> None:
         while (asked := self._queue.get()) is not None:
             key, question = asked
-            try:
-                answer = question(self._reader)
-            except Exception as error:  # noqa: BLE001 - whoever asked must be answered
-                answer = (
-                    error
-                    if isinstance(error, JournalBusyError)
-                    else JournalBusyError(f"the journal cannot be read: {error}")
-                )
-            self.answers.append((key, answer))
+            self.answers.append((key, self._answer(question)))
             self._wake()
+
+    def _answer(self, question: Question) -> Any:
+        try:
+            return question(self._reader)
+        except JournalBusyError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whoever asked must be answered
+            return JournalBusyError(f"the journal cannot be read: {error}")

@@ -6,6 +6,7 @@
     wire            messages to frames and back
     bounds          what any number or text from outside may be
     draft_checks    what a draft must satisfy before it reaches a draft tree
+    status_report   a broker's report as a `Status`, and back
     errors          the exceptions that specq raises
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
@@ -28,18 +29,11 @@ from specq.protocol.bounds import (
     DEADLINE_MS,
     ID,
     LABEL,
-    MAX_INT32,
-    MAX_INT64,
     MAX_NODES,
-    MIN_ACCEPT_PROB,
     MODES,
     NAME,
     PRIORITY,
-    STATS,
-    STEP_US,
     TOKEN_IDS,
-    VERDICT_FINISH,
-    Range,
 )
 from specq.protocol.draft_checks import reason_against, stripped
 from specq.protocol.draft_distributions import pack_distributions, stacked
@@ -86,7 +80,8 @@ from specq.protocol.messages import (
     Welcome,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
-from specq.protocol.session_stats import RenamedCounts, SessionStats, is_stats
+from specq.protocol.session_stats import RenamedCounts, SessionStats
+from specq.protocol.status_report import report_of, status_of
 from specq.protocol.types import (
     NO_TOKENS,
     NO_TREE,
@@ -107,6 +102,7 @@ from specq.protocol.wire import (
     array_frame,
     decode,
     decode_header,
+    decode_scalars,
     encode,
     named_type,
     too_large,
@@ -122,20 +118,14 @@ __all__ = [
     "LABEL",
     "LOOKUP_LANE",
     "MAX_ARRAY",
-    "MAX_INT32",
-    "MAX_INT64",
     "MAX_NODES",
     "MAX_SEED",
-    "MIN_ACCEPT_PROB",
     "MODES",
     "NAME",
     "NO_TOKENS",
     "NO_TREE",
     "PRIORITY",
-    "STATS",
-    "STEP_US",
     "TOKEN_IDS",
-    "VERDICT_FINISH",
     "Accepted",
     "Ack",
     "Assign",
@@ -177,7 +167,6 @@ __all__ = [
     "ModelInfo",
     "Open",
     "ProtocolError",
-    "Range",
     "Refused",
     "Release",
     "RenamedCounts",
@@ -201,12 +190,14 @@ __all__ = [
     "array_frame",
     "decode",
     "decode_header",
+    "decode_scalars",
     "encode",
-    "is_stats",
     "named_type",
     "pack_distributions",
     "reason_against",
+    "report_of",
     "stacked",
+    "status_of",
     "stripped",
     "too_large",
     "type_of",

@@ -98,8 +98,9 @@ class Items:
 
     @property
     def allowed(self) -> str:
-        count = f"{self.least} to" if self.least else "at most"
-        return f"{count} {self.most} {self.what}"
+        if self.least == self.most:
+            return f"{self.most} {self.what}"
+        return f"{f'{self.least} to' if self.least else 'at most'} {self.most} {self.what}"
 
     def admits(self, value: tuple[Any, ...]) -> bool:
         return self.least <= len(value) <= self.most and all(map(self.of.admits, value))
@@ -223,7 +224,7 @@ STEP_MS = Range(0, HOUR_MS)
 ELAPSED_MS = Range(0, 2**53, "from 0 to 2**53")
 MIN_ACCEPT_PROB = Range(0, 9999)
 SEEN = Items(Range(-1, MAX_INT32, "from -1 to 2**31 - 1"), 512, "lanes and node ids, from -1 to 2**31 - 1")
-STEP_US = Items(Range(0, 2**32 - 1), 2, "times in microseconds, from 0 to 2**32 - 1")
+STEP_US = Items(Range(0, 2**32 - 1), 2, "times in microseconds, from 0 to 2**32 - 1", least=2)
 PIECES = Range(1, 256)  # of a tokenizer, of 1 MiB each
 PIECE = Range(0, 255)
 

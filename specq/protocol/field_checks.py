@@ -1,7 +1,7 @@
-"""Checks of the scalar fields of messages, made of their annotations: the type, and the bound that stands beside it.
+"""Checks of the scalar fields of messages. An annotation names a field's type and bound; `check_of` makes a check of it.
 
-Rule: `check_of` makes a check once, when a module is loaded, and refuses a field without a bound, so that none is forgotten.
-A check returns the value as the message has it, or raises `OutOfBoundsError`, TypeError, ValueError or JobError.
+Rule: checks are made once, when a module is loaded. A field without a bound is an error then, so that none is forgotten. A check
+takes a value of the JSON header and returns the field's value, or raises OutOfBoundsError, TypeError, ValueError or JobError.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Check = Callable[[Any], Any]
 
 
 class OutOfBoundsError(ValueError):
-    """A value of the right type outside its bound; the text goes on where the field's name ends."""
+    """A value has the wrong type or is outside its bound; the text follows the field's name."""
 
 
 def _check_bool(value: Any) -> bool:
@@ -47,7 +47,7 @@ def _bounded(kind: type, bound: Bound) -> Check:
 
 
 def _whole_number(bound: Range) -> Check:
-    """As `_bounded`, for what nearly every field is."""
+    """Return the check of an integer within limits: most fields are one, so this one is fast."""
     low, high = bound.low, bound.high
 
     def check(value: Any) -> Any:
@@ -59,6 +59,7 @@ def _whole_number(bound: Range) -> Check:
 
 
 def _integers(bound: Items) -> Check:
+    """Return the check of a list of integers, which becomes a tuple."""
     of, most, least = typing.cast("Range", bound.of), bound.most, bound.least
     low, high = of.low, of.high
 

@@ -1,7 +1,7 @@
-"""What a job may ask for: how its tokens are sampled, and how they shall be drafted.
+"""The options of a job: how its tokens are sampled, and how they are drafted.
 
-Rule: values that are wrong are refused where they are made, with the name, the value and what is allowed. They travel as
-JSON, without what is left at its default.
+Rule: `from_dict` and `validate` refuse wrong values, and name the field, the value and what is allowed. Options travel as JSON;
+those at their defaults are left out.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ MAX_DIGITS = 20  # of a token id as a string
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Base of both: a frozen dataclass with defaults, checked when it is read from JSON; `LABEL` names it in messages, `BOUNDS`
-    says what each field but the flags may be."""
+    """Base of both: a frozen dataclass whose fields have defaults.
+
+    LABEL   what errors call one of its fields
+    BOUNDS  the bound of each field but the flags
+    """
 
     LABEL: ClassVar[str] = ""
     BOUNDS: ClassVar[Mapping[str, Bound]] = {}
@@ -61,9 +64,9 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(Values):
-    """What the user asked of the sampler; the same for the target and for those who draft for it.
+    """How tokens are sampled; the same for the target and its drafters.
 
-    temperature   in [0, 100]; 0 is greedy, and so is what is below `bounds.MIN_TEMPERATURE`: it becomes 0
+    temperature   in [0, 100]; 0 is greedy; less than `bounds.MIN_TEMPERATURE` becomes 0
     top_k         keep the k likeliest tokens; 0 keeps all
     top_p         keep the smallest set of likeliest tokens whose mass reaches top_p; in (0, 1]
     min_p         drop tokens less likely than min_p times the likeliest; in [0, 1]
@@ -75,7 +78,8 @@ class SamplingParams(Values):
     strategy      a name in `specq.verification.STRATEGIES`
     threshold     of strategy `threshold`: accept above this target probability; in [0, 1]
     typical_eps, typical_delta   of strategy `typical`: accept above min(eps, delta * exp(-entropy)); in [0, 1]
-    min_tokens    no end-of-sequence or stop token before so many, and no end by a stop string that is complete by then
+    min_tokens    before so many there is no end-of-sequence or stop token; a stop string that is complete by then does not
+                  end the text
     logprobs      -1: none; n >= 0: the target's log-probability of each token, and of the n likeliest there
     presence_penalty, frequency_penalty   taken off the logit of a generated token, once, and per occurrence
     repetition_penalty   in [0.01, 100]; divides a positive logit of a token of prompt or text, multiplies a negative one
@@ -107,7 +111,7 @@ class SamplingParams(Values):
     bad_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        """The one place where a temperature that is as good as 0 becomes 0: all that judges or drafts asks for 0."""
+        """Make a temperature that is nearly 0 exactly 0: judges and drafters compare it with 0."""
         object.__setattr__(self, "temperature", _or_zero(self.temperature))
 
     @property
@@ -133,20 +137,20 @@ class SamplingParams(Values):
 
 @dataclass(frozen=True, slots=True)
 class Speculation(Values):
-    """How drafters shall draft for a job. Under `deterministic` it changes speed, never text.
+    """How a job is drafted for. Under `deterministic` this changes the speed, never the text.
 
-    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each; "plain": nobody drafts,
-                    neither drafters nor the verifier
-    num_candidates  0: the tree grows best first, as the verifier's need says; N >= 1: a round drafts N candidates, as one
-                    tree: the N likeliest first tokens, each followed by its likeliest continuation
+    mode            "async": drafters run ahead of the verdicts; "sync": they wait for each verdict; "plain": neither drafters
+                    nor the verifier draft
+    num_candidates  0: the tree grows best first, by what the verifier's `min_accept_prob` asks for; N >= 1: a round drafts N
+                    candidates as one tree: the N likeliest first tokens, each followed by its likeliest continuation
     candidate_temp  temperature that drafts are made with; -1: the job's
     candidate_top_p top-p that drafts are made with; 0: the job's
     max_depth       most tokens drafted ahead of what is committed; 0: the drafter's own limit
     max_nodes       most nodes of a session's tree at any time; 0: the drafter's own limit
     tree            a static tree as a list of paths (Cai et al. 2024, Medusa): (0, 2) is the third likeliest child of the
                     likeliest first token; its prefixes are part of the tree. Empty: none
-    fan_out_hit, fan_out_miss   fixed fan-outs as SSD has them: how many guesses are drafted for each token of a chain,
-                    after a round whose outcome was drafted, and after one whose was not. Empty: none
+    fan_out_hit, fan_out_miss   fixed fan-outs, as in SSD: how many guesses are drafted for each token of a chain, after a
+                    round whose outcome was drafted, and after one whose outcome was not. Empty: none
     """
 
     LABEL: ClassVar[str] = "drafting parameter"
@@ -213,7 +217,7 @@ def _float(name: str, value: float) -> float:
 
 
 def _coerce_pairs(name: str, value: Any) -> Any:
-    """Check pairs (token id, float), for which {"token id": float} is taken too: JSON's keys are strings."""
+    """Check pairs (token id, float). {"token id": float} is accepted too; keys of JSON are strings."""
     pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
         raise JobError(f"{name} is {shown(value)}; it must be of type tuple[tuple[int, float], ...]")
@@ -221,5 +225,5 @@ def _coerce_pairs(name: str, value: Any) -> Any:
 
 
 def _token(key: object) -> object:
-    """Return a key as the integer that it spells, if it does and is no longer than one can be."""
+    """Return the integer that a key spells; any other key as it is."""
     return int(key) if isinstance(key, str) and len(key) < MAX_DIGITS and key.isdecimal() else key

@@ -87,18 +87,23 @@ class RenamedCounts(dict[str, Any]):
         return {cls.OLD.get(name, name): value for name, value in counts.items()}
 
 
-_COUNTS = {f.name for f in fields(SessionStats) if f.name != "positions"}
+class StatsBound:
+    """The bound of what `SessionStats.to_dict` gives, or of some of it."""
 
+    allowed = "counts that `specq.protocol.session_stats` names, from 0 to 2**63 - 1"
+    _COUNTS: ClassVar[set[str]] = {f.name for f in fields(SessionStats) if f.name != "positions"}
 
-def is_stats(values: dict[str, Any]) -> bool:
-    """Return whether values that a verifier sent have the form that `to_dict` gives."""
-    counts = [values[name] for name in _COUNTS & values.keys()]
-    positions = values.get("positions", [])
-    if type(positions) is not list or len(positions) > MAX_NODES or values.keys() - _COUNTS - {"positions"}:
-        return False
-    pairs = all(type(pair) is list and len(pair) == 2 for pair in positions)
-    return pairs and all(map(_is_count, [*counts, *(number for pair in positions for number in pair)]))
+    def admits(self, value: dict[str, Any]) -> bool:
+        counts = [value[name] for name in self._COUNTS & value.keys()]
+        positions = value.get("positions", [])
+        if type(positions) is not list or len(positions) > MAX_NODES or value.keys() - self._COUNTS - {"positions"}:
+            return False
+        pairs = all(type(pair) is list and len(pair) == 2 for pair in positions)
+        return pairs and all(map(_is_count, [*counts, *(number for pair in positions for number in pair)]))
 
 
 def _is_count(value: object) -> bool:
     return type(value) is int and 0 <= value <= MAX_INT64
+
+
+SESSION_STATS = StatsBound()

@@ -1,7 +1,7 @@
-"""The plain values that every room shares: draft trees, steps, judgements.
+"""The values that all packages share: models, draft trees, steps, judgements.
 
-Rule: frozen dataclasses of numbers and NumPy arrays, no behaviour beyond derived counts. Nothing here imports another
-module of specq but `bounds`, `errors` and `params`.
+Rule: frozen dataclasses of numbers and NumPy arrays; their only behaviour is to derive counts. This module imports nothing of
+specq but `arrays`, `bounds` and `params`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ NO_WEIGHTS.flags.writeable = False
 NO_COUNTS: Float32Array = np.zeros(0, np.float32)
 NO_COUNTS.flags.writeable = False
 
-# How a completion ended; `None` while it runs.
-FINISH_REASONS = ("stop", "length", "cancelled", "error")
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a worker's model is, as far as matching, routing and limits need it.
+    """What the broker must know of a worker's model.
 
-    `fingerprint` hashes the weights and all that a text depends on besides (equal text is claimed only between equal
-    fingerprints and dtypes); `former_fingerprint` is the same model's as older versions made it, by which jobs go on that began
-    under one of these.
-    `tokenizer_hash` hashes vocabulary, merges and added tokens. `vocab_size` counts the rows of the output head, which
-    may be padded beyond the tokenizer's `num_tokens`.
+    fingerprint         a hash of the weights and of everything else that a text depends on; only models of equal fingerprint
+                        and dtype are taken to give equal texts
+    former_fingerprint  the fingerprint that older versions gave this model: jobs that began under it go on
+    tokenizer_hash      a hash of vocabulary, merges and added tokens
+    vocab_size          rows of the output head, which may be padded beyond the tokenizer's `num_tokens`
     """
 
     name: Annotated[str, bounds.NAME]
@@ -52,7 +49,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftDistribution:
-    """What some siblings were drawn from, without replacement: ids i32[k], weights u16[k]; see `DraftLaws`."""
+    """What some siblings were drawn from, without replacement: ids i32[k], weights u16[k]; see `DraftDistributions`."""
 
     ids: Int32Array
     weights: UInt16Array
@@ -60,12 +57,11 @@ class DraftDistribution:
 
 @dataclass(frozen=True, slots=True)
 class DraftDistributions:
-    """What the nodes of a tree were sampled from, for `probabilistic`.
+    """What the nodes of a tree were sampled from, for `probabilistic`: g distributions over k tokens each.
 
-    ids        i32[g, k], weights u16[g, k]: laws, probability = weight / sum of weights; unused places hold id -1 and
-               weight 0
-    rows       i32[n]: the law that each node was drawn from; -1: a point mass, chosen and not drawn. Sampled siblings
-               name one row and stand in draw order: each was drawn from it without its elder siblings' tokens
+    ids        i32[g, k], weights u16[g, k]: probability = weight / sum of weights; unused places hold id -1 and weight 0
+    rows       i32[n]: the distribution that each node was drawn from; -1: a point mass, chosen and not drawn. Sampled siblings
+               name one row and stand in draw order: each was drawn without the tokens of its earlier siblings
     """
 
     ids: Int32Array
@@ -80,7 +76,7 @@ class Tree:
     token_ids  i32[n]
     parents    i32[n]: index of the parent node, -1 for a child of the committed context; parents[i] < i
     scores     f32[n]: the drafter's log-probability given the parent; 0 where unknown
-    laws       None: all nodes are point masses
+    distributions  None: all nodes are point masses
     """
 
     token_ids: Int32Array
@@ -105,11 +101,11 @@ NO_TREE = Tree(NO_TOKENS, NO_TOKENS, np.zeros(0, np.float32))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bans:
-    """`bad_token_ids`, ready to be looked up at each row.
+    """`bad_token_ids`, ready to be looked up at each row. A sequence is split before its last token: the tokens before it are
+    its beginning, after which the last one is banned.
 
     alone      i64[k], ascending: tokens that are banned everywhere
-    following  by the last token of a beginning: the beginnings that end in it, longest sequences split before their last
-               token, and i64[m], ascending: the tokens that are banned after each
+    following  last token of a beginning -> (beginning, i64[m] ascending: the tokens that are banned after it), ...
     """
 
     alone: Int64Array
@@ -118,13 +114,13 @@ class Bans:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What judging a session needs of its past, where `SamplingParams.needs_history`; `specq.verifier.history` makes it.
+    """What the judge needs of a session's past if `SamplingParams.needs_history`; made by `specq.verifier.history`.
 
     end_ids     tokens that end the text: end-of-sequence unless ignored, and stop tokens
-    tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids look at
-    token_ids   i32[k], ascending: the tokens that penalties change: those generated, and for a repetition_penalty those
-                of the prompt; counts f32[k]: how often each was generated
-    bans        where there are bad_token_ids
+    tail        i32[m]: the last tokens of the committed context, the step's included: as many as bad_token_ids need
+    token_ids   i32[k], ascending: the tokens that penalties change: the generated ones, and with a repetition_penalty those of
+                the prompt; counts f32[k]: how often each was generated
+    bans        None without bad_token_ids
     """
 
     prompt_len: int
@@ -142,8 +138,8 @@ class SessionStep:
     token_ids   i32[m], m >= 1: committed tokens whose KV is not there yet, at positions start .. start + m - 1; one
                 for a decoding session, more for a prefill chunk
     tree        nodes hanging from the last of token_ids
-    judged      False for a prefill chunk that does not reach the end of the context: no logits are wanted
-    history     needed where `params.needs_history`
+    judged      False for a prefill chunk that does not reach the end of the context: it needs no logits
+    history     there if `params.needs_history`
     """
 
     session_id: int
@@ -170,7 +166,7 @@ class SessionStep:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """The target's log-probabilities at emitted tokens: of its plain logits, before temperature, bias and penalties.
+    """The target's log-probabilities at emitted tokens, from its logits before temperature, bias and penalties.
 
     tokens f32[m]: of the emitted token; top_ids i32[m, n], top f32[m, n]: of the n likeliest tokens, descending
     """

@@ -95,6 +95,15 @@ def decode(frames: Sequence[bytes]) -> Message:
     return cls(**values)
 
 
+def decode_scalars(frames: Sequence[bytes], cls: type[Message]) -> dict[str, Any]:
+    """Return the scalar fields of a message of this type that are not at their defaults, checked; raise ProtocolError for
+    anything else."""
+    header = decode_header(frames)
+    if header.pop("type") != cls.TYPE:
+        raise ProtocolError(f"not a {cls.TYPE}")
+    return _scalars(cls, _LAYOUTS[cls], header)
+
+
 def array_frame(cls: type[Message], name: str) -> int:
     """Return the index of the frame that holds this array of a message type."""
     return 2 + [array.name for array in _LAYOUTS[cls].arrays].index(name)

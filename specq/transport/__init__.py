@@ -2,7 +2,7 @@
 
     sockets       bounded, non-blocking sockets
     keys, zap     CURVE keys, their roles, and who may connect
-    loop          signals and equal intervals, as every process needs them
+    loop          signals and intervals, for every process
     broker_link   a worker's registration and heartbeats
 
 In: addresses, keys, frames. Out: frames. Nothing here knows what a job is.

@@ -1,4 +1,4 @@
-"""A worker's link to the broker: a DEALER over which it registers, beats, and hears whether it is welcome."""
+"""A worker's link to the broker: a DEALER over which it registers, sends heartbeats, and receives messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HELLO_MS = 500
 
 
 def new_incarnation() -> int:
-    """Return a random number that tells this start of the process from others."""
+    """Return a random number that identifies this start of the process."""
     return secrets.randbits(62)
 
 
@@ -42,7 +42,7 @@ class BrokerLink:
         return try_send(self.socket, encode(message))
 
     def receive(self) -> Iterator[Message]:
-        """Yield what the broker sent, but for registration, which is dealt with here.
+        """Yield what the broker sent, except the answers to `Hello`, which are handled here.
 
         Raises ConfigError if the broker refuses this worker for good.
         """
@@ -71,7 +71,7 @@ class BrokerLink:
         self.registered = False
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """Send the heartbeat, or the `Hello` while the broker does not know this worker. Call when `heartbeat` is due."""
+        """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is due."""
         sent = self.send(heartbeat if self.registered else self.hello)
         if not sent:
             self.registered = False

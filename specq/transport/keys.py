@@ -1,14 +1,14 @@
 """CURVE keys: who may connect, and what each key may do. With keys, everything that specq sends is encrypted and signed.
 
-A directory holds two files for each name: NAME.secret, which only its owner has, and NAME.pub, which others may have.
+A key pair is two files in a directory: NAME.secret, which only its owner has, and NAME.pub, which others may have.
 
     broker        its own secret, and the .pub file of each key that may connect: its directory is the allow-list
     all others    their own secret and the broker's .pub
 
-`keys` in configurations is such a directory, or DIRECTORY/NAME where it holds several secrets of one role.
+The option `keys` is such a directory, or DIRECTORY/NAME if it holds several secrets of one role.
 
-Rule: a public file is believed by whoever keeps it, a secret file says nothing to others. Secrets are in no log: they are
-left out of the representation of what holds them.
+Rule: what a key may do stands in its .pub file at the broker; its owner's files do not count. Secrets are never logged: `repr`
+leaves them out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from typing import Any
 
 import zmq
 
-from specq.protocol import ConfigError
+from specq.protocol import PRIORITY, ConfigError
 
 ROLES = ("broker", "target", "draft", "client")
 CLIENT_ROLES = ("client", "broker")  # which keys a client takes: whoever has the broker's may ask for its state
-MAX_PRIORITY = 1000  # of a job, and its negative the lowest
+MAX_PRIORITY = int(PRIORITY.high)  # of a job, and its negative the lowest
 SECRET, PUBLIC = ".secret", ".pub"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _KEY_LENGTH = 40  # characters of a key in Z85, which are its 32 bytes
@@ -45,7 +45,7 @@ class KeyPair:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The keys of a connection: one's own, and that which the other side must have."""
+    """The keys of a connection: one's own pair, and the public key that the other side must have."""
 
     own: KeyPair
     server_key: bytes
@@ -55,7 +55,7 @@ class Curve:
 class Grant:
     """What a key may do.
 
-    trusted       of a drafter: what it says its tokens were drawn from is believed
+    trusted       of a drafter: its draft distributions are used
     max_priority  of a client: the highest priority that its jobs may have
     """
 
@@ -67,9 +67,9 @@ class Grant:
 
 
 class AllowList:
-    """The public keys in a directory that may play a role ("": any), by name; read again when files change.
+    """The public keys in a directory that have a role ("": any), by name; read again when files change.
 
-    `grants` stays the same dict. Raises ConfigError if a file is malformed; later, what was read before holds on.
+    `grants` stays the same dict. Raises ConfigError if a file is malformed; `refresh` then keeps what was read before.
     """
 
     def __init__(self, directory: Path, role: str = "") -> None:
@@ -89,19 +89,19 @@ class AllowList:
         self.grants.update(found)
 
     def user_id(self, public_key: bytes) -> str:
-        """Return what marks each message of a connection with this key (in Z85): its name, and the key itself, since another
-        key may have that name some day; "" for nobody's."""
+        """Return the mark of each message of a connection with this key (in Z85): the name and the key itself, since another
+        key may have this name later; "" if the key is not on the list."""
         name = self.name_of(public_key)
         return f"{name} {public_key.decode()}" if name else ""
 
     def who(self, user_id: str) -> str:
-        """Return the name of the key that marked a message; "" if it is not the one of that name any more."""
+        """Return the name of the key that marked a message; "" if the list has no such key, or another one of that name."""
         name, _, key = user_id.partition(" ")
         grant = self.grants.get(name)
         return name if grant is not None and grant.public_key == key.encode() else ""
 
     def name_of(self, public_key: bytes) -> str:
-        """Return whose key this is (in Z85); "" if nobody's."""
+        """Return the name of a key (in Z85); "" if it is not on the list."""
         return next((grant.name for grant in self.grants.values() if grant.public_key == public_key), "")
 
 
@@ -152,7 +152,7 @@ def directory_of(keys: str) -> Path:
 
 
 def own_keys(keys: str, *roles: str) -> KeyPair:
-    """Return one's own keys: those of a role (of several, the first that is there). Raises ConfigError."""
+    """Return one's own keys: those of the first of these roles that has any. Raises ConfigError."""
     path = Path(keys).expanduser()
     if not path.is_dir():
         return _own(path.with_name(path.name + SECRET), roles)
@@ -170,7 +170,7 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
 
 
 def curve_to_broker(keys: str, *roles: str) -> Curve | None:
-    """Return what it takes to connect to the broker in one of these roles; None without keys. Raises ConfigError."""
+    """Return the keys to connect to the broker with, in one of these roles; None without keys. Raises ConfigError."""
     if not keys:
         return None
     own, directory = own_keys(keys, *roles), directory_of(keys)
@@ -210,7 +210,7 @@ def _own(path: Path, roles: tuple[str, ...]) -> KeyPair:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return a key file's values; raises ConfigError, which repeats none of them."""
+    """Return a key file's values; raises ConfigError, whose text has none of them."""
     try:
         values = tomllib.loads(path.read_text("ascii"))
     except OSError as error:

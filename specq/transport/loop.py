@@ -1,4 +1,4 @@
-"""What every process main needs: a flag that signals set, and beats at equal intervals."""
+"""What the main loop of each process needs: a flag that signals set, and a timer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from types import FrameType
 
 
 def calm_collector() -> None:
-    """Let Python's cycle collector look rarely: it took a third of a broker's time, and there is hardly a cycle to find.
+    """Run Python's cycle collector rarely: it took a third of a broker's time, and there are hardly any cycles.
 
-    Call it when everything long-lived has been made.
+    Call it after everything long-lived has been made.
     """
     gc.collect()
     gc.freeze()
@@ -19,9 +19,9 @@ def calm_collector() -> None:
 
 
 class Stop:
-    """True once the process was asked to stop (SIGTERM, SIGINT); `asked_again`: whoever asks will not wait for it to drain.
+    """True once the process was asked to stop (SIGTERM, SIGINT); `asked_again`: it must not drain.
 
-    While `at_once`, the process ends right there, with status 0: it has nothing yet that could be lost.
+    While `at_once` is set, a signal ends the process at once, with status 0: there is nothing yet that could be lost.
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
@@ -40,14 +40,14 @@ class Stop:
 
 
 class Beat:
-    """Says when something periodic is due."""
+    """A timer for something periodic."""
 
     def __init__(self, interval_ms: int) -> None:
         self.interval_s = interval_ms / 1000
         self._next = time.monotonic()
 
     def due(self) -> bool:
-        """Return True once an interval."""
+        """Return True once in each interval."""
         now = time.monotonic()
         if now < self._next:
             return False

@@ -1,10 +1,15 @@
-"""ZeroMQ sockets as all processes use them: bounded, never blocking, never lingering.
+"""ZeroMQ sockets as all processes use them: their queues are bounded, they never block, and they close soon.
 
-Rules (measured on libzmq 4.3.5): a ROUTER drops silently at its high-water mark unless MANDATORY is set; without HANDOVER
-it never hears a peer that comes back under its identity before the old connection is known to be dead (identities are
-random, so nobody can take another's place); a DEALER without a peer queues unless IMMEDIATE is set; LINGER -1 hangs at exit.
-Contexts are made in the process that uses them. With keys, a socket speaks CURVE
-and nothing else: see `specq.transport.keys`, `specq.transport.zap`.
+What the options are for (measured on libzmq 4.3.5):
+
+    MANDATORY   without it a ROUTER drops silently at its high-water mark
+    HANDOVER    without it a ROUTER ignores a peer that comes back under its identity before the old connection is known to be
+                dead. Identities are random, so nobody can take another's place
+    IMMEDIATE   without it a DEALER queues while it has no peer
+    LINGER      with -1 the process hangs at exit
+
+Rule: a context is made in the process that uses it. With keys, a socket speaks CURVE only: see `specq.transport.keys` and
+`specq.transport.zap`.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ LINGER_MS = 500
 # Plain integers: combining and checking pyzmq's enumerations took a third of the time of sending a message.
 _NOBLOCK = int(zmq.NOBLOCK)
 _NOBLOCK_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
-DRAIN_LIMIT = 512  # messages taken from one socket before others get their turn
+DRAIN_LIMIT = 512  # messages taken from one socket before the other sockets have their turn
 ZAP_DOMAIN = b"specq"
 
 
@@ -30,7 +35,7 @@ def _prepare(socket: zmq.Socket[bytes], most_queued: int = HIGH_WATER_MARK) -> z
     socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, most_queued)
     socket.setsockopt(zmq.RCVHWM, most_queued)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_ARRAY)  # of a frame; who sends a larger one is cut off
+    socket.setsockopt(zmq.MAXMSGSIZE, MAX_ARRAY)  # of a frame; a peer that sends a larger one is disconnected
     return socket
 
 
@@ -43,7 +48,7 @@ def bind_router(
 ) -> tuple[zmq.Socket[bytes], str]:
     """Return a ROUTER bound to `endpoint` and the address that it got; raises ConfigError if it cannot be bound.
 
-    With keys of its own it admits whom the context's `specq.transport.zap.Zap` allows.
+    With keys (`own`), it admits the peers that the context's `specq.transport.zap.Zap` allows.
     """
     socket = _prepare(context.socket(zmq.ROUTER), most_queued)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -69,9 +74,10 @@ def connect_dealer(
     curve: Curve | None = None,
     identity: bytes = b"",
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER that connects to `endpoint`, with `curve` only to whoever has that key; `identity`: b"" is random.
+    """Return a DEALER that connects to `endpoint`; with `curve`, only to a peer that has its `server_key`. An empty `identity`
+    becomes a random one.
 
-    While there is no peer, sending fails, or with `queue` waits (bounded) for the connection to be made.
+    While there is no peer, sending fails; with `queue`, messages wait for the connection, up to the high-water mark.
     """
     socket = _prepare(context.socket(zmq.DEALER))
     if curve is not None:
@@ -111,7 +117,7 @@ def try_send(socket: zmq.Socket[bytes], frames: Sequence[bytes]) -> bool:
 
 
 def drain(socket: zmq.Socket[bytes], limit: int = DRAIN_LIMIT) -> Iterator[list[bytes]]:
-    """Yield the messages that have arrived, at most so many, without blocking."""
+    """Yield the messages that have arrived, at most `limit`, without blocking."""
     for first in _firsts(socket, limit):
         yield _rest(socket, first)
 

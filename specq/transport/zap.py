@@ -1,10 +1,10 @@
-"""Answers to libzmq, which asks before a CURVE connection stands whether its key may connect (ZAP, rfc.zeromq.org/27).
+"""Who may connect: libzmq asks this handler before it accepts a CURVE connection (ZAP, rfc.zeromq.org/27).
 
-The socket is one more in a process's Poller loop: no thread. What it answers for a key (`AllowList.user_id`) is then the
-`User-Id` of every message of that connection (`specq.transport.sockets.drain_named`). A connection that stands is not asked for again:
-whoever takes its messages asks `AllowList.who` whether its key still is on the list.
+The handler is one more socket in a process's Poller loop; there is no thread. Its answer for a key (`AllowList.user_id`) becomes the
+`User-Id` of every message of that connection (`specq.transport.sockets.drain_named`). libzmq asks once for each connection, so the
+receiver of a message asks `AllowList.who` whether the key still is on the list.
 
-Rule: make it before a socket is bound; a CURVE socket without it admits nobody.
+Rule: make the handler before a socket is bound; a CURVE socket without it admits nobody.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _VERSION = b"1.0"
 
 
 class Zap:
-    """The one handler of a context; `socket` is readable when there is something to `answer`."""
+    """The one handler of a context; `socket` is readable when there are requests to `answer`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], allowed: AllowList) -> None:
         self.allowed = allowed
@@ -39,7 +39,7 @@ class Zap:
             log.warning("allow_list_unreadable", reason=str(error))
 
     def answer(self) -> None:
-        """Admit or refuse the keys that are asked for."""
+        """Admit or refuse the keys of the waiting requests."""
         self.refresh()
         while self.socket.poll(0, zmq.POLLIN):
             request = self.socket.recv_multipart()
@@ -48,7 +48,7 @@ class Zap:
             self.socket.send_multipart([_VERSION, request_id, *status, b""])
 
     def _user_id(self, request: list[bytes]) -> str:
-        """Return the mark of the key that a request shows, "" for a stranger's; frames: version, id, domain, address, identity,
+        """Return the mark of a request's key, "" if it is not on the list; frames: version, id, domain, address, identity,
         mechanism, public key."""
         if len(request) != 7 or request[0] != _VERSION or request[5] != b"CURVE" or len(request[6]) != 32:
             return ""

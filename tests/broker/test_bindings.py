@@ -53,7 +53,7 @@ def test_a_verifier_that_comes_back_clears_its_jobs() -> None:
     desk = restarted(journal_of(running(1, 2)).unfinished())
     hello(desk, 7)
     assert opened(desk) == []
-    assert status_report(desk.broker.state, desk.now)["jobs"] == {"waiting": 2, "running": 0, "finished": 0}
+    assert status_report(desk.broker.state)["jobs"] == {"waiting": 2, "running": 0, "finished": 0}
     hello(desk, 1)
     assert sorted(opened(desk)) == [1, 2]
     desk.now += LATE
@@ -107,12 +107,12 @@ def test_a_broker_parts_from_the_verifiers_that_it_hears() -> None:
     """When it stops: of one that is silent meanwhile the next broker will know whether it died."""
     desk = running(1)
     since = desk.now = desk.now + 1
-    assert desk.broker.awaits_word(since)
-    desk.take(desk.broker.part(since, desk.now))
+    assert desk.broker.awaits_verifiers(since)
+    desk.take(desk.broker.unbind_jobs(since, desk.now))
     assert [job.placed for job in journal_of(desk).unfinished()] == [1]
     desk.front(VERIFIER, Heartbeat(incarnation=1, state="ready"))
-    assert not desk.broker.awaits_word(since)
-    desk.take(desk.broker.part(since, desk.now))
+    assert not desk.broker.awaits_verifiers(since)
+    desk.take(desk.broker.unbind_jobs(since, desk.now))
     assert [job.placed for job in journal_of(desk).unfinished()] == [0]
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specq.broker.state import Effect, Send
+from specq.broker.effects import Effect, Send
 from specq.protocol.messages import Heartbeat, Message, Verdict
 from specq.protocol.wire import decode, encode
 from tests.toy import toy_text

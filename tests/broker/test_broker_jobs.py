@@ -10,11 +10,12 @@ import numpy as np
 import orjson
 import pytest
 
+from specq.broker.admission.gate import MAX_WORKERS
 from specq.broker.admission.limits import MAX_REASON
 from specq.broker.core import Broker
+from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.broker.jobs import table as job_table
 from specq.broker.jobs.readers import MAX_MISSED, MAX_READERS
-from specq.broker.state import Effect, Find, FindFinished, Send, Write
 from specq.protocol.errors import JournalBusyError
 from specq.protocol.messages import (
     PROTOCOL_VERSION,
@@ -36,6 +37,7 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams
+from specq.protocol.status_report import report_of
 from specq.protocol.wire import MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode
 from tests.toy import toy_info
 
@@ -431,6 +433,17 @@ def test_without_a_journal_lists_come_from_memory() -> None:
 
     assert listed() == [(3, "running"), (4, "cancelled"), (2, "finished"), (1, "finished")]
     assert listed(limit=1, skip=1) == [(2, "finished")]
+
+
+def test_a_status_has_room_for_all_workers() -> None:
+    """A header holds about 440."""
+    desk = Desk()
+    for number in range(MAX_WORKERS - len(desk.broker.state.workers.all())):
+        desk.front(b"%d" % number, Hello(role="draft", name=f"drafter-{number}", incarnation=number, model=toy_info()))
+    (status,) = desk.front(ANN, GetStatus())
+    assert isinstance(status, Status)
+    report = report_of(status)
+    assert len({worker["name"] for worker in report["workers"]}) == MAX_WORKERS
 
 
 def test_the_status_tells_of_the_journal() -> None:

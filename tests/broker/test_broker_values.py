@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from specq.broker.core import Broker
-from specq.broker.state import Send
+from specq.broker.effects import Send
 from specq.journal.records import JobEnded, StoredJob
 from specq.protocol.messages import (
     Accepted,

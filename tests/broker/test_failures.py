@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -226,6 +227,22 @@ def test_a_verifier_that_joins_shares_the_work() -> None:
     world.run_until(lambda: finished(world, *jobs))
     assert [jobs[i].token_ids for i in jobs] == [toy_text([i], 300) for i in jobs]
     assert world.broker.state.counts["moved"] == moved == 4
+
+
+def test_a_drafter_that_is_refused_later_leaves_its_lanes() -> None:
+    """Its verifier left, and one with another tokenizer came: the job receives another drafter where it goes on."""
+    desk = Desk(drafters_per_job=1)
+    draft = replace(toy_info(), fingerprint="draft")
+    desk.front(b"refused", Hello(role="draft", name="d", incarnation=2, model=draft))
+    desk.submit(1)
+    job = running(desk)
+    assert job.drafters.identities() == [b"refused"]
+    desk.front(VERIFIER, Heartbeat(incarnation=1, state="leaving"))
+    other = replace(toy_info(), name="other", tokenizer_hash="another")
+    desk.front(b"other", Hello(role="target", name="o", incarnation=3, model=other, endpoint="o"))
+    desk.hello(b"back")
+    desk.front(b"second", Hello(role="draft", name="d", incarnation=4, model=draft))
+    assert (job.session.verifier, job.drafters.identities()) == (b"back", [b"second"])
 
 
 def test_a_lost_welcome_is_said_again() -> None:

@@ -22,8 +22,8 @@ from specq.broker.admission.limits import (
     Limits,
 )
 from specq.broker.core import Broker
+from specq.broker.effects import Effect, Send
 from specq.broker.jobs import intake
-from specq.broker.state import Effect, Send
 from specq.broker.workers import tokenizers
 from specq.protocol.messages import (
     Accepted,

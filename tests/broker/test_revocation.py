@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specq.broker.state import Disconnect, Effect, Find, Send
+from specq.broker.effects import Disconnect, Effect, Find, Send
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import (
     Draft,

@@ -12,7 +12,7 @@ from specq.broker.admission import gate
 from specq.broker.admission import roles as roles_module
 from specq.broker.admission.roles import MAY, Roles
 from specq.broker.core import Broker
-from specq.broker.state import Effect, Find, FindFinished, Send, Write
+from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.journal.records import StoredJob
 from specq.protocol.messages import (
     MESSAGES,

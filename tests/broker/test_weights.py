@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from specq.broker.core import Broker
+from specq.broker.effects import Effect, Send, Write
 from specq.broker.jobs.job import Job
-from specq.broker.state import Effect, Send, Write
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Heartbeat, Hello, Open, Submit

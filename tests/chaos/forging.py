@@ -21,6 +21,7 @@ import numpy as np
 from specq.protocol.bounds import Elements, Items, Json, OneOf, Pair, Range, Text
 from specq.protocol.messages import PROTOCOL_VERSION, Message
 from specq.protocol.params import SamplingParams, Speculation, Values
+from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import Frames, is_array
 from specq.verification import STRATEGIES
@@ -28,6 +29,7 @@ from specq.verification import STRATEGIES
 KEYS = ("session_id", "job_id")
 JUNK = (None, True, -1, 2**31, 2**63, 2**64, 10**400, -(2**63), 1e-320, 1e308, float("nan"), float("inf"), "", "x" * 3000, [],
         [None], [[]], {}, {"a": {"b": [1]}}, "Infinity", -0.0, 0.5)  # fmt: skip
+OBJECTS = ({}, {"hits": 3}, {"hits": "x"}, {"rounds": 2**63 - 1, "positions": [[1, -2], "x"]}, {"a": {"b": {}}})
 EXTREME_COUNTS = (0, 1, 2, 64, 65, 600, 5000)
 WRONG_NUMBERS = (-1, -(2**31), 2**31 - 1, 2**30, 50_000)
 
@@ -139,15 +141,10 @@ class Forger:
             Text: lambda: ["x" * bound.least, "deterministic", "é\u2028😀", "x" * min(bound.most, 2000)],
             Pair: lambda: [[self._within(bound.first), self._within(bound.second)]],
             Items: lambda: [
-                [self._within(bound.of) for _ in range(rng.choice([bound.least, 1, 2, min(bound.most, 70)]))]
+                [self._within(bound.of) for _ in range(max(bound.least, rng.choice([0, 1, 2, min(bound.most, 70)])))]
             ],
-            Json: lambda: [
-                {},
-                {"hits": 3},
-                {"hits": "x"},
-                {"rounds": 2**63 - 1, "positions": [[1, -2], "x"]},
-                {"a": {"b": {}}},
-            ],
+            Json: lambda: OBJECTS,
+            StatsBound: lambda: OBJECTS,
         }
         return rng.choice(choices[type(bound)]())
 

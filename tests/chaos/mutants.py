@@ -10,10 +10,12 @@ import pytest
 
 from specq.broker import core
 from specq.broker.core import Broker
+from specq.broker.effects import Effect
+from specq.broker.jobs import verdicts
 from specq.broker.jobs.commits import Commit, read_commit
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.table import Jobs
-from specq.broker.state import Effect
+from specq.broker.jobs.verdicts import Verdicts
 from specq.broker.workers import heartbeats
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.reconcile import Expected, Reported
@@ -28,23 +30,23 @@ Patch = pytest.MonkeyPatch
 
 def no_fencing_by_epoch(patch: Patch) -> None:
     """Take a verdict of an earlier session of the same verifier for one of the present session."""
-    verdict = Broker._verdict
+    verdict = Verdicts.take
 
-    def unfenced(self: Broker, identity: bytes, frames: Sequence[bytes]) -> None:
+    def unfenced(self: Verdicts, identity: bytes, frames: Sequence[bytes]) -> None:
         job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
         if job is not None:
             patched = lambda frames: replace(read_commit(frames), epoch=job.session.epoch)  # noqa: E731
-            patch.setattr(core, "read_commit", patched)
+            patch.setattr(verdicts, "read_commit", patched)
         verdict(self, identity, frames)
 
-    patch.setattr(Broker, "_verdict", unfenced)
+    patch.setattr(Verdicts, "take", unfenced)
 
 
 def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
     """Take the verdicts of a verifier that lost the session to another."""
-    verdict = Broker._verdict
+    verdict = Verdicts.take
 
-    def accepting(self: Broker, identity: bytes, frames: Sequence[bytes]) -> None:
+    def accepting(self: Verdicts, identity: bytes, frames: Sequence[bytes]) -> None:
         job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
         if job is None or job.session.verifier == identity:
             verdict(self, identity, frames)
@@ -59,14 +61,14 @@ def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
         job.session.verifier, job.session.epoch = holder, epoch
 
     def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
-        self.state.now = now
+        self.state.clock.now = now
         if self.state.workers.get(identity) is None and core.type_of(frames) is Verdict:
-            self._verdict(identity, frames)
+            self.verdicts.take(identity, frames)
             return self._effects()
         return heard(self, identity, frames, now)
 
     heard = Broker.from_back
-    patch.setattr(Broker, "_verdict", accepting)
+    patch.setattr(Verdicts, "take", accepting)
     patch.setattr(Broker, "from_back", from_back)
 
 
@@ -128,10 +130,10 @@ def no_replay_of_a_lost_verdict(patch: Patch) -> None:
     reconcile = DrafterAssignment.reconcile
 
     def silent(self: DrafterAssignment, worker: Any, reported: dict[int, Reported]) -> None:
-        send = self.state.send_front
-        self.state.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
+        send = self.state.outbox.send_front
+        self.state.outbox.send_front = lambda to, message: None if isinstance(message, Verdict) else send(to, message)  # type: ignore[method-assign]
         reconcile(self, worker, reported)
-        self.state.send_front = send  # type: ignore[method-assign]
+        self.state.outbox.send_front = send  # type: ignore[method-assign]
 
     patch.setattr(DrafterAssignment, "reconcile", silent)
 
@@ -149,19 +151,19 @@ def sent_before_it_is_journaled(patch: Patch) -> None:
         job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
         update(self, job)
 
-    added = Broker._added
+    added = Verdicts._added
 
-    def added_eagerly(self: Broker, job: Job, commit: Commit, known: int) -> None:
+    def added_eagerly(self: Verdicts, job: Job, commit: Commit, known: int) -> None:
         added(self, job, commit, known)
         self.intake.update(job)
 
     patch.setattr(core.Intake, "update", eager)
-    patch.setattr(Broker, "_added", added_eagerly)
+    patch.setattr(Verdicts, "_added", added_eagerly)
 
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:
     """Lose no worker that is silent."""
-    patch.setattr(heartbeats.Heartbeats, "lose_dead", lambda self, now: self.placement.settle())
+    patch.setattr(heartbeats.Heartbeats, "lose_dead", lambda self: self.placement.settle())
 
 
 def open_keeps_the_old_session(patch: Patch) -> None:

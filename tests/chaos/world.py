@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specq.broker.core import Broker
-from specq.broker.state import Effect, Find, FindFinished, Send, Write
+from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.drafting.drafter import Drafter
 from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams

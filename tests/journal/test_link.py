@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from specq.broker.core import Broker
+from specq.broker.effects import Find, FindFinished, Write
 from specq.broker.journal_link import JournalLink
-from specq.broker.state import Find, FindFinished, Write
 from specq.config.sections import BrokerConfig
 from specq.journal import Opening, open_journal
 from specq.journal.interface import Kept
@@ -69,13 +69,13 @@ def test_delta_and_answers_arrive(link: JournalLink) -> None:
         link.flush()
         while broker.heard[-1:] != [sequence]:
             assert is_readable(link)
-            link.hear(broker, 0.0)
+            link.notify(broker, 0.0)
     link.take(Find(1))
     link.take(Find(3))
     link.take(FindFinished(b"c", 10, 0))
     while len([one for one in broker.heard if isinstance(one, tuple)]) < 3:
         assert is_readable(link)
-        link.hear(broker, 0.0)
+        link.notify(broker, 0.0)
     assert [one for one in broker.heard if isinstance(one, tuple)] == [(1, "length"), (3, None), (b"c", [1])]
 
 
@@ -87,7 +87,7 @@ def test_whoever_asks_is_answered(link: JournalLink) -> None:
     link.lookup.ask(Find(1), lambda reader: reader.nonsense)
     while not told:
         assert is_readable(link)
-        link.hear(broker, 0.0)
+        link.notify(broker, 0.0)
     assert isinstance(told[0], JournalBusyError)
     assert "cannot be read" in str(told[0])
 
@@ -113,7 +113,7 @@ def test_no_signal_is_lost(link: JournalLink) -> None:
     """Whenever news comes, also while older news is heard, the next news signals again."""
     link._wake()
     link._woken = WakesWhileHeard(link)
-    link.hear(Recording(), 0.0)
+    link.notify(Recording(), 0.0)
     link._wake()
     assert is_readable(link, 0.0)
 
@@ -193,7 +193,7 @@ def test_a_lost_journal_is_told(error: Exception) -> None:
 def test_a_broker_whose_journal_is_lost_stops(link: JournalLink) -> None:
     link.writer.lost = "another has it"
     with pytest.raises(JournalLostError, match="another has it"):
-        link.hear(Recording(), 0.0)
+        link.notify(Recording(), 0.0)
 
 
 def test_the_end_forgets_nothing(path: Path) -> None:

@@ -20,6 +20,7 @@ from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import check_of
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Message, Verdict
 from specq.protocol.params import SamplingParams, Speculation, Values
+from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import decode, encode, is_array
 from tests.toy import toy_info
@@ -40,23 +41,32 @@ def scalars(cls: type[Any]) -> Iterator[tuple[str, Any, Bound]]:
             yield name, hint.__origin__, hint.__metadata__[0]
 
 
+WRONG_STATS: list[dict[str, Any]] = [
+    {"hits": "x"}, {"hits": -1}, {"hits": True}, {"hits": [1]}, {"positions": [[1]]}, {"positions": [1]},
+    {"positions": [[1, -2]]}, {"positions": {}}, {"rounds": 3}, {"hits": 1.5},
+]  # fmt: skip
+
+
 def outside(bound: Any) -> list[Any]:
     """Return values of the right type just outside a bound, and far outside."""
     if isinstance(bound, Range):
         near = [math.nextafter(bound.low, -math.inf), math.nextafter(bound.high, math.inf)]
         found = [int(bound.low) - 1, int(bound.high) + 1, -(2**63), 2**64 - 1, *near]
         return [value for value in found if value != bound.extra]
-    if isinstance(bound, OneOf):
-        return ["nobody's", "x" * 5000]
-    if isinstance(bound, Text):
-        return ["x" * (bound.most + 1)]
+    if isinstance(bound, OneOf | Text):
+        return ["nobody's", "x" * 5000] if isinstance(bound, OneOf) else ["x" * (bound.most + 1)]
     if isinstance(bound, Pair):
         good = inside(bound.first), inside(bound.second)
         return [[wrong, good[1]] for wrong in outside(bound.first)] + [
             [good[0], wrong] for wrong in outside(bound.second)
         ]
     if isinstance(bound, Items):
-        return [[inside(bound.of)] * (bound.most + 1), *[[wrong] for wrong in outside(bound.of)]]
+        item = inside(bound.of)
+        others = [item] * (bound.least - 1)
+        too_few = [others] if bound.least else []
+        return [[item] * (bound.most + 1), *too_few, *[[wrong, *others] for wrong in outside(bound.of)]]
+    if isinstance(bound, StatsBound):
+        return WRONG_STATS
     return [nested(bound.depth + 1), {str(i): 0 for i in range(bound.entries + 1)}, {"x": 2**64 - 1}]
 
 
@@ -86,7 +96,9 @@ def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
             continue
         assert typing.get_origin(hint) is typing.Annotated, f"{cls.TYPE}.{name} has no bound"
         bound = hint.__metadata__[-1]
-        assert isinstance(bound, (Range, OneOf, Text, Items, Json, Elements)), f"{cls.TYPE}.{name} has no bound"
+        assert isinstance(bound, (Range, OneOf, Text, Items, Json, StatsBound, Elements)), (
+            f"{cls.TYPE}.{name} has no bound"
+        )
 
 
 @pytest.mark.parametrize("cls", [SamplingParams, Speculation])
@@ -213,9 +225,9 @@ def test_too_many_nodes_are_refused() -> None:
             read(verdict)
 
 
-# --- what the broker reads of a verdict by hand -----------------------------------------------------------------------
+# --- what the broker reads of a verdict ------------------------------------------------------------------------------
 
-VERDICT = [(name, value) for cls, name, value in CASES if cls is Verdict and name not in ("seen", "session_id")]
+VERDICT = [(name, value) for cls, name, value in CASES if cls is Verdict]
 
 
 @pytest.mark.parametrize(("name", "value"), VERDICT, ids=lambda value: str(value)[:20])
@@ -224,10 +236,7 @@ def test_the_broker_holds_verdicts_to_the_same_bounds(name: str, value: Any) -> 
         read_commit(frames_of(Verdict, **{name: value}))
 
 
-@pytest.mark.parametrize(
-    "stats", [{"hits": "x"}, {"hits": -1}, {"hits": True}, {"hits": [1]}, {"positions": [[1]]}, {"positions": [1]},
-              {"positions": [[1, -2]]}, {"positions": {}}, {"rounds": 3}, {"hits": 1.5}]
-)  # fmt: skip
+@pytest.mark.parametrize("stats", WRONG_STATS)
 def test_statistics_that_nobody_counts_are_refused(stats: dict[str, Any]) -> None:
     """Who reads them reckons with them; `rounds` and the like are the broker's own."""
     with pytest.raises(ProtocolError, match="stats"):

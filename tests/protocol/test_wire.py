@@ -27,6 +27,7 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, is_array, too_large, type_of
 from tests.toy import toy_info
@@ -60,8 +61,9 @@ def within(bound: Bound) -> st.SearchStrategy[typing.Any]:
     if isinstance(bound, Text):
         return st.text(max_size=min(bound.most, 20))
     if isinstance(bound, Items):
-        return st.lists(within(bound.of), max_size=min(bound.most, 4)).map(tuple)
-    return st.dictionaries(st.text(max_size=5), st.integers(0, 9), max_size=3)
+        return st.lists(within(bound.of), min_size=bound.least, max_size=min(bound.most, 4)).map(tuple)
+    names = st.sampled_from(["hits", "misses"]) if isinstance(bound, StatsBound) else st.text(max_size=5)
+    return st.dictionaries(names, st.integers(0, 9), max_size=3)
 
 
 def _field(annotation: typing.Any) -> st.SearchStrategy[typing.Any]:

@@ -13,8 +13,10 @@ from typing import cast
 
 from specq.broker.admission.limits import admit_draft, check_heartbeat, clipped
 from specq.broker.admission.roles import NOBODY, forbidden
-from specq.broker.state import Effect, Send, State
-from specq.broker.workers.registry import Worker
+from specq.broker.effects import Effect, Send
+from specq.broker.jobs.drafters import Drafters, Lane
+from specq.broker.jobs.job import Job
+from specq.broker.state import State
 from specq.protocol import (
     ID,
     NAME,
@@ -46,10 +48,11 @@ class Gate:
     def __init__(self, state: State) -> None:
         self.state = state
 
-    def admit(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> Message | None:
+    def admit(self, identity: bytes, frames: Sequence[bytes], who: str) -> Message | None:
         """Return a request or a worker's message that may be handled; raises ProtocolError for a malformed one."""
-        size, header = sum(map(len, frames)), len(frames[1]) if len(frames) > 1 else 0
-        if not self.state.limits.admit_request(who or identity.hex(), size, now, num_header_bytes=header):
+        peer, size, now = who or identity.hex(), sum(map(len, frames)), self.state.clock.now
+        header = len(frames[1]) if len(frames) > 1 else 0
+        if not self.state.limits.admit_request(peer, size, now, num_header_bytes=header):
             self.state.counts["limited_requests"] += 1
             return None
         try:
@@ -65,7 +68,7 @@ class Gate:
         self.state.counts["forbidden"] += 1
         answer = forbidden(message, reason)
         if answer is not None:
-            self.state.send_front(identity, answer)
+            self.state.outbox.send_front(identity, answer)
         return None
 
     def _answer_unreadable(self, identity: bytes, frames: Sequence[bytes], who: str, error: ProtocolError) -> None:
@@ -73,14 +76,12 @@ class Gate:
         kind = named_type(frames)
         if kind not in _AWAITED or len(frames[0]) != 8 or self.state.roles.refusal(identity, who, kind):
             return
-        job_id, reason = (
-            int.from_bytes(frames[0], "little"),
-            clipped(f"the broker cannot read this {kind.TYPE}: {error}"),
-        )
+        job_id = int.from_bytes(frames[0], "little")
+        reason = clipped(f"the broker cannot read this {kind.TYPE}: {error}")
         if kind is Hello:
-            self.state.send_front(identity, Refused(reason=reason))
+            self.state.outbox.send_front(identity, Refused(reason=reason))
         elif job_id and ID.admits(job_id):
-            self.state.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
+            self.state.outbox.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
 
     def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
         if not isinstance(message, Hello):
@@ -99,8 +100,9 @@ class Gate:
             self.state.limits.charge_answer(self.state.roles.peer(client), sum(sum(map(len, f)) for f in sends))
         return effects
 
-    def pass_draft(self, identity: bytes, frames: Sequence[bytes], now: float, who: str) -> None:
-        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share of the verifier's time."""
+    def pass_draft(self, identity: bytes, frames: Sequence[bytes], who: str) -> None:
+        """Pass a draft on, if it comes from the drafter that has this lane of the session, and is within its share of the
+        verifier's time."""
         if self.state.roles.refusal(identity, who, Draft):
             self.state.counts["forbidden"] += 1
             return
@@ -109,26 +111,30 @@ class Gate:
         if job is None or job.session.epoch != header.get("epoch"):
             self.state.counts["late_drafts"] += 1
             return
-        number = header.get("lane", -1)
-        lane = job.drafters.lanes.get(number) if type(number) is int else None
-        if lane is None or lane.drafter != identity:
-            raise ProtocolError("a draft for a lane that is not the sender's")
-        worker, verifier = self.state.workers.get(identity), self.state.workers.get(job.session.verifier)
+        lane = _lane_of(job.drafters, header.get("lane", -1), identity)
+        worker = self.state.workers.get(identity)
         if worker is not None:
-            worker.last_seen = now
+            worker.last_seen = self.state.clock.now
         num_bytes = sum(map(len, frames))
-        drafters = job.drafters
-        if (
-            verifier is None
-            or self._is_quiet(verifier)
-            or not admit_draft(drafters, lane, verifier, frames, num_bytes, now)
-        ):
+        if not self._is_taken(job, lane, frames, num_bytes):
             self.state.counts["limited_drafts"] += 1
             return
         if header.get("q_size") and not self.state.roles.trusts(worker.shown if worker is not None else NOBODY):
             frames = encode(stripped(cast("Draft", decode(frames))))
         job.stats.draft_bytes += num_bytes
-        self.state.emit(Send("back", job.session.verifier, list(frames)))
+        self.state.outbox.add(Send("back", job.session.verifier, list(frames)))
 
-    def _is_quiet(self, verifier: Worker) -> bool:
-        return self.state.now - verifier.last_seen > QUIET_BEATS * self.state.heartbeat_ms / 1000
+    def _is_taken(self, job: Job, lane: Lane, frames: Sequence[bytes], num_bytes: int) -> bool:
+        """Can the job's verifier take a draft of this length on this lane now?"""
+        now, verifier = self.state.clock.now, self.state.workers.get(job.session.verifier)
+        if verifier is None or now - verifier.last_seen > QUIET_BEATS * self.state.settings.heartbeat_ms / 1000:
+            return False
+        return admit_draft(job.drafters, lane, verifier, frames, num_bytes, now)
+
+
+def _lane_of(drafters: Drafters, number: object, sender: bytes) -> Lane:
+    """Return the lane of this number; raises ProtocolError if the sender does not have it."""
+    lane = drafters.lanes.get(number) if type(number) is int else None
+    if lane is None or lane.drafter != sender:
+        raise ProtocolError("a draft for a lane that is not the sender's")
+    return lane

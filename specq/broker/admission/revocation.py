@@ -54,7 +54,7 @@ class Revocation:
             self.state.counts["workers_revoked"] += 1
             reason = f"the key {worker.shown.name} may not be a {worker.hello.role} worker any more"
             refused = Refused(reason=reason, fatal=False)  # its next `Hello` is the test: the key may be back by then
-            self.state.send_front(worker.identity, refused)
+            self.state.outbox.send_front(worker.identity, refused)
             self.placement.lose(worker)
         for job in drafted:
             if strategy(job.request.params.strategy).takes_distributions:  # which it was believed

@@ -1,9 +1,9 @@
 """Who may say what to the broker, where keys are on: each message is held against the roles of the key it came with.
 
-Rules: the socket says whose key it was (`who`, the key's name); a peer's word for who it is counts for nothing. A job belongs
-to the key that submitted it, and others learn nothing of it, not even that there is one. A key that is taken off the list
-(`Grant`s by name, which may change at any time) may do nothing from then on, and is sent nothing more: see
-`specq.broker.admission.revocation`. Without keys everyone may do everything.
+Rules: the socket says whose key it was (`who`, the key's name); what a peer says of itself does not count. A job belongs to the
+key that submitted it; other keys learn nothing of it, not even that it exists. A key that is taken off the list (`Grant`s by name,
+which may change at any time) may do nothing from then on, and receives nothing more: see `specq.broker.admission.revocation`.
+Without keys everyone may do everything.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Roles:
         if grant is None:
             return REVOKED
         self._seen.setdefault(who, grant)  # it may come and go between two looks
-        wanted = MAY.get(kind, frozenset()) & ({role} if role else MAY.get(kind, frozenset()))
+        allowed = MAY.get(kind, frozenset())
+        wanted = allowed & {role} if role else allowed
         if wanted.isdisjoint(grant.roles):
             its = " and ".join(grant.roles)
             return f"the key {who} has the role {its}; this takes the role {' or '.join(sorted(wanted)) or 'of nobody'}"
@@ -98,8 +99,10 @@ class Roles:
 
     def trusts(self, shown: Shown) -> bool:
         """Is what a drafter with this key says its tokens were drawn from to be believed?"""
+        if self._grants is None:
+            return True
         grant = self._grant(shown)
-        return self._grants is None or (grant is not None and grant.trusted)
+        return grant is not None and grant.trusted
 
     def refused_priority(self, identity: bytes, priority: int) -> str:
         """Return why this peer's job may not have such a priority, or ""; without keys, it may have any."""
@@ -107,9 +110,8 @@ class Roles:
         if grant is None or priority <= grant.max_priority:
             return ""
         most = f"the key {grant.name} may claim at most {grant.max_priority}"
-        return (
-            f"priority is {priority}; {most} (max_priority in its .pub file at the broker; specq keys --max-priority)"
-        )
+        where = "max_priority in its .pub file at the broker; specq keys --max-priority"
+        return f"priority is {priority}; {most} ({where})"
 
     def public_key(self, identity: bytes) -> bytes:
         """Return the public key of a peer; b"" of a stranger."""
@@ -131,16 +133,18 @@ class Roles:
 
     def stands(self, shown: Shown, role: str) -> bool:
         """Is this key still on the list, under this name and with this role?"""
+        if self._grants is None:
+            return True
         grant = self._grant(shown)
-        return self._grants is None or (grant is not None and role in grant.roles)
+        return grant is not None and role in grant.roles
+
+    def is_client(self, identity: bytes) -> bool:
+        """May the key that this socket has shown still be a client's?"""
+        return self.stands(self.shown(identity), "client")
 
     def may_own(self, owner: str) -> bool:
         """May the key of this name have jobs? One that was put in another's place has that one's."""
         return self._grants is None or (owner in self._grants and "client" in self._grants[owner].roles)
-
-    @property
-    def are_on(self) -> bool:
-        return self._grants is not None
 
     def _grant(self, shown: Shown) -> Grant | None:
         """Return what a key may do now; None if it is not the one of that name any more."""
@@ -151,9 +155,8 @@ class Roles:
 def forbidden(message: Message, reason: str) -> Message | None:
     """Return the answer to a peer whose key may not send this; None: nothing."""
     if isinstance(message, Hello):
-        return Refused(
-            reason=reason, fatal=reason != REVOKED
-        )  # a key that is gone may come back; a wrong role stays wrong
+        # A key that is gone may come back; a wrong role stays wrong.
+        return Refused(reason=reason, fatal=reason != REVOKED)
     if isinstance(message, Submit | Follow | Cancel):
         return Failed(job_id=message.job_id, code="forbidden", reason=reason)
     if isinstance(message, ListJobs | FetchTokenizer):

@@ -64,9 +64,10 @@ class FairQueue:
         if job.job_id in self._requirements:
             return
         line = self._lines.setdefault(job.request.priority, OrderedDict()).setdefault(job.request.owner, _Line())
-        self._requirements[job.job_id] = job.requirements
-        self._kinds[job.requirements] += 1
-        waiting = line.jobs.setdefault(job.requirements, OrderedDict())
+        requirements = job.requirements
+        self._requirements[job.job_id] = requirements
+        self._kinds[requirements] += 1
+        waiting = line.jobs.setdefault(requirements, OrderedDict())
         waiting[job.job_id] = ((not job.session.was_placed, next(self._turns)), job)
         if job.session.was_placed:
             waiting.move_to_end(job.job_id, last=False)

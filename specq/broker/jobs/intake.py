@@ -15,11 +15,12 @@ import structlog
 
 from specq.broker.admission.limits import clipped
 from specq.broker.admission.overload import overload
+from specq.broker.effects import Find
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.readers import Reader
 from specq.broker.jobs.records import ended_record, restored, taken_record
 from specq.broker.jobs.request import JobRequest
-from specq.broker.state import Find, State
+from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.status import status_report
 from specq.broker.workers.tokenizers import no_verifier
@@ -32,8 +33,8 @@ from specq.protocol import (
     GetStatus,
     JournalBusyError,
     ModelInfo,
-    Status,
     Submit,
+    status_of,
     too_large,
 )
 from specq.verification import reason_against
@@ -54,13 +55,13 @@ class Intake:
 
     # --- jobs come in -----------------------------------------------------------------------------------------------
 
-    def submit(self, client: bytes, message: Submit, now: float) -> None:
+    def submit(self, client: bytes, message: Submit) -> None:
         """Take a job, or attach the client to the one that it is."""
         self._with_job(self._submit, client, message)
 
     def _submit(self, client: bytes, message: Submit, known: Job | None) -> None:
         code, reason = self._refusal(client, message, known)
-        if code == "no_verifier" and self.state.in_grace:
+        if code == "no_verifier" and self.state.clock.in_grace:
             return
         if reason:
             self._refuse(client, message.job_id, code, reason)
@@ -72,7 +73,7 @@ class Intake:
 
     def _take(self, client: bytes, message: Submit) -> Job:
         """Make a job of a message."""
-        wall = self.state.wall
+        wall = self.state.clock.wall
         self.state.counts["jobs"] += 1
         deadline = wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
         submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
@@ -92,23 +93,20 @@ class Intake:
         if known is not None and not self._owns(client, known):
             return "forbidden", f"job {message.job_id} is another client's; take another id"
         if known is not None:
-            return "invalid", "" if known.request.has_content(
-                message
-            ) else f"job {message.job_id} exists with other content"
+            is_same = known.request.has_content(message)
+            return "invalid", "" if is_same else f"job {message.job_id} exists with other content"
         verifiers = self.state.workers.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
-        if self.state.closing or self.state.trouble:
-            return "busy", f"no new jobs now: {self.state.closing or self.state.trouble}"
         if reason := overload(self.state, self.state.roles.owner(client)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
         return "invalid", too_large(message) or misfit(message, verifiers[0].model) or refused
 
     def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
-        self.state.send_front(client, Failed(job_id=job_id, code=code, reason=clipped(reason)))
+        self.state.outbox.send_front(client, Failed(job_id=job_id, code=code, reason=clipped(reason)))
 
-    def follow(self, client: bytes, message: Follow, now: float) -> None:
+    def follow(self, client: bytes, message: Follow) -> None:
         """Attach a client to a job that it knows by its id only."""
         self._with_job(self._follow, client, message)
 
@@ -119,7 +117,7 @@ class Intake:
             return
         self._attach(job, client, message)
 
-    def cancel(self, client: bytes, message: Cancel, now: float) -> None:
+    def cancel(self, client: bytes, message: Cancel) -> None:
         """Stop a job; what is committed stays."""
         if message.job_id in self._asked:
             if len(self._asked[message.job_id]) < MAX_ASKING:
@@ -143,11 +141,11 @@ class Intake:
         job = self.state.jobs.get(job_id)
         if job is not None or not self.state.ledger.has_journal:
             act(client, message, job)
-        elif len(self._asked) >= self.state.max_jobs:
+        elif len(self._asked) >= self.state.settings.max_jobs:
             self._refuse(client, job_id, "busy", "too many clients wait for the journal")
         else:
             if job_id not in self._asked:
-                self.state.emit(Find(job_id))
+                self.state.outbox.add(Find(job_id))
             waiting = self._asked.setdefault(job_id, [])
             if len(waiting) < MAX_ASKING:  # else it asks again
                 waiting.append((act, client, message))
@@ -162,7 +160,7 @@ class Intake:
         if stored is not None and stored.finish and self.state.jobs.get(job_id) is None:
             self.state.jobs.keep(restored(stored))
         for act, client, message in waiting:
-            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+            if self.state.roles.is_client(client):
                 act(client, message, self.state.jobs.get(job_id))
 
     # --- the end of a job ---------------------------------------------------------------------------------------------
@@ -170,7 +168,7 @@ class Intake:
     def finish(self, job: Job) -> None:
         """Free the job's workers, keep its result, send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
-        job.transcript.ended_at = self.state.wall
+        job.transcript.ended_at = self.state.clock.wall
         self.placement.release(job)
         self.state.jobs.retire(job)
         self.state.record(ended_record(job), job, ended=True)
@@ -188,7 +186,7 @@ class Intake:
 
     def end_overdue(self) -> None:
         """Fail the jobs whose deadline has passed."""
-        wall = self.state.wall
+        wall = self.state.clock.wall
         for job in [job for job in self.state.jobs.active.values() if 0.0 < job.request.deadline <= wall]:
             done = f"{job.transcript.num_tokens} of at most {job.transcript.max_tokens} tokens"
             self.fail(job, "deadline", f"the deadline passed with {done} generated")
@@ -215,23 +213,25 @@ class Intake:
     def _update(self, job: Job, client: bytes, reader: Reader) -> None:
         """Bring one client up to date; of a failed job the tokens come first, then why it failed."""
         if not reader.greeted:
-            self.state.send_front(client, job.info(self.state.wall) if reader.info else Accepted(job_id=job.job_id))
+            self.state.outbox.send_front(
+                client, job.info(self.state.clock.wall) if reader.info else Accepted(job_id=job.job_id)
+            )
             reader.greeted = True
         durable, failure = job.durable, job.transcript.failure
         if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
-            self.state.send_front(client, job.delta(reader.sent))
+            self.state.outbox.send_front(client, job.delta(reader.sent))
             reader.sent = max(reader.sent, durable.num_tokens)
         if durable.has_ended and failure:
-            self.state.send_front(client, failure)
+            self.state.outbox.send_front(client, failure)
 
     def update_again(self, job: Job) -> None:
         """Send what clients did not take before."""
         job.readers.next_tick()
         self.update(job)
 
-    def get_status(self, client: bytes, message: GetStatus, now: float) -> None:
+    def get_status(self, client: bytes, message: GetStatus) -> None:
         """Answer with the broker's state."""
-        self.state.send_front(client, Status(report=status_report(self.state, now)))
+        self.state.outbox.send_front(client, status_of(status_report(self.state)))
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:

@@ -12,11 +12,16 @@ from specq.broker.jobs.job import Job
 
 
 class Ledger:
-    """The records that are on their way to the journal, in order."""
+    """The records that are on their way to the journal, in order.
+
+    trouble  why the journal cannot be written now, or ""
+    full     why the journal has no room for new jobs, or ""
+    """
 
     def __init__(self, *, has_journal: bool) -> None:
         self.has_journal = has_journal
         self.sequence = self.settled = 0
+        self.trouble = self.full = ""
         self._marks: deque[tuple[int, Job, int, bool]] = deque()  # sequence, job, tokens it has by then, has it ended
 
     def mark(self, job: Job, *, ended: bool = False) -> int:

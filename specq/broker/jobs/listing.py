@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
+from specq.broker.effects import FindFinished
 from specq.broker.jobs.job import Job
-from specq.broker.state import FindFinished, State
+from specq.broker.state import State
 from specq.journal import JobSummary
 from specq.protocol import JobList, JournalBusyError, ListJobs
 
@@ -40,13 +41,13 @@ class Listing:
     def _may_see(self, client: bytes, job: Job) -> bool:
         return self.state.roles.owns(client, job.request.owner)
 
-    def ask(self, client: bytes, message: ListJobs, now: float) -> None:
+    def ask(self, client: bytes, message: ListJobs) -> None:
         """Answer with a list; if there is a journal, after it has answered."""
         limit, skip = min(max(message.limit, 0), MOST_LINES), max(message.skip, 0)
         if self.state.ledger.has_journal:
             if client not in self._asked:  # else it is being answered
                 self._asked.add(client)
-                self.state.emit(FindFinished(client, limit, skip, self.state.roles.owner(client)))
+                self.state.outbox.add(FindFinished(client, limit, skip, self.state.roles.owner(client)))
             return
         finished = [job for job in reversed(self.state.jobs.finished.values()) if self._may_see(client, job)]
         self._answer(client, skip, [summary_of(job) for job in finished[skip : skip + limit]])
@@ -54,7 +55,7 @@ class Listing:
     def answer(self, client: bytes, skip: int, found: list[JobSummary] | JournalBusyError) -> None:
         """Answer with what the journal found; if it cannot be read, with what is in memory."""
         self._asked.discard(client)
-        if not self.state.roles.stands(self.state.roles.shown(client), "client"):
+        if not self.state.roles.is_client(client):
             return
         self._answer(client, skip, [] if isinstance(found, JournalBusyError) else found)
 
@@ -63,10 +64,10 @@ class Listing:
         lines = [self._line(summary_of(job), "running" if job.session.verifier else "waiting") for job in active]
         lines += [self._line(one, _ENDED.get(one.finish, one.finish)) for one in finished]
         data = orjson.dumps([line._asdict() for line in lines])
-        self.state.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
+        self.state.outbox.send_front(client, JobList(skip=skip, data=np.frombuffer(data, np.uint8)))
 
     def _line(self, job: JobSummary, state: str) -> Line:
-        age_s = round(max(0.0, self.state.wall - job.submitted), 1)
+        age_s = round(max(0.0, self.state.clock.wall - job.submitted), 1)
         return Line(job.job_id, job.label, state, job.num_tokens, age_s, job.priority, job.model, job.owner)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from specq.broker.effects import Send
 from specq.broker.jobs.commits import Commit
 from specq.broker.jobs.drafters import Lane
 from specq.broker.jobs.job import Job
-from specq.broker.state import Send
 from specq.protocol import Verdict, encode
 
 BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterable
 
 from specq.broker.jobs.fair_queue import FairQueue
 from specq.broker.jobs.job import Job
@@ -20,11 +21,16 @@ class Jobs:
         self.queue = FairQueue()
         self.held: Counter[str] = Counter()  # active jobs by owner
         self.num_tokens = 0  # that the active jobs have or may have, prompts included
+        self.given_up: list[tuple[Job, str]] = []  # jobs that no verifier can go on with, and why
         self._num_kept = 0  # tokens of the finished
         self._quarantined: dict[int, Job] = {}  # of the active jobs
 
     def get(self, job_id: int) -> Job | None:
         return self.active.get(job_id) or self.finished.get(job_id)
+
+    def among(self, job_ids: Iterable[int]) -> list[Job]:
+        """Return those of the jobs that have not ended."""
+        return [job for job_id in job_ids if (job := self.active.get(job_id)) is not None]
 
     def add(self, job: Job, *, waits: bool = True) -> None:
         """Take a job that `waits` to be placed, or will do so later."""
@@ -69,9 +75,7 @@ class Jobs:
         self._num_kept += job.transcript.length
         while len(self.finished) > KEEP_FINISHED or self._num_kept > KEEP_TOKENS:
             oldest = next(iter(self.finished.values()))
-            if (
-                oldest is job or not oldest.durable.has_ended
-            ):  # its end must be in the journal before it is forgotten here
+            if oldest is job or not oldest.durable.has_ended:  # its end must be in the journal first
                 return
             del self.finished[oldest.job_id]
             self._num_kept -= oldest.transcript.length

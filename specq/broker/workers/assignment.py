@@ -11,7 +11,7 @@ from dataclasses import replace
 from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.reconcile import Action, Expected, Reported, reconcile
-from specq.broker.workers.registry import Worker
+from specq.broker.workers.registry import Worker, least_loaded
 from specq.protocol import Assign, Release, SamplingParams, Verdict
 from specq.verification import strategy
 
@@ -30,12 +30,14 @@ class DrafterAssignment:
     def assign_drafters(self, job: Job) -> None:
         """Give a placed job the drafters that it lacks: no two that would draft the same."""
         verifier = self.state.workers.get(job.session.verifier)
-        if verifier is None or not is_drafted(job.request.speculation.mode, job.request.params.strategy):
+        if verifier is None or len(job.drafters) >= self.state.settings.drafters_per_job:
+            return
+        if not is_drafted(job.request.speculation.mode, job.request.params.strategy):
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
-        while len(job.drafters) < self.state.drafters_per_job:
-            fitting = self.state.workers.drafters_for(verifier.model)
-            drafter = self.state.workers.least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
+        fitting = self.state.workers.drafters_for(verifier.model)
+        while len(job.drafters) < self.state.settings.drafters_per_job:
+            drafter = least_loaded(w for w in fitting if w.model.fingerprint not in drafting)
             if drafter is None:
                 return
             drafting.add(drafter.model.fingerprint)
@@ -49,7 +51,7 @@ class DrafterAssignment:
         request, transcript = job.request, job.transcript
         lane = job.drafters.add(worker.identity, transcript.length)
         worker.job_ids.add(job.job_id)
-        self.state.send_front(
+        self.state.outbox.send_front(
             worker.identity,
             Assign(
                 session_id=job.job_id,
@@ -71,7 +73,7 @@ class DrafterAssignment:
         """Free the drafters of a job that ended."""
         for worker in self._drafters_of(job):
             worker.job_ids.discard(job.job_id)
-            self.state.send_front(worker.identity, Release(session_id=job.job_id, epoch=job.session.epoch))
+            self.state.outbox.send_front(worker.identity, Release(session_id=job.job_id, epoch=job.session.epoch))
         job.drafters.clear()
 
     # --- heartbeats -------------------------------------------------------------------------------------------------
@@ -82,16 +84,15 @@ class DrafterAssignment:
             job = self.state.jobs.active.get(action.session_id)
             if action.kind == "close":
                 release = Release(session_id=action.session_id, epoch=action.epoch)
-                self.state.send_front(worker.identity, release)
+                self.state.outbox.send_front(worker.identity, release)
             elif job is not None:
                 self._apply(job, worker, action)
 
     def _expected(self, worker: Worker) -> dict[int, Expected]:
         """Return the sessions that a drafter should have."""
-        jobs = [job for i in worker.job_ids if (job := self.state.jobs.active.get(i)) is not None]
         return {
             job.job_id: Expected(job.session.epoch, job.transcript.length, lane.mark)
-            for job in jobs
+            for job in self.state.jobs.among(worker.job_ids)
             if (lane := job.drafters.lane_of(worker.identity)) is not None
         }
 
@@ -111,7 +112,7 @@ class DrafterAssignment:
         """Send a drafter as one verdict the tokens beyond this committed length."""
         token_ids = job.transcript.since(length)
         verdict = Verdict(session_id=job.job_id, epoch=job.session.epoch, base_len=length, token_ids=token_ids)
-        self.state.send_front(worker.identity, verdict)
+        self.state.outbox.send_front(worker.identity, verdict)
 
 
 def drafting_params(params: SamplingParams) -> SamplingParams:

@@ -18,11 +18,10 @@ from specq.journal import Crashes
 
 
 class Bindings:
-    """Binds jobs to verifiers, and lets go of them. `given_up`: jobs that no verifier can go on with, and why."""
+    """Binds jobs to verifiers, and lets go of them."""
 
     def __init__(self, state: State) -> None:
         self.state = state
-        self.given_up: list[tuple[Job, str]] = []
         self._absent: dict[int, list[Job]] = {}  # from before the broker's start, by the incarnation that held them
 
     def bind(self, job: Job, weights: str, incarnation: int = 0) -> None:
@@ -53,7 +52,7 @@ class Bindings:
         self.state.record(crashed_record(job), job)
         if is_given_up(crashes):
             reason = f"{crashes.total} verifiers died of it, {crashes.lone} of them with nothing else to do"
-            self.given_up.append((job, reason))
+            self.state.jobs.given_up.append((job, reason))
 
     # --- after the broker's own crash ---------------------------------------------------------------------------------
 
@@ -70,7 +69,7 @@ class Bindings:
 
     def note_absent(self) -> None:
         """Count the verifiers that have not come back as crashed, if the time for that is over."""
-        if self._absent and not self.state.in_grace:
+        if self._absent and not self.state.clock.in_grace:
             lost, self._absent = self._absent, {}
             for jobs in lost.values():
                 self.note_crash(_unfinished(jobs))

@@ -27,13 +27,13 @@ class Heartbeats:
     def __init__(self, state: State, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
-    def heartbeat(self, identity: bytes, message: Heartbeat, now: float) -> None:
+    def heartbeat(self, identity: bytes, message: Heartbeat) -> None:
         """Note that a worker lives, and send again what its list of sessions shows to be lost."""
         worker = self.state.workers.get(identity)
         if worker is None:
-            self.state.send_front(identity, Refused(reason="not registered", fatal=False))
+            self.state.outbox.send_front(identity, Refused(reason="not registered", fatal=False))
             return
-        worker.beat(message, now)
+        worker.beat(message, self.state.clock.now)
         if message.state in ("leaving", "failed"):
             log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
             self.placement.lose(worker, crashed=message.state == "failed")
@@ -47,14 +47,14 @@ class Heartbeats:
         else:
             self.placement.drafter_assignment.reconcile(worker, reported)
 
-    def lose_dead(self, now: float) -> None:
+    def lose_dead(self) -> None:
         """Take their sessions from the workers that were silent for too long, or have not worked though they could."""
-        for worker in self.state.workers.dead(now, self.state.liveness_s):
-            hangs = worker.hangs(self.state.liveness_s)
+        for worker in self.state.workers.dead(self.state.clock.now, self.state.settings.liveness_s):
+            hangs = worker.hangs(self.state.settings.liveness_s)
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
             if hangs:
-                self.state.hung.add(worker.hello.incarnation)
+                self.state.workers.hung.add(worker.hello.incarnation)
             self.placement.lose(worker, crashed=True)
         self.placement.bindings.note_absent()
         self.placement.settle()
@@ -63,14 +63,14 @@ class Heartbeats:
 
     def _expected(self, verifier: Worker) -> dict[int, Expected]:
         """Return the sessions that a verifier should have."""
-        jobs = self.placement.jobs_of(verifier)
+        jobs = self.state.jobs.among(verifier.job_ids)
         return {job.job_id: Expected(job.session.epoch, job.transcript.length, job.session.mark) for job in jobs}
 
     def _apply(self, verifier: Worker, actions: Iterable[Action]) -> None:
         for action in actions:
             job = self.state.jobs.active.get(action.session_id)
             if action.kind == "close":
-                self.state.send_back(verifier.identity, Close(session_id=action.session_id, epoch=action.epoch))
+                self.state.outbox.send_back(verifier.identity, Close(session_id=action.session_id, epoch=action.epoch))
             elif job is None or not job.session.is_at(verifier.identity, action.epoch):
                 continue  # an action before this one has moved it
             elif action.kind in ("missing", "lost"):
@@ -82,14 +82,14 @@ class Heartbeats:
         """Send a verifier the length that the journal has of a session; it sends what is beyond again if it shall."""
         confirm(job.session, verifier)
         length = job.transcript.prompt_len + job.durable.num_tokens
-        self.state.send_back(
+        self.state.outbox.send_back(
             verifier.identity, Ack(session_id=job.job_id, epoch=job.session.epoch, length=length, resend=resend)
         )
         job.session.mark.confirm(job.transcript.length)
 
     def _open_again(self, job: Job, verifier: Worker) -> None:
         """Send a session again that a heartbeat lacks; one that is never confirmed goes to another verifier."""
-        what = judge_missing(job.session, self.state.now, PATIENCE * self.state.liveness_s)
+        what = judge_missing(job.session, self.state.clock.now, PATIENCE * self.state.settings.liveness_s)
         if what == "open":
             self.placement.open(job, verifier)
         elif what == "give back":

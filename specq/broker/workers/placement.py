@@ -5,8 +5,9 @@ Rule: a session is opened under a new epoch each time, so that whatever its form
 
 from __future__ import annotations
 
+from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
-from specq.broker.state import Disconnect, State
+from specq.broker.state import State
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
 from specq.broker.workers.policy import choose, moves
@@ -19,12 +20,11 @@ MAX_FAILURES = 3  # times that verifiers may give a job back before it is given 
 
 
 class Placement:
-    """Places jobs on verifiers, and takes them away again. `given_up`: jobs that no verifier can go on with, and why."""
+    """Places jobs on verifiers, and takes them away again."""
 
     def __init__(self, state: State) -> None:
         self.state, self.drafter_assignment = state, DrafterAssignment(state)
         self.bindings = Bindings(state)
-        self.given_up = self.bindings.given_up
 
     def settle(self) -> None:
         """Place what waits for a verifier, and give drafters to what lacks them."""
@@ -34,13 +34,13 @@ class Placement:
     def lose(self, worker: Worker, *, crashed: bool = False) -> None:
         """Forget a worker; its jobs go to others. Each of a verifier's may be why it `crashed`."""
         self.state.workers.remove(worker.identity)
-        if worker.hello.role == "target":
-            self.state.emit(Disconnect(worker.identity))
-        jobs = self.jobs_of(worker)
-        if worker.hello.role != "target":
+        jobs = self.state.jobs.among(worker.job_ids)
+        if worker.hello.role == "draft":
             for job in jobs:
                 job.drafters.drop(worker.identity)
-        elif crashed:
+            return
+        self.state.outbox.add(Disconnect(worker.identity))
+        if crashed:
             self.bindings.note_crash(jobs)
         else:
             for job in jobs:
@@ -56,7 +56,9 @@ class Placement:
     def place_waiting(self) -> None:
         """Open jobs that wait, in the queue's order, while there is room."""
         queue = self.state.jobs.queue
-        while (found := queue.take(self._places_for, self.state.wall)) is not None or self._clear_for_quarantined():
+        while (
+            found := queue.take(self._places_for, self.state.clock.wall)
+        ) is not None or self._clear_for_quarantined():
             if found is not None:
                 job, able = found
                 self.open(job, self._best_of(job, able))
@@ -78,34 +80,32 @@ class Placement:
         for requirements in self.state.jobs.queue.quarantined():
             worker = to_clear(self._able(requirements), self.state.jobs.isolated())
             if worker is not None:
-                for job in self.jobs_of(worker):
+                for job in self.state.jobs.among(worker.job_ids):
                     self.take_from(job, worker)
                     self.bindings.let_wait(job)
                 return True
         return False
-
-    def jobs_of(self, worker: Worker) -> list[Job]:
-        return [job for i in worker.job_ids if (job := self.state.jobs.active.get(i)) is not None]
 
     def _best_of(self, job: Job, able: list[Worker]) -> Worker:
         return choose(able, job.request.max_length, job.request.prefix_keys)
 
     def hand_over(self, worker: Worker) -> None:
         """Let others go on with the jobs of a verifier that is about to leave; those without a place end there."""
-        for job in self.jobs_of(worker):
+        for job in self.state.jobs.among(worker.job_ids):
             able = self._places_for(job.requirements)
             if able is not None:
                 self._move(job, self._best_of(job, able))
 
-    def rebalance(self, now: float) -> None:
+    def rebalance(self) -> None:
         """Let verifiers that have joined share in the work."""
         if len(self.state.jobs.queue):
             return
+        now = self.state.clock.now
         for alike in self.state.workers.alike():
             isolated = self.state.jobs.isolated()
-            recent = now - 2 * self.state.heartbeat_ms / 1000
+            recent = now - 2 * self.state.settings.heartbeat_ms / 1000
             able = [w for w in alike if w.identity not in isolated and not w.is_unreachable and w.last_seen >= recent]
-            for job, to in moves(able, [job for w in able for job in self.jobs_of(w)], now):
+            for job, to in moves(able, [job for w in able for job in self.state.jobs.among(w.job_ids)], now):
                 self._move(job, to)
 
     def _move(self, job: Job, to: Worker) -> None:
@@ -114,14 +114,14 @@ class Placement:
         if former is not None:
             self.take_from(job, former)
         self.state.counts["moved"] += 1
-        job.session.moved_at = self.state.now
+        job.session.moved_at = self.state.clock.now
         self.open(job, to)
 
     def take_from(self, job: Job, worker: Worker) -> None:
         """Close a job's session at its verifier."""
         worker.job_ids.discard(job.job_id)
         job.session.verifier = b""
-        self.state.send_back(worker.identity, Close(session_id=job.job_id, epoch=job.session.epoch))
+        self.state.outbox.send_back(worker.identity, Close(session_id=job.job_id, epoch=job.session.epoch))
 
     def open(self, job: Job, worker: Worker) -> None:
         """Open a job's session at a verifier, from the transcript on."""
@@ -130,7 +130,7 @@ class Placement:
         worker.job_ids.add(job.job_id)
         worker.take(request.max_length, request.prefix_keys)
         self.bindings.bind(job, worker.weights, worker.hello.incarnation)
-        self.state.send_back(
+        self.state.outbox.send_back(
             worker.identity,
             Open(
                 session_id=job.job_id,
@@ -152,7 +152,7 @@ class Placement:
 
     def drafted_by(self, worker: Worker) -> list[Job]:
         """Return the jobs that a drafter drafts for."""
-        return [job for job in self.jobs_of(worker) if worker.identity in job.drafters.identities()]
+        return [job for job in self.state.jobs.among(worker.job_ids) if worker.identity in job.drafters.identities()]
 
     def release(self, job: Job) -> None:
         """Free the workers of a job that ended."""
@@ -162,7 +162,7 @@ class Placement:
         job.session.verifier = b""
         self.drafter_assignment.release(job)
 
-    def session_failed(self, verifier: bytes, message: SessionFailed, now: float) -> None:
+    def session_failed(self, verifier: bytes, message: SessionFailed) -> None:
         """A verifier cannot go on with a session: try another, or fail the job."""
         job = self.state.jobs.active.get(message.session_id)
         if job is None or not job.session.is_at(verifier, message.epoch):
@@ -174,7 +174,7 @@ class Placement:
             self.give_back(job, message.reason)
             self.place_waiting()
         else:
-            self.given_up.append((job, message.reason))
+            self.state.jobs.given_up.append((job, message.reason))
 
     def give_back(self, job: Job, reason: str) -> None:
         """Note that a verifier cannot go on with a job: another tries, unless too many could not."""
@@ -182,6 +182,8 @@ class Placement:
         session.verifier = b""
         session.num_failures += 1
         if session.num_failures >= MAX_FAILURES:
-            self.given_up.append((job, f"given up after {session.num_failures} failures; the last: {reason}"))
+            self.state.jobs.given_up.append(
+                (job, f"given up after {session.num_failures} failures; the last: {reason}")
+            )
         else:
             self.bindings.let_wait(job)

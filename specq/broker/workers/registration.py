@@ -4,50 +4,58 @@ from __future__ import annotations
 
 import structlog
 
-from specq.broker.state import Connect, State
+from specq.broker.effects import Connect
+from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registry import Worker, fits, mismatch
-from specq.protocol import Hello, Refused, Welcome
+from specq.protocol import Hello, ModelInfo, Refused, Welcome
 
 log = structlog.get_logger(__name__)
 
 
 class Registration:
-    """The handler of workers' first message; what they say later goes to `Placement`."""
+    """The handler of workers' first message; the later ones go to `Heartbeats`."""
 
     def __init__(self, state: State, placement: Placement) -> None:
         self.state, self.placement = state, placement
 
-    def hello(self, identity: bytes, message: Hello, now: float) -> None:
+    def hello(self, identity: bytes, message: Hello) -> None:
         """Register a worker, or refuse it with the reason."""
         known = self.state.workers.get(identity)
+        if known is None and (reason := self._reason_against(message)):
+            self.state.outbox.send_front(identity, Refused(reason=reason))
+            return
+        self.state.outbox.send_front(identity, Welcome(heartbeat_ms=self.state.settings.heartbeat_ms))
         if known is not None:
-            known.last_seen = now
-            self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
-            return
-        if message.incarnation in self.state.hung:
-            self.state.send_front(identity, Refused(reason="it stood still with work to do; start it anew"))
-            return
+            known.last_seen = self.state.clock.now
+        else:
+            self._register(self._worker(identity, message))
+
+    def _reason_against(self, message: Hello) -> str:
+        """Return why a worker cannot be registered, or ""."""
+        if message.incarnation in self.state.workers.hung:
+            return "it stood still with work to do; start it anew"
         if message.role not in ("target", "draft"):
-            self.state.send_front(identity, Refused(reason=f"unknown role {message.role!r}; there are target, draft"))
-            return
-        worker = self._worker(identity, message, now)
+            return f"unknown role {message.role!r}; there are target, draft"
+        return self._mismatch(message.model) if message.role == "draft" else ""
+
+    def _mismatch(self, draft: ModelInfo) -> str:
+        """Return why a draft model fits none of the verifiers that there are, or ""; without verifiers, it may fit."""
         targets = [w.model for w in self.state.workers.verifiers()]
-        if message.role == "draft" and targets and not any(fits(message.model, target) for target in targets):
-            self.state.send_front(identity, Refused(reason=mismatch(message.model, targets)))
-            return
+        return mismatch(draft, targets) if targets and not any(fits(draft, target) for target in targets) else ""
+
+    def _register(self, worker: Worker) -> None:
         self.state.workers.add(worker)
-        self.state.send_front(identity, Welcome(heartbeat_ms=self.state.heartbeat_ms))
-        log.info("worker_registered", name=worker.name, role=message.role, model=worker.model.name)
-        if message.role == "target":
-            self.state.emit(Connect(identity, message.endpoint))
-            self.placement.bindings.welcome_back(message.incarnation)
+        log.info("worker_registered", name=worker.name, role=worker.hello.role, model=worker.model.name)
+        if worker.hello.role == "target":
+            self.state.outbox.add(Connect(worker.identity, worker.hello.endpoint))
+            self.placement.bindings.welcome_back(worker.hello.incarnation)
             self._refuse_misfits()
             self.placement.place_waiting()
         self.placement.drafter_assignment.assign_all()
 
-    def _worker(self, identity: bytes, message: Hello, now: float) -> Worker:
-        shown = self.state.roles.shown(identity)
+    def _worker(self, identity: bytes, message: Hello) -> Worker:
+        shown, now = self.state.roles.shown(identity), self.state.clock.now
         return Worker(
             identity,
             message,
@@ -60,9 +68,8 @@ class Registration:
         )
 
     def _refuse_misfits(self) -> None:
-        """Refuse drafters that came before any verifier and turn out to fit none."""
-        targets = [w.model for w in self.state.workers.verifiers()]
+        """Refuse drafters that came before any verifier, or whose verifiers are gone, and turn out to fit none."""
         for worker in self.state.workers.drafters():
-            if not any(fits(worker.model, target) for target in targets):
-                self.state.send_front(worker.identity, Refused(reason=mismatch(worker.model, targets)))
-                self.state.workers.remove(worker.identity)
+            if reason := self._mismatch(worker.model):
+                self.state.outbox.send_front(worker.identity, Refused(reason=reason))
+                self.placement.lose(worker)

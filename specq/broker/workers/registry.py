@@ -93,10 +93,11 @@ class Worker:
 
 
 class WorkerRegistry:
-    """All registered workers, by identity."""
+    """All registered workers, by identity; `hung`: the incarnations of those that stood still with work to do."""
 
     def __init__(self) -> None:
         self._workers: dict[bytes, Worker] = {}
+        self.hung: set[int] = set()
 
     def all(self) -> list[Worker]:
         return list(self._workers.values())
@@ -125,17 +126,18 @@ class WorkerRegistry:
     def drafters(self) -> list[Worker]:
         return [w for w in self._workers.values() if w.hello.role == "draft"]
 
-    def least_loaded(self, workers: Iterable[Worker]) -> Worker | None:
-        """Return the worker with room that carries the fewest jobs, or None."""
-        able = [w for w in workers if w.has_room]
-        return min(able, key=lambda w: len(w.job_ids), default=None)
-
     def drafters_for(self, model: ModelInfo) -> list[Worker]:
         return [w for w in self.drafters() if fits(w.model, model)]
 
     def dead(self, now: float, seconds: float) -> list[Worker]:
         """Return the workers that were silent, or have stood still, for longer than this."""
         return [w for w in self._workers.values() if w.is_silent(now, seconds) or w.hangs(seconds)]
+
+
+def least_loaded(workers: Iterable[Worker]) -> Worker | None:
+    """Return the worker with room that carries the fewest jobs, or None."""
+    able = [w for w in workers if w.has_room]
+    return min(able, key=lambda w: len(w.job_ids), default=None)
 
 
 def fits(draft: ModelInfo, target: ModelInfo) -> bool:

@@ -8,13 +8,13 @@ from specq.broker.state import State
 from specq.broker.workers.registry import Worker
 
 
-def status_report(state: State, now: float) -> dict[str, Any]:
+def status_report(state: State) -> dict[str, Any]:
     """Return models, workers, jobs and counters; times in seconds."""
     workers = state.workers.all()
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
     return {
         "models": sorted({worker.model.name for worker in state.workers.verifiers()}),
-        "workers": [_worker(worker, now) for worker in workers],
+        "workers": [_worker(worker, state.clock.now) for worker in workers],
         "jobs": {
             "waiting": len(state.jobs.active) - num_running,
             "running": num_running,
@@ -25,7 +25,7 @@ def status_report(state: State, now: float) -> dict[str, Any]:
             "kept": state.ledger.has_journal,
             "records": state.ledger.sequence,
             "records_waiting": state.ledger.sequence - state.ledger.settled,
-            "trouble": state.trouble,
+            "trouble": state.ledger.trouble,
         },
     }
 

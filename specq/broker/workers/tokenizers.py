@@ -6,7 +6,8 @@ are the pieces of one that is gone; clients that wait for these are served by an
 
 from __future__ import annotations
 
-from specq.broker.state import Send, State
+from specq.broker.effects import Send
+from specq.broker.state import State
 from specq.protocol import Failed, FetchTokenizer, Frames, ProtocolError, TokenizerChunk, encode
 
 MAX_WAITING = 4096  # clients for one tokenizer
@@ -22,13 +23,15 @@ class Tokenizers:
         self._waiting: dict[str, set[bytes]] = {}  # by tokenizer hash: the clients that wait for it
         self._asked: dict[str, bytes] = {}  # by tokenizer hash: the verifier that was asked last
 
-    def fetch(self, client: bytes, message: FetchTokenizer, now: float) -> None:
+    def fetch(self, client: bytes, message: FetchTokenizer) -> None:
         """Answer with the pieces of the tokenizer, fetched once from a verifier."""
         verifiers = self.state.workers.verifiers(message.model)
-        if not verifiers and self.state.in_grace:
+        if not verifiers and self.state.clock.in_grace:
             return
         if not verifiers:
-            self.state.send_front(client, Failed(job_id=0, code="no_verifier", reason=no_verifier(message.model)))
+            self.state.outbox.send_front(
+                client, Failed(job_id=0, code="no_verifier", reason=no_verifier(message.model))
+            )
             return
         wanted = verifiers[0].model.tokenizer_hash
         if wanted in self._known:
@@ -44,9 +47,9 @@ class Tokenizers:
         worker = self.state.workers.get(verifier)
         if worker is not None:
             self._asked[tokenizer_hash] = verifier
-            self.state.send_back(verifier, FetchTokenizer(model=worker.model.name))
+            self.state.outbox.send_back(verifier, FetchTokenizer(model=worker.model.name))
 
-    def chunk(self, verifier: bytes, message: TokenizerChunk, now: float) -> None:
+    def chunk(self, verifier: bytes, message: TokenizerChunk) -> None:
         """Collect a piece; the last one serves all who wait. Raises ProtocolError for what is not the verifier's to say; what
         nobody asked for is dropped, or it would be kept without end."""
         worker = self.state.workers.get(verifier)
@@ -64,7 +67,7 @@ class Tokenizers:
         self._pieces = {key: kept for key, kept in self._pieces.items() if key[1] != wanted}
         self._known[wanted] = [pieces[index] for index in sorted(pieces)]
         for client in self._waiting.pop(wanted, set()):
-            if self.state.roles.stands(self.state.roles.shown(client), "client"):
+            if self.state.roles.is_client(client):
                 self._serve(client, wanted)
 
     def tidy(self) -> None:
@@ -81,7 +84,7 @@ class Tokenizers:
                 self._ask(next(identity for identity, found in there.items() if found == wanted), wanted)
 
     def _serve(self, client: bytes, tokenizer_hash: str) -> None:
-        self.state.emit(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
+        self.state.outbox.add(*(Send("front", client, frames) for frames in self._known[tokenizer_hash]))
 
 
 def no_verifier(model: str) -> str:

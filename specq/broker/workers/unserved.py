@@ -1,6 +1,6 @@
 """Jobs that no verifier can go on with: none has their model, or the weights that their text began with.
 
-They wait, since a verifier may come back; but not for ever. Pure but for what it notes: since when which weights are missing.
+They wait, since a verifier may come back, but not for ever.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from specq.broker.jobs.job import Job
+from specq.broker.jobs.job import Job, Requirements
 from specq.broker.state import State
 from specq.broker.workers.registry import Worker
 
@@ -31,18 +31,14 @@ class Unserved:
 
     def given_up(self) -> list[tuple[Job, str]]:
         """Return the jobs that have waited for too long for what nobody has, and what is missing."""
-        wanted = {
-            Missing(requirements.model, requirements.weights) for requirements in self.state.jobs.queue.requirements()
-        }
-        missing = {one for one in wanted if not self._is_served(one)}
-        self._since = {one: self._since.get(one, self.state.now) for one in missing}
-        if not self.patience_s:
+        now = self.state.clock.now
+        wanted = set(map(_wanted, self.state.jobs.queue.requirements()))
+        self._since = {one: self._since.get(one, now) for one in wanted if not self._is_served(one)}
+        late = {one for one, since in self._since.items() if self.patience_s and now - since >= self.patience_s}
+        if not late:
             return []
-        late = {one for one, since in self._since.items() if self.state.now - since >= self.patience_s}
-        return [(job, self._reason(found)) for job in self._waiting(late) if (found := _wanted_by(job)) in late]
-
-    def _waiting(self, late: set[Missing]) -> list[Job]:
-        return [job for job in self.state.jobs.active.values() if not job.session.verifier] if late else []
+        waiting = [job for job in self.state.jobs.active.values() if not job.session.verifier]
+        return [(job, self._reason(found)) for job in waiting if (found := _wanted(job.requirements)) in late]
 
     def _is_served(self, missing: Missing) -> bool:
         return any(worker.has_weights(missing.weights) for worker in self.state.workers.verifiers(missing.model))
@@ -55,8 +51,8 @@ class Unserved:
         return f"no verifier {what} was there for {self.patience_s:g} s (weights_wait_seconds); {served}"
 
 
-def _wanted_by(job: Job) -> Missing:
-    return Missing(job.requirements.model, job.requirements.weights)
+def _wanted(requirements: Requirements) -> Missing:
+    return Missing(requirements.model, requirements.weights)
 
 
 def _served(verifiers: Iterable[Worker]) -> str:

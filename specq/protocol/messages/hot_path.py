@@ -25,6 +25,7 @@ from specq.protocol.messages.base import (
     WithReason,
     empty,
 )
+from specq.protocol.session_stats import SESSION_STATS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +78,7 @@ class Verdict(Message):
     min_accept_prob: Annotated[int, bounds.MIN_ACCEPT_PROB] = 0
     seen: Annotated[tuple[int, ...], bounds.SEEN] = ()
     us: Annotated[tuple[int, ...], bounds.STEP_US] = ()
-    stats: Annotated[dict[str, Any], bounds.STATS] = field(default_factory=dict)
+    stats: Annotated[dict[str, Any], SESSION_STATS] = field(default_factory=dict)
     token_ids: Tokens32
     node_ids: NodeIds = empty("<i4")
     mask: NodeFlags = empty("<u1")

@@ -79,10 +79,12 @@ class Failed(WithReason):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Status(Message):
-    """The broker's state as a JSON-able dict: models, workers, sessions, counters."""
+    """The broker's state as a JSON-able dict: models, workers, sessions, counters. `data`: the report as JSON, if it is too
+    large for the header; see `specq.protocol.status_report`."""
 
     TYPE: ClassVar[str] = "status"
-    report: Annotated[dict[str, Any], bounds.REPORT]
+    report: Annotated[dict[str, Any], bounds.REPORT] = field(default_factory=dict)
+    data: Bytes = empty("<u1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
