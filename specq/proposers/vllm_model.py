@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from specq.engines import describe, resolve_directory
-from specq.engines.vllm.options import make_options, overrides, prepare_environment
+from specq.engines import resolve_directory
+from specq.engines.vllm.options import make_options, model_info, prepare_environment
 from specq.proposers.interface import Children, Expansion
 from specq.proposers.making import ChildMaker, ChildRequest
 from specq.protocol import NO_TOKENS, EngineError, Int32Array, SamplingParams
@@ -68,16 +68,7 @@ class VllmModel:
         self._asked = asking(top=self._candidates)
         self._maker = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
-        self.info = describe(
-            directory,
-            engine="vllm",
-            name=name,
-            dtype=self._asker.dtype,
-            vocab_size=self._asker.vocab_size,
-            max_length=self._asker.max_length,
-            kv_slots=self._asker.kv_slots,
-            overrides=overrides(arguments),
-        )
+        self.info = model_info(arguments, self._asker, name)
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
