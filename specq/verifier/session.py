@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from specq.drafting import Calibration, judged
-from specq.protocol import History, Int32Array, LogprobRecord, Open, SamplingParams, SessionStats, Speculation
+from specq.protocol import History, LogprobRecord, Open, SamplingParams, SessionStats, Speculation
 from specq.text import StopMatcher
 from specq.verification import strategy
 from specq.verifier.draft_tree import Chain, Node, in_order
@@ -200,17 +200,18 @@ class Session:
             node.parent = None
         return num_gone
 
-    def up_to_end(self, token_ids: Int32Array) -> tuple[Int32Array, str]:
-        """Return the tokens up to the first that ends the text, and the finish reason or "". A stop string's matcher takes in
-        the tokens: call it once for each round."""
-        tokens = token_ids[: self.limit - self.length]
-        num_kept = next((i + 1 for i, token in enumerate(tokens.tolist()) if token in self.end_ids), None)
+    def up_to_end(self, token_ids: list[int]) -> tuple[int, str]:
+        """Return how many tokens there are up to the first that ends the text, and the finish reason or "". A stop string's
+        matcher takes in the tokens: call it once for each round."""
+        room = self.limit - self.length
+        tokens = token_ids[:room]
+        num_kept = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)
         if self.stop_matcher is not None:
-            stopped = self.stop_matcher.push(tokens[:num_kept].tolist())
+            stopped = self.stop_matcher.push(tokens[:num_kept])
             num_kept = num_kept if stopped is None else stopped + 1
         if num_kept is not None:
-            return tokens[:num_kept], "stop"
-        return tokens, "length" if self.length + len(tokens) >= self.limit else ""
+            return num_kept, "stop"
+        return len(tokens), "length" if len(tokens) >= room else ""
 
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
