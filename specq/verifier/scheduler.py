@@ -34,11 +34,8 @@ class StepPlan:
     """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a second."""
 
     shares: list[ScheduledSession]
+    num_rows: int
     goodput: float
-
-    @property
-    def num_rows(self) -> int:
-        return sum(share.step.num_rows for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def plan(
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
     shares = [_share(session, size, chosen) for session, size in chunks]
     num_rows = sum(share.step.num_rows for share in shares)
-    return StepPlan(shares, (len(decoding) + chosen.tokens) / curve(num_rows))
+    return StepPlan(shares, num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
 
 
 def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]:
