@@ -208,7 +208,7 @@ class Drafter:
         offers: list[tuple[float, DraftSession, DraftNode | None]] = []
         for session in self.sessions.values():
             with faults.of(session, "drafted for"):
-                offers += [(reach_prob, session, node) for reach_prob, node in session.frontier()]
+                offers += [(log_prob, session, node) for log_prob, node in session.frontier()]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
         best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
         chosen: dict[int, _Chosen] = {}
