@@ -40,6 +40,7 @@ class DraftSession:
         self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
         self.acceptance_stats = acceptance_stats
         self.params = drafting_params(message.params, message.speculation)
+        self.draws_children = draws_children(self.params)
         self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
         self.is_sync = message.speculation.mode == "sync"
         self.chain = chain
@@ -193,7 +194,7 @@ class DraftSession:
 
     def learn(self, verdict: Verdict) -> None:
         """Learn how good drawn nodes are from those that were judged; `commit` learns from point masses."""
-        if not draws_children(self.params) or verdict.base_len != self.length:
+        if not self.draws_children or verdict.base_len != self.length:
             return
         lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
         sent = {node.wire_id: node for node in self.live_nodes()}
@@ -209,7 +210,7 @@ class DraftSession:
         siblings: dict[int, DraftNode] | None = self.roots
         last: DraftNode | None = None
         for token in tokens:
-            for node in siblings.values() if siblings and not draws_children(self.params) else ():
+            for node in siblings.values() if siblings and not self.draws_children else ():
                 self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
             last = siblings.get(token) if siblings is not None else None
             siblings = last.children if last is not None else None
