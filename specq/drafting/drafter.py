@@ -22,7 +22,7 @@ import structlog
 from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.draft_nodes import DraftNode
 from specq.drafting.session import DraftSession
-from specq.proposers import ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
+from specq.proposers import CONTEXT, ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
 from specq.protocol import Assign, Draft, Heartbeat, Int32Array, Message, ProtocolError, Release, SpecqError, Verdict
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import reason_against
@@ -220,7 +220,8 @@ class Drafter:
     def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
         first = session.next_id
         session.next_id += num_ids
-        return Expansion(session.session_id, -1 if node is None else node.node_id, tuple(range(first, session.next_id)))
+        node_id = CONTEXT if node is None else node.node_id
+        return Expansion(session.session_id, node_id, tuple(range(first, session.next_id)))
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this drafter and each session's length as far as it knows."""
