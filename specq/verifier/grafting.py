@@ -91,7 +91,7 @@ def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistrib
         session.num_live += 1
     lane.node_table[fresh.node_id] = node
     if distribution is not None and all(other.distribution in (None, distribution) for other in siblings.values()):
-        node.draw(distribution, rank, fresh, session.acceptance_stats.probability(fresh.score))
+        node.draw(distribution, rank, fresh, session.sampled_calibration.probability(fresh.score))
 
 
 def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:

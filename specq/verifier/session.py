@@ -25,7 +25,7 @@ class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner."""
 
     def __init__(
-        self, message: Open, end_ids: tuple[int, ...] = (), acceptance_stats: Calibration | None = None
+        self, message: Open, end_ids: tuple[int, ...] = (), sampled_calibration: Calibration | None = None
     ) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.params: SamplingParams = message.params
@@ -38,7 +38,7 @@ class Session:
         self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
-        self.acceptance_stats = acceptance_stats or Calibration()  # of sampled nodes, in all sessions of a verifier
+        self.sampled_calibration = sampled_calibration or Calibration()  # one for all sessions of a verifier
         self.stop_matcher: StopMatcher | None = None  # of the job's stop strings
         self.finish = ""  # the finish reason, once there is one
         self.kv_len = 0
@@ -155,7 +155,7 @@ class Session:
         for i in judged(nodes, accepted) if self.takes_distributions else ():
             self.lanes[nodes[i].lane].calibration.observe(nodes[i].score, i in accepted)
             if nodes[i].distribution is not None:
-                self.acceptance_stats.observe(nodes[i].predicted, i in accepted)
+                self.sampled_calibration.observe(nodes[i].predicted, i in accepted)
 
     def count_chain_round(self, num_verified: int, num_accepted: int) -> None:
         """Count a round that verified this many nodes of the offered chain, as `count_round` does."""
