@@ -142,7 +142,8 @@ def predicted_scores(draft: Draft) -> list[float]:
     here it cannot depend on the node's own token.
     """
     if not draft.q_size:
-        return [float(score) for score in draft.scores]
+        scores: list[float] = draft.scores.tolist()
+        return scores
     predicted = draft.scores.astype(np.float64)  # [num_nodes]
     ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]
     left = draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)  # [num_groups, q_size], less what was drawn
@@ -151,7 +152,8 @@ def predicted_scores(draft: Draft) -> list[float]:
         weights = left[rows]  # [len(nodes), q_size]
         predicted[nodes] = np.log((weights**2).sum(1) / weights.sum(1) ** 2)
         left[rows] = np.where(ids[rows] == draft.token_ids[nodes, None], 0.0, weights)
-    return list(map(float, predicted))
+    found: list[float] = predicted.tolist()
+    return found
 
 
 def _by_rank(rows: list[int]) -> list[list[int]]:
