@@ -21,18 +21,8 @@ class DraftNode:
     """
 
     __slots__ = (
-        "children",
-        "distribution",
-        "expanded",
-        "log_reach_prob",
-        "node_id",
-        "parent",
-        "position",
-        "predicted",
-        "rank",
-        "score",
-        "token",
-        "wire_id",
+        "children", "distribution", "expanded", "log_reach_prob", "node_id", "parent", "position", "predicted", "rank", "score",
+        "token", "wire_id",
     )  # fmt: skip
 
     def __init__(

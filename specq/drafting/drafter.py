@@ -30,9 +30,8 @@ from specq.verification import reason_against
 log = structlog.get_logger(__name__)
 
 MOST_REFUSED = 1000  # sessions that are remembered
-CHAIN_WIDTH = (
-    2  # chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it
-)
+# Chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it.
+CHAIN_WIDTH = 2
 
 
 class _Chosen(NamedTuple):
