@@ -15,6 +15,7 @@ from specq.verifier.draft_tree import Chain, tree_of
 from specq.verifier.grafting import MAX_LIVE_NODES, graft, predicted_scores
 from specq.verifier.prompt_lookup import LOOKUP_TOKENS, lookup_tokens
 from specq.verifier.session import Session
+from tests.verifier.trees import live_nodes
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
@@ -210,7 +211,7 @@ def test_no_schedule_of_drafts_changes_the_transcript(case: tuple[list[int], lis
         else:
             assert isinstance(value, Draft)
             graft(session, value, 0.0)
-        live = list(session.live_nodes())
+        live = live_nodes(session)
         assert session.token_ids == [1, 2, 3, *text[:done]]
         assert session.num_live == len(live)
         for node in live:
@@ -430,7 +431,7 @@ def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:
     """Offered in arrays or grafted: the same statistics of a round."""
     grafted, offered = make_session(), make_session()
     graft(grafted, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
-    nodes = list(grafted.live_nodes())
+    nodes = live_nodes(grafted)
     grafted.count_round(nodes, {0})
     offered.offer(Chain(np.array([4, 5, 6], np.int32), np.zeros(3, np.float32), np.ones(3)))
     offered.count_chain_round(3, 1)
