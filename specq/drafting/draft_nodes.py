@@ -14,25 +14,15 @@ from specq.protocol import DraftDistribution, pack_distributions
 class DraftNode:
     """A drafted node.
 
-    predicted     the proposer's log-probability given the parent; score: the same after calibration
-    reach_prob    log of the cumulative acceptance probability, from where drafting began
-    rank          place among its siblings; distribution: what they were drawn from, None for a point mass
-    wire_id       the id that the verifier knows it by; -1: not sent
+    predicted        the proposer's log-probability given the parent; score: the same after calibration
+    log_reach_prob   log of the cumulative acceptance probability, from where drafting began
+    rank             place among its siblings; distribution: what they were drawn from, None for a point mass
+    wire_id          the id that the verifier knows it by; -1: not sent
     """
 
     __slots__ = (
-        "children",
-        "distribution",
-        "expanded",
-        "node_id",
-        "parent",
-        "position",
-        "predicted",
-        "rank",
-        "reach_prob",
-        "score",
-        "token",
-        "wire_id",
+        "children", "distribution", "expanded", "log_reach_prob", "node_id", "parent", "position", "predicted", "rank", "score",
+        "token", "wire_id",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +30,7 @@ class DraftNode:
     ) -> None:
         self.node_id, self.token, self.parent, self.position = node_id, token, parent, position
         self.rank, self.predicted = rank, predicted
-        self.score = self.reach_prob = 0.0
+        self.score = self.log_reach_prob = 0.0
         self.distribution: DraftDistribution | None = None
         self.children: dict[int, DraftNode] = {}
         self.expanded = False

@@ -22,7 +22,7 @@ import structlog
 from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.draft_nodes import DraftNode
 from specq.drafting.session import DraftSession
-from specq.proposers import ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
+from specq.proposers import CONTEXT, ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
 from specq.protocol import Assign, Draft, Heartbeat, Int32Array, Message, ProtocolError, Release, SpecqError, Verdict
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import reason_against
@@ -30,9 +30,8 @@ from specq.verification import reason_against
 log = structlog.get_logger(__name__)
 
 MOST_REFUSED = 1000  # sessions that are remembered
-CHAIN_WIDTH = (
-    2  # chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it
-)
+# Chains of a pass, for few sessions: each more makes a pass longer, and no verdict is received during it.
+CHAIN_WIDTH = 2
 
 
 class _Chosen(NamedTuple):
@@ -208,7 +207,7 @@ class Drafter:
         offers: list[tuple[float, DraftSession, DraftNode | None]] = []
         for session in self.sessions.values():
             with faults.of(session, "drafted for"):
-                offers += [(reach_prob, session, node) for reach_prob, node in session.frontier()]
+                offers += [(log_prob, session, node) for log_prob, node in session.frontier()]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
         best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
         chosen: dict[int, _Chosen] = {}
@@ -220,7 +219,8 @@ class Drafter:
     def _request(self, session: DraftSession, node: DraftNode | None, num_ids: int) -> Expansion:
         first = session.next_id
         session.next_id += num_ids
-        return Expansion(session.session_id, -1 if node is None else node.node_id, tuple(range(first, session.next_id)))
+        node_id = CONTEXT if node is None else node.node_id
+        return Expansion(session.session_id, node_id, tuple(range(first, session.next_id)))
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this drafter and each session's length as far as it knows."""

@@ -40,6 +40,7 @@ class DraftSession:
         self.session_id, self.epoch, self.lane = message.session_id, message.epoch, message.lane
         self.acceptance_stats = acceptance_stats
         self.params = drafting_params(message.params, message.speculation)
+        self.draws_children = draws_children(self.params)
         self.shape = shape_of(message.speculation, fan_out=fan_out, max_ahead=max_ahead)
         self.is_sync = message.speculation.mode == "sync"
         self.chain = chain
@@ -49,7 +50,7 @@ class DraftSession:
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
         self.root_expanded = False
-        self.base_reach_prob = 0.0  # reach_prob of the committed context, which those of the nodes count from
+        self.base_log_reach_prob = 0.0  # log_reach_prob of the committed context, which those of the nodes count from
         self.next_id = 0
         self.next_wire_id = 0
         self.num_live = 0
@@ -88,9 +89,9 @@ class DraftSession:
             return
         floor = self._floor()
         for node in self.live_nodes():
-            if not node.expanded and node.reach_prob >= floor and node.position + 1 - self.length < ahead:
+            if not node.expanded and node.log_reach_prob >= floor and node.position + 1 - self.length < ahead:
                 if self.num_children(node):
-                    yield node.reach_prob - self.base_reach_prob, node
+                    yield node.log_reach_prob - self.base_log_reach_prob, node
                 else:
                     node.expanded = True
 
@@ -112,14 +113,14 @@ class DraftSession:
         return list(takewhile(bool, counts))
 
     def _floor(self) -> float:
-        """Return the least reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
+        """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
 
         Children of a node outside the budget are outside it, too, so a budget ends the growing by itself.
         """
-        min_accept_prob = self.base_reach_prob + (math.log(MIN_REACH_PROB) if self.is_sync else self.floor)
+        least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_sync else self.floor)
         if not self.budget or self.num_live <= self.budget:
-            return min_accept_prob
-        return max(min_accept_prob, heapq.nlargest(self.budget, (node.reach_prob for node in self.live_nodes()))[-1])
+            return least
+        return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
 
     def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> None:
         """Hang a proposer's children below a node, or below the context.
@@ -128,7 +129,7 @@ class DraftSession:
         probability takes the last: no node is cut because of its own token.
         """
         siblings = self.roots if parent is None else parent.children
-        base = self.base_reach_prob if parent is None else parent.reach_prob
+        base = self.base_log_reach_prob if parent is None else parent.log_reach_prob
         position = self.length if parent is None else parent.position + 1
         left = most = 1.0
         probability, log = self.acceptance_stats.calibration.probability, math.log
@@ -138,12 +139,12 @@ class DraftSession:
             chance = probability(predicted)
             node.score = log(max(chance, LEAST_CHANCE))
             if children.distribution is None:
-                node.reach_prob = base + node.score
+                node.log_reach_prob = base + node.score
                 continue
             node.distribution = children.distribution
             most = chance = min(most, left * chance)
             left -= chance
-            node.reach_prob = base + log(max(chance, LEAST_CHANCE))
+            node.log_reach_prob = base + log(max(chance, LEAST_CHANCE))
         self.num_live += min(len(ids), len(tokens))
         if parent is None:
             self.root_expanded = True
@@ -169,11 +170,11 @@ class DraftSession:
         """Return what is likely enough and was not sent yet; no more than the budget leaves room for."""
         floor = self._floor()
         nodes = list(self.live_nodes())
-        fresh = [node for node in nodes if node.wire_id < 0 and node.reach_prob >= floor]
+        fresh = [node for node in nodes if node.wire_id < 0 and node.log_reach_prob >= floor]
         if not self.budget:
             return fresh
         room = max(0, self.budget - sum(node.wire_id >= 0 for node in nodes))
-        kept = {id(node) for node in sorted(fresh, key=lambda node: -node.reach_prob)[:room]}
+        kept = {id(node) for node in sorted(fresh, key=lambda node: -node.log_reach_prob)[:room]}
         return [node for node in fresh if id(node) in kept]
 
     def _message(self, fresh: Sequence[DraftNode]) -> Draft:
@@ -193,7 +194,7 @@ class DraftSession:
 
     def learn(self, verdict: Verdict) -> None:
         """Learn how good drawn nodes are from those that were judged; `commit` learns from point masses."""
-        if not draws_children(self.params) or verdict.base_len != self.length:
+        if not self.draws_children or verdict.base_len != self.length:
             return
         lanes = verdict.node_lanes.tolist() or [self.lane] * len(verdict.node_ids)
         sent = {node.wire_id: node for node in self.live_nodes()}
@@ -209,7 +210,7 @@ class DraftSession:
         siblings: dict[int, DraftNode] | None = self.roots
         last: DraftNode | None = None
         for token in tokens:
-            for node in siblings.values() if siblings and not draws_children(self.params) else ():
+            for node in siblings.values() if siblings and not self.draws_children else ():
                 self.acceptance_stats.calibration.observe(node.predicted, node.token == token)
             last = siblings.get(token) if siblings is not None else None
             siblings = last.children if last is not None else None
@@ -221,7 +222,7 @@ class DraftSession:
             siblings = last = None
         self.roots = siblings or {}
         self.root_expanded = last is not None and last.expanded
-        self.base_reach_prob = last.reach_prob if last is not None else 0.0
+        self.base_log_reach_prob = last.log_reach_prob if last is not None else 0.0
         for node in self.roots.values():
             node.parent = None
         self.num_live = sum(1 for _ in self.live_nodes())
@@ -242,7 +243,8 @@ class DraftSession:
     def _notice_loss(self, minimum: float, *, was_used: bool) -> None:
         """Send all nodes again after several verdicts that used none, though one that was sent is likely enough to be used."""
         expects_use = any(
-            node.wire_id >= 0 and node.reach_prob - self.base_reach_prob >= minimum for node in self.roots.values()
+            node.wire_id >= 0 and node.log_reach_prob - self.base_log_reach_prob >= minimum
+            for node in self.roots.values()
         )
         self.unused = self.unused + 1 if expects_use and not was_used else 0
         if self.unused >= LOST_AFTER:

@@ -40,10 +40,11 @@ def describe(
     """Return what a checkpoint's model is, as an engine runs it; `overrides`: its options that change the text."""
     tokenizer = directory / "tokenizer.json"
     text = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else ""
+    tensors = tensors_hash(directory)
     return ModelInfo(
         name=name or directory.name,
-        fingerprint=fingerprint(directory, overrides),
-        former_fingerprint=tensors_hash(directory),
+        fingerprint=fingerprint(directory, overrides, tensors=tensors),
+        former_fingerprint=tensors,
         dtype=dtype,
         engine=engine,
         vocab_size=vocab_size,

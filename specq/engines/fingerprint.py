@@ -26,13 +26,18 @@ _FILES = ("config.json", "quantize_config.json", "hf_quant_config.json", "quant_
 _MARK = "specq fingerprint 2"
 
 
-def fingerprint(directory: Path, overrides: Mapping[str, Any] | None = None) -> str:
-    """Hash what the text of a checkpoint depends on; `overrides`: options of what runs it that change its text."""
+def fingerprint(directory: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "") -> str:
+    """Hash what the text of a checkpoint depends on.
+
+    overrides   options of what runs it that change its text
+    tensors     its `tensors_hash`, where that is known already: to read large weights takes long
+    """
     said: dict[str, Any] = {name: _relevant(read_json(directory / name)) for name in _FILES}
     said["eos"] = eos_ids(directory)
     if overrides:
         said["overrides"] = dict(overrides)
-    text = json.dumps([_MARK, tensors_hash(directory), said], sort_keys=True, separators=(",", ":"), default=str)
+    parts = [_MARK, tensors or tensors_hash(directory), said]
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from specq.proposers.chain_source import Chains, ChainSource
 from specq.proposers.chains import ChainProposer, expand_chain, level_ids
-from specq.proposers.interface import Children, Expansion, Proposer, ProposerSpec, draws_children
+from specq.proposers.interface import CONTEXT, Children, Expansion, Proposer, ProposerSpec, draws_children
 from specq.proposers.ngram_index import NgramIndex
 from specq.runtime import Table
 
@@ -24,6 +24,7 @@ PROPOSERS = Table(
 )
 
 __all__ = [
+    "CONTEXT",
     "PROPOSERS",
     "ChainProposer",
     "ChainSource",

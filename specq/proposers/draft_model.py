@@ -13,7 +13,7 @@ replacement, from distributions that travel with them (`specq.verification.draft
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,11 @@ import torch
 from specq.engines.torch import ChainStart, LoadedModel, RowPacker
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.proposers.contexts import Context, Contexts
-from specq.proposers.interface import Children, Expansion
+from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion
 from specq.proposers.making import ChildMaker, ChildRequest
-from specq.protocol import NO_TOKENS, EngineError, Float32Array, Int32Array, SamplingParams
+from specq.protocol import EngineError, Float32Array, Int32Array, SamplingParams
 
-CONTEXT = -1  # the node id that stands for the committed context
 NO_SLOT = -1
-NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
 
 
 @dataclass(slots=True)
@@ -268,8 +266,7 @@ class DraftModel:
         """Cut children to those requested, and keep them as nodes."""
         if found is None:
             return NO_CHILDREN
-        count = len(request.child_ids)
-        children = replace(found, token_ids=found.token_ids[:count], scores=found.scores[:count])
+        children = found.first(len(request.child_ids))
         position = self._sessions[request.session_id].child_position(request.node_id)
         self._add_nodes(request, position, children)
         return children

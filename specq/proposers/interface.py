@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol, Self
+
+import numpy as np
 
 from specq.config import OwnOptions
-from specq.protocol import DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.protocol import NO_TOKENS, DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
 from specq.verification import strategy
+
+CONTEXT = -1  # the node id that stands for the committed context
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
     """A request for the children of one node.
 
-    node_id   -1: what follows the committed context; else a node returned by an earlier `expand` and not cut since
+    node_id   CONTEXT: what follows the committed context; else a node returned by an earlier `expand` and not cut since
     child_ids the ids that the children shall bear; their number is the number of children wanted
     """
 
@@ -36,6 +40,13 @@ class Children:
     token_ids: Int32Array
     scores: Float32Array
     distribution: DraftDistribution | None = None
+
+    def first(self, count: int) -> Self:
+        """Return the first `count` of them."""
+        return replace(self, token_ids=self.token_ids[:count], scores=self.scores[:count])
+
+
+NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
 
 
 class Proposer(Protocol):

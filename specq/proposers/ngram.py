@@ -10,9 +10,8 @@ import numpy as np
 
 from specq.proposers.interface import Children, Expansion, ProposerSpec
 from specq.proposers.ngram_index import NgramIndex
+from specq.proposers.paths import Paths
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
-
-CONTEXT = -1
 
 INFO = ModelInfo(
     name="ngram",
@@ -29,10 +28,8 @@ INFO = ModelInfo(
 
 @dataclass(slots=True)
 class _Session:
-    """`paths`: node -> the tokens from the context down to it."""
-
     index: NgramIndex
-    paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {CONTEXT: ()})
+    paths: Paths = field(default_factory=Paths)
 
 
 class NgramProposer:
@@ -52,11 +49,9 @@ class NgramProposer:
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
         """See `Proposer.commit`."""
-        session, tokens = self._sessions[session_id], tuple(token_ids.tolist())
+        session, tokens = self._sessions[session_id], token_ids.tolist()
         session.index.token_ids.extend(tokens)
-        depth = len(tokens)
-        kept = session.paths.items() if len(path) == depth else ()
-        session.paths = {i: p[depth:] for i, p in kept if len(p) > depth and p[:depth] == tokens} | {CONTEXT: ()}
+        session.paths.commit(tokens, path)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """See `Proposer.expand`."""
@@ -64,11 +59,9 @@ class NgramProposer:
 
     def _children(self, request: Expansion) -> Children:
         session = self._sessions[request.session_id]
-        path = session.paths[request.node_id]
-        found = session.index.followers(path, len(request.child_ids))
-        for child_id, (token, _) in zip(request.child_ids, found, strict=False):
-            session.paths[child_id] = (*path, token)
+        found = session.index.followers(session.paths[request.node_id], len(request.child_ids))
         tokens, scores = [token for token, _ in found], [score for _, score in found]
+        session.paths.add(request, tokens)
         return Children(np.array(tokens, np.int32), np.array(scores, np.float32))
 
 

@@ -12,15 +12,8 @@ from collections.abc import Sequence
 MIN_MATCH = 2
 MAX_MATCH = 8  # longer matches count as this long
 MAX_PLACES = 8  # of a pair that are remembered, the most recent
-CLAIMS = {
-    2: 0.3,
-    3: 0.5,
-    4: 0.6,
-    5: 0.7,
-    6: 0.8,
-    7: 0.85,
-    8: 0.9,
-}  # by length of match; a lane's calibration corrects them
+# By length of match, the predicted probability that what followed follows again; a lane's calibration corrects it.
+PREDICTED = {2: 0.3, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.8, 7: 0.85, 8: 0.9}
 
 
 class NgramIndex:
@@ -54,7 +47,7 @@ class NgramIndex:
         end, chain = len(self.token_ids), list[int]()
         for i in range(place, place + num_tokens):
             chain.append(self.token_ids[i] if i < end else chain[i - end])
-        return chain, math.log(CLAIMS[length])
+        return chain, math.log(PREDICTED[length])
 
     def followers(self, beyond: Sequence[int], count: int) -> list[tuple[int, float]]:
         """Return up to `count` different (token, log-probability) that may follow the text and some tokens beyond it."""
@@ -63,8 +56,8 @@ class NgramIndex:
         for length, place in self.matches(beyond):
             token = self.token_ids[place]
             if token not in found and len(found) < count:
-                found[token] = math.log(max(CLAIMS[length] * left, 1e-6))
-                left *= 1.0 - CLAIMS[length]
+                found[token] = math.log(max(PREDICTED[length] * left, 1e-6))
+                left *= 1.0 - PREDICTED[length]
         return list(found.items())
 
     def _match(self, tail: Sequence[int], place: int) -> int:

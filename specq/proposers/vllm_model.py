@@ -7,31 +7,28 @@ For draft models that the `draft-model` proposer does not load. Children come fr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from specq.engines import describe, resolve_directory
-from specq.engines.vllm.options import make_options, overrides, prepare_environment
-from specq.proposers.interface import Children, Expansion
+from specq.engines import resolve_directory
+from specq.engines.vllm.options import make_options, model_info, prepare_environment
+from specq.proposers.interface import NO_CHILDREN, Children, Expansion
 from specq.proposers.making import ChildMaker, ChildRequest
-from specq.protocol import NO_TOKENS, EngineError, Int32Array, SamplingParams
+from specq.proposers.paths import Paths
+from specq.protocol import EngineError, Int32Array, SamplingParams
 
-CONTEXT = -1
 CANDIDATES = 64
 MAX_REQUESTS = 256  # of a pass that vLLM takes at once
 MAX_ROWS = 2048
-NO_CHILDREN = Children(NO_TOKENS, np.zeros(0, np.float32))
 
 
 @dataclass(slots=True)
 class _Session:
-    """`paths`: node -> the tokens from the context down to it."""
-
     params: SamplingParams
     token_ids: list[int]
-    paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {CONTEXT: ()})
+    paths: Paths = field(default_factory=Paths)
 
 
 class VllmModel:
@@ -68,16 +65,7 @@ class VllmModel:
         self._asked = asking(top=self._candidates)
         self._maker = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
-        self.info = describe(
-            directory,
-            engine="vllm",
-            name=name,
-            dtype=self._asker.dtype,
-            vocab_size=self._asker.vocab_size,
-            max_length=self._asker.max_length,
-            kv_slots=self._asker.kv_slots,
-            overrides=overrides(arguments),
-        )
+        self.info = model_info(arguments, self._asker, name)
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
@@ -93,11 +81,9 @@ class VllmModel:
 
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
         """See `Proposer.commit`."""
-        session, tokens = self._sessions[session_id], tuple(self._embeddable(token_ids))
+        session, tokens = self._sessions[session_id], self._embeddable(token_ids)
         session.token_ids.extend(tokens)
-        depth = len(tokens)
-        kept = session.paths.items() if len(path) == depth else ()
-        session.paths = {i: p[depth:] for i, p in kept if len(p) > depth and p[:depth] == tokens} | {CONTEXT: ()}
+        session.paths.commit(tokens, path)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Ask for what follows each node; none at the model's maximum length. See `Proposer.expand`."""
@@ -125,11 +111,8 @@ class VllmModel:
 
     def _answer(self, request: Expansion, made: Children) -> Children:
         """Cut children to those requested, and keep them as nodes."""
-        session, count = self._sessions[request.session_id], len(request.child_ids)
-        children = replace(made, token_ids=made.token_ids[:count], scores=made.scores[:count])
-        path = session.paths[request.node_id]
-        for child_id, token in zip(request.child_ids, children.token_ids.tolist(), strict=False):
-            session.paths[child_id] = (*path, token)
+        children = made.first(len(request.child_ids))
+        self._sessions[request.session_id].paths.add(request, children.token_ids.tolist())
         return children
 
     def _embeddable(self, token_ids: Int32Array) -> list[int]:

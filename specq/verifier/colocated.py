@@ -97,11 +97,7 @@ class ColocatedDrafter:
         left, rows, tokens = [], 0, 0.0
         enough = LEAD * self.choice.promise()
         for session in sessions:
-            promised = 0.0
-            with Faults().of(session, "drafted for"):  # the verifier's own plan reports the fault
-                nodes = session.candidates(FLOOR) if session.num_live else ()
-                known = [node for node in nodes if node.depends_on is None]  # without looking at a drawn token
-                promised = sum(node.reach_prob for node in known)
+            promised = _promised(session) if session.num_live else 0.0
             if promised < enough or session.is_sync:
                 left.append(session)
             else:
@@ -185,20 +181,21 @@ class ColocatedDrafter:
 
     def observe(self, messages: Iterable[Message]) -> None:
         """Take the verdicts among the messages of a step: contexts follow them, and what became of the chains is learned."""
-        outcomes: list[Outcome] = []
+        outcomes, faults = list[Outcome](), Faults()
         for verdict in messages:
             if isinstance(verdict, Verdict) and self._epochs.get(verdict.session_id) == verdict.epoch:
-                outcome = self._commit(verdict)
-                outcomes += [outcome] if outcome is not None else []
+                outcome = self._commit(verdict, faults)
+                if outcome is not None:
+                    outcomes.append(outcome)
         if outcomes:
             scores = np.concatenate([outcome.scores for outcome in outcomes])
             is_accepted = np.concatenate([np.arange(one.num_judged) < one.num_accepted for one in outcomes])
             self.calibration.observe_all(scores, is_accepted)
             self.choice.learn_chains([one.num_judged for one in outcomes], [one.num_accepted for one in outcomes])
 
-    def _commit(self, verdict: Verdict) -> Outcome | None:
+    def _commit(self, verdict: Verdict, faults: Faults) -> Outcome | None:
         """Let the source follow a verdict; return what became of the session's chain, if it had one."""
-        offered, faults = self._offered.pop(verdict.session_id, None), Faults()
+        offered = self._offered.pop(verdict.session_id, None)
         with faults.of(verdict, "drafted for"):
             num_followed = self.source.commit(verdict.session_id, verdict.token_ids)
         if verdict in faults:
@@ -253,6 +250,14 @@ class ColocatedDrafter:
 def _room(session: Session) -> int:
     """Return how many levels a session's chain may have; the correction takes one position itself."""
     return longest_chain(session.speculation, session.limit - session.length - 1)
+
+
+def _promised(session: Session) -> float:
+    """Return how many tokens a session's tree promises without a look at drawn ones; 0 where that raises, which the verifier's
+    own plan reports."""
+    with Faults().of(session, "drafted for"):
+        return sum(node.reach_prob for node in session.candidates(FLOOR) if node.depends_on is None)
+    return 0.0
 
 
 def _graft(session: Session, chains: Chains, index: int, scores: Float32Array, now: float) -> list[int]:

@@ -75,7 +75,7 @@ class Verifier:
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
-        self._acceptance_stats = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
+        self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -119,7 +119,7 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        session = self.sessions[message.session_id] = Session(message, ends, self._acceptance_stats)
+        session = self.sessions[message.session_id] = Session(message, ends, self._sampled_calibration)
         if message.params.stop and self.codec is not None:
             session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
             session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())

@@ -58,20 +58,8 @@ class Node:
     """
 
     __slots__ = (
-        "arrived",
-        "children",
-        "depends_on",
-        "distribution",
-        "lane",
-        "node_id",
-        "parent",
-        "position",
-        "predicted",
-        "rank",
-        "reach_prob",
-        "score",
-        "stands",
-        "token",
+        "arrived", "children", "depends_on", "distribution", "lane", "node_id", "parent", "position", "predicted", "rank",
+        "reach_prob", "score", "stands", "token",
     )  # fmt: skip
 
     def __init__(

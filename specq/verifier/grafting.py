@@ -91,7 +91,7 @@ def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistrib
         session.num_live += 1
     lane.node_table[fresh.node_id] = node
     if distribution is not None and all(other.distribution in (None, distribution) for other in siblings.values()):
-        node.draw(distribution, rank, fresh, session.acceptance_stats.probability(fresh.score))
+        node.draw(distribution, rank, fresh, session.sampled_calibration.probability(fresh.score))
 
 
 def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
@@ -142,7 +142,8 @@ def predicted_scores(draft: Draft) -> list[float]:
     here it cannot depend on the node's own token.
     """
     if not draft.q_size:
-        return [float(score) for score in draft.scores]
+        scores: list[float] = draft.scores.tolist()
+        return scores
     predicted = draft.scores.astype(np.float64)  # [num_nodes]
     ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]
     left = draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)  # [num_groups, q_size], less what was drawn
@@ -151,7 +152,8 @@ def predicted_scores(draft: Draft) -> list[float]:
         weights = left[rows]  # [len(nodes), q_size]
         predicted[nodes] = np.log((weights**2).sum(1) / weights.sum(1) ** 2)
         left[rows] = np.where(ids[rows] == draft.token_ids[nodes, None], 0.0, weights)
-    return list(map(float, predicted))
+    found: list[float] = predicted.tolist()
+    return found
 
 
 def _by_rank(rows: list[int]) -> list[list[int]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +13,7 @@ from specq.protocol import COLOCATED_LANE, Draft, Float32Array, Verdict, pack_di
 from specq.verifier.session import Session
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What became of a chain: the scores f32[num_judged] of its judged tokens, and how many of these were accepted."""
 
     scores: Float32Array
@@ -25,8 +24,7 @@ class Outcome:
         return len(self.scores)
 
 
-@dataclass(frozen=True, slots=True)
-class OfferedChain:
+class OfferedChain(NamedTuple):
     """What was drafted for a session in this round.
 
     scores     f32[depth]: the drafter's own log-probabilities of the chain's tokens

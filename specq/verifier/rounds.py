@@ -40,13 +40,14 @@ def commit(share: ScheduledSession, judgement: Judgement, min_accept_prob: int) 
     """
     session, base_len = share.session, share.session.length
     session.kv_len += len(judgement.path)
-    tokens, session.finish = session.up_to_end(judgement.token_ids)
-    accepted = set(judgement.path[: len(tokens)])
+    tokens = judgement.token_ids.tolist()
+    num_kept, session.finish = session.up_to_end(tokens)
+    accepted = set(judgement.path[:num_kept])
     _count(share, accepted, min_accept_prob)
     if judgement.logprobs is not None:
-        session.logprobs.add(judgement.logprobs, len(tokens))
-    session.commit(tokens.tolist(), len(share.nodes))
-    return Round(share, base_len, tokens, accepted)
+        session.logprobs.add(judgement.logprobs, num_kept)
+    session.commit(tokens[:num_kept], len(share.nodes))
+    return Round(share, base_len, judgement.token_ids[:num_kept], accepted)
 
 
 def _count(share: ScheduledSession, accepted: AbstractSet[int], min_accept_prob: int) -> None:

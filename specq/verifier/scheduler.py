@@ -34,11 +34,8 @@ class StepPlan:
     """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a second."""
 
     shares: list[ScheduledSession]
+    num_rows: int
     goodput: float
-
-    @property
-    def num_rows(self) -> int:
-        return sum(share.step.num_rows for share in self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +79,7 @@ def plan(
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
     shares = [_share(session, size, chosen) for session, size in chunks]
     num_rows = sum(share.step.num_rows for share in shares)
-    return StepPlan(shares, (len(decoding) + chosen.tokens) / curve(num_rows))
+    return StepPlan(shares, num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
 
 
 def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]:
@@ -122,9 +119,8 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     if not (on_trees or chains) or room <= 0:
         return Chosen({}, {}, 0.0)
     # An index into reach_prob stands for a node: first those of trees, then those of one chain after the other.
-    reach_prob = np.concatenate(
-        [[node.reach_prob for _, node in on_trees], *[own for _, own in chains]]
-    )  # [num_offered]
+    of_trees = np.array([node.reach_prob for _, node in on_trees])
+    reach_prob = np.concatenate([of_trees, *(own for _, own in chains)])  # [num_offered]
     order = np.argsort(-reach_prob, kind="stable")  # [num_offered], likeliest first
     count = best_count(reach_prob[order], _num_needed(on_trees, order), len(sessions), num_rows, room, curve)
     chosen = order[:count]
@@ -190,9 +186,8 @@ def best_count(
 
     reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`
     """
-    tokens = num_sessions + np.concatenate(
-        ([0.0], np.cumsum(reach_prob))
-    )  # [num_offered + 1], with 0, 1, ... nodes added
+    # With 0, 1, ... nodes added.
+    tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))  # [num_offered + 1]
     times = curve.times(num_rows, min(len(reach_prob), room) + 1)  # [most + 1]
     goodput = tokens[: len(times)] / times  # [most + 1]
     if not needed.any():

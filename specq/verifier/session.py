@@ -6,11 +6,11 @@ the tree is in `specq.verifier.grafting`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
 from specq.drafting import Calibration, judged
-from specq.protocol import History, Int32Array, LogprobRecord, Open, SamplingParams, SessionStats, Speculation
+from specq.protocol import History, LogprobRecord, Open, SamplingParams, SessionStats, Speculation
 from specq.text import StopMatcher
 from specq.verification import strategy
 from specq.verifier.draft_tree import Chain, Node, in_order
@@ -25,7 +25,7 @@ class Session:
     """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner."""
 
     def __init__(
-        self, message: Open, end_ids: tuple[int, ...] = (), acceptance_stats: Calibration | None = None
+        self, message: Open, end_ids: tuple[int, ...] = (), sampled_calibration: Calibration | None = None
     ) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
         self.params: SamplingParams = message.params
@@ -38,7 +38,7 @@ class Session:
         self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
-        self.acceptance_stats = acceptance_stats or Calibration()  # of sampled nodes, in all sessions of a verifier
+        self.sampled_calibration = sampled_calibration or Calibration()  # one for all sessions of a verifier
         self.stop_matcher: StopMatcher | None = None  # of the job's stop strings
         self.finish = ""  # the finish reason, once there is one
         self.kv_len = 0
@@ -130,13 +130,6 @@ class Session:
                 left -= node.reach_prob
         return nodes
 
-    def live_nodes(self) -> Iterator[Node]:
-        """Yield the live nodes, parents first."""
-        level = list(self.roots.values())
-        while level:
-            yield from level
-            level = [child for node in level for child in node.children.values()]
-
     # --- verdicts ---------------------------------------------------------------------------------------------------
 
     def count_round(self, nodes: Sequence[Node], accepted: AbstractSet[int]) -> None:
@@ -155,7 +148,7 @@ class Session:
         for i in judged(nodes, accepted) if self.takes_distributions else ():
             self.lanes[nodes[i].lane].calibration.observe(nodes[i].score, i in accepted)
             if nodes[i].distribution is not None:
-                self.acceptance_stats.observe(nodes[i].predicted, i in accepted)
+                self.sampled_calibration.observe(nodes[i].predicted, i in accepted)
 
     def count_chain_round(self, num_verified: int, num_accepted: int) -> None:
         """Count a round that verified this many nodes of the offered chain, as `count_round` does."""
@@ -200,17 +193,18 @@ class Session:
             node.parent = None
         return num_gone
 
-    def up_to_end(self, token_ids: Int32Array) -> tuple[Int32Array, str]:
-        """Return the tokens up to the first that ends the text, and the finish reason or "". A stop string's matcher takes in
-        the tokens: call it once for each round."""
-        tokens = token_ids[: self.limit - self.length]
-        num_kept = next((i + 1 for i, token in enumerate(tokens.tolist()) if token in self.end_ids), None)
+    def up_to_end(self, token_ids: list[int]) -> tuple[int, str]:
+        """Return how many tokens there are up to the first that ends the text, and the finish reason or "". A stop string's
+        matcher takes in the tokens: call it once for each round."""
+        room = self.limit - self.length
+        tokens = token_ids[:room]
+        num_kept = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)
         if self.stop_matcher is not None:
-            stopped = self.stop_matcher.push(tokens[:num_kept].tolist())
+            stopped = self.stop_matcher.push(tokens[:num_kept])
             num_kept = num_kept if stopped is None else stopped + 1
         if num_kept is not None:
-            return tokens[:num_kept], "stop"
-        return tokens, "length" if self.length + len(tokens) >= self.limit else ""
+            return num_kept, "stop"
+        return len(tokens), "length" if len(tokens) >= room else ""
 
     def seen(self) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""

@@ -162,7 +162,9 @@ def test_the_floor_follows_the_minimum_acceptance_probability() -> None:
         sent = [score for draft in passes(drafter, 20) for score in draft.scores.tolist()]
         assert bool(sent) == (min_accept_prob < 900)
         session = drafter.sessions[7]
-        reaches = [node.reach_prob - session.base_reach_prob for node in session.live_nodes() if node.wire_id >= 0]
+        reaches = [
+            node.log_reach_prob - session.base_log_reach_prob for node in session.live_nodes() if node.wire_id >= 0
+        ]
         assert min(reaches, default=0.0) >= 2 * np.log(min_accept_prob / 1000) - 1e-6
 
 

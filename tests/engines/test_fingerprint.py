@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -101,6 +102,16 @@ def test_the_former_fingerprint_is_what_older_journals_hold() -> None:
     )
     assert info.former_fingerprint == tensors_hash(directory) == FORMER
     assert info.fingerprint == fingerprint(directory) != FORMER
+
+
+def test_a_description_reads_the_weights_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have many gigabytes."""
+    read: list[str] = []
+    monkeypatch.setattr(
+        hashlib, "file_digest", lambda file, kind: read.append(file.name) or hashlib.new(kind, file.read())
+    )
+    describe(checkpoint, engine="e", name="", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=1)
+    assert read == [str(checkpoint / "model.safetensors")]
 
 
 def test_a_file_that_cannot_be_read_is_named(checkpoint: Path) -> None:

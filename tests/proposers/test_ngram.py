@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.proposers.ngram_index import CLAIMS, MAX_MATCH, MAX_PLACES, MIN_MATCH, NgramIndex
+from specq.proposers.ngram_index import MAX_MATCH, MAX_PLACES, MIN_MATCH, PREDICTED, NgramIndex
 
 
 def test_the_longest_match_wins_and_then_the_most_recent() -> None:
@@ -54,4 +54,4 @@ def test_the_index_finds_what_a_search_finds(tokens: list[int], beyond: list[int
     assert index.matches(beyond) == _matches(tokens, beyond)
     for token, score in index.followers(beyond, 3):
         assert token in tokens
-        assert score <= math.log(max(CLAIMS.values()))
+        assert score <= math.log(max(PREDICTED.values()))

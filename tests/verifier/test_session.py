@@ -15,6 +15,7 @@ from specq.verifier.draft_tree import Chain, tree_of
 from specq.verifier.grafting import MAX_LIVE_NODES, graft, predicted_scores
 from specq.verifier.prompt_lookup import LOOKUP_TOKENS, lookup_tokens
 from specq.verifier.session import Session
+from tests.verifier.trees import live_nodes
 
 
 def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
@@ -210,7 +211,7 @@ def test_no_schedule_of_drafts_changes_the_transcript(case: tuple[list[int], lis
         else:
             assert isinstance(value, Draft)
             graft(session, value, 0.0)
-        live = list(session.live_nodes())
+        live = live_nodes(session)
         assert session.token_ids == [1, 2, 3, *text[:done]]
         assert session.num_live == len(live)
         for node in live:
@@ -236,11 +237,11 @@ def test_grafting_before_or_after_a_commit_is_the_same(cut: int) -> None:
 WARM = SamplingParams(strategy="probabilistic", temperature=1.0)
 
 
-def make_warm_session(acceptance_stats: Calibration | None = None) -> Session:
+def make_warm_session(sampled_calibration: Calibration | None = None) -> Session:
     """Return a session of `probabilistic` with the context [1, 2, 3]."""
     token_ids = np.array([1, 2, 3], np.int32)
     message = Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids)
-    return Session(message, (), acceptance_stats)
+    return Session(message, (), sampled_calibration)
 
 
 def make_drawn(
@@ -331,17 +332,17 @@ def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_draw
 
 def test_what_became_of_sampled_nodes_raises_the_chances_of_those_to_come() -> None:
     """In all sessions of a verifier; a bad start takes nothing from what the next one is given."""
-    acceptance_stats = Calibration()
+    sampled_calibration = Calibration()
     for accepted in (True, False):
         for _ in range(30):
-            session = make_warm_session(acceptance_stats)
+            session = make_warm_session(sampled_calibration)
             graft(session, make_drawn([9], [-1], [0]), 0.0)
             session.count_round(session.candidates(0.0), {0} if accepted else set())
-        later = make_warm_session(acceptance_stats)
+        later = make_warm_session(sampled_calibration)
         graft(later, make_drawn([9], [-1], [0]), 0.0)
         (predicted,) = predicted_scores(make_drawn([9], [-1], [0]))
         (node,) = later.candidates(0.0)
-        assert node.score == pytest.approx(max(predicted, np.log(acceptance_stats.probability(predicted))))
+        assert node.score == pytest.approx(max(predicted, np.log(sampled_calibration.probability(predicted))))
         assert (node.reach_prob > 0.9) if accepted else (np.exp(predicted) * 0.99 < node.reach_prob < 0.6)
 
 
@@ -430,7 +431,7 @@ def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:
     """Offered in arrays or grafted: the same statistics of a round."""
     grafted, offered = make_session(), make_session()
     graft(grafted, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
-    nodes = list(grafted.live_nodes())
+    nodes = live_nodes(grafted)
     grafted.count_round(nodes, {0})
     offered.offer(Chain(np.array([4, 5, 6], np.int32), np.zeros(3, np.float32), np.ones(3)))
     offered.count_chain_round(3, 1)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import structlog
 
-from specq.engines.checkpoint import describe, resolve_directory
+from specq.engines.checkpoint import resolve_directory
 from specq.engines.checks import check_step, check_tokens, misfit
 from specq.engines.profiling import step_times
-from specq.engines.vllm.options import make_options, overrides, prepare_environment
+from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
 from specq.engines.vllm.versions import ways_to_try
 from specq.protocol import ConfigError, EngineError, Int32Array, Judgement, SessionStep
 from specq.runtime import resolve
@@ -28,14 +28,10 @@ WAYS = {
 }
 
 
-class Way(Protocol):
+class Way(Loaded, Protocol):
     """How vLLM is driven; made with the arguments of `EngineArgs`, and `verbose`. `open` to `free_slots` as of `Engine`."""
 
     max_chain: int
-    dtype: str
-    vocab_size: int
-    max_length: int
-    kv_slots: int
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 
@@ -100,16 +96,7 @@ class VllmEngine:
         self._way = _start((way,) if way else _ways(), arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self.max_chain = self._way.max_chain
-        self.info = describe(
-            directory,
-            engine="vllm",
-            name=name,
-            dtype=self._way.dtype,
-            vocab_size=self._way.vocab_size,
-            max_length=self._way.max_length,
-            kv_slots=self._way.kv_slots,
-            overrides=overrides(arguments),
-        )
+        self.info = model_info(arguments, self._way, name)
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session; see `Engine.open`."""

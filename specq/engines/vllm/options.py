@@ -1,4 +1,5 @@
-"""A verifier's options as vLLM's: what specq sets by itself, what a deployment may change, what it may not."""
+"""Options of a verifier or drafter as vLLM's: what specq sets by itself, what a deployment may change, what it may not; and what
+the model is that vLLM runs with them."""
 
 from __future__ import annotations
 
@@ -6,9 +7,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from specq.protocol import ConfigError
+from specq.engines.checkpoint import describe
+from specq.protocol import ConfigError, ModelInfo
 
 CPU_KV_BYTES = 1 << 30
 BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32
@@ -51,9 +53,27 @@ CHANGES_TEXT = (
 )
 
 
-def overrides(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that change what the model says: they are part of its fingerprint."""
-    return {name: arguments[name] for name in CHANGES_TEXT if arguments.get(name) not in (None, "", "auto")}
+class Loaded(Protocol):
+    """What vLLM says of a model that it has loaded."""
+
+    dtype: str
+    vocab_size: int
+    max_length: int
+    kv_slots: int
+
+
+def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str) -> ModelInfo:
+    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint."""
+    return describe(
+        Path(arguments["model"]),
+        engine="vllm",
+        name=name,
+        dtype=loaded.dtype,
+        vocab_size=loaded.vocab_size,
+        max_length=loaded.max_length,
+        kv_slots=loaded.kv_slots,
+        overrides={key: arguments[key] for key in CHANGES_TEXT if arguments.get(key) not in (None, "", "auto")},
+    )
 
 
 def prepare_environment(device: str, num_devices: int = 1) -> None:
