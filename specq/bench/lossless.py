@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from specq.bench.prompts import load_prompts, shipped
-from specq.bench.run import codec_of
 from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
 from specq.config import Config
@@ -56,11 +54,6 @@ SAMPLED = (
     Variant("a colocated drafter, 16 in flight", 0, 16, colocated=True),
     Variant("a colocated drafter and 1 drafter, 16 in flight", 1, 16, colocated=True),
 )
-
-
-def read_prompts(limit: int) -> list[Prompt]:
-    """Return the shipped benchmark prompts as token ids, in the chat template."""
-    return [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), limit, codec_of("tiny"))][:limit]
 
 
 def load_reference() -> Any:

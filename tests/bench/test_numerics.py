@@ -9,7 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from specq.bench import numerics
-from specq.bench.prompts import Prompt
 from specq.bench.suites import numerics as suite
 from specq.cli import main
 from specq.engines import EngineSpec
@@ -106,7 +105,7 @@ def test_what_is_known_is_written_at_once(monkeypatch, tmp_path):
     """A run that dies in the second block of its second setting has written the first setting, and the block before."""
     out = tmp_path / "numerics.json"
     monkeypatch.setattr(suite, "ENGINES", SimpleNamespace(resolve=lambda name: EngineSpec(Mortal)))
-    monkeypatch.setattr(suite, "load_prompts", lambda *_: [Prompt("x", str(i), p) for i, p in enumerate(PROMPTS)])
+    monkeypatch.setattr(suite, "shipped_token_ids", lambda _: PROMPTS)
     options = ["--dtype", "float32", "--device", "cpu", "--max-tokens", "6", "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", "numerics", *options])
     assert str(outcome.exception) == "the machine is gone"

@@ -11,9 +11,8 @@ import numpy as np
 
 from specq.bench.gpu.parts import Found, Task
 from specq.bench.numerics import Decoding, Tally, decode
-from specq.bench.prompts import load_prompts, shipped
+from specq.bench.prompts import shipped_token_ids
 from specq.bench.report import Figure, figure
-from specq.bench.run import codec_of
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
 from specq.proposers import Expansion, Proposer, expand_chain
@@ -25,7 +24,7 @@ DEPTHS = (0, 3, 5, 8)  # of the chains; 0: without a drafter
 
 def measure(task: Task) -> Found:
     """Return in how many texts the inflated target differs from the small one, and the figures of speculation."""
-    prompts = [list(p.token_ids) for p in load_prompts(tuple(shipped()), task.num_prompts, codec_of("tiny"))]
+    prompts = shipped_token_ids(task.num_prompts)
     pair = task.pair
     options = {"device": pair.device, "dtype": str(pair.dtype).removeprefix("torch."), "kv_slots": SMALL_SLOTS}
     small = ENGINES.resolve("torch").make(resolve_model("tiny", "target"), **options)
