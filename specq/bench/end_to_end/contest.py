@@ -50,22 +50,10 @@ def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workloa
 def _build(pair: Path, device: str, shapes: dict[str, str]) -> None:
     if (pair / "draft" / "config.json").exists():
         return
-    changes = [part for name, value in shapes.items() for part in (f"--{name.replace('_', '-')}", value)]
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    command = [
-        sys.executable,
-        "-m",
-        "specq",
-        "models",
-        "inflate",
-        "--out",
-        str(pair),
-        "--device",
-        device,
-        "--dtype",
-        dtype,
-    ]
-    subprocess.run([*command, *changes], check=True)
+    given = {"out": str(pair), "device": device, "dtype": dtype} | shapes
+    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=True)
 
 
 def run(report: Report, work: Workload, contestants: Sequence[tuple[str, Contestant]]) -> None:
