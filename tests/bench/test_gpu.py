@@ -61,6 +61,11 @@ def test_parts_that_need_a_gpu_say_so(task, name):
         measure_part(name, task)
 
 
+def test_kernels_are_measured_only_where_the_fused_decoder_runs(pair):
+    with pytest.raises(ConfigError, match="NVIDIA GPU and Triton"):
+        _ = pair.target.decoder
+
+
 def test_a_part_that_fails_does_not_hide_the_others(monkeypatch, tmp_path, capsys, task):
     """Its error stands in the report; the figures of each part have its name."""
     monkeypatch.setattr(parts, "PARTS", {"text": f"{__name__}:fail", "chains": f"{__name__}:succeed"})
