@@ -66,4 +66,4 @@ bench: $(READY) ## Measure specq and its rivals on the bundled pair; writes benc
 
 clean: ## Remove .venv and whatever else was made here
 	@rm -rf .venv $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
-	@find specq workers tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find specq workers tests -name __pycache__ -type d -prune -exec rm -rf {} +

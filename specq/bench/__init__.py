@@ -24,6 +24,7 @@ The rest, a suite each:
     numerics      how often text depends on how a step was batched
     engine_steps  verify steps of any engine; chain_steps: chains of draft steps
     end_to_end    specq's deployments and its rivals on one GPU
+    gpu           the parts of a step on that GPU by themselves
     journal_cost  what the journal costs
     calibrate     this machine and a pair, beside the simulator's prediction
 

@@ -1,12 +1,12 @@
 """What a verify step takes with an engine, and whether two engines say the same.
 
-Steps go through the engine's interface: sessions with contexts of random tokens, each with a chain of random drafts.
+Steps go through the engine's interface: sessions with contexts of random tokens, each with a chain or tree of random drafts.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -18,13 +18,15 @@ GREEDY = SamplingParams(ignore_eos=True)
 KINDS = {"greedy": GREEDY, "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True)}
 WARM_UP = 3  # steps that are not counted
 NUM_TEXTS, TEXT_LEN = 4, 48
+# The parent of each node, by the draft's shape; -1: the context.
+PARENTS: dict[str, Callable[[int], int]] = {"chain": lambda node: node - 1, "tree": lambda node: node // 2 - 1}
 
 
 class Texts:
     """Sessions with contexts of random tokens, in one engine."""
 
-    def __init__(self, engine: Engine, count: int, context: int, params: SamplingParams) -> None:
-        self.engine, self.params = engine, params
+    def __init__(self, engine: Engine, count: int, context: int, params: SamplingParams, shape: str = "chain") -> None:
+        self.engine, self.params, self.parent = engine, params, PARENTS[shape]
         self.rng = np.random.default_rng(count)
         vocab = engine.info.num_tokens
         self.tokens = [self.rng.integers(0, vocab, context).tolist() for _ in range(count)]
@@ -35,7 +37,7 @@ class Texts:
 
     def step(self, num_drafts: int) -> float:
         """Run one step, with `num_drafts` random drafts in each session; return its seconds."""
-        drafts = [self._chain(num_drafts) for _ in self.tokens]
+        drafts = [self._draft(num_drafts) for _ in self.tokens]
         steps = [
             SessionStep(i, kv, np.array(tokens[kv:], np.int32), self.params, tree)
             for i, (tokens, kv, tree) in enumerate(zip(self.tokens, self.kv, drafts, strict=True))
@@ -48,11 +50,12 @@ class Texts:
             self.tokens[i] += judgement.token_ids.tolist()
         return seconds
 
-    def _chain(self, count: int) -> Tree:
+    def _draft(self, count: int) -> Tree:
         if not count:
             return NO_TREE
         tokens = self.rng.integers(0, self.engine.info.num_tokens, count).astype(np.int32)
-        return Tree(tokens, np.arange(count, dtype=np.int32) - 1, np.zeros(count, np.float32))
+        parents = np.array([self.parent(node) for node in range(count)], np.int32)
+        return Tree(tokens, parents, np.zeros(count, np.float32))
 
     def close(self) -> None:
         """Close the sessions."""

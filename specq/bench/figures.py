@@ -94,7 +94,7 @@ def speculation(completions: Sequence[Completion]) -> dict[str, Any]:
 
     accepted_lengths   [i] = rounds in which i drafted tokens were accepted
     acceptance_by_depth  [d] = share accepted of the nodes verified at depth d + 1
-    wasted_rows  nodes verified in vain; hit_rate  rounds that began with live nodes; worth  mean of `Verdict.worth`
+    wasted_rows  nodes verified in vain; hit_rate  rounds that began with live nodes; min_accept_prob  mean over rounds
     nodes_per_round    verified; leaves, depth: of the trees of rounds that verified any
     """
     stats = [completion.stats for completion in completions]

@@ -15,8 +15,7 @@ from specq.bench.contestants import Specq
 from specq.bench.figures import Row, figures, or_dash
 from specq.bench.measure import Turn, measure
 from specq.bench.pairs import Pair, draft_model
-from specq.bench.prompts import Prompt, load_prompts
-from specq.bench.run import codec_of
+from specq.bench.prompts import Prompt, codec_of, load_prompts
 from specq.bench.servers import Servers, pair_config
 from specq.bench.settings import Settings
 from specq.bench.variants import LOOKUP, PLAIN, Variant

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from specq.bench.prompts import load_prompts, shipped
-from specq.bench.run import codec_of
+from specq.bench.agreement import NEAR_TIE
 from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
 from specq.config import Config
@@ -24,7 +23,6 @@ from specq.models import resolve_model
 from specq.protocol import SamplingParams
 from specq.verification.sampling import perturbed_scores
 
-NEAR_TIE = 1e-4
 Prompt = list[int]
 
 
@@ -56,11 +54,6 @@ SAMPLED = (
     Variant("a colocated drafter, 16 in flight", 0, 16, colocated=True),
     Variant("a colocated drafter and 1 drafter, 16 in flight", 1, 16, colocated=True),
 )
-
-
-def read_prompts(limit: int) -> list[Prompt]:
-    """Return the shipped benchmark prompts as token ids, in the chat template."""
-    return [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), limit, codec_of("tiny"))][:limit]
 
 
 def load_reference() -> Any:
@@ -128,8 +121,7 @@ def compare(
 def passed(variant: Variant, report: dict[str, Any]) -> bool:
     """Is every difference a near-tie, and did the drafters do what the check is about?"""
     same = all(case["near_tie"] for case in report["differing"])
-    if (
-        not (variant.drafters or variant.colocated) or variant.random_draft
-    ):  # then only the verifier's lookups help, if any
+    has_drafts = (variant.drafters or variant.colocated) and not variant.random_draft
+    if not has_drafts:  # then only the verifier's lookups help, if any
         return same
     return same and 0 < report["accepted_tokens"] < report["draft_tokens"]

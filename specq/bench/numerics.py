@@ -31,7 +31,7 @@ RIGHT = 0.85  # share of drafted tokens that are the reference's own
 
 @dataclass
 class Decoding:
-    """One session on its way: committed tokens, how many have KV, and the gaps seen at each new token."""
+    """One session on its way: committed tokens, how many have KV, and the gaps seen at each new token (with logprobs)."""
 
     session_id: int
     token_ids: list[int]
@@ -67,8 +67,9 @@ class Decoding:
 
 
 def _gaps(judgement: Judgement, params: SamplingParams, position: int) -> list[float]:
-    """Return the gap of the two best scores at each token, from the likeliest twenty."""
-    assert judgement.logprobs is not None
+    """Return the gap of the two best scores at each token, from the likeliest that were asked for, if any were."""
+    if judgement.logprobs is None:
+        return []
     found = []
     for i, (ids, logprobs) in enumerate(zip(judgement.logprobs.top_ids, judgement.logprobs.top, strict=True)):
         scores = logprobs.astype(np.float64)

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 
 from specq.client import Line, read_lines
+from specq.models import resolve_model
 from specq.protocol import ConfigError, JobError
-from specq.text import TextCodec
+from specq.text import TextCodec, load_tokenizer_files
 
 DATA = Path(__file__).parent / "data"
 
@@ -30,6 +31,19 @@ def shipped() -> list[str]:
 def load_prompts(datasets: tuple[str, ...], num_each: int, codec: TextCodec) -> list[Prompt]:
     """Return the first prompts of each data set (a name or a file); raises ConfigError for one that cannot be read."""
     return [prompt for dataset in datasets for prompt in _load(dataset, num_each, codec)]
+
+
+def shipped_token_ids(num_each: int) -> list[list[int]]:
+    """Return the first prompts of each shipped data set as token ids of the bundled pair."""
+    return [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), num_each, codec_of("tiny"))]
+
+
+def codec_of(model: str) -> TextCodec:
+    """Return the tokenizer of a target; raises ConfigError if it is not on this machine."""
+    directory = Path(resolve_model(model, "target"))
+    if not directory.is_dir():
+        raise ConfigError(f"{model} is no directory on this machine; a benchmark needs the tokenizer's files")
+    return TextCodec(load_tokenizer_files(directory))
 
 
 def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:

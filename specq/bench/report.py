@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
+from traceback import format_exc
 from typing import Any
 
 import click
 import orjson
 
 from specq.bench.machine import describe
+from specq.protocol import SpecqError
 from specq.runtime import columns
 
 _OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
@@ -55,6 +58,19 @@ class Report:
             self.content[part].update(values or {})
         if self._out is not None:
             self._out.write_bytes(orjson.dumps(self.content, option=_OPTIONS))
+
+
+def attempt(name: str, measure: Callable[[], Any]) -> Any:
+    """Return what is measured, or {"error": why} if that fails, so that one failure does not hide the others; tell how long
+    it took."""
+    started = time.perf_counter()
+    try:
+        found = measure()
+    except Exception as error:  # noqa: BLE001 - see above
+        found = {"error": f"{type(error).__name__}: {error}"[-2000:]}
+        tell(f"{name}: {error}" if isinstance(error, SpecqError) else f"{name}: {format_exc()}")
+    tell(f"-- {name}: {time.perf_counter() - started:.0f} s")
+    return found
 
 
 def show(rows: Sequence[Sequence[object]], notes: Sequence[str] = ()) -> None:

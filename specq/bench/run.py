@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from specq.bench import agreement
 from specq.bench.contestants import RIVALS, field
 from specq.bench.figures import figures
 from specq.bench.measure import measure
-from specq.bench.prompts import load_prompts
+from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.settings import Settings
-from specq.models import resolve_model
 from specq.protocol import ConfigError
-from specq.text import TextCodec, load_tokenizer_files
 
 NOTES = {
     "transformers": "one prompt after the other, with as many threads as are fastest; specq's processes are idle meanwhile",
@@ -44,11 +41,3 @@ def run(settings: Settings, names: Sequence[str], tell: Callable[[str], None]) -
         "agreement": agreement.summary(comparable, different),
         "notes": NOTES,
     }
-
-
-def codec_of(model: str) -> TextCodec:
-    """Return the tokenizer of a target; raises ConfigError if it is not on this machine."""
-    directory = Path(resolve_model(model, "target"))
-    if not directory.is_dir():
-        raise ConfigError(f"{model} is no directory on this machine; a benchmark needs the tokenizer's files")
-    return TextCodec(load_tokenizer_files(directory))

@@ -1,6 +1,7 @@
 """`specq bench numerics` finds texts that depend on the batch, says how near a tie it was, and keeps to its time."""
 
 import json
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from specq.bench import numerics
-from specq.bench.prompts import Prompt
 from specq.bench.suites import numerics as suite
 from specq.cli import main
+from specq.engines import EngineSpec
 from specq.protocol import Judgement, Logprobs, SamplingParams
 
 PROMPTS = [[5, 6, 7 + i] for i in range(20)]
@@ -84,25 +85,34 @@ def test_it_keeps_to_its_time(monkeypatch):
     assert (told["texts"], told["tokens"]) == (3, 18)
 
 
-def test_what_is_known_is_written_at_once(monkeypatch, tmp_path):
-    """A run that dies in its second setting has written the first, block by block."""
-    out, seen = tmp_path / "numerics.json", []
+class Mortal(Counting):
+    """Dies where the second block begins at the second temperature: at the first, its sessions open alone and together."""
 
-    def make(model, **options):
-        if options["dtype"] == "bfloat16":
-            seen.append(json.loads(out.read_text())["results"])
+    info = SimpleNamespace(dtype="float32")
+
+    def __init__(self, model, **options):
+        super().__init__()
+        self.opened = Counter()
+
+    def open(self, session_id, token_ids):
+        self.opened[session_id] += 1
+        if self.opened[16] == 3:
             raise RuntimeError("the machine is gone")
-        engine = Counting()
-        engine.info = SimpleNamespace(dtype=options["dtype"])
-        return engine
+        return super().open(session_id, token_ids)
 
-    monkeypatch.setattr(suite, "resolve", lambda kind, table, name: make)
-    monkeypatch.setattr(suite, "load_prompts", lambda *_: [Prompt("x", str(i), p) for i, p in enumerate(PROMPTS)])
-    options = ["--dtype", "float32", "--dtype", "bfloat16", "--device", "cpu", "--max-tokens", "6", "--out", str(out)]
+
+def test_what_is_known_is_written_at_once(monkeypatch, tmp_path):
+    """A run that dies in the second block of its second setting has written the first setting, and the block before."""
+    out = tmp_path / "numerics.json"
+    monkeypatch.setattr(suite, "ENGINES", SimpleNamespace(resolve=lambda name: EngineSpec(Mortal)))
+    monkeypatch.setattr(suite, "shipped_token_ids", lambda _: PROMPTS)
+    options = ["--dtype", "float32", "--device", "cpu", "--max-tokens", "6", "--out", str(out)]
     outcome = CliRunner().invoke(main, ["bench", "numerics", *options])
-    assert isinstance(outcome.exception, RuntimeError)
-    assert {key: value["texts"] for key, value in seen[0].items()} == {"float32 T=0": 20, "float32 T=0.8": 20}
-    assert outcome.stderr.count("texts differ") == 4
+    assert str(outcome.exception) == "the machine is gone"
+    written = json.loads(out.read_text())
+    assert {key: one["texts"] for key, one in written["results"].items()} == {"float32 T=0": 20, "float32 T=0.8": 16}
+    assert list(written["figures"]) == ["float32 T=0, texts that differ", "float32 T=0.8, texts that differ"]
+    assert outcome.stderr.count("texts differ") == 3
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,8 @@ import click
 
 from specq.bench.end_to_end import table
 from specq.bench.end_to_end.workload import Workload
-from specq.bench.report import Report, show, tell
+from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, options
-from specq.protocol import SpecqError
 
 DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
 SHAPES = ("target", "draft", "draft_shape")  # options of `specq models inflate`
@@ -37,7 +36,10 @@ Contestant = Callable[[Workload], dict[str, Any]]
 
 
 def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workload:
-    """Make the pair if it is not there; return and report the workload."""
+    """Make the pair if it is not there; return and report the workload. Raises ConfigError if the device is not here."""
+    from specq.bench.gpu.models import check_device
+
+    check_device(device)
     shapes = {name: given.pop(name) for name in SHAPES}
     _build(pair, device, shapes)
     work = Workload.of(pair, device=device, **given)
@@ -48,34 +50,16 @@ def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workloa
 def _build(pair: Path, device: str, shapes: dict[str, str]) -> None:
     if (pair / "draft" / "config.json").exists():
         return
-    changes = [part for name, value in shapes.items() for part in (f"--{name.replace('_', '-')}", value)]
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    command = [
-        sys.executable,
-        "-m",
-        "specq",
-        "models",
-        "inflate",
-        "--out",
-        str(pair),
-        "--device",
-        device,
-        "--dtype",
-        dtype,
-    ]
-    subprocess.run([*command, *changes], check=True)
+    given = {"out": str(pair), "device": device, "dtype": dtype} | shapes
+    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=True)
 
 
 def run(report: Report, work: Workload, contestants: Sequence[tuple[str, Contestant]]) -> None:
     """Measure the contestants in turn; one that fails is reported, and the others go on."""
     found: dict[str, Any] = {}
     for name, measure in contestants:
-        started = time.perf_counter()
-        try:
-            found[name] = measure(work)
-        except (SpecqError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-            found[name] = {"error": f"{type(error).__name__}: {error}"[-2000:]}
-            tell(f"{name}: {error}")
-        tell(f"-- {name}: {time.perf_counter() - started:.0f} s")
+        found[name] = attempt(name, partial(measure, work))
         report.update(figures=table.figures(name, found[name]), results=found)
     show([table.HEADER, *(row for name, one in found.items() for row in table.rows(name, one))])

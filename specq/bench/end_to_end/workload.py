@@ -11,8 +11,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from specq.bench.prompts import load_prompts
-from specq.bench.run import codec_of
+from specq.bench.prompts import codec_of, load_prompts
 
 LEAST_JOBS = 8  # of a run
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little

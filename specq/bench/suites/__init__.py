@@ -26,7 +26,7 @@ SUMMARIES = {
     "lossless": "Whether drafts leave the text as it is, in many ways to serve; status 1 if they do not.",
     "numerics": "How often text depends on how a step was batched, by number format.",
     "steps": "What a verify step takes with an engine, by sessions and drafts.",
-    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU.",
+    "gpu": "specq end to end beside its rivals, one after the other, each filling the GPU; or parts of a step.",
     "rivals": "The rivals of `gpu` by themselves: vLLM, transformers, and specq's models alone.",
     "journal": "What the journal costs: groups of rows, and round trips with a journal and without.",
     "calibrate": "This machine and a pair of models, beside what the simulator predicts for them.",

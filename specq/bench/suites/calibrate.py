@@ -16,10 +16,9 @@ import click
 from specq.bench.calibrate import hardware
 from specq.bench.calibrate.compare import compared, predict, rows
 from specq.bench.calibrate.serving import Prompt, Setting, measure, serving
-from specq.bench.prompts import load_prompts
+from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.roundtrip import roundtrip
-from specq.bench.run import codec_of
 from specq.bench.suite import COUNT, suite
 from specq.client import Result
 from specq.protocol import MODES

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from specq.bench.prompts import shipped_token_ids
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
 
@@ -44,7 +45,7 @@ def _measure(limit: int, max_tokens: int) -> Iterator[tuple[str, dict[str, Any]]
     from specq.bench import lossless
     from specq.bench.drafts import make_random_draft
 
-    prompts, model = lossless.read_prompts(limit), lossless.load_reference()
+    prompts, model = shipped_token_ids(limit)[:limit], lossless.load_reference()
     wanted = lossless.reference(model, prompts, max_tokens)
     with TemporaryDirectory(prefix="specq-random-draft-") as draft:
         make_random_draft("tiny", Path(draft))

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from specq.bench.prompts import load_prompts, shipped
+from specq.bench.prompts import shipped_token_ids
 from specq.bench.report import Report, figure, show, tell
-from specq.bench.run import codec_of
 from specq.bench.suite import COUNT, suite
 from specq.engines import ENGINES, Engine
 from specq.models import resolve_model
@@ -51,7 +50,7 @@ def command(
         numerics.forbid_split_k()
     asked = {"dtypes": dtypes, "temperatures": temperatures, "seconds": seconds, "limit": limit}
     report.update(settings={**asked, "max_tokens": max_tokens, "no_split_k": no_split_k, **options})
-    prompts = [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), limit, codec_of("tiny"))][:limit]
+    prompts = shipped_token_ids(limit)[:limit]
     rows = []
     for dtype in dtypes:
         engine = ENGINES.resolve("torch").make(

@@ -65,7 +65,7 @@ def command(
         report.update(figures=found)
         tell(f"{kind}: {found[f'{kind} step']['median']:.3f} ms")
     texts = greedy_texts(running, context) if check_text else []
-    _shut_down(running)
+    running.shutdown()  # frees the device for the engine that it is compared with
     notes = [_check(report, texts, model, context, **options)] if check_text else []
     show([("STEP", "MS"), *((kind, one["median"]) for kind, one in found.items())], notes)
 
@@ -75,13 +75,6 @@ def _load(engine: str, model: str, *, engine_option: tuple[str, ...], **options:
     spec: EngineSpec = ENGINES.resolve(engine)
     given = read_own(spec.options, parsed(engine_option)).arguments()
     return spec.make(resolve_model(model, "target"), **options, **own, **given)
-
-
-def _shut_down(engine: Engine) -> None:
-    """Free the device for the next engine, where the engine has a process or a pool to end."""
-    shutdown = getattr(engine, "shutdown", None)
-    if shutdown is not None:
-        shutdown()
 
 
 def _check(report: Report, texts: list[list[int]], model: str, context: int, **options: Any) -> str:

@@ -1,24 +1,26 @@
-"""Whole passes of a decoder, without an engine around it: what each of its tricks brings, and where the time goes."""
+"""Whole passes of a decoder, without an engine around it."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
-from gpu_bench_lib.profile import kernels
-from gpu_bench_lib.timing import graph_ms
+from specq.bench.gpu.parts import Found, Task
+from specq.bench.gpu.timing import graph_ms
+from specq.bench.report import Figure, figure
 from specq.engines.torch.attention_plan import lay_out, max_list_length
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_tiles import NARROW
 from specq.engines.torch.rows import pack_steps
-from specq.protocol.params import SamplingParams
-from specq.protocol.types import SessionStep, Tree
+from specq.protocol import SamplingParams, SessionStep, Tree
 
 CONTEXT = 256
 # Padded number of rows -> (sessions, drafted nodes of each)
 PASSES = {1: (1, 0), 16: (1, 8), 32: (32, 0), 64: (64, 0), 96: (10, 8), 160: (32, 4), 288: (32, 8), 320: (64, 4)}
+SIZES = {"target": tuple(PASSES), "draft": (1, 16, 32)}
 
 
 def pass_batch(decoder: FusedDecoder, num_padded: int) -> tuple[Batch, Scratch]:
@@ -41,39 +43,31 @@ def pass_batch(decoder: FusedDecoder, num_padded: int) -> tuple[Batch, Scratch]:
     return Batch.of(torch.from_numpy(array).to(decoder.kv.keys.device), layout), decoder.scratch(layout)
 
 
-def measure(decoder: FusedDecoder, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Time whole passes, as they are and with one trick left out at a time."""
-    found: dict[str, Any] = {}
-    for size in sizes:
-        figures = {"ms": _pass_ms(decoder, size)}
-        if decoder.pdl and size in NARROW:
-            figures["without pdl"] = _with(decoder, size, pdl=False, launch_options={})
-        found[str(size)] = figures
-    return found
+def measure(task: Task) -> Found:
+    """Time whole passes of both decoders; the narrow ones also without PDL."""
+    figures: dict[str, Figure] = {}
+    for role, model in task.pair.models.items():
+        for size in SIZES[role]:
+            name = f"{role} {size} rows"
+            figures[name] = figure("ms", pass_ms(model.decoder, size))
+            if model.decoder.pdl and size in NARROW:
+                with without_pdl(model.decoder):
+                    figures[f"{name} without PDL"] = figure("ms", pass_ms(model.decoder, size))
+    return Found(figures)
 
 
-def profile(decoder: FusedDecoder, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """Return the kernels of whole passes; without PDL, under which kernels wait inside each other's time."""
+def pass_ms(decoder: FusedDecoder, size: int) -> list[float]:
+    """Return the milliseconds of a pass of so many padded rows."""
+    batch, scratch = pass_batch(decoder, size)
+    return graph_ms(lambda: decoder.run(batch, scratch))
+
+
+@contextmanager
+def without_pdl(decoder: FusedDecoder) -> Iterator[None]:
+    """Launch the kernels one after the other meanwhile; with PDL, kernels wait inside each other's time."""
     before = decoder.pdl, decoder.launch_options
     decoder.pdl, decoder.launch_options = False, {}
-    found = {}
-    for size in sizes:
-        batch, scratch = pass_batch(decoder, size)
-        found[str(size)] = kernels(lambda batch=batch, scratch=scratch: decoder.run(batch, scratch))
-    decoder.pdl, decoder.launch_options = before
-    return found
-
-
-def _with(decoder: FusedDecoder, size: int, **changes: Any) -> float:
-    before = {name: getattr(decoder, name) for name in changes}
-    for name, value in changes.items():
-        setattr(decoder, name, value)
-    ms = _pass_ms(decoder, size)
-    for name, value in before.items():
-        setattr(decoder, name, value)
-    return ms
-
-
-def _pass_ms(decoder: FusedDecoder, size: int) -> float:
-    batch, scratch = pass_batch(decoder, size)
-    return round(graph_ms(lambda: decoder.run(batch, scratch)), 4)
+    try:
+        yield
+    finally:
+        decoder.pdl, decoder.launch_options = before

@@ -1,4 +1,4 @@
-"""Compiles kernels beforehand in many processes, so that a lease's time goes into measuring.
+"""Compiles kernels beforehand in many processes, so that the device's time goes into measuring.
 
 Triton compiles without a device if it is told what for; the results lie in its cache, where the measuring process finds
 them. A process makes a decoder of one layer with memory that is never touched, and "launches" its kernels.
@@ -6,7 +6,7 @@ them. A process makes a decoder of one layer with memory that is never touched, 
 
 from __future__ import annotations
 
-import os
+import multiprocessing
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -14,26 +14,30 @@ from typing import Any
 
 import torch
 
-from specq.models import PRESETS
+from specq.bench.gpu.candidates import Kernels, candidates
+from specq.bench.gpu.parts import Found, Task
+from specq.bench.report import figure
+from specq.models import Shape
 
 CAPABILITY = 90
+ROWS = (1, 16, 32, 64, 96)
 
 
-def compile_all(tasks: list[tuple[str, int, dict[str, Any]]], max_workers: int | None = None) -> float:
-    """Compile (shape, rows, tiles that differ from the default) in many processes; return the seconds."""
+def measure(task: Task) -> Found:
+    """Compile what the pair's shapes launch, and what `tiles` tries if that is measured too; return the seconds."""
+    shapes = task.pair.shapes
+    kernels: list[Kernels] = [(shape, rows, {}) for shape in shapes.values() for rows in ROWS]
+    kernels += candidates(shapes) if "tiles" in task.parts else []
     started = time.perf_counter()
-    workers = max_workers or os.cpu_count() or 1
-    import multiprocessing
-
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for _ in pool.map(compile_one, tasks):
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        for _ in pool.map(compile_one, kernels):
             pass
-    return time.perf_counter() - started
+    return Found({"all kernels": figure("s", [time.perf_counter() - started])})
 
 
-def compile_one(task: tuple[str, int, dict[str, Any]]) -> None:
+def compile_one(kernels: Kernels) -> None:
     """Compile what one shape launches for one padded number of rows."""
-    shape, rows, tiles = task
+    shape, rows, tiles = kernels
     pretend_device()
     from specq.engines.torch.fused_layers import Batch
     from specq.engines.torch.fused_tiles import NARROW
@@ -44,20 +48,18 @@ def compile_one(task: tuple[str, int, dict[str, Any]]) -> None:
     layout = decoder.layout(rows, rows)
     scratch = decoder.scratch(layout)
     batch = Batch.of(torch.zeros(layout.starts()["lists"] + 1024, dtype=torch.int32), layout)
-    torch.mm = lambda *_args, **_options: None
+    torch.mm = lambda *_args, **_options: None  # type: ignore[assignment]
     decoder.run(batch, scratch)
     if rows in NARROW:
         decoder.head(scratch.hidden[:rows])
     decoder.hidden(batch, scratch, 1, scratch.hidden)
 
 
-def hollow_decoder(shape_name: str) -> Any:
+def hollow_decoder(shape: Shape) -> Any:
     """Return a decoder of one layer whose weights are memory that nobody touches."""
     from specq.engines.torch.forward import KvStore
     from specq.engines.torch.fused_layers import FusedDecoder
     from specq.engines.torch.fused_weights import DecoderWeights, LayerWeights
-
-    shape = PRESETS[shape_name]
 
     def make(*sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=torch.bfloat16)
@@ -65,7 +67,7 @@ def hollow_decoder(shape_name: str) -> Any:
     hidden, inner, dim = shape.hidden, shape.intermediate, shape.head_dim
     qkv = (shape.heads + 2 * shape.kv_heads) * dim
     layer = LayerWeights(
-        make(hidden), make(hidden), make(qkv, hidden), make(qkv), None, None,
+        make(hidden), make(hidden), make(qkv, hidden), make(qkv) if shape.qkv_bias else None, None, None,
         make(hidden, shape.heads * dim), make(2 * inner, hidden), make(hidden, inner),
     )  # fmt: skip
     tables = torch.empty(2048, dim // 2), torch.empty(2048, dim // 2)

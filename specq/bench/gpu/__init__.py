@@ -1,0 +1,18 @@
+"""The parts of `specq bench gpu`: the torch engine and the draft model by themselves, on a pair inflated in memory.
+
+    models      the pair, made when a part first needs it
+    parts       the table of parts, and what a part returns
+    timing      clocks of the device
+
+    compiling   kernels compiled beforehand by many processes
+    floor       the device's bandwidth, and what reading all weights takes with it
+    generic     the engine's logits beside transformers' own code
+    passes      whole passes of the decoders, as they are and without PDL
+    steps       verify steps: the device's time, and the host's work around it
+    chains      chains of draft steps, and single passes
+    profile     where a pass's time goes, kernel by kernel
+    text        greedy text beside the small pair's, and speculation in one process
+    tiles       how fast each product of a layer is with which tile
+
+Each measures a part of an engine, so it knows the parts of engines. To add one: a file, and a line in `PARTS`.
+"""

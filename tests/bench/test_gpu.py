@@ -1,0 +1,173 @@
+"""The parts of `specq bench gpu` on the CPU, with the bundled pair in its own shapes; most of its figures need a GPU."""
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from specq.bench import chain_steps
+from specq.bench.gpu import chains, generic, parts, steps, text
+from specq.bench.gpu.models import Pair
+from specq.bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
+from specq.bench.report import Report
+from specq.cli import main
+from specq.models import resolve_model
+from specq.models.inflate import AutoConfig, shape_of
+from specq.protocol import ConfigError
+
+ON_GPU_ONLY = ("floor", "passes", "profile", "tiles")
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """The bundled pair in its own shapes."""
+    configs = {role: AutoConfig.from_pretrained(resolve_model("tiny", role)) for role in ("target", "draft")}
+    return Pair({role: shape_of(config) for role, config in configs.items()}, "cpu")
+
+
+@pytest.fixture
+def task(pair):
+    return Task(pair, (1, 2), 1, 4, ())
+
+
+def bench(*arguments):
+    return CliRunner().invoke(main, ["bench", "gpu", *map(str, arguments)])
+
+
+# --- all parts ----------------------------------------------------------------------------------------------------
+
+
+def test_every_part_is_in_the_help_and_can_be_asked_for():
+    """The help needs no GPU."""
+    outcome = bench("--help")
+    assert outcome.exit_code == 0
+    assert all(name in outcome.stdout for name in PARTS)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("only", ["steps", "own"])
+def test_without_a_gpu_the_message_says_so(tmp_path, only):
+    """Whatever is asked for, before anything is made or started."""
+    outcome = bench("--only", only, "--pair", tmp_path / "pair")
+    assert outcome.exit_code == 2
+    assert "no device cuda is here" in outcome.stderr
+    assert not (tmp_path / "pair").exists()
+
+
+@pytest.mark.parametrize("name", ON_GPU_ONLY)
+def test_parts_that_need_a_gpu_say_so(task, name):
+    with pytest.raises(ConfigError, match="GPU"):
+        measure_part(name, task)
+
+
+def test_kernels_are_measured_only_where_the_fused_decoder_runs(pair):
+    with pytest.raises(ConfigError, match="NVIDIA GPU and Triton"):
+        _ = pair.target.decoder
+
+
+def test_a_part_that_fails_does_not_hide_the_others(monkeypatch, tmp_path, capsys, task):
+    """Its error stands in the report; the figures of each part have its name."""
+    monkeypatch.setattr(parts, "PARTS", {"text": f"{__name__}:fail", "chains": f"{__name__}:succeed"})
+    out = tmp_path / "gpu.json"
+    measure_parts(Report("gpu", out), Task(task.pair, (1,), 1, 4, ("text", "chains")))
+    written = json.loads(out.read_text())
+    assert written["results"] == {"text": {"error": "RuntimeError: no room"}}
+    assert written["figures"] == {"chains step": {"unit": "ms", "median": 2.0, "repeats": [1.0, 3.0]}}
+    printed = capsys.readouterr()
+    assert "RuntimeError: no room" in printed.err
+    assert "chains step" in printed.out
+
+
+def fail(_task):
+    raise RuntimeError("no room")
+
+
+def succeed(_task):
+    return Found({"step": {"unit": "ms", "median": 2.0, "repeats": [1.0, 3.0]}})
+
+
+@pytest.mark.slow
+def test_a_part_from_the_command_line(tmp_path):
+    """Shapes, settings and figures are in the report; the pair is made in memory."""
+    out = tmp_path / "gpu.json"
+    shapes = ["--target", "cpu-draft", "--draft", "cpu-draft", "--draft-shape", "hidden=896,heads=14,kv_heads=2"]
+    options = ["--device", "cpu", "--sessions", 1, "--out", out, "--pair", tmp_path / "pair"]
+    outcome = bench("--only", "chains", *shapes, *options)
+    assert outcome.exit_code == 0, outcome.output
+    written = json.loads(out.read_text())
+    assert "chains S=1 T=0.0 F=1, step" in written["figures"]
+    assert written["settings"]["draft_model"]["hidden"] == 896
+    assert not (tmp_path / "pair").exists()
+
+
+# --- the parts ----------------------------------------------------------------------------------------------------
+
+
+def test_the_engines_forward_says_what_transformers_says(task):
+    """On the CPU the native forward is compared; the engine has its own forward back afterwards."""
+    found = generic.measure(task).figures
+    assert len(found["largest difference"]["repeats"]) == generic.STEPS
+    assert found["largest difference"]["median"] < 1e-3 < found["largest logit"]["median"]
+    assert found["same best token"]["repeats"] == [1.0] * generic.STEPS
+    assert task.pair.engine._forward is task.pair.target.loaded.forward
+
+
+def test_steps_are_timed_whole_and_in_parts(pair):
+    """A chain and a tree; no session is left, and nothing stands in for the engine's own work."""
+    engine = pair.engine
+    free = engine.free_slots
+    for case in (steps.Case(2, 3, context=8), steps.Case(1, 5, context=8, shape="tree", temperature=0.8)):
+        found = steps.step_times(engine, case, repeats=2)
+        assert {name: len(times) for name, times in found.items()} == dict.fromkeys(
+            ("step", "host plan", "host forward", "host commit"), 2
+        )
+        assert all(host < whole for host, whole in zip(found["host plan"], found["step"], strict=True))
+    assert engine.free_slots == free
+    assert engine._plan.__name__ == "_plan"
+
+
+def test_every_kind_of_step_is_timed(monkeypatch, task):
+    """All sessions with all numbers of nodes, long contexts, a tree, and sampling."""
+    monkeypatch.setattr(steps, "step_times", lambda engine, case: {"step": [float(case.sessions)]})
+    found = steps.measure(task).figures
+    assert "S=2 K=4 chain context=256 T=0.0, step" in found
+    assert {"S=1 K=14 tree context=256 T=0.0, step", "S=2 K=8 chain context=256 T=0.8, step"} <= set(found)
+    assert len(found) == 2 * 3 + 4
+
+
+def test_chains_are_timed(pair):
+    """A step in a chain is what deeper chains take more, for each level."""
+    found = chain_steps.times(pair.drafter, 2, context=8, width=2)
+    assert list(found) == ["chain of 2", "chain of 10", "one pass", "step"]
+    assert {len(times) for times in found.values()} == {chain_steps.REPEATS}
+    both = chain_steps.measure(pair.drafter, 1, context=8)
+    assert both["step_ms"] == pytest.approx((both["chain_ms"][10] - both["chain_ms"][2]) / 8, abs=2e-3)
+
+
+def test_chains_of_every_kind_are_measured(monkeypatch, task):
+    """Sessions in number; of one also sampled, and with several children at each level."""
+    monkeypatch.setattr(chains.chain_steps, "times", lambda *_, **__: {"step": [1.0]})
+    found = chains.measure(task).figures
+    assert list(found) == [
+        f"S={s} T={t} F={f}, step" for s, t, f in ((1, 0.0, 1), (1, 0.8, 1), (1, 0.0, 3), (2, 0.0, 1))
+    ]
+
+
+def test_text_does_not_depend_on_the_shape_nor_on_speculation(task):
+    """The pair in its own shapes says what the bundled one says, and has figures by depth."""
+    found = text.measure(task)
+    assert found.figures["texts that differ from the small target's"]["median"] == 0.0
+    assert (found.results["texts"], found.results["tokens"]) == (2, 8)
+    for depth in text.DEPTHS:
+        assert len(found.figures[f"chain of {depth}, rate"]["repeats"]) == 2
+    assert found.figures["chain of 0, mean accepted length"]["repeats"] == [1.0, 1.0]
+
+
+def test_speculation_finds_the_targets_own_text(pair):
+    """With a drafter, rounds bring more than a token each, and the text is that of plain decoding."""
+    prompts = [[5, 6, 7, 8, 9, 10, 11, 12]]
+    plain, drafted = (text.speculate(pair.engine, pair.drafter, prompts, 16, depth) for depth in (0, 3))
+    assert plain.lengths == [1.0]
+    assert drafted.lengths[0] > 1.0
+    assert len(drafted.draft_ms) == len(drafted.verify_ms) < len(plain.verify_ms)
