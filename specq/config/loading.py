@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specq.config.options import Tables
 from specq.config.own_options import chosen, gather_own
 from specq.config.renamed import with_new_names
 from specq.config.sections import (
@@ -26,7 +27,6 @@ from specq.config.sections import (
     Config,
     DraftConfig,
     Section,
-    Tables,
     TargetConfig,
     kinds,
     section_name,
