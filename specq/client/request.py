@@ -179,7 +179,8 @@ def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
 
 
 def _from_messages(messages: Any, served: Served) -> tuple[str, Sequence[int]]:
-    return served.codec.render_chat(messages), served.codec.encode_chat(messages)
+    text = served.codec.render_chat(messages)
+    return text, served.codec.encode_part(text)
 
 
 def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
