@@ -47,7 +47,7 @@ class Connection:
         if "tokenizer.json" not in event.files:
             raise JobError(f"{event.model.name} has no tokenizer that it could hand out", "engine")
         self.cache.keep(event.files)
-        self.served = Served(event.model, TextCodec(event.files))
+        self.served = Served(event.model, TextCodec(event.files), self.model)
         return self.served
 
     def fetch_status(self, sink: Sink) -> None:
