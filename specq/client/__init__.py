@@ -13,7 +13,7 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 
 from specq.client.aio import AsyncClient, AsyncJob
 from specq.client.base import count_ready
-from specq.client.detached import JobDesk
+from specq.client.detached import JobDesk, has_ended
 from specq.client.detached_files import detach_lines
 from specq.client.events import FoundJob
 from specq.client.job_options import id_of
@@ -39,6 +39,7 @@ __all__ = [
     "count_ready",
     "detach_lines",
     "failed_result",
+    "has_ended",
     "id_of",
     "make_result",
     "read_lines",

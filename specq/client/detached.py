@@ -55,7 +55,7 @@ class JobDesk:
             page = self._page(size, skip)
             new = [line for line in page if line["job_id"] not in seen]
             seen.update(line["job_id"] for line in new)
-            found = len([line for line in page if line["state"] not in ("waiting", "running")]) == size
+            found = sum(map(has_ended, page)) == size
             skip += size
             yield from new
 
@@ -106,6 +106,11 @@ class JobDesk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def has_ended(line: dict[str, Any]) -> bool:
+    """Tell whether a line of `JobDesk.list_jobs` is of a job that has ended."""
+    return line["state"] not in ("waiting", "running")
 
 
 def _leaving(job: Submit) -> Action:
