@@ -1,7 +1,9 @@
 """The client: prompts in, text out, over one socket to a broker.
 
     core, events          the protocol: messages in, events out; no socket, no clock
+    requests, pending, stops, tokenizer_pieces   what the core waits for, sends again, stops and puts together
     link, connection      the I/O thread that drives it, and what goes over it
+    cache                 large tokenizers on disk
     request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
     completions, result   events to pieces and results
     base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`

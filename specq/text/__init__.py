@@ -1,6 +1,7 @@
 """Text to token ids and back, without torch or transformers.
 
     codec              the tokenizer of one model; incremental detokenizer; stop strings
+    stop_strings       where stop strings begin and end in a text that grows
     chat_template      conversations to prompts, by the model's own template
     tokenizer_chunks   a tokenizer's files as messages
 
