@@ -94,8 +94,6 @@ class TextCodec:
     def __init__(self, files: dict[str, str]) -> None:
         if "tokenizer.json" not in files:
             raise ConfigError(f"the model has no tokenizer.json, only {', '.join(files) or 'no files at all'}")
-        self.hash = tokenizer_hash(files["tokenizer.json"])
-        self.num_tokens = num_tokens(files["tokenizer.json"])
         self._tokenizer = _build(files["tokenizer.json"])
         self._config = _settings(files)
         self._template = files.get("chat_template.jinja") or _named_template(self._config.get("chat_template"))
