@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from specq.protocol.errors import ConfigError, JobError
-from specq.text.codec import Detokenizer, StopMatcher, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.codec import TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.detokenizer import Detokenizer, StopMatcher
 from tests.tiny_text import SPECIAL, tokenizer_files, tokenizer_json
 
 CODEC = TextCodec(tokenizer_files())
