@@ -15,6 +15,7 @@ import zmq
 from specq.broker import Broker, Connect, Disconnect, Effect, Front, JournalLink, Send
 from specq.config import BrokerConfig, journal_address
 from specq.protocol import ConfigError, JournalLostError
+from specq.runtime import apply_cpu
 from specq.transport import Beat, Stop, calm_collector, connect_dealer, drain, try_send
 
 log = structlog.get_logger(__name__)
@@ -152,6 +153,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
 def run(config: BrokerConfig) -> int:
     """Serve until SIGTERM or SIGINT; return the exit status."""
     stop = Stop()
+    apply_cpu(config.cores, threads=1)
     loop = BrokerLoop(config)
     journal = loop.journal.journal.address if loop.journal else "none"
     log.info("broker_started", address=loop.address, journal=journal, jobs=len(loop.broker.state.jobs.active))

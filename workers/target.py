@@ -37,8 +37,8 @@ from specq.verifier import ColocatedDrafter, StepCurve, Verifier
 log = structlog.get_logger(__name__)
 
 PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
+MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 
 
 class VerifierLoop:

@@ -220,17 +220,16 @@ def _start(member: Member) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         env=environment_of_children(),
         start_new_session=True,
-        preexec_fn=_die_with(os.getpid()),  # noqa: PLW1509 - all that runs in the child are system calls
+        preexec_fn=_first_in_child(os.getpid()),  # noqa: PLW1509 - all that runs in the child are system calls
     )
 
 
-def _die_with(parent: int) -> Callable[[], None]:
-    """Return what a child shall call first, so that it ends when `parent` does; does nothing where there is no prctl."""
+def _first_in_child(parent: int) -> Callable[[], None]:
+    """Return what a child shall call first: it takes all cores, and ends when `parent` does (where there is a prctl)."""
     prctl = getattr(ctypes.CDLL(None), "prctl", None)
-
     cores = available_cores()
 
-    def ask_kernel() -> None:
+    def begin() -> None:
         if hasattr(os, "sched_setaffinity"):  # some OpenMP libraries leave a forked child with one core
             os.sched_setaffinity(0, cores)
         if prctl is not None:
@@ -238,7 +237,7 @@ def _die_with(parent: int) -> Callable[[], None]:
         if os.getppid() != parent:
             os._exit(1)
 
-    return ask_kernel
+    return begin
 
 
 def run(config: Config, extra: Sequence[str] = ()) -> int:

@@ -81,8 +81,8 @@ def load_prompts() -> list[tuple[str, str]]:
 def show(client: Client, prompts: list[tuple[str, str]], max_tokens: int) -> None:
     """Complete the prompts, printing the texts as they grow."""
     pen = Pen(colours=sys.stdout.isatty())
-    pen.write("drafted, and accepted by the target", True)
-    pen.write("   the target's own", False)
+    pen.write("drafted, and accepted by the target   ", True)
+    pen.write("the target's own", False)
     pen.finish()
     for name, prompt in prompts:
         click.secho(f"\n{name}", bold=True)

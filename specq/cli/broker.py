@@ -8,9 +8,7 @@ import click
 
 from specq.cli.options import log_options, section_options
 from specq.config import BrokerConfig, load, override
-from specq.runtime import apply_cpu, log, resolve
-
-PROCESS = {"broker": "workers.broker:run"}
+from specq.runtime import log
 
 
 @click.command()
@@ -21,5 +19,6 @@ def broker(ctx: click.Context, /, config_file: str | None, log_level: str, *, lo
     """Run the broker: it takes jobs, routes drafts and verdicts, and keeps every job's transcript."""
     config = override(load(config_file).broker, **values)
     log.configure(log_level, as_json=log_json)
-    apply_cpu(config.cores, threads=1)
-    ctx.exit(resolve("process", PROCESS, "broker")(config))
+    from workers.broker import run  # here, since `--help` needs none of it
+
+    ctx.exit(run(config))

@@ -77,7 +77,7 @@ def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Fiel
             owners = keys.setdefault(f.name, (f, kinds(cls)[f.name], []))[2]
             if section not in owners:
                 owners.append(section)
-    return {name: key for name, key in keys.items() if not key[0].metadata.get("is_hidden")}
+    return {name: key for name, key in keys.items() if not key[0].metadata["is_hidden"]}
 
 
 def _old_names(sections: tuple[type[Section], ...]) -> dict[str, tuple[Field[Any], Any]]:

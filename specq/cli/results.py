@@ -8,7 +8,18 @@ from typing import Any
 import click
 
 from specq.cli.options import section_options
-from specq.client import Client, FoundJob, JobDesk, Request, Result, failed_result, id_of, make_result, result_line
+from specq.client import (
+    Client,
+    FoundJob,
+    JobDesk,
+    Request,
+    Result,
+    failed_result,
+    has_ended,
+    id_of,
+    make_result,
+    result_line,
+)
 from specq.config import ClientConfig, load, override
 from specq.protocol import JobError, JobInfo, Submit
 from specq.text import TextCodec
@@ -59,8 +70,7 @@ def results(
 
 
 def _ended(desk: JobDesk) -> list[int]:
-    lines = [line for line in desk.list_jobs() if line["state"] not in ("waiting", "running")]
-    return [line["job_id"] for line in reversed(lines)]
+    return [line["job_id"] for line in reversed(list(desk.list_jobs())) if has_ended(line)]
 
 
 class _Codecs:

@@ -101,13 +101,12 @@ def submit(
             _results(out, prompts, defaults | {"chat": chat, "verbose": verbose}) as file,
             _progress(prompts, stream=stream) as bar,
         ):
-            write, key = _Writer(_write_to(file), bar, verbose=verbose), None
-            if isinstance(file, ResultsFile):
-                write.skip(file.num_done)
-                lines, key = file.remaining(lines), file.key
+            write = _Writer(file.write, bar, verbose=verbose)
+            write.skip(file.num_done)
             show = _shower(to_stderr=out == "-") if stream else None
+            todo = file.remaining(lines)
             num_failed = run_lines(
-                client, lines, defaults, write, concurrency=concurrency, as_chat=chat, show=show, key=key
+                client, todo, defaults, write, concurrency=concurrency, as_chat=chat, show=show, key=file.key
             )
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
@@ -149,21 +148,44 @@ def _detach(
     return 1 if errors else 0
 
 
+class _Stream:
+    """Results that go to a terminal or a pipe: as a `ResultsFile`, but nobody can go on with it later."""
+
+    num_done = 0
+    key = None
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def remaining(self, lines: Iterator[Line]) -> Iterator[Line]:
+        """Return all lines: none is done."""
+        return lines
+
+    def write(self, data: bytes) -> None:
+        """Write the results of a prompt at once."""
+        self._file.write(data)
+        self._file.flush()
+
+
 @contextlib.contextmanager
-def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[BinaryIO | ResultsFile]:
+def _results(out: str, prompts: BinaryIO, options: dict[str, Any]) -> Iterator[_Stream | ResultsFile]:
     """Open the file for results, or the file of an unfinished run with these options.
 
     Raises click's one-line errors if it cannot be written or is the prompts file.
     """
     if out == "-":
-        yield sys.stdout.buffer
+        yield _Stream(sys.stdout.buffer)
         return
     path = Path(out)
     if path.exists() and prompts.name not in ("-", "<stdin>") and path.samefile(prompts.name):
         raise click.UsageError(f"{out} is the prompts file; give --out another name")
     try:
-        with path.open("wb") if path.exists() and not path.is_file() else ResultsFile(path, options) as file:
-            yield file
+        if path.exists() and not path.is_file():
+            with path.open("wb") as pipe:
+                yield _Stream(pipe)
+        else:
+            with ResultsFile(path, options) as file:
+                yield file
     except OSError as error:
         raise click.FileError(out, error.strerror or str(error)) from None
 
@@ -198,14 +220,3 @@ class _Writer:
         """Move the progress bar on."""
         if self._bar is not None:
             self._bar.update(num_prompts)
-
-
-def _write_to(file: BinaryIO | ResultsFile) -> Callable[[bytes], None]:
-    if isinstance(file, ResultsFile):
-        return file.write
-
-    def write(data: bytes) -> None:
-        file.write(data)
-        file.flush()
-
-    return write

@@ -8,9 +8,6 @@ import click
 
 from specq.cli.options import log_options, section_options
 from specq.config import Config, UpConfig, load, override
-from specq.runtime import resolve
-
-PROCESS = {"up": "workers.up:run"}
 
 
 @click.command()
@@ -46,4 +43,6 @@ def up(
         draft=override(config.draft, model=draft_model, keys=keys),
     )
     log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
-    ctx.exit(resolve("process", PROCESS, "up")(config, log_arguments))
+    from workers.up import run  # here, since `--help` needs none of it
+
+    ctx.exit(run(config, log_arguments))

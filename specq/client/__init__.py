@@ -1,7 +1,9 @@
 """The client: prompts in, text out, over one socket to a broker.
 
     core, events          the protocol: messages in, events out; no socket, no clock
+    requests, pending, stops, tokenizer_pieces   what the core waits for, sends again, stops and puts together
     link, connection      the I/O thread that drives it, and what goes over it
+    cache                 large tokenizers on disk
     request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
     completions, result   events to pieces and results
     base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`
@@ -13,7 +15,7 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 
 from specq.client.aio import AsyncClient, AsyncJob
 from specq.client.base import count_ready
-from specq.client.detached import JobDesk
+from specq.client.detached import JobDesk, has_ended
 from specq.client.detached_files import detach_lines
 from specq.client.events import FoundJob
 from specq.client.job_options import id_of
@@ -39,6 +41,7 @@ __all__ = [
     "count_ready",
     "detach_lines",
     "failed_result",
+    "has_ended",
     "id_of",
     "make_result",
     "read_lines",

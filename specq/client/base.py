@@ -134,7 +134,7 @@ class BaseClient(ABC):
     async def _generate(self, arguments: dict[str, Any]) -> Any:
         """Complete a prompt or a list of prompts; a failure of the whole call stops all of its jobs."""
         served = await self._get_served()
-        requests = read_requests(arguments, served, self._connection.model)
+        requests = read_requests(arguments, served)
         try:
             jobs = [self._job(request, served) for request in requests]
             answers = [_answer(request, await self._results(job)) for request, job in zip(requests, jobs, strict=True)]
@@ -151,7 +151,7 @@ class BaseClient(ABC):
     async def _read(self, arguments: dict[str, Any]) -> tuple[Request, Served]:
         """Return the request of one prompt, and the model that it was checked against."""
         served = await self._get_served()
-        return read_request(arguments, served, self._connection.model), served
+        return read_request(arguments, served), served
 
     def _open_stream(self, request: Request, served: Served) -> PieceStream:
         return PieceStream(self._connection, request, served, self._inbox())

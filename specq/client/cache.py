@@ -23,6 +23,7 @@ class TokenizerCache:
 
     def __init__(self, cache_dir: Path | None) -> None:
         self._folder = cache_dir / "tokenizers" if cache_dir else None
+        self._recalled: dict[str, str] | None = None  # the files that `recall` found
 
     def recall(self, first: TokenizerChunk) -> dict[str, str] | None:
         """Return the files that begin with this piece, or None."""
@@ -36,10 +37,13 @@ class TokenizerCache:
             same = same and tokenizer_hash(files["tokenizer.json"]) == first.model.tokenizer_hash
         except (OSError, ValueError, KeyError, TypeError, ConfigError):
             return None
-        return files if same else None
+        self._recalled = files if same else None
+        return self._recalled
 
     def keep(self, files: dict[str, str]) -> None:
-        """Store a tokenizer; other processes see it whole or not at all."""
+        """Store a tokenizer, unless it was recalled; other processes see it whole or not at all."""
+        if files is self._recalled:
+            return
         data = orjson.dumps(files)
         with contextlib.suppress(OSError, ConfigError, KeyError):
             path = self._path(tokenizer_hash(files["tokenizer.json"]))

@@ -11,7 +11,7 @@ from typing import Any
 
 from specq.client.cache import TokenizerCache
 from specq.client.core import STATUS, TOKENIZER, ClientCore
-from specq.client.events import Event, RequestFailed, StatusReport, TokenizerReady
+from specq.client.events import Event, StatusReport, TokenizerReady, answered
 from specq.client.link import Action, Link, Sink
 from specq.client.request import Request, Served
 from specq.protocol import JobError, Submit
@@ -41,13 +41,11 @@ class Connection:
 
     def take_tokenizer(self, event: Event) -> Served:
         """Return the model; raises JobError if the event is a failure."""
-        if isinstance(event, RequestFailed):
-            raise event.error
-        assert isinstance(event, TokenizerReady), "only these two answer a request for a tokenizer"
-        if "tokenizer.json" not in event.files:
-            raise JobError(f"{event.model.name} has no tokenizer that it could hand out", "engine")
-        self.cache.keep(event.files)
-        self.served = Served(event.model, TextCodec(event.files))
+        ready = answered(event, TokenizerReady)
+        if "tokenizer.json" not in ready.files:
+            raise JobError(f"{ready.model.name} has no tokenizer that it could hand out", "engine")
+        self.cache.keep(ready.files)
+        self.served = Served(ready.model, TextCodec(ready.files), self.model)
         return self.served
 
     def fetch_status(self, sink: Sink) -> None:
@@ -56,10 +54,7 @@ class Connection:
 
     def take_status(self, event: Event) -> dict[str, Any]:
         """Return the report; raises JobError if the event is a failure."""
-        if isinstance(event, RequestFailed):
-            raise event.error
-        assert isinstance(event, StatusReport), "only these two answer a request for the status"
-        return event.report
+        return answered(event, StatusReport).report
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Send the jobs of a request; `sink` gets their events."""

@@ -202,7 +202,7 @@ class ClientCore:
             return self._fail(TOKENIZER, "lost", f"the tokenizer of {piece.model.name}: {error}")
         if files is None:
             return []
-        del self._requests[TOKENIZER]
+        self._requests.forget(TOKENIZER)
         self._pieces.clear()
         return [TokenizerReady(TOKENIZER, piece.model, files)]
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 import orjson
 
 from specq.client.core import LISTING, ClientCore
-from specq.client.events import LAST, Event, FoundJob, JobPage, RequestFailed
+from specq.client.events import LAST, Event, FoundJob, JobPage, RequestFailed, answered
 from specq.client.link import Action, Link
 from specq.protocol import BROKER_GONE, JobError, Submit
 from specq.transport import CLIENT_ROLES, curve_to_broker
@@ -55,16 +55,13 @@ class JobDesk:
             page = self._page(size, skip)
             new = [line for line in page if line["job_id"] not in seen]
             seen.update(line["job_id"] for line in new)
-            found = len([line for line in page if line["state"] not in ("waiting", "running")]) == size
+            found = sum(map(has_ended, page)) == size
             skip += size
             yield from new
 
     def _page(self, limit: int, skip: int) -> list[dict[str, Any]]:
         (event,) = self._exchange({LISTING: lambda core, now: core.list_jobs(limit, skip, now)})
-        if isinstance(event, RequestFailed):
-            raise event.error
-        assert isinstance(event, JobPage), "only these two answer a request for a list"
-        page: list[dict[str, Any]] = orjson.loads(event.data)
+        page: list[dict[str, Any]] = orjson.loads(answered(event, JobPage).data)
         return page
 
     def fetch(self, job_ids: Iterable[int], *, wait: bool = False) -> Iterator[FoundJob]:
@@ -77,10 +74,7 @@ class JobDesk:
 
     def _find(self, actions: Mapping[int, Action]) -> Iterator[FoundJob]:
         for event in self._exchange(actions):
-            if isinstance(event, RequestFailed):
-                raise event.error
-            assert isinstance(event, FoundJob), "only these two answer a request for a job"
-            yield event
+            yield answered(event, FoundJob)
 
     def _exchange(self, actions: Mapping[Any, Action]) -> Iterator[Event]:
         """Start requests, at most WINDOW at a time; yield the last event of each. Raises JobError if the broker is gone."""
@@ -112,6 +106,11 @@ class JobDesk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def has_ended(line: dict[str, Any]) -> bool:
+    """Tell whether a line of `JobDesk.list_jobs` is of a job that has ended."""
+    return line["state"] not in ("waiting", "running")
 
 
 def _leaving(job: Submit) -> Action:

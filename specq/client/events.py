@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from specq.protocol import JobError, JobInfo, LogprobRecord, ModelInfo, Tokens
 
@@ -116,5 +116,14 @@ class Waiting:
     what: str
 
 
+E = TypeVar("E")
 LAST = (JobDone, JobTaken, FoundJob, JobPage, TokenizerReady, StatusReport, RequestFailed)  # events that end a request
 Event = NewTokens | Waiting | JobDone | JobTaken | FoundJob | JobPage | TokenizerReady | StatusReport | RequestFailed
+
+
+def answered(event: Event, kind: type[E]) -> E:
+    """Return the event that answers a request, which is of this kind; raises JobError if the request failed."""
+    if isinstance(event, RequestFailed):
+        raise event.error
+    assert isinstance(event, kind), "only these two answer a request"
+    return event

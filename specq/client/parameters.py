@@ -32,9 +32,8 @@ class Parameters:
     bad_words: tuple[str, ...] = ()
 
 
-def read_parameters(values: dict[str, Any]) -> Parameters:
-    """Return checked parameters; None means not given."""
-    given = {name: value for name, value in values.items() if value is not None}
+def read_parameters(given: dict[str, Any]) -> Parameters:
+    """Return checked parameters."""
     unknown = sorted(set(given) - set(NAMES))
     if unknown:
         raise JobError(f"unknown parameter {unknown[0]!r}; known are {', '.join(NAMES)}")

@@ -31,10 +31,11 @@ SOURCES = ("prompt", "messages", "token_ids")
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model as the broker serves it, with its tokenizer."""
+    """A model as the broker serves it, with its tokenizer; `asked` is the name that was asked for, "" the only model."""
 
     info: ModelInfo
     codec: TextCodec
+    asked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,8 @@ class Request:
     in_batch: bool = False
 
 
-def read_request(arguments: dict[str, Any], served: Served, model: str = "") -> Request:
-    """Check the arguments of one prompt against the model that is served, and return the request.
-
-    model  the name that the jobs give for their model; "": the only one
-    """
+def read_request(arguments: dict[str, Any], served: Served) -> Request:
+    """Check the arguments of one prompt against the model that is served, and return the request."""
     given = _given(arguments)
     options, parameters = _read_values(given)
     prompt, prompt_ids = _read_source(given, served)
@@ -70,7 +68,7 @@ def read_request(arguments: dict[str, Any], served: Served, model: str = "") -> 
             job_id=options.job_id(index),
             params=replace(sampling, seed=own_seed),
             speculation=parameters.speculation,
-            model=model,
+            model=served.asked,
             prompt_ids=prompt_ids,
             priority=options.priority,
             deadline_ms=options.deadline_ms,
@@ -92,17 +90,17 @@ def check_values(arguments: dict[str, Any]) -> None:
 # --- several prompts ------------------------------------------------------------------------------------------------
 
 
-def read_requests(arguments: dict[str, Any], served: Served, model: str = "") -> list[Request]:
+def read_requests(arguments: dict[str, Any], served: Served) -> list[Request]:
     """Return the requests of a call: one, or those of a list of prompts, chats or lists of ids, in order.
 
     The parameters hold for every prompt; `id` is a list too, or None. The error of one prompt names its place.
     """
     if not is_batch(arguments):
-        return [read_request(arguments, served, model)]
+        return [read_request(arguments, served)]
     requests = []
     for place, own in enumerate(split_batch(arguments)):
         try:
-            requests.append(replace(read_request(own, served, model), in_batch=True))
+            requests.append(replace(read_request(own, served), in_batch=True))
         except JobError as error:
             raise JobError(f"prompt {place}: {error}", error.code) from None
     return requests
@@ -179,7 +177,8 @@ def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
 
 
 def _from_messages(messages: Any, served: Served) -> tuple[str, Sequence[int]]:
-    return served.codec.render_chat(messages), served.codec.encode_chat(messages)
+    text = served.codec.render_chat(messages)
+    return text, served.codec.encode_part(text)
 
 
 def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:

@@ -1,6 +1,7 @@
 """Configuration: defaults, a TOML file, the environment and the command line become frozen sections.
 
     sections         one dataclass for each role; every key is also an option of the command
+    options          a field of a section: its default, help text, what its value may be
     loading          reads the file and the environment; the only module that does
     engine_options   options as name=value, values in JSON
     own_options      options that only one engine or proposer knows, declared beside it
@@ -14,6 +15,7 @@ from specq.config.addresses import check_bind, check_connect, connect_address, f
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
 from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override
+from specq.config.options import Cores, hidden, option
 from specq.config.own_options import OwnOptions, own_options, read_own, with_own
 from specq.config.renamed import RENAMED
 from specq.config.sections import (
@@ -22,14 +24,11 @@ from specq.config.sections import (
     BrokerConfig,
     ClientConfig,
     Config,
-    Cores,
     DraftConfig,
     Section,
     TargetConfig,
     UpConfig,
-    hidden,
     kinds,
-    option,
     section_name,
 )
 

@@ -16,7 +16,7 @@ def to_arguments(section: Section) -> list[str]:
         value, flag = getattr(section, f.name), f.name.replace("_", "-")
         if isinstance(section, TargetConfig | DraftConfig) and f.name == "engine_options":
             value = from_table(options_of(section))
-        if value == f.default or f.metadata.get("is_hidden"):
+        if value == f.default or f.metadata["is_hidden"]:
             continue
         if isinstance(value, bool):
             arguments.append(f"--{'' if value else 'no-'}{flag}")

@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from specq.config.options import Tables
 from specq.config.own_options import chosen, gather_own
 from specq.config.renamed import with_new_names
 from specq.config.sections import (
@@ -26,7 +27,6 @@ from specq.config.sections import (
     Config,
     DraftConfig,
     Section,
-    Tables,
     TargetConfig,
     kinds,
     section_name,
@@ -42,7 +42,7 @@ def load(path: str | Path | None = None) -> Config:
     tables = _read(Path(path)) if path else {}
     try:
         sections: dict[str, Any] = {name: _section(name, tables.pop(name, {})) for name in SECTIONS}
-        _refuse_unknown("section", tables, SECTIONS)
+        _refuse_unknown("section ", tables, SECTIONS)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}" if path else str(error)) from None
     return Config(**sections)
@@ -52,7 +52,7 @@ def override(section: S, **cli_values: Any) -> S:
     """Return the section with the values that were given on the command line; None means not given."""
     given = {name: value for name, value in cli_values.items() if value is not None}
     given = with_new_names(section_name(type(section)), given)
-    _refuse_unknown(f"option of {section_name(type(section))}", given, kinds(type(section)))
+    _refuse_unknown(f"option of {section_name(type(section))} ", given, kinds(type(section)))
     return replace(section, **given)
 
 
@@ -117,5 +117,4 @@ def _section(name: str, values: Any) -> Section:
 def _refuse_unknown(what: str, given: dict[str, Any], known: dict[str, Any]) -> None:
     for name in given:
         if name not in known:
-            label = f"{what}{name}" if what.endswith(".") else f"{what} {name}"
-            raise ConfigError(f"unknown {label}; known are {', '.join(known)}")
+            raise ConfigError(f"unknown {what}{name}; known are {', '.join(known)}")

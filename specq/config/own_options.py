@@ -14,7 +14,8 @@ from typing import Any
 
 from specq.config import engine_options
 from specq.config.engine_options import Options
-from specq.config.sections import DraftConfig, Section, Tables, TargetConfig, kinds, section_name
+from specq.config.options import Tables
+from specq.config.sections import DraftConfig, Section, TargetConfig, kinds, section_name
 from specq.protocol import ConfigError
 
 # Keys that were in the section itself, and whose they are. To be dropped with the next version.

@@ -8,47 +8,63 @@ from __future__ import annotations
 
 import typing
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any
 
-from specq.config import engine_options
 from specq.config.addresses import check_bind, check_connect, host_of, is_wildcard
 from specq.config.engine_options import Options
+from specq.config.options import Cores, Tables, check_limits, check_type, hidden, option
 from specq.protocol import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-MAX_COUNT = 2**31 - 1
-
-T = TypeVar("T")
-Cores = tuple[int, ...]
-Tables = tuple[tuple[str, Options], ...]  # of a file: the options in the section of each engine or proposer
 
 
-def option(default: T, text: str, low: float = 0, high: float = MAX_COUNT, choices: tuple[str, ...] = ()) -> T:
-    """Return a field with its help text, and the range of its numbers or the choice of its words."""
-    return field(default=default, metadata={"help": text, "low": low, "high": high, "choices": choices})
+# --- options of several sections ------------------------------------------------------------------------------------
 
 
 def _broker() -> str:
-    return option(DEFAULT_BROKER, "address of the broker to connect to")
+    return option(DEFAULT_BROKER, "address of the broker to connect to", check=check_connect)
 
 
 def _keys() -> str:
     return option("", "directory of CURVE keys (specq keys), or DIRECTORY/NAME of one's own; empty: no encryption")
 
 
+def _insecure() -> bool:
+    return option(default=False, text="listen beyond this machine without keys")
+
+
 def _drain() -> float:
     return option(5.0, "seconds that what runs may take to end or to go elsewhere, after SIGTERM", high=86_400)
 
 
+def _name() -> str:
+    return option("", "how it is called in logs and statistics; empty: made from role and process id")
+
+
+def _progress() -> bool:
+    return option(default=False, text="say what is loaded and measured before the worker is ready")
+
+
+def _model() -> str:
+    return option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+
+
+def _device() -> str:
+    return option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
+
+
+def _dtype() -> str:
+    return option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+
+
+def _kv_slots(chooser: str) -> int:
+    return option(0, f"tokens that the KV memory holds; 0: chosen by the {chooser}")
+
+
 def _engine_options() -> Options:
     return option((), "further options of what runs the model, name=value; vLLM: arguments of EngineArgs")
-
-
-def hidden() -> tuple[Any, ...]:
-    """Return an empty field that is no option of the command line."""
-    return field(default=(), metadata={"help": "", "low": 0, "high": 0, "choices": (), "is_hidden": True})
 
 
 def _cores() -> Cores:
@@ -59,14 +75,18 @@ def _threads() -> int:
     return option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
 
 
+# --- the sections ---------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Base of the sections: checks every value's type and range."""
+    """Base of the sections: checks every value's type and range, and what else its option says."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_value(f"{section_name(type(self))}.{f.name}", getattr(self, f.name), kinds(type(self))[f.name])
-            _check_range(f"{section_name(type(self))}.{f.name}", getattr(self, f.name), f.metadata)
+            key, value = f"{section_name(type(self))}.{f.name}", getattr(self, f.name)
+            check_type(key, value, kinds(type(self))[f.name])
+            check_limits(key, value, f.metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +117,11 @@ class BrokerConfig(Section):
     drain_seconds: float = _drain()
     cores: Cores = _cores()
     keys: str = _keys()
-    insecure: bool = option(default=False, text="listen beyond this machine without keys")
+    insecure: bool = _insecure()
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        check_bind("broker.bind", self.bind, insecure=self.insecure or bool(self.keys))
+        _check_bind(self)
         if self.liveness_ms < 2 * self.heartbeat_ms:
             raise ConfigError(
                 f"broker.liveness_ms is {self.liveness_ms}; it must be at least twice heartbeat_ms ({self.heartbeat_ms})"
@@ -113,17 +133,17 @@ class TargetConfig(Section):
     """A target verifier."""
 
     broker: str = _broker()
-    model: str = option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    model: str = _model()
     engine: str = option("torch", "what runs the model")
-    name: str = option("", "how it is called in logs and statistics; empty: made from role and process id")
-    progress: bool = option(default=False, text="say what is loaded and measured before the worker is ready")
+    name: str = _name()
+    progress: bool = _progress()
     bind: str = option("tcp://127.0.0.1:*", "address to listen on for the broker; port *: any free one")
     advertise: str = option("", "address the broker shall connect to; empty: the one bound")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
-    dtype: str = option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    device: str = _device()
+    dtype: str = _dtype()
     threads: int = _threads()
     cores: Cores = _cores()
-    kv_slots: int = option(0, "tokens that the KV memory holds; 0: chosen by the engine")
+    kv_slots: int = _kv_slots("engine")
     engine_options: Options = _engine_options()
     own: Tables = hidden()
     max_sessions: int = option(64, "sessions in flight", low=1, high=65_536)
@@ -142,12 +162,11 @@ class TargetConfig(Section):
     drain_seconds: float = _drain()
     verbose: bool = option(default=False, text="log each drafted node with what was decided, and all else (debug)")
     keys: str = _keys()
-    insecure: bool = option(default=False, text="listen beyond this machine without keys")
+    insecure: bool = _insecure()
 
     def __post_init__(self) -> None:
         Section.__post_init__(self)
-        check_connect("target.broker", self.broker)
-        check_bind("target.bind", self.bind, insecure=self.insecure or bool(self.keys))
+        _check_bind(self)
         if self.advertise:
             check_connect("target.advertise", self.advertise)
         elif is_wildcard(host_of(self.bind)):
@@ -161,16 +180,16 @@ class DraftConfig(Section):
     """A draft worker."""
 
     broker: str = _broker()
-    model: str = option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    model: str = _model()
     proposer: str = option("draft-model", "what makes the drafts")
     keys: str = _keys()
-    name: str = option("", "how it is called in logs and statistics; empty: made from role and process id")
-    progress: bool = option(default=False, text="say what is loaded and measured before the worker is ready")
-    device: str = option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
-    dtype: str = option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
+    name: str = _name()
+    progress: bool = _progress()
+    device: str = _device()
+    dtype: str = _dtype()
     threads: int = _threads()
     cores: Cores = _cores()
-    kv_slots: int = option(0, "tokens that the KV memory holds; 0: chosen by the proposer")
+    kv_slots: int = _kv_slots("proposer")
     engine_options: Options = _engine_options()
     own: Tables = hidden()
     width: int = option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)
@@ -181,10 +200,6 @@ class DraftConfig(Section):
         32, "tokens of a draft distribution that travels with drafts under probabilistic", low=1, high=1024
     )
     nice: int = option(19, "added to the process's niceness; 19: run only where nothing else wants to", high=19)
-
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
-        check_connect("draft.broker", self.broker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +217,6 @@ class ClientConfig(Section):
     broker: str = _broker()
     keys: str = _keys()
     timeout_s: float = option(10.0, "seconds to wait for the broker to answer", low=0.001, high=86_400)
-
-    def __post_init__(self) -> None:
-        Section.__post_init__(self)
-        check_connect("client.broker", self.broker)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,30 +249,7 @@ def kinds(section: type[Section]) -> dict[str, Any]:
     return typing.get_type_hints(section)
 
 
-def _check_value(key: str, value: object, kind: Any) -> None:
-    """Raise ConfigError unless the value has its key's type; whole numbers do for fractions."""
-    if kind == Cores:
-        right = isinstance(value, tuple) and all(type(v) is int for v in value)
-    elif kind == Tables:
-        right = isinstance(value, tuple)
-    elif kind == Options:
-        right = isinstance(value, tuple) and all(type(v) is str for v in value)
-        engine_options.parsed(value if right else ())  # type: ignore[arg-type]
-    else:
-        right = type(value) is kind or (kind is float and type(value) is int)
-    if not right:
-        wanted = {
-            str: "a string", int: "a whole number", float: "a number", bool: "true or false", Options: "a table of options"
-        }  # fmt: skip
-        shown = list(value) if isinstance(value, tuple) else value
-        raise ConfigError(f"{key} is {shown!r}; it must be {wanted.get(kind, 'a list of CPU ids')}")
-
-
-def _check_range(key: str, value: object, metadata: typing.Mapping[str, Any]) -> None:
-    """Raise ConfigError unless a number lies in its key's range (NaN does not) and a word is one of its choices."""
-    low, high, choices = metadata["low"], metadata["high"], metadata["choices"]
-    numbers = value if isinstance(value, tuple) else (value,)
-    if not all(low <= v <= high for v in numbers if isinstance(v, (int, float))):
-        raise ConfigError(f"{key} is {value!r}; it must be from {low} to {high}")
-    if choices and value not in choices:
-        raise ConfigError(f"{key} is {value!r}; it must be one of {', '.join(choices)}")
+def _check_bind(section: BrokerConfig | TargetConfig) -> None:
+    """Raise ConfigError unless the section may listen at its address."""
+    key = f"{section_name(type(section))}.bind"
+    check_bind(key, section.bind, insecure=section.insecure or bool(section.keys))

@@ -1,9 +1,12 @@
-"""The machine under a process: cores, logging, compiled kernels, and objects that are imported only when chosen.
+"""What a process stands on: cores, logging, compiled kernels, and objects that are imported only when chosen.
 
-cpu        cores and threads of a process
-log        structlog to standard error
-compiler   C kernels, built at first use
-table      names to "package.module:object", our own and those of other packages
+cpu         cores and threads of a process
+log         structlog to standard error
+progress    what a worker does before it is ready, as lines for who waits
+columns     rows of values as text in columns
+compiler    C kernels, built at first use
+table       names to "package.module:object", our own and those of other packages
+isolation   an error is a fault of the session that it was raised for, and of no other
 """
 
 from specq.runtime.columns import columns

@@ -61,12 +61,11 @@ class Load:
     def _submit(self) -> None:
         prompt, expected = next(self._prompts)
         name = f"load {next(self._ids)}"
-        connection = self.client._connection
         arguments = {"token_ids": prompt, "id": name, "max_tokens": len(expected), "ignore_eos": True}
-        request = read_request(arguments, self.client.served, connection.model)
+        request = read_request(arguments, self.client.served)
         with self._lock:
             self.running[name] = Running(expected, time.monotonic())
-        connection.submit(request, lambda event: self._hear(name, event))
+        self.client._connection.submit(request, lambda event: self._hear(name, event))
 
     def _hear(self, name: str, event: Event) -> None:
         """Take an event, in the client's thread."""

@@ -11,6 +11,7 @@ from specq.client.request import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.verification.seeds import derived_seed
+from tests.client.asking import run_async
 from tests.fake_broker import CODEC, FakeBroker, answer, tokens
 
 CHATS = [[{"role": "user", "content": text}] for text in ("Hi", "Why?")]
@@ -32,7 +33,7 @@ def generate_async(address, cache_dir, arguments, timeout_s):
         async with specq.AsyncClient(address, cache_dir=cache_dir, timeout_s=timeout_s) as client:
             return await client.generate(**arguments)
 
-    return asyncio.run(asyncio.wait_for(scenario(), 20))
+    return run_async(scenario())
 
 
 def generate_sync(address, cache_dir, arguments, timeout_s):
@@ -178,7 +179,7 @@ def test_cancelling_who_waits_stops_all(tmp_path):
         return [] if isinstance(message, Submit) else answer(message)
 
     with FakeBroker(reply) as broker:
-        assert asyncio.run(asyncio.wait_for(scenario(broker), 20)) == 0
+        assert run_async(scenario(broker)) == 0
 
 
 def test_submit_and_stream_take_one(tmp_path, broker):

@@ -27,6 +27,15 @@ def test_keep_and_recall(tmp_path):
     assert len(list((tmp_path / "tokenizers").iterdir())) == 1
 
 
+def test_what_was_recalled_is_not_kept_again(tmp_path, monkeypatch):
+    """Its hash, which takes a while, was compared when it was read."""
+    cache = TokenizerCache(tmp_path)
+    cache.keep(FILES)
+    files = cache.recall(first_piece(FILES))
+    monkeypatch.setattr("specq.client.cache.tokenizer_hash", lambda _: pytest.fail("hashed again"))
+    cache.keep(files)
+
+
 def test_another_first_piece(tmp_path):
     """The same tokenizer with another chat template is not taken from the cache."""
     cache = TokenizerCache(tmp_path)

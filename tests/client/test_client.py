@@ -1,8 +1,5 @@
-"""Both clients against a small broker over real TCP."""
+"""The blocking client against a small broker over real TCP."""
 
-import asyncio
-import gc
-import inspect
 import threading
 import time
 from itertools import islice
@@ -11,20 +8,11 @@ import pytest
 
 import specq
 from specq.client import Client
-from specq.client.aio import AsyncJob
 from specq.client.base import count_ready
-from specq.client.sync import Job
-from specq.protocol.errors import ConfigError, JobError
-from specq.protocol.messages import Accepted, Cancel, Failed, FetchTokenizer, Submit
+from specq.protocol.errors import JobError
+from specq.protocol.messages import Accepted, Cancel, FetchTokenizer, Submit
+from tests.client.asking import CHAT
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
-
-CHAT = [{"role": "user", "content": "Hi"}]
-
-
-@pytest.fixture
-def client(broker, tmp_path):
-    with specq.Client(broker.address, cache_dir=tmp_path) as client:
-        yield client
 
 
 def test_generate(client):
@@ -235,135 +223,6 @@ def test_garbage_is_survived(tmp_path):
         del broker._socket.send_multipart
 
 
-# --- failures -----------------------------------------------------------------------------------------------------
-
-
-def test_no_broker(tmp_path):
-    """Nobody at the address: an error with the address and what to start, in time."""
-    with FakeBroker() as gone:
-        address = gone.address
-    with Client(address, cache_dir=tmp_path, timeout_s=0.3) as client:
-        with pytest.raises(JobError, match=f"no broker answered at {address}.*make broker") as caught:
-            client.generate("a")
-        assert caught.value.code == "no_broker"
-
-
-def test_no_verifier(tmp_path):
-    """A broker without verifier: its reason reaches the caller."""
-
-    def reply(message):
-        return [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
-
-    with FakeBroker(reply) as broker, Client(broker.address, cache_dir=tmp_path, wait_s=0) as client:
-        with pytest.raises(JobError, match="no verifier") as caught:
-            client.generate("a")
-        assert caught.value.code == "no_verifier"
-
-
-def wait_twice(message, questions):
-    """Answer that there is no verifier, twice."""
-    if isinstance(message, FetchTokenizer) and len(questions) < 2:
-        questions.append(message)
-        return [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
-    return answer(message)
-
-
-def test_a_verifier_is_waited_for(tmp_path):
-    """`on_wait` is called once with what is waited for; in asyncio alike."""
-    waits = []
-
-    async def scenario(address):
-        async with specq.AsyncClient(address, cache_dir=tmp_path, timeout_s=0.4, on_wait=waits.append) as client:
-            return (await client.generate("a", max_tokens=100)).text
-
-    for run in (lambda: sync_text(broker.address, tmp_path, waits), lambda: run_async(scenario(broker.address))):
-        questions = []
-        with FakeBroker(lambda message, questions=questions: wait_twice(message, questions)) as broker:
-            assert run() == ANSWER
-        assert waits.pop().startswith("a verifier to register with the broker at ")
-        assert not waits
-
-
-def sync_text(address, cache_dir, waits):
-    with Client(address, cache_dir=cache_dir, timeout_s=0.4, on_wait=waits.append) as client:
-        return client.generate("a", max_tokens=100).text
-
-
-def test_a_broker_is_waited_for_if_asked(tmp_path):
-    """For longer than any other silence."""
-    with FakeBroker() as gone:
-        address = gone.address
-    began = time.monotonic()
-    client = Client(address, cache_dir=tmp_path, timeout_s=0.1, wait_s=0.5)
-    with client, pytest.raises(JobError, match="no broker") as caught:
-        client.generate("a")
-    assert (caught.value.code, time.monotonic() - began >= 0.5) == ("no_broker", True)
-
-
-def test_bad_address():
-    """A malformed address is a ConfigError, and leaves nothing behind."""
-    with pytest.raises(ConfigError, match="nonsense"):
-        Client("nonsense")
-
-
-def test_refused_by_the_broker(client, broker):
-    """A job that fails raises the broker's reason; the client can be used on."""
-    broker.reply = lambda m: (
-        [Failed(job_id=m.job_id, code="engine", reason="it broke")] if type(m) is Submit else answer(m)
-    )
-    client.status()
-    with pytest.raises(JobError, match="it broke"):
-        client.generate("a")
-    broker.reply = answer
-    assert client.generate("a").text
-
-
-def test_invalid_requests_send_nothing(client, broker):
-    """What is wrong at the edge never reaches the broker."""
-    with pytest.raises(JobError, match="temperature"):
-        client.generate("a", temperature=float("nan"))
-    with pytest.raises(JobError, match="empty"):
-        list(client.stream(""))
-    assert broker.num_heard(Submit) == 0
-
-
-def test_closing_fails_those_who_wait(tmp_path):
-    """A closed client answers everybody: those who wait and those who come later."""
-    silent = FakeBroker(lambda m: [] if isinstance(m, Submit) else answer(m))
-    with silent as broker, Client(broker.address, cache_dir=tmp_path) as client:
-        job = client.submit("a")
-        broker.wait_for(Submit)
-        client.close()
-        with pytest.raises(JobError, match="closed"):
-            job.result(5)
-        with pytest.raises(JobError, match="closed"):
-            client.generate("a")
-
-
-def test_leaving_stops_no_job(broker, tmp_path):
-    """A client that leaves sends no Cancel; one that closes does."""
-    broker.reply = lambda m: [] if isinstance(m, Submit | Cancel) else answer(m)
-    left, closed = (Client(broker.address, cache_dir=tmp_path) for _ in range(2))
-    jobs = [client.submit("a") for client in (left, closed)]
-    broker.wait_for(Submit, 2)
-    left.leave()
-    closed.close()
-    assert {message.job_id for message in broker.wait_for(Cancel)} == {jobs[1].id}
-    with pytest.raises(JobError, match="closed"):
-        jobs[0].result(5)
-
-
-def test_a_forgotten_client_closes(broker, tmp_path):
-    """A client that nobody holds ends its thread."""
-    before = threading.active_count()
-    assert Client(broker.address, cache_dir=tmp_path).generate("a").text
-    gc.collect()
-    assert threading.active_count() == before
-
-
-# --- the rest -----------------------------------------------------------------------------------------------------
-
-
 def test_status_and_readiness(client):
     """The report comes through; readiness is read from it."""
     assert client.status()["models"] == ["fake"]
@@ -385,119 +244,3 @@ def test_lazy_names():
     assert specq.SamplingParams().temperature == 0.0
     with pytest.raises(AttributeError, match="Clint"):
         _ = specq.Clint
-
-
-# --- asyncio ------------------------------------------------------------------------------------------------------
-
-
-def run_async(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 20))
-
-
-def test_async_generate_and_status(broker, tmp_path):
-    """Many awaited at once; the tokenizer and the state too."""
-
-    async def scenario():
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            results = await asyncio.gather(*(client.generate("a", max_tokens=n) for n in range(1, 20)))
-            job = await client.submit(messages=CHAT)
-            return results, await job.result(), await client.status()
-
-    results, chat, status = run_async(scenario())
-    assert [result.token_ids for result in results] == [ANSWER_IDS[:n] for n in range(1, 20)]
-    assert (chat.text, status["models"]) == (ANSWER, ["fake"])
-
-
-def test_async_stream(broker, tmp_path):
-    """Pieces come one by one and join to the text."""
-
-    async def scenario():
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            return [piece async for piece in client.stream("a", max_tokens=100)]
-
-    pieces = run_async(scenario())
-    assert "".join(piece.text for piece in pieces) == ANSWER == pieces[-1].result.text
-
-
-def test_async_cancellation(tmp_path):
-    """A cancelled await stops the job at the broker; a cancelled job ends with what it has."""
-
-    async def scenario(broker):
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            task = asyncio.create_task(client.generate("a"))
-            await asyncio.to_thread(broker.wait_for, Submit)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await asyncio.to_thread(broker.wait_for, Cancel)
-            job = await client.submit("a")
-            job.cancel()
-            return await job.result()
-
-    silent = FakeBroker(lambda m: [] if isinstance(m, Submit) else answer(m))
-    with silent as broker:
-        assert run_async(scenario(broker)).finish_reason == "cancelled"
-
-
-def test_async_leaving_stops_no_job(broker, tmp_path):
-    """As of the sync client."""
-    broker.reply = lambda m: [] if isinstance(m, Submit | Cancel) else answer(m)
-
-    async def scenario():
-        left, closed = (specq.AsyncClient(broker.address, cache_dir=tmp_path) for _ in range(2))
-        jobs = [await client.submit("a") for client in (left, closed)]
-        await asyncio.to_thread(broker.wait_for, Submit, 2)
-        await left.leave()
-        await closed.close()
-        with pytest.raises(JobError, match="closed"):
-            await jobs[0].result()
-        return jobs[1].id
-
-    closed = run_async(scenario())
-    assert {message.job_id for message in broker.wait_for(Cancel)} == {closed}
-
-
-def test_async_readiness_and_model(broker, tmp_path):
-    """As of the sync client."""
-
-    async def scenario():
-        async with specq.AsyncClient(broker.address, cache_dir=tmp_path) as client:
-            await client.wait_until_ready(num_targets=1)
-            with pytest.raises(JobError, match="0 of 2 drafters"):
-                await client.wait_until_ready(num_drafters=2, timeout_s=0.0)
-            return await client.model()
-
-    assert run_async(scenario()).name == "fake"
-
-
-@pytest.mark.parametrize(("one", "other"), [(Client, specq.AsyncClient), (Job, AsyncJob)])
-def test_both_clients_offer_the_same(one, other):
-    """The same names, and calls that take the same; in asyncio, who waits for a job limits the time outside."""
-    assert public(one) == public(other)
-    waits = {"result", "results"}
-    for name in public(one) - waits:
-        ours, theirs = getattr(one, name), getattr(other, name)
-        assert not callable(ours) or inspect.signature(ours).parameters == inspect.signature(theirs).parameters, name
-
-
-def test_both_clients_are_made_alike():
-    assert inspect.signature(Client).parameters == inspect.signature(specq.AsyncClient).parameters
-
-
-def public(kind):
-    return {name for name in dir(kind) if not name.startswith("_")}
-
-
-def test_async_failures(tmp_path):
-    """Errors arrive as in the sync client."""
-
-    async def scenario(address):
-        async with specq.AsyncClient(address, cache_dir=tmp_path, timeout_s=0.3) as client:
-            with pytest.raises(JobError, match="no broker"):
-                await client.generate("a")
-            with pytest.raises(JobError, match="no broker"):
-                await client.status()
-
-    with FakeBroker() as gone:
-        address = gone.address
-    run_async(scenario(address))

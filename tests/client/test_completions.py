@@ -12,6 +12,7 @@ from specq.client import Client
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
 from specq.verification.seeds import derived_seed
+from tests.client.asking import run_async
 from tests.fake_broker import CODEC, FakeBroker, answer, tokens
 
 SEED, N = 7, 3
@@ -193,10 +194,6 @@ def test_closing_stops_the_jobs_that_run(tmp_path):
             broker.wait_for(Submit, N + 2)
         broker.wait_for(Cancel, N + 1)
     assert done not in {message.job_id for message in broker.heard if isinstance(message, Cancel)}
-
-
-def run_async(scenario):
-    return asyncio.run(asyncio.wait_for(scenario, 20))
 
 
 def test_async_closing_stops_the_jobs_that_run(tmp_path):

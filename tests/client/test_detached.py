@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from specq.client import Client, Line, detach_lines
 from specq.client.detached import JobDesk
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Submit
@@ -28,3 +29,17 @@ def test_a_submission_that_is_never_answered_fails_in_time():
         with pytest.raises(JobError, match="is there, but has not answered this for") as caught:
             list(submitted)
     assert caught.value.code == "lost"
+
+
+def test_lines_that_are_left_to_the_broker_name_the_model_that_their_client_asks_for():
+    jobs = []
+
+    def reply(message):
+        if isinstance(message, Submit):
+            jobs.append(message)
+            return [Accepted(job_id=message.job_id)]
+        return answer(message)
+
+    with FakeBroker(reply) as broker, Client(broker.address, model="toy") as client, JobDesk(broker.address) as desk:
+        (detached,) = detach_lines(client, desk, [Line(1, {"token_ids": [5]})], {})
+    assert [(detached.job_ids, "toy")] == [((job.job_id,), job.model) for job in jobs]

@@ -1,20 +1,12 @@
-"""Files of prompts to files of results: formats, order, bad lines, exit statuses."""
+"""`specq submit`: files of prompts to files of results; formats, options, exit statuses."""
 
 import json
-import os
-import pty
-import signal
-import subprocess
-import sys
-import threading
 
 import pytest
 from click.testing import CliRunner
 
 from specq.cli import main
-from specq.client.prompt_files import Line, failure, parse_line, read_lines, result_line, run_lines
-from specq.protocol.errors import JobError
-from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
+from specq.protocol.messages import Failed, Submit
 from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
 from tests.fake_broker import STATS as STATS_SENT
 from tests.submitting import GOOD, run
@@ -31,100 +23,6 @@ STATS = [
     "time_to_first_token_ms",
     "seed",
 ]
-
-
-# --- lines --------------------------------------------------------------------------------------------------------
-
-
-def test_lines_are_numbered_and_blank_ones_skipped():
-    """Numbers are those of the file; a byte order mark is no part of the text."""
-    lines = list(read_lines([b'\xef\xbb\xbf{"prompt": "a"}\n', b"\n", b'{"prompt": "b", "id": 7}']))
-    assert [(line.number, line.id, line.prompt, line.error) for line in lines] == [(1, 1, "a", ""), (3, 7, "b", "")]
-
-
-@pytest.mark.parametrize(
-    ("raw", "reason"),
-    [
-        (b"{", "line 4 is not valid JSON"),
-        (b"\xff\xfe", "line 4 is not valid JSON"),
-        (b"[" * 100_000, "line 4 is not valid JSON"),
-        (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
-        (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),
-        (b'["a"]', "line 4 is not a JSON object, but a list"),
-        (b'"a"', "a string"),
-        (b"null", "null"),
-        (b"3", "a number"),
-        (b'{"id": 3}', "line 4 has none of prompt, messages, token_ids"),
-        (b'{"prompt": null}', "none of"),
-    ],
-)
-def test_malformed_lines(raw, reason):
-    """What is wrong is said with the line's number."""
-    assert reason in parse_line(4, raw).error
-
-
-def test_null_is_not_given():
-    line = parse_line(1, b'{"prompt": "a", "seed": null}')
-    assert (line.arguments, line.error) == ({"prompt": "a"}, "")
-
-
-@pytest.mark.parametrize(
-    ("key", "hint"),
-    [("temprature", "did you mean 'temperature'? "), ("top-p", "did you mean 'top_p'? "), ("reference", "")],
-)
-def test_unknown_keys_are_refused(key, hint):
-    """By name, with the nearest one that there is, if any, and all of them."""
-    error = parse_line(4, json.dumps({"prompt": "a", key: 0.5}).encode()).error
-    assert error.startswith(f"line 4 has the unknown key {key!r}; {hint}known are prompt, messages, token_ids, id, ")
-    assert "temperature" in error.partition("known are")[2]
-
-
-@pytest.mark.parametrize("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
-def test_result_lines_hold_anything(bad):
-    """Whatever a line said can be echoed."""
-    assert json.loads(result_line(failure(Line(1, bad), "no")))["prompt"] == bad["prompt"]
-
-
-# --- running ------------------------------------------------------------------------------------------------------
-
-
-class SlowClient:
-    """Completes the first line last: when all others that may run have ended."""
-
-    def __init__(self, num_others: int) -> None:
-        self.missing, self.all_done = num_others, threading.Event()
-        self.running, self.most, self.lock = 0, 0, threading.Lock()
-
-    def generate(self, **arguments):
-        with self.lock:
-            self.running += 1
-            self.most = max(self.most, self.running)
-        if arguments["id"] == 1:
-            assert self.all_done.wait(10)
-        with self.lock:
-            self.running -= 1
-            self.missing -= arguments["id"] != 1
-            if self.missing == 0:
-                self.all_done.set()
-        return [failure(Line(arguments["id"]), "")] if arguments["id"] % 2 else _raise()
-
-
-def _raise():
-    raise JobError("even")
-
-
-def test_order_and_concurrency():
-    """A slow first line holds up nobody, results keep the order, and no more than asked run at a time."""
-    client, written = SlowClient(11), []
-    lines = [Line(n, {"prompt": "a"}) for n in range(1, 13)]
-    num_failed = run_lines(client, lines, {}, written.extend, concurrency=3)
-    assert [result.id for result in written] == list(range(1, 13))
-    assert client.most <= 3
-    assert [result.error for result in written[1::2]] == [f"line {n}: even" for n in range(2, 13, 2)]
-    assert num_failed == 12
-
-
-# --- the command --------------------------------------------------------------------------------------------------
 
 
 def test_good_lines(broker, tmp_path):
@@ -266,109 +164,6 @@ def test_no_such_prompts():
     outcome = CliRunner().invoke(main, ["submit", "/no/such/prompts"])
     assert outcome.exit_code == 2
     assert "/no/such/prompts" in outcome.stderr
-
-
-def test_interrupted(tmp_path, spawn):
-    """Ctrl-C ends the command at once, with what is done written, and stops the jobs that run."""
-
-    def reply(message):
-        slow = isinstance(message, Submit) and message.params.max_tokens == 9
-        return [] if slow or isinstance(message, Cancel) else answer(message)
-
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
-    prompts.write_text(GOOD + '{"prompt": "a", "max_tokens": 9}\n' * 3)
-    with FakeBroker(reply) as broker:
-        process = spawn("submit", str(prompts), "--out", str(out), "--broker", broker.address)
-        broker.wait_for(Submit, 4)
-        while not out.exists() or not out.read_text():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 1
-        assert len({message.job_id for message in broker.wait_for(Cancel, 3)}) == 3
-    assert json.loads(out.read_text())["text"] == ANSWER
-
-
-def test_progress_bar(broker, tmp_path):
-    """On a terminal a bar counts the prompts, however many completions they have."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(GOOD * 3)
-    master, slave = pty.openpty()
-    arguments = ["submit", str(prompts), "--out", str(tmp_path / "out.jsonl"), "--broker", broker.address, "--n", "2"]
-    done = subprocess.run([sys.executable, "-m", "specq", *arguments], stderr=slave, check=False, timeout=20)
-    os.close(slave)
-    shown = os.read(master, 10_000).decode()
-    os.close(master)
-    assert done.returncode == 0
-    assert "prompts" in shown
-    assert "3/3" in shown
-    assert "6/3" not in shown
-
-
-@pytest.mark.parametrize("gone", [True, False])
-def test_nobody_there(tmp_path, gone):
-    """No broker, or no verifier: one line that says what to start, exit status 1, earlier results untouched."""
-    (tmp_path / "results.jsonl").write_text("")
-    reply = [Failed(job_id=0, code="no_verifier", reason="no verifier is registered")]
-    with FakeBroker(lambda _: [] if gone else reply) as broker:
-        outcome, _ = run(broker, tmp_path, GOOD, "--timeout-s", "0.3", "--no-wait")
-    assert outcome.exit_code == 1
-    assert outcome.stderr.count("\n") == 1
-    assert ("make broker" if gone else "no verifier") in outcome.stderr
-
-
-NO_VERIFIER = Failed(job_id=0, code="no_verifier", reason="no verifier is registered")
-
-
-def test_a_verifier_is_waited_for(tmp_path):
-    """It is said on standard error what for; when it is there, the run goes on."""
-    questions = []
-
-    def reply(message):
-        if isinstance(message, FetchTokenizer) and len(questions) < 2:
-            questions.append(message)
-            return [NO_VERIFIER]
-        return answer(message)
-
-    with FakeBroker(reply) as broker:
-        outcome, results = run(broker, tmp_path, GOOD, "--timeout-s", "0.4")
-    assert (outcome.exit_code, [result["text"] for result in results]) == (0, [ANSWER])
-    waits, goes_on = outcome.stderr.splitlines()
-    assert f"waiting for a verifier to register with the broker at {broker.address}, at most 600 s" in waits
-    assert "fake is served, after" in goes_on
-
-
-def test_a_broker_is_waited_for(tmp_path, free_address, spawn):
-    """One that is started after the command."""
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "results.jsonl"
-    prompts.write_text(GOOD)
-    process = spawn("submit", str(prompts), "--out", str(out), "--broker", free_address, "--timeout-s", "0.4")
-    while f"waiting for a broker at {free_address}" not in process.output.read_text():
-        assert process.poll() is None
-    with FakeBroker(endpoint=free_address):
-        assert process.wait(20) == 0
-    assert json.loads(out.read_text())["text"] == ANSWER
-
-
-def test_the_wait_is_bounded(tmp_path):
-    """After it, the reason, and exit status 1."""
-    with FakeBroker(lambda _: [NO_VERIFIER]) as broker:
-        outcome, _ = run(broker, tmp_path, GOOD, "--timeout-s", "0.2", "--wait-seconds", "0.3")
-    assert outcome.exit_code == 1
-    assert "at most 0.3 s" in outcome.stderr
-    assert "no verifier is registered" in outcome.stderr.splitlines()[-1]
-
-
-def test_ctrl_c_while_waiting_is_quiet(tmp_path, spawn):
-    """One line said what was waited for, and no more is said."""
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(GOOD)
-    with FakeBroker(lambda _: [NO_VERIFIER]) as broker:
-        process = spawn("submit", str(prompts), "--broker", broker.address)
-        while "waiting for" not in process.output.read_text():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 1
-    assert process.output.read_text().count("\n") == 1
 
 
 def test_all_counters_only_if_asked_for(broker, tmp_path):

@@ -8,17 +8,19 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from specq.protocol.errors import ConfigError, JobError
-from specq.text.codec import Detokenizer, StopMatcher, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.codec import TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.detokenizer import Detokenizer, StopMatcher
 from tests.tiny_text import SPECIAL, tokenizer_files, tokenizer_json
 
 CODEC = TextCodec(tokenizer_files())
-token_lists = st.lists(st.integers(0, CODEC.num_tokens - 1), max_size=40)
+NUM_TOKENS = num_tokens(tokenizer_json())
+token_lists = st.lists(st.integers(0, NUM_TOKENS - 1), max_size=40)
 texts = st.text(st.sampled_from("ab \né中🙂"), max_size=30)
 
 
 def byte_ids(text: str) -> list[int]:
     """Return one token for each UTF-8 byte: the hardest boundaries that there are."""
-    single = {CODEC.decode([i]): i for i in range(CODEC.num_tokens)}
+    single = {CODEC.decode([i]): i for i in range(NUM_TOKENS)}
     alphabet = {ord(c): i for c, i in single.items() if len(c) == 1 and ord(c) < 128}
     vocab = json.loads(tokenizer_json())["model"]["vocab"]
     return [alphabet.get(b, vocab.get(_BYTE_CHARS[b])) for b in text.encode()]

@@ -16,7 +16,7 @@ from specq.protocol.messages import Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import Judgement, SessionStep, Tree
 from specq.runtime.isolation import Faults, in_halves
-from specq.text.codec import StopMatcher
+from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
 from specq.verifier import core

@@ -1,0 +1,99 @@
+"""The lines of prompts files: how they are read, completed in order, and written."""
+
+import json
+import threading
+
+import pytest
+
+from specq.client.prompt_files import Line, failure, parse_line, read_lines, result_line, run_lines
+from specq.protocol.errors import JobError
+
+# --- lines --------------------------------------------------------------------------------------------------------
+
+
+def test_lines_are_numbered_and_blank_ones_skipped():
+    """Numbers are those of the file; a byte order mark is no part of the text."""
+    lines = list(read_lines([b'\xef\xbb\xbf{"prompt": "a"}\n', b"\n", b'{"prompt": "b", "id": 7}']))
+    assert [(line.number, line.id, line.prompt, line.error) for line in lines] == [(1, 1, "a", ""), (3, 7, "b", "")]
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"{", "line 4 is not valid JSON"),
+        (b"\xff\xfe", "line 4 is not valid JSON"),
+        (b"[" * 100_000, "line 4 is not valid JSON"),
+        (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
+        (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),
+        (b'["a"]', "line 4 is not a JSON object, but a list"),
+        (b'"a"', "a string"),
+        (b"null", "null"),
+        (b"3", "a number"),
+        (b'{"id": 3}', "line 4 has none of prompt, messages, token_ids"),
+        (b'{"prompt": null}', "none of"),
+    ],
+)
+def test_malformed_lines(raw, reason):
+    """What is wrong is said with the line's number."""
+    assert reason in parse_line(4, raw).error
+
+
+def test_null_is_not_given():
+    line = parse_line(1, b'{"prompt": "a", "seed": null}')
+    assert (line.arguments, line.error) == ({"prompt": "a"}, "")
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("temprature", "did you mean 'temperature'? "), ("top-p", "did you mean 'top_p'? "), ("reference", "")],
+)
+def test_unknown_keys_are_refused(key, hint):
+    """By name, with the nearest one that there is, if any, and all of them."""
+    error = parse_line(4, json.dumps({"prompt": "a", key: 0.5}).encode()).error
+    assert error.startswith(f"line 4 has the unknown key {key!r}; {hint}known are prompt, messages, token_ids, id, ")
+    assert "temperature" in error.partition("known are")[2]
+
+
+@pytest.mark.parametrize("bad", [{"prompt": "\ud800"}, {"prompt": "é", "id": 2**80}])
+def test_result_lines_hold_anything(bad):
+    """Whatever a line said can be echoed."""
+    assert json.loads(result_line(failure(Line(1, bad), "no")))["prompt"] == bad["prompt"]
+
+
+# --- running ------------------------------------------------------------------------------------------------------
+
+
+class SlowClient:
+    """Completes the first line last: when all others that may run have ended."""
+
+    def __init__(self, num_others: int) -> None:
+        self.missing, self.all_done = num_others, threading.Event()
+        self.running, self.most, self.lock = 0, 0, threading.Lock()
+
+    def generate(self, **arguments):
+        with self.lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        if arguments["id"] == 1:
+            assert self.all_done.wait(10)
+        with self.lock:
+            self.running -= 1
+            self.missing -= arguments["id"] != 1
+            if self.missing == 0:
+                self.all_done.set()
+        return [failure(Line(arguments["id"]), "")] if arguments["id"] % 2 else _raise()
+
+
+def _raise():
+    raise JobError("even")
+
+
+def test_order_and_concurrency():
+    """A slow first line holds up nobody, results keep the order, and no more than asked run at a time."""
+    client, written = SlowClient(11), []
+    lines = [Line(n, {"prompt": "a"}) for n in range(1, 13)]
+    num_failed = run_lines(client, lines, {}, written.extend, concurrency=3)
+    assert [result.id for result in written] == list(range(1, 13))
+    assert client.most <= 3
+    assert [result.error for result in written[1::2]] == [f"line {n}: even" for n in range(2, 13, 2)]
+    assert num_failed == 12
