@@ -37,7 +37,7 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 VERIFIER, ANN, BEN = b"verifier", b"ann", b"ben"
 

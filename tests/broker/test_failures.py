@@ -11,10 +11,10 @@ from specq.broker.jobs.job import Job
 from specq.broker.workers.quarantine import CLEARED_AFTER
 from specq.journal.records import Crashes, JobCrashed
 from specq.protocol.messages import Heartbeat, Hello, Open
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.toy import toy_info, toy_text
+from specq.testing.world import World
 from tests.broker.test_broker_jobs import ANN, BEN, VERIFIER, Desk
-from tests.journal.fake import FakeJournal
-from tests.toy import toy_info, toy_text
-from tests.world import World
 
 POISON = 9
 LENGTH = 300

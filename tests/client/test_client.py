@@ -16,7 +16,7 @@ from specq.client.base import count_ready
 from specq.client.sync import Job
 from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, FetchTokenizer, Submit
-from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
+from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 
 CHAT = [{"role": "user", "content": "Hi"}]
 

@@ -34,7 +34,7 @@ from specq.protocol.messages import (
     TokenizerChunk,
 )
 from specq.protocol.params import SamplingParams
-from tests.fake_broker import INFO, STATS, tokens
+from specq.testing.fake_broker import INFO, STATS, tokens
 
 TEXT = list(range(10, 30))
 

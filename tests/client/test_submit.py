@@ -15,8 +15,8 @@ from specq.cli import main
 from specq.client.prompt_files import Line, failure, parse_line, read_lines, result_line, run_lines
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
-from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
-from tests.fake_broker import STATS as STATS_SENT
+from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
+from specq.testing.fake_broker import STATS as STATS_SENT
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -13,7 +13,7 @@ from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import Assign, Close, Draft, Release, Verdict
 from specq.protocol.params import SamplingParams, Speculation
-from tests.toy import VOCAB, ToyProposer, toy_text
+from specq.testing.toy import VOCAB, ToyProposer, toy_text
 
 PROMPT = [5, 6, 7]
 

@@ -10,8 +10,8 @@ from specq.protocol.messages import Cancel, Draft, GetStatus, Submit
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import Judgement, SessionStep
 from specq.protocol.wire import encode
-from tests.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
-from tests.world import CLIENT, World
+from specq.testing.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.world import CLIENT, World
 
 PROMPT = [5, 6, 7]
 

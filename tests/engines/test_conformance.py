@@ -9,7 +9,7 @@ from specq.engines import ENGINES
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
-from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
+from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)

@@ -11,7 +11,7 @@ import pytest
 from specq.journal import Crashes, JobCrashed, JobDropped, Journal, Opening, open_journal
 from specq.journal.interface import EPOCHS, JOURNALS
 from specq.protocol import ConfigError, JournalLostError
-from tests.journal.fake import FakeJournal
+from specq.testing.fake_journal import FakeJournal
 from tests.journal.history import added, ended, groups, history, plain, taken
 from tests.journal.kinds import ADDRESSES
 

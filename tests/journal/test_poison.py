@@ -18,8 +18,8 @@ import pytest
 from specq import Client
 from specq.client import Job
 from specq.protocol.errors import JobError
+from specq.testing.toy import toy_text
 from tests.journal.deadly import BEATS, LOST, MAGIC, RAISES, STATUS
-from tests.toy import toy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # many starts of processes, one after the other
 

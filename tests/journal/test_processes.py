@@ -16,7 +16,7 @@ from specq import Client
 from specq.config.addresses import free_address
 from specq.journal.sqlite.connection import connect
 from specq.protocol.errors import JobError
-from tests.toy import toy_text
+from specq.testing.toy import toy_text
 
 pytestmark = pytest.mark.slow
 

@@ -3,7 +3,7 @@
 import pytest
 
 from specq.engines import ENGINES
-from tests.checkpoints import make_checkpoint
+from specq.testing.checkpoints import make_checkpoint
 from tests.engines.test_conformance import (  # noqa: F401 - they run here with the engine below
     test_a_session_opens_once_and_closes_quietly,
     test_a_step_of_only_prefill_judges_nothing,

@@ -7,7 +7,7 @@ import pytest
 
 from specq.proposers import PROPOSERS, Expansion
 from specq.protocol.params import SamplingParams
-from tests.checkpoints import VOCAB, make_checkpoint
+from specq.testing.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
 
 CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)

@@ -22,7 +22,7 @@ from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, M
 from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import decode, encode, is_array
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 JUNK = (None, True, "x", 1.5, [], {}, [[1]], float("nan"), 1e300)
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from specq.protocol.errors import ConfigError, JobError
+from specq.testing.tokenizer import SPECIAL, tokenizer_files, tokenizer_json
 from specq.text.codec import Detokenizer, StopMatcher, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
-from tests.tiny_text import SPECIAL, tokenizer_files, tokenizer_json
 
 CODEC = TextCodec(tokenizer_files())
 token_lists = st.lists(st.integers(0, CODEC.num_tokens - 1), max_size=40)

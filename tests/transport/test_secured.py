@@ -18,11 +18,11 @@ from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Cancel, FetchTokenizer, Follow, GetStatus, Hello, ListJobs, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import MAX_ARRAY, decode, encode
+from specq.testing.secured import Secured, make_all, model, served
+from specq.testing.toy import toy_text
 from specq.transport.broker_link import BrokerLink
 from specq.transport.keys import Curve, curve_to_broker, make_keys, own_keys, read_grants
 from specq.transport.sockets import connect_dealer
-from tests.secured import Secured, make_all, model, served
-from tests.toy import toy_text
 
 PATIENCE_S = 20.0
 SHORT_S = 0.15  # for what must not happen

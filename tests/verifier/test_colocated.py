@@ -8,10 +8,10 @@ import pytest
 
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
+from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 
 PROMPT = [5, 6, 7]
 

@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from specq.drafting.drafter import Drafter
-from specq.protocol.messages import Accepted, Failed, Message, Status, Submit, Tokens
-from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.wire import Frames, decode
+from specq.drafting import Drafter
+from specq.protocol import (
+    Accepted,
+    Failed,
+    Frames,
+    Message,
+    SamplingParams,
+    Speculation,
+    Status,
+    Submit,
+    Tokens,
+    decode,
+)
 from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.simulate.world import World as SimulatedWorld
-from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyEngine, ToyProposer
+from specq.testing.toy import ToyEngine, ToyProposer
+from specq.verifier import StepCurve, Verifier
 
 CLIENT = b"client"
 NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)
@@ -113,7 +122,7 @@ class World:
     # --- the client -------------------------------------------------------------------------------------------------
 
     def submit(
-        self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: object
+        self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: Any
     ) -> Received:
         """Submit a job; return where its tokens will appear."""
         message = Submit(
