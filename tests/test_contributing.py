@@ -19,6 +19,8 @@ from specq.engines import ENGINES
 from specq.journal.interface import JOURNALS
 from specq.proposers import PROPOSERS, Expansion
 from specq.protocol import SamplingParams, SessionStep, Tree
+from specq.testing import oracle
+from specq.testing.random_steps import packed_logits, sampling_params, split, steps
 from specq.verification import strategy
 from specq.verification.judge import judge
 from specq.verifier import StepCurve, Verifier
@@ -54,8 +56,6 @@ from tests.proposers.test_conformance import (  # noqa: F401 - with the proposer
     test_grown_ahead_or_one_commit_at_a_time_gives_the_same_drafts,
     test_siblings_differ,
 )
-from tests.verification import oracle
-from tests.verification.strategies import packed_logits, sampling_params, split, steps
 from tests.verifier.test_verifier import PROMPT, chain, open_session, step
 
 ROOT = Path(__file__).parent.parent

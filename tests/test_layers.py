@@ -42,8 +42,8 @@ PACKAGES = {
         *("client", "bench", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
-        *("protocol", "config", "transport", "text", "journal", "proposers", "drafting", "verifier", "simulate"),
-        "workers",
+        *("protocol", "config", "transport", "text", "journal", "verification", "proposers", "drafting", "verifier"),
+        *("simulate", "workers"),
     ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
@@ -67,7 +67,7 @@ HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
     "specq/bench/end_to_end/rivals",
-    "specq/testing/checkpoints",
+    *("specq/testing/checkpoints", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
 

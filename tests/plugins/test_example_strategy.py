@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from specq.testing import oracle
+from specq.testing.random_steps import packed_logits, sampling_params, split, steps
 from specq.verification.judge import judge
-from tests.verification import oracle
-from tests.verification.strategies import packed_logits, sampling_params, split, steps
 
 
 @pytest.mark.usefixtures("plugin")

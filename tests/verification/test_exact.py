@@ -7,11 +7,10 @@ import pytest
 
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE
+from specq.testing.exact import World, drafts, drawing, error, joint_distribution, point, sampled
 from specq.verification import host_kernels, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
-from tests.verification import exact
-from tests.verification.exact import World, drafts, error, joint_distribution, point, sampled
 from tests.verification.mutants import mutated_kernels
 
 PLANS = {
@@ -155,7 +154,7 @@ def test_mutant_a_part_chosen_by_content(plan):
 
 def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
     """The token of a rejected sampled node is tried once more, as a point mass, and its sampled sibling is left out."""
-    monkeypatch.setattr(exact, "upgrade", lambda sibling_group: [
+    monkeypatch.setattr(drawing, "upgrade", lambda sibling_group: [
         member for member in sibling_group
         if not member[2] or all(member[1] != token for _, token, is_sampled in sibling_group if not is_sampled)
     ])  # fmt: skip

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep
+from specq.testing import oracle
+from specq.testing.random_steps import check_against_naive, packed_logits, params_of, sampled_trees, split, steps
 from specq.verification import STRATEGIES, draws, packing, strategy
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain
-from tests.verification import oracle
-from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
 
 
 def probabilistic(step, rows):
@@ -38,24 +38,13 @@ ORACLES = {
 }
 
 
-@st.composite
-def params_of(draw, names=tuple(STRATEGIES)):
-    params = draw(sampling_params(strategy=draw(st.sampled_from(names))))
-    bars = {name: draw(st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0])) for name in ("threshold", "typical_eps")}
-    return replace(params, **bars)
-
-
 def test_each_strategy_has_an_oracle():
     assert set(ORACLES) == set(STRATEGIES)
 
 
 @pytest.mark.usefixtures("way")
-@given(st.lists(steps(params=params_of(), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))
-def test_mixed_batches_are_judged_as_the_oracle_does_one_by_one(batch, entropy):
-    logits = packed_logits(batch, entropy)
-    expected = [ORACLES[step.params.strategy](step, rows) for step, rows in split(batch, logits)]
-    actual = [(j.path, j.token_ids.tolist()) for j in judge(batch, logits)]
-    assert [(tuple(path), [int(token) for token in tokens]) for path, tokens in expected] == actual
+def test_mixed_batches_are_judged_as_the_oracle_does_one_by_one():
+    check_against_naive(ORACLES)
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
