@@ -42,7 +42,18 @@ PACKAGES = {
         *("client", "bench", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
-        *("protocol", "config", "transport", "text", "journal", "verification", "proposers", "drafting", "verifier"),
+        *(
+            "protocol",
+            "config",
+            "transport",
+            "text",
+            "journal",
+            "verification",
+            "engines",
+            "proposers",
+            "drafting",
+            "verifier",
+        ),
         *("simulate", "workers"),
     ),
 }
@@ -67,7 +78,7 @@ HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
     "specq/bench/end_to_end/rivals",
-    *("specq/testing/checkpoints", "specq/testing/exact/", "specq/testing/random_steps"),
+    *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
 

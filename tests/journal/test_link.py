@@ -20,7 +20,7 @@ from specq.journal.interface import Kept
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
-from tests.journal.history import added, ended, taken
+from specq.testing.journal_records import added, ended, taken
 
 PATIENCE_S = 30.0
 

@@ -19,8 +19,8 @@ from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
 from specq.protocol.messages import Failed, Hello, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
+from specq.testing.journal_records import added, ended, taken
 from specq.testing.toy import toy_info
-from tests.journal.history import added, ended, taken
 
 MIB = 1 << 20
 SLACK = 16 * MIB  # the log, and what one group adds before something is forgotten
