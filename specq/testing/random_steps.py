@@ -113,7 +113,7 @@ def split(steps: Sequence[SessionStep], logits: torch.Tensor) -> list[tuple[Sess
 def check_against_naive(naive: Mapping[str, Naive], max_examples: int = 100) -> None:
     """Judge mixed batches of the strategies that are named: each session as its naive version does alone."""
 
-    @settings(max_examples=max_examples)
+    @settings(max_examples=max_examples, deadline=None)
     @given(st.lists(steps(params=params_of([*naive]), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))
     def check(batch: list[SessionStep], entropy: int) -> None:
         logits = packed_logits(batch, entropy)

@@ -41,6 +41,7 @@ CUTS: dict[str, dict[str, Any]] = {
 
 SOME = settings(
     max_examples=40,
+    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.differing_executors],
 )
 
