@@ -12,7 +12,7 @@ from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info
-from tests.broker.test_broker_jobs import VERIFIER, Desk
+from tests.broker.desk import VERIFIER, Desk
 
 LATE = GRACE_S + 1
 

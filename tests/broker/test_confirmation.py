@@ -10,7 +10,7 @@ import pytest
 from specq.protocol.messages import Failed, Heartbeat, Open
 from specq.testing.toy import toy_text
 from specq.testing.world import World
-from tests.broker.test_broker_jobs import ANN, VERIFIER, Desk
+from tests.broker.desk import ANN, VERIFIER, Desk
 
 BEAT_S = 0.5
 DEAF = b"deaf"

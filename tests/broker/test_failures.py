@@ -14,7 +14,7 @@ from specq.protocol.messages import Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text
 from specq.testing.world import World
-from tests.broker.test_broker_jobs import ANN, BEN, VERIFIER, Desk
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk
 
 POISON = 9
 LENGTH = 300

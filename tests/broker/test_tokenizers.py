@@ -10,7 +10,7 @@ from specq.protocol.bounds import PIECES
 from specq.protocol.messages import Failed, FetchTokenizer, Heartbeat, Message, TokenizerChunk
 from specq.protocol.wire import encode
 from specq.testing.toy import toy_info
-from tests.broker.test_broker_jobs import ANN, VERIFIER, Desk
+from tests.broker.desk import ANN, VERIFIER, Desk
 
 OTHER = b"other"
 

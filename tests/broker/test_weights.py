@@ -17,7 +17,7 @@ from specq.protocol.messages import Heartbeat, Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
-from tests.broker.test_broker_jobs import VERIFIER, Desk
+from tests.broker.desk import VERIFIER, Desk
 
 WAIT_S = 600.0
 OLD = "of the tensors alone"

@@ -14,7 +14,7 @@ from specq.verifier.grafting import graft
 from specq.verifier.scheduler import ScheduledSession, best_count, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.test_session import make_draft, make_session
+from tests.verifier.sessions import make_draft, make_session
 
 FLAT = StepCurve([1, 512], [1.0, 1.0])
 STEEP = StepCurve([1, 512], [0.01, 5.12])
