@@ -196,7 +196,9 @@ def test_arrays_at_their_limits_are_let_in() -> None:
     verdict = Verdict(
         session_id=1, epoch=2, base_len=3, token_ids=[0, 2**31 - 1], logprobs=np.array([-np.inf, -3e38], np.float32)
     )
-    assert decode(encode(verdict)) == decode(encode(verdict))
+    judged = decode(encode(verdict))
+    assert isinstance(judged, Verdict)
+    assert (judged.token_ids.tolist(), judged.logprobs.tolist()) == ([0, 2**31 - 1], verdict.logprobs.tolist())
     draft = Draft(session_id=1, epoch=2, lane=0, base_len=3, first_id=0, token_ids=[1], parent_ids=[-1], scores=[0],
                   q_rows=[-1], q_ids=[-1, 2**31 - 1])  # fmt: skip
     found = decode(encode(draft))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from specq.proposers import Expansion, Proposer
 from specq.protocol import SamplingParams
@@ -48,24 +49,35 @@ class ProposerConformance:
             node, next_id = next_id, next_id + 2
 
     def test_descendants_of_the_last_committed_node_stay_valid(self, proposer: Proposer) -> None:
-        proposer.open(1, CONTEXT, SamplingParams())
-        (children,) = proposer.expand([Expansion(1, -1, (0, 1))])
-        if len(children.token_ids):
-            (grandchildren,) = proposer.expand([Expansion(1, 0, (2, 3))])
-            proposer.commit(1, children.token_ids[:1], [0])
-            if len(grandchildren.token_ids):
-                assert len(proposer.expand([Expansion(1, 2, (4,))])) == 1
+        """They have the children that they have in a session that has committed nothing."""
+        for session_id in (1, 2):
+            proposer.open(session_id, CONTEXT, SamplingParams())
+        drafted = [_tokens_after(proposer, session_id, -1, (0, 1)) for session_id in (1, 2)]
+        if not drafted[0] or not _tokens_after(proposer, 1, 0, (2, 3)):
+            pytest.skip("it drafts nothing here")
+        _tokens_after(proposer, 2, 0, (2, 3))
+        proposer.commit(1, np.array(drafted[0][:1], np.int32), [0])
+        assert _tokens_after(proposer, 1, 2, (4,)) == _tokens_after(proposer, 2, 2, (4,))
 
     def test_a_correction_starts_anew(self, proposer: Proposer) -> None:
+        """It drafts as for a session that is opened with that text."""
+        correction = np.array([9, 9], np.int32)
         proposer.open(1, CONTEXT, SamplingParams())
         proposer.expand([Expansion(1, -1, (0, 1))])
-        proposer.commit(1, np.array([9, 9], np.int32), [])
-        assert len(proposer.expand([Expansion(1, -1, (2,))])) == 1
+        proposer.commit(1, correction, [])
+        proposer.open(2, np.concatenate([CONTEXT, correction]), SamplingParams())
+        assert _tokens_after(proposer, 1, -1, (2,)) == _tokens_after(proposer, 2, -1, (2,))
 
     def test_closing_is_quiet_and_allows_opening_again(self, proposer: Proposer) -> None:
         proposer.open(1, CONTEXT, SamplingParams())
-        proposer.expand([Expansion(1, -1, (0,))])
+        before = _tokens_after(proposer, 1, -1, (0,))
         proposer.close(1)
         proposer.close(1)
         proposer.open(1, CONTEXT, SamplingParams())
-        assert len(proposer.expand([Expansion(1, -1, (0,))])) == 1
+        assert _tokens_after(proposer, 1, -1, (0,)) == before
+
+
+def _tokens_after(proposer: Proposer, session_id: int, node_id: int, child_ids: tuple[int, ...]) -> list[int]:
+    (children,) = proposer.expand([Expansion(session_id, node_id, child_ids)])
+    tokens: list[int] = children.token_ids.tolist()
+    return tokens
