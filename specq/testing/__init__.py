@@ -10,6 +10,7 @@
     exact          what a strategy emits, by enumeration of all that can be drafted and drawn
     fake_broker    a broker for tests of clients: a socket, and a function that answers
     secured        a broker and a verifier with keys, their loops in threads
+    waiting        for what other processes and threads do
 
     world = World()
     world.add_verifier()
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from specq.testing.random_steps import check_against_naive
     from specq.testing.tokenizer import tokenizer_files, tokenizer_json
     from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, next_token, toy_info, toy_text
+    from specq.testing.waiting import wait_until
     from specq.testing.world import World
 
 _MODULES = {
@@ -50,6 +52,7 @@ _MODULES = {
     "random_steps": ("check_against_naive",),
     "tokenizer": ("tokenizer_files", "tokenizer_json"),
     "toy": ("ToyChains", "ToyEngine", "ToyProposer", "next_token", "toy_info", "toy_text"),
+    "waiting": ("wait_until",),
     "world": ("World",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
@@ -75,6 +78,7 @@ __all__ = [
     "tokenizer_json",
     "toy_info",
     "toy_text",
+    "wait_until",
 ]
 
 
