@@ -13,7 +13,7 @@ import structlog
 from hypothesis import settings
 
 from specq.config.addresses import free_address
-from tests.fake_broker import FakeBroker
+from specq.testing.fake_broker import FakeBroker
 
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -3,64 +3,30 @@ journal must do; the files and commands that it names exist."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 import tomllib
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from specq.engines import ENGINES
-from specq.journal.interface import JOURNALS
 from specq.proposers import PROPOSERS, Expansion
 from specq.protocol import SamplingParams, SessionStep, Tree
 from specq.verification import strategy
 from specq.verification.judge import judge
 from specq.verifier import StepCurve, Verifier
-from tests.engines.test_conformance import (  # noqa: F401 - they run here with the engine of the page
-    test_a_session_opens_once_and_closes_quietly,
-    test_a_step_of_only_prefill_judges_nothing,
-    test_drafts_change_speed_and_never_text,
-    test_free_slots_come_back,
-    test_open_leaves_at_least_the_last_token_to_compute,
-    test_step_times_has_one_time_a_size,
-    test_too_many_rows_are_refused_with_nothing_changed,
-)
-from tests.journal.test_conformance import (  # noqa: F401 - with the journal of the page
-    _open_it,
-    test_a_frozen_owner_is_shut_out,
-    test_a_group_that_cannot_be_written_leaves_nothing,
-    test_a_reader_sees_what_is_written_while_it_is_open,
-    test_an_id_that_comes_again_begins_anew,
-    test_crashes_of_a_job_are_kept,
-    test_epochs_rise_with_each_owner,
-    test_free_room_is_given_back_until_there_is_none,
-    test_it_holds_what_was_written,
-    test_one_broker_owns_it,
-    test_results_are_forgotten_by_age_then_by_size,
-    test_tokens_that_are_written_twice_change_nothing,
-)
 from tests.plugins.conftest import install, site  # noqa: F401
-from tests.proposers.test_conformance import (  # noqa: F401 - with the proposer of the page
-    test_a_correction_starts_anew,
-    test_answers_come_in_order_and_within_bounds,
-    test_closing_is_quiet_and_allows_opening_again,
-    test_descendants_of_the_last_committed_node_stay_valid,
-    test_grown_ahead_or_one_commit_at_a_time_gives_the_same_drafts,
-    test_siblings_differ,
-)
-from tests.verification import oracle
-from tests.verification.strategies import packed_logits, sampling_params, split, steps
 from tests.verifier.test_verifier import PROMPT, chain, open_session, step
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
 BLOCKS = dict(re.findall(r"^```python\n# (\S+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+EXAMPLES = ("bigram", "doubling", "memory_journal", "plausible")
 (TOML,) = re.findall(r"^```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
@@ -72,7 +38,7 @@ def extras(site, monkeypatch):  # noqa: F811 - the fixture imported above
         (site / path).write_text(code, "utf-8")
         monkeypatch.delitem(sys.modules, _module(path), raising=False)
     install(site, "extras", tomllib.loads(TOML)["project"]["entry-points"])
-    monkeypatch.setitem(JOURNALS, "memory", "extras.memory_journal:MemoryJournal")
+    return site
 
 
 def _module(path: str) -> str:
@@ -89,17 +55,22 @@ def engine(extras):
     return ENGINES.resolve("doubling").make("", kv_slots=512)
 
 
-@pytest.fixture
-def address(extras, tmp_path) -> str:
-    return f"memory://{tmp_path}"
-
-
 # --- the examples -----------------------------------------------------------------------------------------------------
 
 
 def test_every_block_is_an_example_that_runs():
-    assert sorted(BLOCKS) == [f"extras/{name}.py" for name in ("bigram", "doubling", "memory_journal", "plausible")]
+    assert sorted(BLOCKS) == sorted(f"extras/{kind}{name}.py" for name in EXAMPLES for kind in ("", "test_"))
     assert PAGE.count("```python") == len(BLOCKS)
+
+
+def test_the_tests_of_the_examples_pass(extras):
+    """In a process of their own, as they run where specq is only installed."""
+    command = (sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "extras")
+    environment = os.environ | {"PYTHONPATH": f"{extras}:{ROOT}"}
+    ran = subprocess.run(command, cwd=extras, env=environment, capture_output=True, text=True, check=False, timeout=110)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    passed = set(re.findall(r"^(extras/\w+\.py)::.* PASSED", ran.stdout, re.MULTILINE))
+    assert passed == {f"extras/test_{name}.py" for name in EXAMPLES}
 
 
 @pytest.mark.usefixtures("extras")
@@ -112,18 +83,6 @@ def test_the_strategy_accepts_above_its_bar(token, path, expected):
     (judgement,) = judge([SessionStep(1, 0, np.array([0], np.int32), params, draft)], rows)
     assert (judgement.path, judgement.token_ids.tolist()) == (path, expected)
     assert not strategy("plausible").is_lossless(params)
-
-
-@pytest.mark.usefixtures("extras")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
-@given(st.lists(steps(params=sampling_params("plausible")), max_size=3), st.integers(0, 2**32))
-def test_the_strategy_judges_as_a_naive_version_does(batch, entropy):
-    def bar_of(row, params):
-        return oracle.distribution(row, replace(params, temperature=1.0)), 0.3
-
-    logits = packed_logits(batch, entropy)
-    expected = [oracle.longest(step, rows, bar_of) for step, rows in split(batch, logits)]
-    assert [(j.path, j.token_ids.tolist()) for j in judge(batch, logits)] == [(p, list(t)) for p, t in expected]
 
 
 def test_the_proposer_drafts_what_followed_last_time(proposer):

@@ -41,6 +41,21 @@ PACKAGES = {
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
         *("client", "bench", "training", "simulate", "workers"),
     ),
+    "testing": (  # nobody may import it
+        *(
+            "protocol",
+            "config",
+            "transport",
+            "text",
+            "journal",
+            "verification",
+            "engines",
+            "proposers",
+            "drafting",
+            "verifier",
+        ),
+        *("simulate", "workers"),
+    ),
 }
 # Modules beside a package's front door that other packages import by name: those that bring torch or vLLM along, and those
 # of packages that only commands use.
@@ -60,10 +75,12 @@ DOORS = {
 INSIDERS = {"specq.bench.gpu.": "specq.engines.torch."}
 OPEN = ("training", "bench", "simulate", "workers")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
+RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
     *("specq/bench/end_to_end/rivals", "specq/bench/gpu/"),
+    *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
 
@@ -122,6 +139,16 @@ def test_packages_import_only_what_they_may(path):
 
     others = {other for module in _imports(path) if (other := _package(module)) not in (None, package)}
     assert others <= set(PACKAGES[package]), f"{_name(path)} reaches beyond what {package} may import"
+
+
+def test_nobody_imports_the_toys_of_tests():
+    assert [package for package, others in PACKAGES.items() if "testing" in others] == []
+
+
+def test_only_the_toys_import_what_tests_run_on():
+    users = {_name(path) for path in MODULES if RUNNERS & {module.partition(".")[0] for module in _imports(path)}}
+
+    assert {name for name in users if _package(name) != "testing"} == set()
 
 
 @pytest.mark.parametrize("path", MODULES, ids=_name)

@@ -12,7 +12,7 @@ Rules: a group of records is journaled whole or not at all, and only by the brok
 position, so tokens that are written twice change nothing.
 """
 
-from specq.journal.interface import Journal, JournalReader, Opening, open_journal
+from specq.journal.interface import EPOCHS, Journal, JournalReader, Kept, Opening, open_journal
 from specq.journal.logprob_rows import pack, unpack
 from specq.journal.records import (
     NO_CRASHES,
@@ -30,6 +30,7 @@ from specq.journal.records import (
 from specq.journal.threads import JournalLookup, JournalWriter, Keep, Question
 
 __all__ = [
+    "EPOCHS",
     "NO_CRASHES",
     "Crashes",
     "JobBound",
@@ -43,6 +44,7 @@ __all__ = [
     "JournalReader",
     "JournalWriter",
     "Keep",
+    "Kept",
     "Opening",
     "Question",
     "Record",

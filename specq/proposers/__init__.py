@@ -7,8 +7,8 @@ adds an entry point of the group `specq.proposers` instead. tests/proposers/ run
 
 from __future__ import annotations
 
-from specq.proposers.chain_source import Chains, ChainSource
-from specq.proposers.chains import ChainProposer, expand_chain, level_ids
+from specq.proposers.chain_source import NO_TOKEN, Chains, ChainSource
+from specq.proposers.chains import ChainProposer, chain_by_passes, expand_chain, level_ids
 from specq.proposers.interface import CONTEXT, Children, Expansion, Proposer, ProposerSpec, draws_children
 from specq.proposers.ngram_index import NgramIndex
 from specq.runtime import Table
@@ -25,6 +25,7 @@ PROPOSERS = Table(
 
 __all__ = [
     "CONTEXT",
+    "NO_TOKEN",
     "PROPOSERS",
     "ChainProposer",
     "ChainSource",
@@ -34,6 +35,7 @@ __all__ = [
     "NgramIndex",
     "Proposer",
     "ProposerSpec",
+    "chain_by_passes",
     "draws_children",
     "expand_chain",
     "level_ids",

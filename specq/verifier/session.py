@@ -6,7 +6,7 @@ the tree is in `specq.verifier.grafting`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from specq.drafting import Calibration, judged
@@ -129,6 +129,13 @@ class Session:
                 most = node.reach_prob
                 left -= node.reach_prob
         return nodes
+
+    def live_nodes(self) -> Iterator[Node]:
+        """Yield the live nodes, parents first."""
+        level = list(self.roots.values())
+        while level:
+            yield from level
+            level = [child for node in level for child in node.children.values()]
 
     # --- verdicts ---------------------------------------------------------------------------------------------------
 

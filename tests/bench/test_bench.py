@@ -21,10 +21,10 @@ from specq.client import Client
 from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.protocol.messages import Draft, Submit, Verdict
 from specq.protocol.wire import decode
+from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker
+from specq.testing.secured import make_all
+from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec
-from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker
-from tests.secured import make_all
-from tests.tiny_text import tokenizer_json
 from workers import up
 
 SETTINGS = Settings(datasets=("gsm8k",))

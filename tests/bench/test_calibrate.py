@@ -17,7 +17,7 @@ from specq.simulate.proposer import TimedProposer
 from specq.simulate.settings import DraftSettings, EngineSettings
 from specq.simulate.stub_text import StubGuesses, StubText
 from specq.simulate.sweep import points
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 ROOT = Path(__file__).parents[2]
 TEXT = StubText(seed=1)

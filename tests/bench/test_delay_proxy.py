@@ -28,10 +28,10 @@ from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.simulate.network import LineSettings
+from specq.testing.secured import make_all, served
+from specq.testing.toy import toy_text
 from specq.transport.keys import curve_to_broker, make_keys
 from specq.transport.sockets import bind_router, connect_dealer, drain, try_send
-from tests.secured import make_all, served
-from tests.toy import toy_text
 
 PATIENCE_S = 20.0
 PROGRAM = (sys.executable, "-m", "specq.bench.delay_proxy")

@@ -6,8 +6,8 @@ from safetensors.torch import load_file
 
 from specq.bench.drafts import make_random_draft, make_weak_draft
 from specq.models import resolve_model
+from specq.testing.checkpoints import load_reference
 from specq.text.codec import load_tokenizer_files, tokenizer_hash
-from tests.checkpoints import load_reference
 
 BUNDLED = resolve_model("tiny", "draft")
 

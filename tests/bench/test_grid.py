@@ -19,8 +19,8 @@ from specq.client.parameters import read_parameters
 from specq.protocol.errors import ConfigError
 from specq.protocol.messages import Submit
 from specq.protocol.params import Speculation
+from specq.testing.fake_broker import CODEC, FakeBroker
 from specq.verification import STRATEGIES
-from tests.fake_broker import CODEC, FakeBroker
 
 PROMPTS = (Prompt("a", "0", (1,)), Prompt("a", "1", (2,)))
 STATS = {"rounds": 4, "draft_tokens": 6, "accepted_tokens": 2, "drafted_rounds": 2, "leaves": 3, "depths": 5}

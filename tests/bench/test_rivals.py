@@ -7,7 +7,7 @@ import pytest
 from specq.bench.prompts import Prompt
 from specq.bench.rivals import Rivals, Transformers
 from specq.bench.settings import Settings
-from tests.checkpoints import load_reference, make_checkpoint, reference_text
+from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
 
 SETTINGS = Settings(datasets=("x",), output_len=12, k=3, ignore_eos=True)
 PROMPTS = [Prompt("x", str(i), tuple(range(5 + i, 15 + i))) for i in range(3)]

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from specq.bench.engine_steps import greedy_texts, measure
 from specq.cli import main
-from tests.toy import ToyEngine
+from specq.testing.toy import ToyEngine
 
 
 def test_every_kind_of_step_is_timed():

@@ -10,9 +10,9 @@ from specq.broker.core import GRACE_S, Broker
 from specq.broker.workers.status import status_report
 from specq.journal.records import Crashes, StoredJob
 from specq.protocol.messages import Heartbeat, Hello, Open
-from tests.broker.test_broker_jobs import VERIFIER, Desk
-from tests.journal.fake import FakeJournal
-from tests.toy import toy_info
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.toy import toy_info
+from tests.broker.desk import VERIFIER, Desk
 
 LATE = GRACE_S + 1
 

@@ -5,8 +5,8 @@ import numpy as np
 from specq.broker.effects import Effect, Send
 from specq.protocol.messages import Heartbeat, Message, Verdict
 from specq.protocol.wire import decode, encode
-from tests.toy import toy_text
-from tests.world import World
+from specq.testing.toy import toy_text
+from specq.testing.world import World
 
 PROMPT = [5, 6, 7]
 

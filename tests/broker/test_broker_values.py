@@ -25,7 +25,7 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 ANN, BEN, GOOD, EVIL = b"ann", b"ben", b"good", b"evil"
 PROMPT = np.array([5, 6, 7], np.int32)

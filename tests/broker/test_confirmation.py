@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from specq.protocol.messages import Failed, Heartbeat, Open
-from tests.broker.test_broker_jobs import ANN, VERIFIER, Desk
-from tests.toy import toy_text
-from tests.world import World
+from specq.testing.toy import toy_text
+from specq.testing.world import World
+from tests.broker.desk import ANN, VERIFIER, Desk
 
 BEAT_S = 0.5
 DEAF = b"deaf"

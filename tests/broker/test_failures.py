@@ -12,10 +12,10 @@ from specq.broker.jobs.job import Job
 from specq.broker.workers.quarantine import CLEARED_AFTER
 from specq.journal.records import Crashes, JobCrashed
 from specq.protocol.messages import Heartbeat, Hello, Open
-from tests.broker.test_broker_jobs import ANN, BEN, VERIFIER, Desk
-from tests.journal.fake import FakeJournal
-from tests.toy import toy_info, toy_text
-from tests.world import World
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.toy import toy_info, toy_text
+from specq.testing.world import World
+from tests.broker.desk import ANN, BEN, VERIFIER, Desk
 
 POISON = 9
 LENGTH = 300

@@ -18,8 +18,8 @@ from specq.protocol.params import Speculation
 from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
-from tests.toy import VOCAB, ToyEngine, ToyProposer, toy_info, toy_text
-from tests.world import World
+from specq.testing.toy import VOCAB, ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.world import World
 
 EVIL = b"evil"
 HOST = HostSettings(broker_us=10)

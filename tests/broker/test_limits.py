@@ -43,8 +43,8 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
+from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
-from tests.toy import toy_info
 
 GPU = b"gpu"
 

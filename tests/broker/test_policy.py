@@ -11,7 +11,7 @@ from specq.broker.workers.policy import AFFINITY_SLACK, FRESH_S, GROSS, MOVE_INT
 from specq.broker.workers.registry import Worker
 from specq.protocol.messages import Heartbeat, Hello, Submit
 from specq.protocol.params import SamplingParams
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 LONG_AGO, NOW = -1000.0, 0.0
 

@@ -24,9 +24,9 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.wire import decode, encode, type_of
+from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
 from tests.broker.test_roles import Guarded, a_draft, a_job, passed_on
-from tests.toy import toy_info
 
 TICK_S = 0.25
 

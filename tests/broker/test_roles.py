@@ -38,8 +38,8 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
+from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
-from tests.toy import toy_info
 
 KEYS = {"gpu": "target", "laptop": "draft", "phone": "draft", "alice": "client", "bob": "client", "hub": "broker"}
 NOT_TO_THE_FRONT = {Verdict, SessionFailed, TokenizerChunk}  # these come from verifiers, over the broker's own sockets

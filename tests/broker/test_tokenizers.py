@@ -9,8 +9,8 @@ import numpy as np
 from specq.protocol.bounds import PIECES
 from specq.protocol.messages import Failed, FetchTokenizer, Heartbeat, Message, TokenizerChunk
 from specq.protocol.wire import encode
-from tests.broker.test_broker_jobs import ANN, VERIFIER, Desk
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
+from tests.broker.desk import ANN, VERIFIER, Desk
 
 OTHER = b"other"
 

@@ -16,8 +16,8 @@ from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Heartbeat, Hello, Open, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
-from tests.broker.test_broker_jobs import VERIFIER, Desk
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
+from tests.broker.desk import VERIFIER, Desk
 
 WAIT_S = 600.0
 OLD = "of the tensors alone"

@@ -23,8 +23,8 @@ from typing import Any, Self
 
 from specq import Client
 from specq.config.addresses import free_address
+from specq.testing.toy import toy_text
 from tests.chaos.load import Load, Prompts, Tally, wait_for
-from tests.toy import toy_text
 
 BEATS = ("--heartbeat-ms", "100", "--liveness-ms", "1000")
 STEP_MS = 4

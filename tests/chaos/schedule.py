@@ -19,10 +19,10 @@ import numpy as np
 
 from specq.broker.workers.quarantine import LONE_CRASHES
 from specq.simulate.network import LineSettings
+from specq.testing.toy import toy_text
 from tests.chaos.stubs import moody_text_is_right
 from tests.chaos.users import Client
 from tests.chaos.world import DELAY_S, LIVENESS_S, ChaosWorld
-from tests.toy import toy_text
 
 RECOVERY_S = 5.0
 FAULTS_S = 3.0  # how long faults are injected

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from specq.protocol.arrays import Int32Array
 from specq.protocol.types import Judgement, SessionStep
-from tests.toy import ToyEngine, ToyProposer, next_token
+from specq.testing.toy import ToyEngine, ToyProposer, next_token
 
 STEP_S, ROW_S, PASS_S = 0.03, 0.0002, 0.02
 MOODS, MOOD = 4, 7

@@ -11,10 +11,10 @@ import pytest
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import MESSAGES
 from specq.protocol.wire import decode
+from specq.testing.toy import toy_info
 from tests.chaos import values
 from tests.chaos.forging import Forger, Session
 from tests.chaos.fuzz import PARTIES, SUITED, Parties
-from tests.toy import toy_info
 
 MODEL = dataclasses.asdict(toy_info())
 

@@ -14,11 +14,11 @@ from specq.config.sections import DraftConfig
 from specq.drafting.drafter import Drafter
 from specq.proposers import Children, Expansion
 from specq.runtime import log
+from specq.testing.tokenizer import tokenizer_json
+from specq.testing.toy import ToyProposer, toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
 from specq.transport.loop import Stop
-from tests.tiny_text import tokenizer_json
-from tests.toy import ToyProposer, toy_info
 from workers.draft import DrafterLoop
 
 PASS_S = 0.001

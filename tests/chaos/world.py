@@ -2,7 +2,7 @@
 
 Everything travels as frames, over lines that lose, double, reorder and delay. Anybody may be killed or frozen at any time;
 the broker also between any two things that it does: before and after each group of its journal, before each message. What
-holds is checked as it happens (`tests.journal.fake`, `_check_told`) and at the end (`tests.chaos.invariants`).
+holds is checked as it happens (`specq.testing.fake_journal`, `_check_told`) and at the end (`tests.chaos.invariants`).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import DrafterProcess, Process, VerifierProcess
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.world import NO_HOST
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.chaos.stubs import Moods, MoodyEngine, SlowEngine, slow_proposer
 from tests.chaos.users import Client
-from tests.journal.fake import FakeJournal
-from tests.world import NO_HOST
 
 BEAT_S, LIVENESS_S = 0.1, 0.6
 TICK_S, COMMIT_S = 0.05, 0.004

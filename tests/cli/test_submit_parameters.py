@@ -12,8 +12,8 @@ from specq.client.parameters import NAMES
 from specq.client.prompt_files import show_pieces
 from specq.protocol.messages import Failed, Submit
 from specq.protocol.params import SamplingParams, Speculation
+from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker, answer
 from specq.verification.seeds import derived_seed
-from tests.fake_broker import ANSWER_IDS, CODEC, FakeBroker, answer
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -11,8 +11,8 @@ from specq.client.aio import AsyncJob
 from specq.client.sync import Job
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Cancel, Submit
+from specq.testing.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer
 from tests.client.asking import CHAT, run_async
-from tests.fake_broker import ANSWER, ANSWER_IDS, FakeBroker, answer
 
 
 def test_async_generate_and_status(broker, tmp_path):

@@ -10,9 +10,9 @@ from specq.client import Client
 from specq.client.request import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
+from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.verification.seeds import derived_seed
 from tests.client.asking import run_async
-from tests.fake_broker import CODEC, FakeBroker, answer, tokens
 
 CHATS = [[{"role": "user", "content": text}] for text in ("Hi", "Why?")]
 PROMPTS = ["two eggs", "a", "b"]

@@ -8,8 +8,8 @@ import pytest
 
 from specq.client.cache import TokenizerCache
 from specq.protocol.messages import TokenizerChunk
-from tests.fake_broker import INFO
-from tests.tiny_text import tokenizer_files
+from specq.testing.fake_broker import INFO
+from specq.testing.tokenizer import tokenizer_files
 
 FILES = {"tokenizer_config.json": "{}", **tokenizer_files()}
 

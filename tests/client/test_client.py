@@ -11,8 +11,8 @@ from specq.client import Client
 from specq.client.base import count_ready
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, FetchTokenizer, Submit
+from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 from tests.client.asking import CHAT
-from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 
 
 def test_generate(client):

@@ -11,9 +11,9 @@ import specq
 from specq.client import Client
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
+from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.verification.seeds import derived_seed
 from tests.client.asking import run_async
-from tests.fake_broker import CODEC, FakeBroker, answer, tokens
 
 SEED, N = 7, 3
 SEEDS = [derived_seed(SEED, index) for index in range(N)]

@@ -8,8 +8,8 @@ import pytest
 from specq.client.core import RETRY_MAX_S
 from specq.client.events import JobDone, NewTokens, RequestFailed
 from specq.protocol.messages import Accepted, Failed, Submit
+from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, make_core, new_ids
-from tests.fake_broker import STATS, tokens
 
 
 def test_a_job_from_start_to_end():

@@ -7,8 +7,8 @@ from specq.client.core import LISTING, ClientCore
 from specq.client.events import FoundJob, JobPage, JobTaken, RequestFailed
 from specq.protocol.messages import Accepted, Cancel, Failed, Follow, JobInfo, JobList, ListJobs, Submit
 from specq.protocol.params import SamplingParams
+from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, cancels, new_ids
-from tests.fake_broker import STATS, tokens
 
 
 def info(*, ended: bool, elapsed_ms: int = 1500) -> JobInfo:

@@ -5,7 +5,7 @@ import numpy as np
 from specq.client.core import STATUS, TOKENIZER, VERIFIER_WAIT_S, ClientCore
 from specq.client.events import StatusReport, TokenizerReady, Waiting
 from specq.protocol.messages import Failed, FetchTokenizer, GetStatus, Status, TokenizerChunk
-from tests.fake_broker import INFO
+from specq.testing.fake_broker import INFO
 
 NO_VERIFIER = Failed(job_id=0, code="no_verifier", reason="none is registered")
 

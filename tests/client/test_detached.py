@@ -8,7 +8,7 @@ from specq.client.detached import JobDesk
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Submit
 from specq.protocol.params import SamplingParams
-from tests.fake_broker import FakeBroker, answer
+from specq.testing.fake_broker import FakeBroker, answer
 
 
 def job(job_id: int) -> Submit:

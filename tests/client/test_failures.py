@@ -10,8 +10,8 @@ import specq
 from specq.client import Client
 from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
+from specq.testing.fake_broker import ANSWER, FakeBroker, answer
 from tests.client.asking import run_async
-from tests.fake_broker import ANSWER, FakeBroker, answer
 
 
 def test_no_broker(tmp_path):

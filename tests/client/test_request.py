@@ -13,10 +13,10 @@ from specq.client.parameters import read_parameters
 from specq.client.request import Served, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode
+from specq.testing.fake_broker import CODEC, INFO
+from specq.testing.tokenizer import tokenizer_json
 from specq.text.codec import TextCodec
 from specq.verification.seeds import derived_seed
-from tests.fake_broker import CODEC, INFO
-from tests.tiny_text import tokenizer_json
 
 SERVED = Served(INFO, CODEC)
 CHAT = [{"role": "user", "content": "Hi"}]

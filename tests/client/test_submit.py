@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from specq.cli import main
 from specq.protocol.messages import Failed, Submit
-from tests.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
-from tests.fake_broker import STATS as STATS_SENT
+from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, FakeBroker, answer, completion
+from specq.testing.fake_broker import STATS as STATS_SENT
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")

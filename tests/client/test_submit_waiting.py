@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from specq.protocol.messages import Cancel, Failed, FetchTokenizer, Submit
-from tests.fake_broker import ANSWER, FakeBroker, answer
+from specq.testing.fake_broker import ANSWER, FakeBroker, answer
 from tests.submitting import GOOD, run
 
 pytestmark = pytest.mark.usefixtures("own_cache")

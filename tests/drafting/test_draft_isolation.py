@@ -16,11 +16,11 @@ from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
+from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 
 NUM, BAD = 8, 3
 LENGTH = 20

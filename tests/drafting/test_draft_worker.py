@@ -7,7 +7,7 @@ from specq.config.sections import DraftConfig
 from specq.proposers import PROPOSERS, ProposerSpec
 from specq.protocol.messages import Assign
 from specq.protocol.params import SamplingParams
-from tests.toy import ToyProposer
+from specq.testing.toy import ToyProposer
 from workers.draft import build_drafter
 
 

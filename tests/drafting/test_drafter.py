@@ -1,51 +1,15 @@
 """The drafter's tree: grown best first, re-rooted by verdicts, sent again when it was lost."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
-from specq.drafting.drafter import Drafter
 from specq.drafting.session import LOST_AFTER
-from specq.proposers import Children, Expansion
-from specq.proposers.chains import chain_by_passes
 from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
-from specq.protocol.messages import Assign, Close, Draft, Release, Verdict
+from specq.protocol.messages import Assign, Close, Release, Verdict
 from specq.protocol.params import SamplingParams, Speculation
-from tests.toy import VOCAB, ToyProposer, toy_text
-
-PROMPT = [5, 6, 7]
-
-
-def make_drafter(
-    max_tokens: int = 100, *, speculation: Speculation | None = None, strategy: str = "deterministic", **options: int
-) -> Drafter:
-    """Return a drafter with one session of three context tokens."""
-    drafter = Drafter(ToyProposer(), incarnation=1, **options)
-    warm = {"strategy": strategy, "temperature": 1.0} if strategy == "probabilistic" else {}
-    drafter.handle(
-        Assign(
-            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens, **warm),
-            speculation=speculation or Speculation(), token_ids=np.array(PROMPT, np.int32),
-        )
-    )  # fmt: skip
-    return drafter
-
-
-def verdict(
-    base_len: int, tokens: list[int], *, min_accept_prob: int = 0, used: int = 0, first_used: int = 0, epoch: int = 1
-) -> Verdict:
-    """Return a verdict that commits tokens; `used`: how many nodes it verified."""
-    return Verdict(
-        session_id=7, epoch=epoch, base_len=base_len, min_accept_prob=min_accept_prob, token_ids=np.array(tokens, np.int32),
-        node_ids=np.arange(used, dtype=np.int32) + first_used, mask=np.zeros(used, np.uint8),
-    )  # fmt: skip
-
-
-def passes(drafter: Drafter, count: int) -> list[Draft]:
-    """Run `count` passes; return what was sent."""
-    return [draft for _ in range(count) for draft in drafter.step()]
+from specq.testing.toy import VOCAB, ToyProposer, toy_text
+from tests.drafting.sessions import PROMPT, make_drafter, passes, verdict
 
 
 def test_the_first_pass_drafts_what_follows_the_context() -> None:
@@ -316,95 +280,3 @@ def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
         verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
     )  # its mask is 0: rejected, then drawn all the same
     assert acceptance_stats.calibration.probability(predicted) < before
-
-
-# --- chains -----------------------------------------------------------------------------------------------------------
-
-
-class ChainingProposer(ToyProposer):
-    """Drafts chains, and notes how deep each was."""
-
-    has_chains = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.depths: list[int] = []
-
-    def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
-        self.depths.append(depth)
-        return chain_by_passes(self, requests, depth)
-
-
-def make_chaining(speculation: Speculation | None = None, max_tokens: int = 100) -> tuple[Drafter, ChainingProposer]:
-    """Return a drafter of chains of four, with one session, and its proposer."""
-    proposer = ChainingProposer()
-    drafter = Drafter(proposer, incarnation=1, fan_out=3, chain=4)
-    drafter.handle(
-        Assign(
-            session_id=7, epoch=1, lane=0, prompt_len=3, params=SamplingParams(max_tokens=max_tokens),
-            speculation=speculation or Speculation(), token_ids=np.array(PROMPT, np.int32),
-        )
-    )  # fmt: skip
-    return drafter, proposer
-
-
-def test_a_chain_has_siblings_at_each_level() -> None:
-    """One call: four levels of three, each below the first of the one before."""
-    drafter, proposer = make_chaining()
-    (draft,) = drafter.step()
-    assert proposer.depths == [4]
-    firsts = [0, 3, 6, 9]
-    assert draft.token_ids[firsts].tolist() == toy_text(PROMPT, 4)
-    assert draft.parent_ids.tolist() == [parent for parent in (-1, 0, 3, 6) for _ in range(3)]
-
-
-def test_later_chains_start_where_the_target_likeliest_is() -> None:
-    """The second call goes on from the end of the first chain, and from its branches."""
-    drafter, proposer = make_chaining()
-    first, second = passes(drafter, 2)
-    assert proposer.depths == [4, 4]
-    assert 9 in second.parent_ids.tolist()
-    assert toy_text(PROMPT, 8)[4:] == [second.token_ids[i] for i in _spine(second, 9)]
-    assert len(first.token_ids) == 12
-
-
-def _spine(draft: Draft, parent_id: int) -> list[int]:
-    """Return the indices of first children from a node on."""
-    found = []
-    ids = draft.parent_ids.tolist()
-    while parent_id in ids:
-        found.append(ids.index(parent_id))
-        parent_id = draft.first_id + found[-1]
-    return found
-
-
-def test_a_synchronous_round_is_one_chain() -> None:
-    """Then it waits for its verdict."""
-    drafter, proposer = make_chaining(Speculation(mode="sync"))
-    (draft,) = drafter.step()
-    assert (len(draft.token_ids), drafter.has_work) == (12, False)
-    drafter.handle(verdict(3, [*toy_text(PROMPT, 2), 1], used=2))
-    (after,) = drafter.step()
-    assert (after.base_len, proposer.depths) == (6, [4, 4])
-
-
-def test_chains_keep_to_the_shape() -> None:
-    """Two candidates of three tokens: the second has no siblings, and nothing goes deeper."""
-    drafter, _ = make_chaining(Speculation(num_candidates=2, max_depth=3))
-    sent = passes(drafter, 6)
-    assert [len(draft.token_ids) for draft in sent] == [4, 2]
-    assert not drafter.has_work
-
-
-def test_chains_end_where_the_job_does() -> None:
-    """Four tokens are left, and the last is always the target's own."""
-    drafter, proposer = make_chaining(max_tokens=4)
-    (draft,) = passes(drafter, 1)
-    assert (len(draft.token_ids), proposer.depths) == (9, [3])
-
-
-def test_proposers_without_chains_are_asked_level_by_level() -> None:
-    """Where a chain saves nothing, verdicts are received between passes instead."""
-    drafter = make_drafter(chain=4, fan_out=3)
-    (draft,) = drafter.step()
-    assert len(draft.token_ids) == 3

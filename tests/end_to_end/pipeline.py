@@ -1,6 +1,6 @@
 """What the tests of the whole pipeline have in common."""
 
-from tests.world import World
+from specq.testing.world import World
 
 PROMPT = [5, 6, 7]
 

@@ -12,9 +12,10 @@ import pytest
 
 from specq import Client
 from specq.protocol.errors import JobError
+from specq.testing import wait_until
+from specq.testing.toy import toy_text
 from specq.transport.loop import Stop
-from tests.journal.test_processes import BEATS, PATIENCE_S, TOY, Process, said, wait_until
-from tests.toy import toy_text
+from tests.journal.test_processes import BEATS, PATIENCE_S, TOY, Process, said
 
 PROMPT = [5, 6, 7]
 ENDLESS = 1900

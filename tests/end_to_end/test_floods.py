@@ -17,10 +17,10 @@ import zmq
 from specq import Client
 from specq.protocol.messages import Assign, Draft, FetchTokenizer, GetStatus, Heartbeat, Hello, Release, Verdict
 from specq.protocol.wire import decode, encode
+from specq.testing.secured import make_all, model
+from specq.testing.toy import toy_text
 from specq.transport.keys import SECRET, curve_to_broker
 from specq.transport.sockets import connect_dealer, try_send
-from tests.secured import make_all, model
-from tests.toy import toy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 READY_S = 60

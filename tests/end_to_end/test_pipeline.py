@@ -5,9 +5,9 @@ import pytest
 
 from specq.protocol.messages import Cancel, Submit
 from specq.protocol.params import SamplingParams
+from specq.testing.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.world import World
 from tests.end_to_end.pipeline import PROMPT, finished
-from tests.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
-from tests.world import World
 
 
 def test_a_job_without_a_drafter_is_plain_decoding() -> None:

@@ -7,9 +7,9 @@ import pytest
 
 from specq.protocol.params import Speculation
 from specq.protocol.types import Judgement, SessionStep
+from specq.testing.toy import ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.world import World
 from tests.end_to_end.pipeline import PROMPT, finished
-from tests.toy import ToyEngine, ToyProposer, toy_info, toy_text
-from tests.world import World
 
 # --- how a job is drafted for -------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import pytest
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Draft, GetStatus
 from specq.protocol.wire import encode
+from specq.testing.toy import ToyEngine, ToyProposer, toy_info, toy_text
+from specq.testing.world import CLIENT, World
 from tests.end_to_end.pipeline import PROMPT, finished
-from tests.toy import ToyEngine, ToyProposer, toy_info, toy_text
-from tests.world import CLIENT, World
 
 
 def test_a_failed_job_tells_its_reason_again() -> None:

@@ -11,7 +11,7 @@ from specq.engines.torch.compiler import kernels
 from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
-from tests.checkpoints import random_tokens, random_tree
+from specq.testing.checkpoints import random_tokens, random_tree
 
 GREEDY = SamplingParams()
 

@@ -24,7 +24,7 @@ from specq.proposers.chains import chain_by_passes
 from specq.proposers.draft_model import DraftModel
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep, Tree
-from tests.checkpoints import (
+from specq.testing.checkpoints import (
     CONFIGS,
     VOCAB,
     load_reference,

@@ -14,7 +14,7 @@ from specq.engines.torch import loading
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.rows import RowPacker
 from specq.protocol.errors import ConfigError
-from tests.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+from specq.testing.checkpoints import DECODER, VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 
 
 @pytest.fixture(scope="module")

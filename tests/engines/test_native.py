@@ -15,7 +15,7 @@ from specq.engines.torch.native import NativeForward, pack_panels
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.engines.torch.top import top_tokens
 from specq.runtime import compiler
-from tests.checkpoints import make_checkpoint, random_tokens, random_tree
+from specq.testing.checkpoints import make_checkpoint, random_tokens, random_tree
 
 KINDS = ("llama", "llama-bias", "llama-bf16", "qwen2", "qwen3")
 

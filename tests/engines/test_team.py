@@ -19,7 +19,7 @@ from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.protocol.errors import ConfigError
 from specq.runtime.cpu import available_cores
-from tests.checkpoints import CONFIGS, make_checkpoint, random_tokens
+from specq.testing.checkpoints import CONFIGS, make_checkpoint, random_tokens
 
 SLOTS = 1024
 RUN_AND_LEAVE = """

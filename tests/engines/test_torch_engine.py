@@ -18,7 +18,7 @@ from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, Judgement, SessionStep, Tree
-from tests.checkpoints import (
+from specq.testing.checkpoints import (
     CONFIGS,
     VOCAB,
     load_reference,

@@ -10,7 +10,7 @@ import pytest
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
 from specq.protocol.errors import ConfigError
-from tests.checkpoints import VOCAB, make_checkpoint
+from specq.testing.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_VLLM, vllm_arguments
 
 pytestmark = NEEDS_VLLM

@@ -17,14 +17,14 @@ from specq.config.sections import BrokerConfig, Config, TargetConfig, UpConfig
 from specq.protocol.errors import EngineLostError
 from specq.protocol.types import Judgement, SessionStep
 from specq.runtime import log
+from specq.testing.tokenizer import tokenizer_files, tokenizer_json
+from specq.testing.toy import toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
 from specq.transport.loop import Stop
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.journal.toy_target import SlowEngine
-from tests.tiny_text import tokenizer_files, tokenizer_json
-from tests.toy import toy_info
 from workers import up
 from workers.target import VerifierLoop
 

@@ -34,8 +34,8 @@ from specq.protocol.messages import (
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
-from tests.journal.fake import FakeJournal
-from tests.toy import next_token, toy_info
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.toy import next_token, toy_info
 
 VERIFIER, CLIENT = b"verifier", b"client"
 ROUND = 3  # tokens

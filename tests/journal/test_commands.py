@@ -18,10 +18,11 @@ from specq.client.job_options import label_of
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Submit
 from specq.protocol.params import SamplingParams
+from specq.testing import wait_until
+from specq.testing.tokenizer import tokenizer_files
+from specq.testing.toy import toy_text
 from specq.text.codec import TextCodec
-from tests.journal.test_processes import BEATS, TOY, Process, wait_until
-from tests.tiny_text import tokenizer_files
-from tests.toy import toy_text
+from tests.journal.test_processes import BEATS, TOY, Process
 
 CODEC = TextCodec(tokenizer_files())
 ENDLESS = 1900

@@ -15,9 +15,9 @@ from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
 from specq.protocol.messages import Follow
 from specq.protocol.wire import encode
-from tests.journal.fake import FakeJournal
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.toy import toy_text
 from tests.journal.scene import CLIENT, Scene
-from tests.toy import toy_text
 
 PROMPTS = {1: [5, 6, 7], 2: [8, 9]}
 LENGTHS = {1: 26, 2: 7}

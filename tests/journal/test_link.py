@@ -20,7 +20,8 @@ from specq.journal.interface import Kept
 from specq.journal.sqlite.reader import SqliteReader
 from specq.journal.threads import GROUP_S, JournalWriter, Keep
 from specq.protocol.errors import JournalBusyError, JournalLostError
-from tests.journal.history import added, ended, taken
+from specq.testing import wait_until
+from specq.testing.journal_records import added, ended, taken
 
 PATIENCE_S = 30.0
 
@@ -157,22 +158,15 @@ class Failing:
         """Be gone."""
 
 
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_what_cannot_be_written_now_is_written_later() -> None:
     """The same group, once; the trouble is told while it lasts, and what comes meanwhile waits its turn."""
     journal = Failing(JournalBusyError("the disk is full"), JournalBusyError("the disk is full"))
     told: list[str] = []
     writer = JournalWriter(journal, lambda: told.append(writer.trouble))
     writer.put(1, ["a"])
-    wait_for(lambda: writer.trouble)
+    wait_until(lambda: writer.trouble)
     writer.put(2, ["b"])
-    wait_for(lambda: writer.durable == 2)
+    wait_until(lambda: writer.durable == 2)
     assert journal.groups == [["a"], ["b"]]
     assert [trouble for i, trouble in enumerate(told) if i == 0 or told[i - 1] != trouble] == ["the disk is full", ""]
     writer.close()
@@ -215,8 +209,8 @@ def test_results_expire_by_themselves(path: Path) -> None:
     reader = SqliteReader(path)
     writer._next_expiry = 0.0
     writer.put(3, [taken(3)])
-    wait_for(lambda: writer.durable == 3)
-    wait_for(lambda: not reader.finished(10))
+    wait_until(lambda: writer.durable == 3)
+    wait_until(lambda: not reader.finished(10))
     assert reader.find(2) is not None
     reader.close()
     writer.close()

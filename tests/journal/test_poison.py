@@ -18,8 +18,9 @@ import pytest
 from specq import Client
 from specq.client import Job
 from specq.protocol.errors import JobError
+from specq.testing import wait_until
+from specq.testing.toy import toy_text
 from tests.journal.deadly import BEATS, LOST, MAGIC, RAISES, STATUS
-from tests.toy import toy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # many starts of processes, one after the other
 
@@ -37,14 +38,6 @@ Spawn = Callable[..., Process]
 @pytest.fixture
 def journal(tmp_path: Path) -> Path:
     return tmp_path / "broker.journal"
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    """Look until it is so."""
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.01)
 
 
 def connect(address: str, tmp_path: Path) -> Client:

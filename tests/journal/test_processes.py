@@ -6,7 +6,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from specq import Client
 from specq.config.addresses import free_address
 from specq.journal.sqlite.connection import connect
 from specq.protocol.errors import JobError
-from tests.toy import toy_text
+from specq.testing import wait_until
+from specq.testing.toy import toy_text
 
 pytestmark = pytest.mark.slow
 
@@ -51,14 +51,6 @@ def client(spawn: Callable[..., Process], free_address: str, tmp_path: Path) -> 
     spawn(free_address, program=TOY)
     with Client(free_address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as connected:
         yield connected
-
-
-def wait_until(condition: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
-    """Look until it is so."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, "it never came about"
-        time.sleep(0.01)
 
 
 def said(process: Process) -> str:

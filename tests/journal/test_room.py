@@ -19,8 +19,9 @@ from specq.journal.threads import MOST_BYTES, JournalWriter, Keep
 from specq.protocol.messages import Failed, Hello, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
-from tests.journal.history import added, ended, taken
-from tests.toy import toy_info
+from specq.testing import wait_until
+from specq.testing.journal_records import added, ended, taken
+from specq.testing.toy import toy_info
 
 MIB = 1 << 20
 SLACK = 16 * MIB  # the log, and what one group adds before something is forgotten
@@ -52,13 +53,6 @@ def start(path: Path) -> Iterator[Start]:
         writer.close()
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "it never came to hold"
-        time.sleep(0.005)
-
-
 def large(job_id: int) -> JobTaken:
     params = SamplingParams(max_tokens=10)
     return JobTaken(Submit(job_id=job_id, params=params, prompt_ids=PROMPT), "owner", time.time(), 0.0)
@@ -78,9 +72,9 @@ def test_prompts_of_cancelled_jobs_count(path: Path, start: Start) -> None:
     writer = start(MIB)
     for job_id in range(1, 201):
         writer.put(job_id, [large(job_id), cancelled(job_id)])
-        until(lambda last=job_id: writer.durable == last)
+        wait_until(lambda last=job_id: writer.durable == last)
         assert on_disk(path) <= MIB + SLACK
-    until(lambda: on_disk(path) <= 2 * MIB)
+    wait_until(lambda: on_disk(path) <= 2 * MIB)
     assert writer.full == ""
 
 
@@ -89,9 +83,9 @@ def test_a_backlog_is_written_in_bounded_groups(path: Path, start: Start) -> Non
     writer = start(MIB)
     records: list[Record] = [record for i in range(1, 201) for record in (large(i), cancelled(i))]
     writer.put(1, records)
-    until(lambda: on_disk(path) > 0 and writer.durable == 1)
+    wait_until(lambda: on_disk(path) > 0 and writer.durable == 1)
     assert writer.num_groups >= 50 * MIB // MOST_BYTES
-    until(lambda: on_disk(path) <= 2 * MIB)
+    wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
 def test_tokens_that_nobody_needs_any_more_count(path: Path, start: Start) -> None:
@@ -100,10 +94,10 @@ def test_tokens_that_nobody_needs_any_more_count(path: Path, start: Start) -> No
     for job_id in range(1, 101):
         rounds: list[Record] = [added(job_id, 1000 * i, list(range(1000))) for i in range(10)]
         writer.put(2 * job_id - 1, [taken(job_id), *rounds])
-        until(lambda last=2 * job_id - 1: writer.durable == last)
+        wait_until(lambda last=2 * job_id - 1: writer.durable == last)
         writer.put(2 * job_id, [ended(job_id, list(range(10)))])
-    until(lambda: writer.durable == 200)
-    until(lambda: on_disk(path) <= 2 * MIB)
+    wait_until(lambda: writer.durable == 200)
+    wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
 def test_unfinished_jobs_are_never_dropped(path: Path, start: Start) -> None:
@@ -111,15 +105,15 @@ def test_unfinished_jobs_are_never_dropped(path: Path, start: Start) -> None:
     writer = start(MIB)
     for job_id in range(1, 21):
         writer.put(job_id, [large(job_id)])
-    until(lambda: writer.full and writer.durable == 20)
+    wait_until(lambda: writer.full and writer.durable == 20)
     assert "have not ended" in writer.full
     count = sqlite3.connect(f"file:{path}?mode=ro", uri=True).execute(
         "SELECT count(*) FROM active JOIN jobs USING (job_id)"
     )
     assert count.fetchone() == (20,)
     writer.put(21, [cancelled(job_id) for job_id in range(1, 21)])
-    until(lambda: not writer.full)
-    until(lambda: on_disk(path) <= 2 * MIB)
+    wait_until(lambda: not writer.full)
+    wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
 def test_a_full_journal_takes_no_new_jobs() -> None:
@@ -161,7 +155,7 @@ def test_a_file_that_is_too_large_shrinks(path: Path, start: Start) -> None:
     assert on_disk(path) > 25 * MIB
     writer = start(MIB)
     writer.put(1, [taken(1000)])
-    until(lambda: on_disk(path) <= 2 * MIB)
+    wait_until(lambda: on_disk(path) <= 2 * MIB)
 
 
 @pytest.mark.slow
@@ -175,7 +169,7 @@ def test_submit_and_cancel_at_the_permitted_rate_keeps_to_the_limit(path: Path, 
             num_jobs += 1
             writer.put(num_jobs, [large(num_jobs), cancelled(num_jobs)])
         handed_over = time.monotonic()
-        until(lambda last=num_jobs: writer.durable >= last)
+        wait_until(lambda last=num_jobs: writer.durable >= last)
         waited.append(time.monotonic() - handed_over)
         most = max(most, on_disk(path))
     assert num_jobs > 200

@@ -18,9 +18,9 @@ from specq.journal.sqlite.room import room
 from specq.journal.sqlite.schema import STEPS, prepare
 from specq.journal.sqlite.store import SqliteJournal
 from specq.protocol import ConfigError, JournalBusyError, SamplingParams
-from tests.journal.fake import FakeJournal
-from tests.journal.history import PARAMS, added, ended, groups, history, taken
-from tests.journal.test_conformance import take_over_and_go_on
+from specq.testing.conformance.journals import take_over_and_go_on
+from specq.testing.fake_journal import FakeJournal
+from specq.testing.journal_records import PARAMS, added, ended, groups, history, taken
 
 
 @pytest.fixture

@@ -16,10 +16,11 @@ from specq.client.request import Served, read_request
 from specq.client.results_file import SUFFIX
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Submit
-from tests.fake_broker import CODEC, INFO
+from specq.testing import wait_until
+from specq.testing.fake_broker import CODEC, INFO
+from specq.testing.toy import toy_text
 from tests.journal.test_commands import Deployment, deployment  # noqa: F401 - a fixture
-from tests.journal.test_processes import PATIENCE_S, wait_until
-from tests.toy import toy_text
+from tests.journal.test_processes import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 

@@ -13,13 +13,13 @@ from dataclasses import replace
 from specq.config.sections import TargetConfig
 from specq.protocol.types import Judgement, ModelInfo, SessionStep
 from specq.runtime import log
+from specq.testing.tokenizer import tokenizer_files, tokenizer_json
+from specq.testing.toy import ToyEngine, toy_info
 from specq.text.codec import num_tokens, tokenizer_hash
 from specq.transport.broker_link import new_incarnation
 from specq.transport.loop import Stop
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
-from tests.tiny_text import tokenizer_files, tokenizer_json
-from tests.toy import ToyEngine, toy_info
 from workers.target import VerifierLoop
 
 

@@ -16,7 +16,7 @@ from specq.engines.torch.engine import TorchEngine
 from specq.models import Shape, resolve_model
 from specq.models.inflate import inflate
 from specq.protocol.errors import ConfigError
-from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 
 
 @pytest.fixture(scope="module")

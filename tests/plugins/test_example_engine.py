@@ -3,18 +3,23 @@
 import pytest
 
 from specq.engines import ENGINES
-from tests.checkpoints import make_checkpoint
-from tests.engines.test_conformance import (  # noqa: F401 - they run here with the engine below
-    test_a_session_opens_once_and_closes_quietly,
-    test_a_step_of_only_prefill_judges_nothing,
-    test_drafts_change_speed_and_never_text,
-    test_free_slots_come_back,
-    test_open_leaves_at_least_the_last_token_to_compute,
-    test_step_times_has_one_time_a_size,
-    test_too_many_rows_are_refused_with_nothing_changed,
-)
+from specq.proposers import PROPOSERS
+from specq.testing import EngineConformance, World, make_checkpoint
 
 
-@pytest.fixture
-def engine(plugin, tmp_path):
-    return ENGINES.resolve("counting").make(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512)
+class TestCounting(EngineConformance):
+    @pytest.fixture
+    def engine(self, plugin, tmp_path):
+        return ENGINES.resolve("counting").make(str(make_checkpoint("llama-bf16", tmp_path)), kv_slots=512)
+
+
+@pytest.mark.usefixtures("plugin")
+def test_it_serves_jobs_with_the_proposer_and_strategy_of_its_package(tmp_path):
+    """The text counts, and most of it was drafted."""
+    world = World(pass_s=0.0001)
+    world.add_verifier(engine=ENGINES.resolve("counting").make(str(make_checkpoint("llama-bf16", tmp_path))))
+    world.add_drafter(proposer=PROPOSERS.resolve("counting").make())
+    job = world.submit(1, [5], max_tokens=40, strategy="cautious")
+    world.run_until(lambda: job.finish)
+    assert job.token_ids == list(range(6, 46))
+    assert job.stats["accepted_tokens"] > 20

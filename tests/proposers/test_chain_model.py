@@ -13,7 +13,7 @@ from specq.proposers.draft_model import DraftModel
 from specq.proposers.profiling import level_times
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from tests.checkpoints import VOCAB, make_checkpoint, random_tokens
+from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
 CUT = SamplingParams(temperature=0.9, top_k=40, seed=6)

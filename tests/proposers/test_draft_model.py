@@ -11,9 +11,9 @@ from specq.proposers import contexts as module
 from specq.proposers.draft_model import DraftModel
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
+from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 from specq.verification.drafting import truncated_distributions
 from specq.verification.sampling import perturbed_scores
-from tests.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
 
 SAMPLED = SamplingParams(temperature=0.9, top_k=40, seed=5)
 

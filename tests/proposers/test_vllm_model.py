@@ -10,7 +10,7 @@ from specq.proposers.draft_model import DraftModel
 from specq.proposers.vllm_model import VllmModel
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from tests.checkpoints import make_checkpoint, random_tokens
+from specq.testing.checkpoints import make_checkpoint, random_tokens
 from tests.devices import NEEDS_VLLM, vllm_arguments
 
 pytestmark = NEEDS_VLLM

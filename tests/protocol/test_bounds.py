@@ -23,7 +23,7 @@ from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import decode, encode, is_array
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 JUNK = (None, True, "x", 1.5, [], {}, [[1]], float("nan"), 1e300)
 
@@ -208,7 +208,9 @@ def test_arrays_at_their_limits_are_let_in() -> None:
     verdict = Verdict(
         session_id=1, epoch=2, base_len=3, token_ids=[0, 2**31 - 1], logprobs=np.array([-np.inf, -3e38], np.float32)
     )
-    assert decode(encode(verdict)) == decode(encode(verdict))
+    judged = decode(encode(verdict))
+    assert isinstance(judged, Verdict)
+    assert (judged.token_ids.tolist(), judged.logprobs.tolist()) == ([0, 2**31 - 1], verdict.logprobs.tolist())
     draft = Draft(session_id=1, epoch=2, lane=0, base_len=3, first_id=0, token_ids=[1], parent_ids=[-1], scores=[0],
                   q_rows=[-1], q_ids=[-1, 2**31 - 1])  # fmt: skip
     found = decode(encode(draft))

@@ -15,13 +15,13 @@ from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import Tree
 from specq.protocol.wire import decode, encode
+from specq.testing.random_steps import VOCAB, sampled_trees
+from specq.testing.toy import ToyEngine, toy_text
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import graft
 from specq.verifier.lanes import MAX_TABLE_SIZE
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyEngine, toy_text
-from tests.verification.strategies import VOCAB, sampled_trees
 
 GOOD = Draft(
     session_id=1, epoch=1, lane=0, base_len=5, first_id=10,

@@ -30,7 +30,7 @@ from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import MAX_FRAMES, MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode, is_array, too_large, type_of
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 PARAMS: dict[object, st.SearchStrategy[typing.Any]] = {
     bool: st.booleans(),

@@ -15,7 +15,7 @@ from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
 from specq.simulate.settings import DraftSettings, EngineSettings
 from specq.simulate.stub_text import StubGuesses, StubText
-from tests.toy import toy_info
+from specq.testing.toy import toy_info
 
 TEXT = StubText(seed=5)
 PARAMS = SamplingParams()

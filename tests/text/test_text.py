@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from specq.protocol.errors import ConfigError, JobError
+from specq.testing.tokenizer import SPECIAL, tokenizer_files, tokenizer_json
 from specq.text.codec import TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.text.detokenizer import Detokenizer, StopMatcher
-from tests.tiny_text import SPECIAL, tokenizer_files, tokenizer_json
 
 CODEC = TextCodec(tokenizer_files())
 NUM_TOKENS = num_tokens(tokenizer_json())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +16,12 @@ from specq.protocol.errors import ConfigError, JobError
 from specq.protocol.messages import Cancel, FetchTokenizer, Follow, GetStatus, Hello, ListJobs, Submit
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import MAX_ARRAY, decode, encode
+from specq.testing import wait_until
+from specq.testing.secured import Secured, make_all, model, served
+from specq.testing.toy import toy_text
 from specq.transport.broker_link import BrokerLink
 from specq.transport.keys import Curve, curve_to_broker, make_keys, own_keys, read_grants
 from specq.transport.sockets import connect_dealer
-from tests.secured import Secured, make_all, model, served
-from tests.toy import toy_text
 
 PATIENCE_S = 20.0
 SHORT_S = 0.15  # for what must not happen
@@ -61,18 +60,10 @@ def can_connect(endpoint: str, curve: Curve | None) -> bool:
     """Does a connection to the endpoint come to stand, or does the handshake fail?"""
     with zmq.Context() as context, connect_dealer(context, endpoint, curve=curve) as socket:
         with socket.get_monitor_socket(FAILURES) as monitor:
-            until(lambda: socket.poll(5, zmq.POLLOUT) or monitor.poll(5))
+            wait_until(lambda: socket.poll(5, zmq.POLLOUT) or monitor.poll(5))
             stands = bool(socket.poll(0, zmq.POLLOUT))
         socket.disable_monitor()
         return stands
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait until something holds; fail after a while."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
 
 
 def register(address: str, hello: Hello, curve: Curve) -> None:
@@ -80,8 +71,8 @@ def register(address: str, hello: Hello, curve: Curve) -> None:
     with zmq.Context() as context:
         link = BrokerLink(context, address, hello, curve)
         with link.socket:
-            until(lambda: link.send(hello))
-            until(lambda: link.socket.poll(50) and list(link.receive()))
+            wait_until(lambda: link.send(hello))
+            wait_until(lambda: link.socket.poll(50) and list(link.receive()))
 
 
 def strangers_key(up: Secured, tmp_path: Path) -> Curve:
@@ -165,11 +156,11 @@ def test_a_frame_that_is_too_large_cuts_its_sender_off(up, alice):
     with zmq.Context() as context:
         curve = curve_to_broker(f"{up.keys}/bob", "client")
         with connect_dealer(context, up.address, curve=curve) as socket:
-            until(lambda: socket.poll(50, zmq.POLLOUT))
+            wait_until(lambda: socket.poll(50, zmq.POLLOUT))
             with socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
                 socket.send_multipart([bytes(8), bytes(MAX_ARRAY)])
                 socket.send_multipart([bytes(8), bytes(MAX_ARRAY + 1)])
-                until(lambda: monitor.poll(50))
+                wait_until(lambda: monitor.poll(50))
             socket.disable_monitor()
     assert alice.generate(token_ids=PROMPT, max_tokens=5).token_ids == toy_text(PROMPT, 5)
 
@@ -181,7 +172,7 @@ def test_keys_are_added_and_taken_away_while_the_broker_runs(up, tmp_path):
         assert carol.status()["models"] == ["toy"]
         public.unlink()
         secret.unlink()
-        until(lambda: "carol" not in up.broker.front.grants)
+        wait_until(lambda: "carol" not in up.broker.front.grants)
         with pytest.raises(JobError, match="not allowed any more"):
             carol.generate(token_ids=PROMPT, max_tokens=1)
 
@@ -196,7 +187,7 @@ def test_a_reader_is_cut_off_with_its_key(tmp_path):
     """Its job fails at once, in the midst of the text; nothing more of it is sent."""
     with served(make_all(tmp_path / "keys")) as up:
         slow_down(up)
-        until(lambda: up.broker.backs)
+        wait_until(lambda: up.broker.backs)
         cut_off_a_reader(up)
 
 
@@ -205,10 +196,10 @@ def cut_off_a_reader(up: Secured) -> None:
     with desk(up, "dave") as dave:
         assert dict(dave.submit([a_job(90, max_tokens=1900)])) == {90: None}
     job = up.broker.broker.state.jobs.active[90]
-    until(lambda: job.transcript.token_ids)
+    wait_until(lambda: job.transcript.token_ids)
     public.unlink()
     secret.unlink()
-    until(lambda: job.transcript.finish)
+    wait_until(lambda: job.transcript.finish)
     assert (job.transcript.finish, job.transcript.failure.code, job.readers.by_client) == ("error", "forbidden", {})
 
 
@@ -218,19 +209,19 @@ def test_a_verifier_is_cut_off_with_its_key(tmp_path):
         slow_down(up)
         broker, public = up.broker.broker, Path(up.keys) / "gpu.pub"
         with desk(up, "alice") as alice:
-            until(lambda: up.broker.backs)
+            wait_until(lambda: up.broker.backs)
             assert dict(alice.submit([a_job(91, max_tokens=1900)])) == {91: None}
             job = broker.state.jobs.active[91]
-            until(lambda: job.transcript.token_ids)
+            wait_until(lambda: job.transcript.token_ids)
             key = public.read_bytes()
             public.unlink()
-            until(lambda: not up.broker.backs)
+            wait_until(lambda: not up.broker.backs)
             assert (job.session.verifier, broker.state.workers.verifiers()) == (b"", [])
             length = len(job.transcript.token_ids)
-            until(lambda: not up.target.link.registered)
+            wait_until(lambda: not up.target.link.registered)
             assert (len(job.transcript.token_ids), up.refusals) == (length, [])
             public.write_bytes(key)
-            until(lambda: len(job.transcript.token_ids) > length)
+            wait_until(lambda: len(job.transcript.token_ids) > length)
 
 
 def test_a_broker_is_cut_off_with_its_key(tmp_path):
@@ -238,15 +229,15 @@ def test_a_broker_is_cut_off_with_its_key(tmp_path):
     keys = make_all(tmp_path / "keys")
     shutil.copytree(keys, tmp_path / "gpu")
     with served(keys, target_keys=str(tmp_path / "gpu")) as up, desk(up, "alice") as alice:
-        until(lambda: up.broker.backs)
+        wait_until(lambda: up.broker.backs)
         assert dict(alice.submit([a_job(92, max_tokens=5)])) == {92: None}
         (found,) = alice.fetch([92], wait=True)
         assert found.transcript.token_ids == toy_text(PROMPT, 5)
         (tmp_path / "gpu" / "hub.pub").unlink()
-        until(lambda: not up.target.zap.allowed.grants)
+        wait_until(lambda: not up.target.zap.allowed.grants)
         assert dict(alice.submit([a_job(93, max_tokens=5)])) == {93: None}
         job = broker_job(up, 93)
-        until(lambda: job.session.unconfirmed.num_opens > 1)
+        wait_until(lambda: job.session.unconfirmed.num_opens > 1)
         assert (up.verifier.sessions, job.transcript.token_ids) == ({}, [])
 
 
@@ -265,7 +256,7 @@ def test_messages_of_a_former_key_are_nobodys(tmp_path):
             make_keys(tmp_path / "new", "bob", ("client",))
             (tmp_path / "new" / "bob.pub").replace(Path(up.keys) / "bob.pub")
             new = own_keys(str(tmp_path / "new" / "bob"), "client").public_key
-            until(lambda: up.broker.front.grants["bob"].public_key == new)
+            wait_until(lambda: up.broker.front.grants["bob"].public_key == new)
             socket.send_multipart(encode(Follow(job_id=1)))
             assert socket.poll(int(PATIENCE_S * 1e3))
             heard = decode(socket.recv_multipart())

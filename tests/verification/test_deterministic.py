@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from specq.protocol.errors import ConfigError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
+from specq.testing import oracle
+from specq.testing.random_steps import packed_logits, split, steps
 from specq.verification.judge import judge
-from tests.verification import oracle
-from tests.verification.strategies import packed_logits, split, steps
 
 
 @pytest.mark.usefixtures("way")

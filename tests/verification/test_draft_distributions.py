@@ -15,12 +15,12 @@ from specq.proposers import Children, Expansion
 from specq.protocol.arrays import Int32Array
 from specq.protocol.params import Speculation
 from specq.protocol.types import DraftDistribution, Judgement, SessionStep
+from specq.testing.toy import VOCAB, ToyEngine, ToyProposer
+from specq.testing.world import World
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
 from specq.verifier.draft_tree import Node
 from specq.verifier.session import Session
-from tests.toy import VOCAB, ToyEngine, ToyProposer
-from tests.world import World
 
 TARGET = np.array([0.0, 0.35, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])  # of tokens 0 to 8; 0 ends a text
 NUM_TOKENS = 1500

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.protocol.params import SamplingParams
+from specq.testing import oracle
 from specq.verification.drafting import draw_children, truncated_distributions
-from tests.verification import oracle
 
 WARM = SamplingParams(temperature=1.0)
 

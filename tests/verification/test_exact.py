@@ -7,30 +7,12 @@ import pytest
 
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE
+from specq.testing.conformance.strategies import CUTS, PLANS, ExactConformance
+from specq.testing.exact import World, drafts, drawing, error, joint_distribution, point, sampled
 from specq.verification import host_kernels, walks
 from specq.verification.longest import longest_path
 from specq.verification.strategies import probabilistic
-from tests.verification import exact
-from tests.verification.exact import World, drafts, error, joint_distribution, point, sampled
 from tests.verification.mutants import mutated_kernels
-
-PLANS = {
-    "nothing": ((), 1),
-    "one": ((sampled(),), 2),
-    "chain": ((sampled(sampled()),), 3),
-    "two candidates": ((sampled(), sampled()), 2),
-    "three candidates": ((sampled(), sampled(), sampled()), 2),
-    "tree": ((sampled(sampled()), sampled(sampled())), 3),
-    "point masses": ((point(point()), point()), 3),
-    "mixed siblings": ((point(), sampled()), 2),
-    "mixed chain": ((sampled(point()), point(sampled())), 3),
-}
-CUTS = {
-    "plain": {},
-    "top_k": {"top_k": 2},
-    "top_p": {"temperature": 1.3, "top_p": 0.7},
-    "all": {"temperature": 1.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
-}
 
 
 @pytest.fixture
@@ -43,11 +25,9 @@ def world_of(entropy, vocab=3, support=3, **params):
     return World(entropy, vocab, support, SamplingParams(**{"temperature": 1.0, "strategy": "probabilistic"} | params))
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("cuts", CUTS)
-def test_the_emitted_distribution_is_the_targets(plan, cuts):
-    world = world_of(sum(map(ord, plan + cuts)), **CUTS[cuts])
-    assert error(world, *PLANS[plan]) < 1e-9
+@pytest.mark.parametrize("name", ["probabilistic"])
+class TestExactConformance(ExactConformance):
+    """In one step."""
 
 
 @pytest.mark.parametrize("plan", ["chain", "three candidates", "mixed siblings"])
@@ -155,7 +135,7 @@ def test_mutant_a_part_chosen_by_content(plan):
 
 def test_mutant_a_point_mass_stays_beside_the_sampled_node(monkeypatch):
     """The token of a rejected sampled node is tried once more, as a point mass, and its sampled sibling is left out."""
-    monkeypatch.setattr(exact, "upgrade", lambda sibling_group: [
+    monkeypatch.setattr(drawing, "upgrade", lambda sibling_group: [
         member for member in sibling_group
         if not member[2] or all(member[1] != token for _, token, is_sampled in sibling_group if not is_sampled)
     ])  # fmt: skip

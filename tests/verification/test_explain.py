@@ -14,12 +14,12 @@ from specq.engines.torch import engine as torch_engine
 from specq.engines.torch.engine import TorchEngine
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, DraftDistributions, SessionStep, Tree
+from specq.testing import oracle
+from specq.testing.checkpoints import make_checkpoint
+from specq.testing.random_steps import packed_logits, sampled_trees, sampling_params, split, steps
 from specq.verification import STRATEGIES
 from specq.verification.explain import explain, log_decisions
 from specq.verification.judge import judge
-from tests.checkpoints import make_checkpoint
-from tests.verification import oracle
-from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
 from workers.target import build_verifier
 
 DISTRIBUTION = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log()

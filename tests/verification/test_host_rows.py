@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
+from specq.testing import oracle
+from specq.testing.random_steps import sampling_params
 from specq.verification import draws, host_kernels, host_rows
 from specq.verification.host_kernels import kernels
 from specq.verification.host_rows import HostRows
@@ -15,9 +17,7 @@ from specq.verification.packing import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
-from tests.verification import oracle
 from tests.verification.mutants import mutated_kernels
-from tests.verification.strategies import sampling_params
 
 pytestmark = pytest.mark.skipif(kernels() is None, reason="no C compiler")
 

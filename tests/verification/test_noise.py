@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.testing import oracle
 from specq.verification import noise
 from specq.verification.seeds import Domain, derived_seed
-from tests.verification import oracle
 
 SEEDS = st.integers(0, 2**63 - 1)
 COUNT = 1 << 16

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep
+from specq.testing.random_steps import VOCAB, packed_logits, trees
 from specq.verification import host_kernels
 from specq.verification.judge import judge
 from specq.verification.packing import place
 from specq.verification.processors import shaped
 from specq.verifier.history import Past
-from tests.verification.strategies import VOCAB, packed_logits, trees
 
 TOKENS = st.integers(0, VOCAB - 1)
 PENALTIES = st.sampled_from([0.0, 0.0, 0.7, -1.5])

@@ -11,14 +11,15 @@ import pytest
 
 from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
+from specq.testing import exact
 from specq.verifier import grafting, scheduler
 from specq.verifier.draft_tree import in_order
 from specq.verifier.grafting import graft
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.verification import exact, rounds
+from tests.verification import rounds
 from tests.verification.rounds import FIRST_LANE, POINT_LANE, Serving, World, distance, num_draws
-from tests.verifier.test_session import make_draft
+from tests.verifier.sessions import make_draft
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EXACT = 1e-9  # total variation

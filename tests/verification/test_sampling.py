@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.protocol.params import SamplingParams
+from specq.testing import oracle
+from specq.testing.random_steps import sampling_params
 from specq.verification.sampling import choose_tokens, perturbed_scores, target_probs
-from tests.verification import oracle
-from tests.verification.strategies import sampling_params
 
 ROWS = st.lists(sampling_params(), min_size=1, max_size=6)
 

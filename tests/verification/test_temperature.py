@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from specq.drafting.session import drafting_params
 from specq.protocol.bounds import MIN_TEMPERATURE
 from specq.protocol.params import SamplingParams, Speculation
+from specq.testing.random_steps import packed_logits, sampled_trees, sampling_params, split, steps
 from specq.verification import STRATEGIES
 from specq.verification.drafting import truncated_distributions
 from specq.verification.judge import judge
 from specq.verification.sampling import choose_tokens, target_probs
-from tests.verification.strategies import packed_logits, sampled_trees, sampling_params, split, steps
 from tests.verification.test_strategies import ORACLES
 
 TINY = (0.99e-5, 1e-6, 1e-45, 1e-50, 5e-324)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from specq.protocol.types import DraftDistribution
+from specq.testing.toy import ToyEngine, ToyProposer, toy_text
+from specq.testing.world import World
 from specq.verifier.draft_tree import Node, best_chain, in_order
-from tests.toy import ToyEngine, ToyProposer, toy_text
 from tests.verification.test_draft_distributions import (
     DRAFTS,
     LIMIT,
@@ -17,7 +18,6 @@ from tests.verification.test_draft_distributions import (
     MemorylessEngine,
     chi_squares,
 )
-from tests.world import World
 
 PROMPT = [5, 6, 7]
 DISTRIBUTION = DraftDistribution(np.arange(1, 9, dtype=np.int32), np.ones(8, np.uint16))

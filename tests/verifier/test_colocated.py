@@ -8,11 +8,10 @@ import pytest
 
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
+from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from tests.verifier.trees import live_nodes
 
 PROMPT = [5, 6, 7]
 
@@ -295,7 +294,7 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
     turn(own)
     own.begin(0.0)
     own.finish(lambda: 0.0)
-    nodes = live_nodes(own.verifier.sessions[7])
+    nodes = list(own.verifier.sessions[7].live_nodes())
     assert nodes
     assert all(node.distribution is not None for node in nodes)
 

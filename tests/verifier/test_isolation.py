@@ -16,6 +16,7 @@ from specq.protocol.messages import Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import Judgement, SessionStep, Tree
 from specq.runtime.isolation import Faults, in_halves
+from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
@@ -25,7 +26,6 @@ from specq.verifier.grafting import graft
 from specq.verifier.history import Past
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyEngine, toy_text
 
 NUM = 8
 LENGTH = 12

@@ -14,8 +14,7 @@ from specq.verifier.grafting import graft
 from specq.verifier.scheduler import ScheduledSession, best_count, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.test_session import make_draft, make_session
-from tests.verifier.trees import live_nodes
+from tests.verifier.sessions import make_draft, make_session
 
 FLAT = StepCurve([1, 512], [1.0, 1.0])
 STEEP = StepCurve([1, 512], [0.01, 5.12])
@@ -164,7 +163,7 @@ def test_chains_are_cut_like_trees() -> None:
             offer(offered[i], own.tolist())
             draft = make_draft(3, 0, list(range(4, 4 + len(own))), list(range(-1, len(own) - 1)))
             graft(grafted[i], replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
-            for node, reach_prob in zip(live_nodes(grafted[i]), offered[i].chain.reach_prob, strict=True):
+            for node, reach_prob in zip(grafted[i].live_nodes(), offered[i].chain.reach_prob, strict=True):
                 offered[i].chain.reach_prob[node.position - 3] = min(reach_prob, 1.0)
         with mock.patch.object(Calibration, "probability", lambda _, score: float(np.exp(score))):
             found = shares(grafted, curve, max_rows=40, free_slots=1000)

@@ -13,9 +13,9 @@ from specq.config.sections import TargetConfig
 from specq.protocol.messages import Message, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
+from specq.testing.toy import ToyEngine
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyEngine
 from workers.target import VerifierLoop, colocated_device
 
 

@@ -18,12 +18,12 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams
+from specq.testing.tokenizer import tokenizer_files
+from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
-from tests.tiny_text import tokenizer_files
-from tests.toy import ToyEngine, toy_info, toy_text
 
 PROMPT = [5, 6, 7]
 

@@ -9,21 +9,21 @@ from typing import Self
 import numpy as np
 import zmq
 
-from specq.protocol.messages import (
+from specq.protocol import (
     Accepted,
     Cancel,
     FetchTokenizer,
     GetStatus,
     Message,
+    ModelInfo,
     Status,
     Submit,
     Tokens,
+    decode,
+    encode,
 )
-from specq.protocol.types import ModelInfo
-from specq.protocol.wire import decode, encode
-from specq.text.codec import TextCodec, num_tokens, tokenizer_hash
-from specq.text.tokenizer_chunks import tokenizer_chunks
-from tests.tiny_text import tokenizer_files, tokenizer_json
+from specq.testing.tokenizer import tokenizer_files, tokenizer_json
+from specq.text import TextCodec, num_tokens, tokenizer_chunks, tokenizer_hash
 
 ANSWER = "A wörld of eggs.\nEND and more"
 CODEC = TextCodec(tokenizer_files())

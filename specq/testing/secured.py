@@ -9,16 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from specq.config.addresses import free_address
-from specq.config.sections import BrokerConfig, TargetConfig
-from specq.protocol.errors import ConfigError
-from specq.protocol.types import ModelInfo
-from specq.text.codec import num_tokens, tokenizer_hash
-from specq.transport.keys import make_keys
-from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
-from tests.tiny_text import tokenizer_files, tokenizer_json
-from tests.toy import ToyEngine, toy_info
+from specq.config import BrokerConfig, TargetConfig, free_address
+from specq.protocol import ConfigError, ModelInfo
+from specq.testing.tokenizer import tokenizer_files, tokenizer_json
+from specq.testing.toy import ToyEngine, toy_info
+from specq.text import num_tokens, tokenizer_hash
+from specq.transport import make_keys
+from specq.verifier import StepCurve, Verifier
 from workers.broker import BrokerLoop
 from workers.target import VerifierLoop
 
@@ -46,8 +43,8 @@ class Secured:
     def __init__(self, keys: str, journal: str = "none", target_keys: str = "") -> None:
         self.keys = keys
         self.refusals: list[str] = []
-        beats = {"heartbeat_ms": 50, "liveness_ms": 2000}
-        self.broker = BrokerLoop(BrokerConfig(bind=free_address(), keys=keys, journal=journal, **beats))
+        section = BrokerConfig(bind=free_address(), keys=keys, journal=journal, heartbeat_ms=50, liveness_ms=2000)
+        self.broker = BrokerLoop(section)
         self.address = self.broker.address
         curve = StepCurve([1, 64], [0.001, 0.002])
         self.verifier = Verifier(ToyEngine(model()), curve, incarnation=1, tokenizer_files=tokenizer_files())

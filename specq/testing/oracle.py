@@ -1,21 +1,29 @@
 """The naive oracle: one session, one row, one token at a time, in plain Python; shares no code with what it checks."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
+from specq.protocol import BoolArray, Float32Array, Float64Array, SamplingParams, SessionStep, Tree
+
 _MASK = 2**32 - 1
 
+Outcome = tuple[tuple[int, ...], list[int]]  # the accepted path, and the tokens that are emitted
+Bars = Callable[[Float32Array, SamplingParams], tuple[Float64Array, float]]  # of a row: its distribution, and its bar
 
-def splitmix(x):
+
+def splitmix(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) % 2**64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
     return x ^ (x >> 31)
 
 
-def hash32(domain, seed, position, token):
+def hash32(domain: int, seed: int, position: int, token: int) -> int:
     """The hash of `specq.verification.noise`, in Python integers."""
     mixed = splitmix((splitmix(seed ^ (domain * 0x9E3779B97F4A7C15 % 2**64)) + position) % 2**64)
     key0, key1 = mixed & _MASK, mixed >> 32
@@ -28,22 +36,23 @@ def hash32(domain, seed, position, token):
     return x ^ 2**31  # held in int32 as h - 2**31
 
 
-def uniform(domain, seed, position, token):
+def uniform(domain: int, seed: int, position: int, token: int) -> float:
     return (hash32(domain, seed, position, token) + 0.5) / 2**32
 
 
-def gumbel(domain, seed, position, token):
+def gumbel(domain: int, seed: int, position: int, token: int) -> np.float32:
     return np.float32(-math.log(-math.log1p(-uniform(domain, seed, position, token))))
 
 
-def scaled(row, params):
-    """f32[vocab]: (l - max l) / T."""
+def scaled(row: Float32Array, params: SamplingParams) -> Float32Array:
+    """Return f32[vocab]: (l - max l) / T."""
     row = np.asarray(row, np.float32)
-    return (row - row.max()) / np.float32(params.temperature)
+    scaled: Float32Array = (row - row.max()) / np.float32(params.temperature)
+    return scaled
 
 
-def kept(row, params):
-    """bool[vocab]: what top-k, top-p and min-p keep, ties included."""
+def kept(row: Float32Array, params: SamplingParams) -> BoolArray:
+    """Return bool[vocab]: what top-k, top-p and min-p keep, ties included."""
     s = scaled(row, params)
     order = sorted(range(len(s)), key=lambda t: -s[t])
     keep = np.ones(len(s), bool)
@@ -62,16 +71,18 @@ def kept(row, params):
     return keep
 
 
-def distribution(row, params):
-    """f64[vocab]: the distribution that the row's token is drawn from."""
+def distribution(row: Float32Array, params: SamplingParams) -> Float64Array:
+    """Return f64[vocab]: the distribution that the row's token is drawn from."""
     if params.temperature == 0:
-        return np.eye(len(row))[int(np.argmax(row))]
-    weights = np.where(kept(row, params), np.exp(scaled(row, params).astype(np.float64)), 0)
-    return weights / weights.sum()
+        weights = np.eye(len(row))[int(np.argmax(row))]
+    else:
+        weights = np.where(kept(row, params), np.exp(scaled(row, params).astype(np.float64)), 0)
+    probs: Float64Array = weights / weights.sum()
+    return probs
 
 
-def own_token(row, params, position):
-    """The target's own token under `deterministic`."""
+def own_token(row: Float32Array, params: SamplingParams, position: int) -> int:
+    """Return the target's own token under `deterministic`."""
     if params.temperature == 0:
         return int(np.argmax(row))
     s, keep = scaled(row, params), kept(row, params)
@@ -79,9 +90,11 @@ def own_token(row, params, position):
     return int(np.argmax(scores))
 
 
-def deterministic(step, rows):
-    """(path, tokens) of one session; rows [1 + nodes, vocab]."""
-    tree, path, tokens, node = step.tree, [], [], -1
+def deterministic(step: SessionStep, rows: Float32Array) -> Outcome:
+    """Return (path, tokens) of one session; rows [1 + nodes, vocab]."""
+    tree, node = step.tree, -1
+    path: list[int] = []
+    tokens: list[int] = []
     while True:
         token = own_token(rows[node + 1], step.params, step.base_len + len(path))
         tokens.append(token)
@@ -92,33 +105,42 @@ def deterministic(step, rows):
         path.append(node)
 
 
-def children_in_order(tree, node):
-    """Indices of a node's children as `probabilistic` judges them: sampled ones in draw order, then point masses."""
+def children_in_order(tree: Tree, node: int) -> list[int]:
+    """Return the indices of a node's children as `probabilistic` judges them: sampled ones in draw order, then point masses."""
     children = [i for i in range(tree.num_nodes) if tree.parents[i] == node]
     return sorted(children, key=lambda i: (tree.distributions is None or tree.distributions.rows[i] < 0, i))
 
 
-def draft_distribution(tree, node, earlier_siblings, vocab):
-    """f64[vocab]: what the node's token was drawn from, given its earlier siblings."""
-    distribution = np.zeros(vocab)
+def draft_distribution(tree: Tree, node: int, earlier_siblings: list[int], vocab: int) -> Float64Array:
+    """Return f64[vocab]: what the node's token was drawn from, given its earlier siblings."""
+    probs: Float64Array = np.zeros(vocab)
     if tree.distributions is None or tree.distributions.rows[node] < 0:
-        distribution[tree.token_ids[node]] = 1
-        return distribution
+        probs[tree.token_ids[node]] = 1
+        return probs
     row = tree.distributions.rows[node]
     for token, weight in zip(
         tree.distributions.ids[row].tolist(), tree.distributions.weights[row].tolist(), strict=True
     ):
         if token >= 0 and token not in earlier_siblings:
-            distribution[token] = weight
-    return distribution / distribution.sum()
+            probs[token] = weight
+    probs /= probs.sum()
+    return probs
 
 
-def probabilistic(step, rows, accept_uniform, residual_uniform):
-    """(path, tokens) of one session by the published rule; the uniforms are functions of (position, token) and position."""
-    tree, params, path, tokens, node = step.tree, step.params, [], [], -1
+def probabilistic(
+    step: SessionStep,
+    rows: Float32Array,
+    accept_uniform: Callable[[int, int], float],
+    residual_uniform: Callable[[int], float],
+) -> Outcome:
+    """Return (path, tokens) of one session by the published rule; the uniforms are functions of (position, token) and position."""
+    tree, params, node = step.tree, step.params, -1
+    path: list[int] = []
+    tokens: list[int] = []
     while True:
         position = step.base_len + len(path)
-        target, earlier_siblings, following = distribution(rows[node + 1], params), [], None
+        target, following = distribution(rows[node + 1], params), None
+        earlier_siblings: list[int] = []
         for child in children_in_order(tree, node):
             token = int(tree.token_ids[child])
             draft = draft_distribution(tree, child, earlier_siblings, len(target))
@@ -136,35 +158,41 @@ def probabilistic(step, rows, accept_uniform, residual_uniform):
         tokens.append(int(tree.token_ids[node]))
 
 
-def longest(step, rows, bar_of):
-    """(path, tokens) of a lossy strategy: of all accepted paths the longest, then the likeliest, then the first."""
-    tree, best = step.tree, ((0, 0.0), ())
+def longest(step: SessionStep, rows: Float32Array, bar_of: Bars) -> Outcome:
+    """Return (path, tokens) of a lossy strategy: of all accepted paths the longest, then the likeliest, then the first."""
+    tree = step.tree
+    best: tuple[tuple[int, float], tuple[int, ...]] = ((0, 0.0), ())
     for leaf in range(tree.num_nodes):
-        path, node = [], leaf
-        while node >= 0:
-            path.insert(0, node)
-            node = int(tree.parents[node])
+        path = _path_to(tree, leaf)
         distributions = [bar_of(rows[tree.parents[i] + 1], step.params) for i in path]
         chances = [float(probs[tree.token_ids[i]]) for i, (probs, _) in zip(path, distributions, strict=True)]
         if all(chance > bar for chance, (_, bar) in zip(chances, distributions, strict=True)):
             merit = (len(path), sum(math.log(chance) for chance in chances))
-            best = max(best, (merit, tuple(path)), key=lambda found: found[0])
+            best = max(best, (merit, path), key=lambda found: found[0])
     path = best[1]
     last = path[-1] + 1 if path else 0
     own = own_token(rows[last], step.params, step.base_len + len(path))
     return path, [*tree.token_ids[list(path)].tolist(), own]
 
 
-def threshold(step, rows):
-    def bar_of(row, params):
+def _path_to(tree: Tree, node: int) -> tuple[int, ...]:
+    return (*_path_to(tree, int(tree.parents[node])), node) if node >= 0 else ()
+
+
+def threshold(step: SessionStep, rows: Float32Array) -> Outcome:
+    """Accept what is likelier than a parameter."""
+
+    def bar_of(row: Float32Array, params: SamplingParams) -> tuple[Float64Array, float]:
         at = params if params.temperature > 0 else dataclasses.replace(params, temperature=1.0)
         return distribution(row, at), params.threshold
 
     return longest(step, rows, bar_of)
 
 
-def typical(step, rows):
-    def bar_of(row, params):
+def typical(step: SessionStep, rows: Float32Array) -> Outcome:
+    """Accept what is likelier than a bar that falls with the row's entropy."""
+
+    def bar_of(row: Float32Array, params: SamplingParams) -> tuple[Float64Array, float]:
         probs = distribution(row, params)
         entropy = -sum(x * math.log(x) for x in probs if x > 0)
         return probs, min(params.typical_eps, params.typical_delta * math.exp(-entropy))
@@ -172,5 +200,6 @@ def typical(step, rows):
     return longest(step, rows, bar_of)
 
 
-def greedy(step, rows):
+def greedy(_step: SessionStep, rows: Float32Array) -> Outcome:
+    """Return the likeliest token; no draft is looked at."""
     return (), [int(np.argmax(rows[0]))]

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specq.journal.records import JobBound, JobCrashed, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
+from specq.journal import JobBound, JobCrashed, JobDropped, JobEnded, JobTaken, Record, StoredJob, TokensAdded
 
 
 class FakeJournal:

@@ -1,4 +1,4 @@
-"""Records of jobs for the tests of journals: single ones, and whole histories at random."""
+"""Records of jobs to write to a journal: single ones, and whole histories at random."""
 
 from __future__ import annotations
 
@@ -45,17 +45,18 @@ def history(rng: random.Random, num_jobs: int = 12, length: int = 300) -> list[R
     """Return records of jobs that begin, go on, end or are dropped at random."""
     records: list[Record] = []
     texts: dict[int, list[int]] = {}
+    over: set[int] = set()
     for _ in range(length):
         job_id = rng.randrange(1, num_jobs)
         if job_id not in texts:
             texts[job_id] = []
             records += [taken(job_id, float(len(records))), JobBound(job_id, f"w{job_id}")]
-        elif texts[job_id] is None:
+        elif job_id in over:
             continue
         elif rng.random() < 0.05:
             finish = rng.choice(["stop", "error", "cancelled"])
             records.append(ended(job_id, texts[job_id], float(len(records)), finish))
-            texts[job_id] = None
+            over.add(job_id)
         elif rng.random() < 0.02:
             records.append(JobDropped(job_id))
             del texts[job_id]

@@ -10,10 +10,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from specq.protocol.arrays import Int32Array
-from specq.protocol.types import Tree
+from specq.protocol import Int32Array, Tree
 
-logging.disable_progress_bar()
+logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 VOCAB = 99  # no multiple of anything
 
 DECODER = {
@@ -58,7 +57,8 @@ def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
     settings = dict(CONFIGS[kind])
     torch.manual_seed(seed)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, settings.get("dtype", "float32")))
+    dtype = getattr(torch, settings.get("dtype", "float32"))
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)

@@ -1,4 +1,4 @@
-"""`specq.simulate.world` for tests: toy models, one client that keeps what it hears, and lines that lose and double.
+"""`specq.simulate.world` for tests: any models, one client that keeps what it hears, and lines that lose and double.
 
 Everything travels as frames through `specq.protocol.wire`, as over sockets. One event at a time, in the order of its time; the
 same seed gives the same run.
@@ -8,19 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from specq.drafting.drafter import Drafter
-from specq.protocol.messages import Accepted, Failed, Message, Status, Submit, Tokens
-from specq.protocol.params import SamplingParams, Speculation
-from specq.protocol.wire import Frames, decode
+from specq.drafting import Drafter
+from specq.engines import Engine
+from specq.proposers import Children, Expansion, Proposer
+from specq.protocol import (
+    Accepted,
+    Failed,
+    Frames,
+    Judgement,
+    Message,
+    SamplingParams,
+    SessionStep,
+    Speculation,
+    Status,
+    Submit,
+    Tokens,
+    decode,
+)
 from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.simulate.world import World as SimulatedWorld
-from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
-from tests.toy import ToyEngine, ToyProposer
+from specq.testing.toy import ToyEngine, ToyProposer
+from specq.verifier import StepCurve, Verifier
 
 CLIENT = b"client"
 NO_HOST = HostSettings(broker_us=0, draft_us=0, graft_us=0, verdict_us=0, plan_us=0, hear_us=0, send_us=0)
@@ -34,6 +47,27 @@ class Received:
     finish: str = ""
     failed: Failed | None = None
     stats: dict[str, object] = field(default_factory=dict)
+
+
+class Timed:
+    """A model that does not know the virtual clock: here its steps and passes take time by it."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.pass_s, self.busy_s = 0.001, 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+        self.busy_s += self._model.step_times([sum(step.num_rows for step in steps)])[0]
+        judgements: list[Judgement] = self._model.step(steps)
+        return judgements
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        self.busy_s += self.pass_s
+        children: list[Children] = self._model.expand(requests)
+        return children
 
 
 class World:
@@ -84,19 +118,19 @@ class World:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def add_verifier(self, identity: bytes = b"v0", engine: ToyEngine | None = None, **options: int) -> Verifier:
-        """Start a verifier with a toy engine."""
-        engine = engine or ToyEngine()
+    def add_verifier(self, identity: bytes = b"v0", engine: Engine | None = None, **options: int) -> Verifier:
+        """Start a verifier; without an engine it has a toy."""
+        model = _timed(engine or ToyEngine())
         sizes = [1, 8, 64]
-        curve = StepCurve(sizes, engine.step_times(sizes))
-        self.verifiers[identity] = self.simulated.add_verifier(identity, engine, curve, self.line, **options)
+        curve = StepCurve(sizes, model.step_times(sizes))
+        self.verifiers[identity] = self.simulated.add_verifier(identity, model, curve, self.line, **options)
         return self.verifiers[identity]
 
-    def add_drafter(self, identity: bytes = b"d0", proposer: ToyProposer | None = None, **options: int) -> Drafter:
-        """Start a drafter with a toy proposer."""
-        proposer = proposer or ToyProposer()
-        proposer.pass_s = self.pass_s
-        self.drafters[identity] = self.simulated.add_drafter(identity, proposer, self.line, **options)
+    def add_drafter(self, identity: bytes = b"d0", proposer: Proposer | None = None, **options: int) -> Drafter:
+        """Start a drafter; without a proposer it has a toy."""
+        model = _timed(proposer or ToyProposer())
+        model.pass_s = self.pass_s
+        self.drafters[identity] = self.simulated.add_drafter(identity, model, self.line, **options)
         return self.drafters[identity]
 
     def kill(self, identity: bytes) -> None:
@@ -113,7 +147,7 @@ class World:
     # --- the client -------------------------------------------------------------------------------------------------
 
     def submit(
-        self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: object
+        self, job_id: int, prompt: Sequence[int], *, speculation: Speculation | None = None, **params: Any
     ) -> Received:
         """Submit a job; return where its tokens will appear."""
         message = Submit(
@@ -147,3 +181,7 @@ class World:
         """Return the broker's status report."""
         found = [message for message in self.others if isinstance(message, Status)]
         return found[-1].report
+
+
+def _timed(model: Any) -> Any:
+    return model if hasattr(model, "busy_s") else Timed(model)

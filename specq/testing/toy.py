@@ -11,13 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.proposers import Children, Expansion, draws_children
-from specq.proposers.chain_source import NO_TOKEN, Chains
-from specq.proposers.chains import chain_by_passes, level_ids
-from specq.protocol.arrays import Int32Array
-from specq.protocol.errors import EngineError
-from specq.protocol.params import SamplingParams
-from specq.protocol.types import DraftDistribution, Judgement, ModelInfo, SessionStep
+from specq.proposers import NO_TOKEN, Chains, Children, Expansion, chain_by_passes, draws_children, level_ids
+from specq.protocol import (
+    DraftDistribution,
+    EngineError,
+    Int32Array,
+    Judgement,
+    ModelInfo,
+    SamplingParams,
+    SessionStep,
+)
 
 VOCAB = 50
 EOS = 0
@@ -224,7 +227,7 @@ class ToyChains:
             requests.append(Expansion(session_id, -1, tuple(range(first, self._next_id))))
         answers = chain_by_passes(self.proposer, requests, depth)
         token_ids = np.full((len(requests), depth, width), NO_TOKEN, np.int32)
-        scores, distributions = np.zeros(token_ids.shape, np.float32), list[list[DraftDistribution]]()
+        scores, distributions = np.zeros(token_ids.shape, np.float32), list[Sequence[DraftDistribution]]()
         for i, (request, levels) in enumerate(zip(requests, answers, strict=True)):
             ids = level_ids(request, depth)
             for level, children in enumerate(levels):

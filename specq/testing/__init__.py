@@ -1,0 +1,92 @@
+"""Toys for tests: of specq itself, and of packages that add to it.
+
+    toy            a target whose next token is a hash, and drafters that know it
+    world          a broker, verifiers and drafters in memory under a virtual clock, and one client
+    tokenizer      a tiny byte-level tokenizer
+    checkpoints    tiny random models of each architecture, and transformers' own answers
+    fake_journal   a journal in memory that refuses what a broker must never write; journal_records: what to write to one
+    conformance    suites that every engine, proposer, journal and strategy must pass
+    oracle         naive judges; random_steps: steps to judge, and a comparison with naive judges
+    exact          what a strategy emits, by enumeration of all that can be drafted and drawn
+    fake_broker    a broker for tests of clients: a socket, and a function that answers
+    secured        a broker and a verifier with keys, their loops in threads
+    waiting        for what other processes and threads do
+
+    world = World()
+    world.add_verifier()
+    job = world.submit(1, [5, 6, 7], max_tokens=40)
+    world.run_until(lambda: job.finish)
+    assert job.token_ids == toy_text([5, 6, 7], 40)
+
+Names are imported when they are first used: only some of them need torch, pytest or hypothesis.
+Rule: nothing outside this package and the tests imports it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
+    from specq.testing.conformance.engines import EngineConformance
+    from specq.testing.conformance.journals import JournalConformance
+    from specq.testing.conformance.proposers import ProposerConformance
+    from specq.testing.conformance.strategies import ExactConformance, StrategyConformance
+    from specq.testing.fake_broker import FakeBroker
+    from specq.testing.fake_journal import FakeJournal
+    from specq.testing.random_steps import check_against_naive
+    from specq.testing.tokenizer import tokenizer_files, tokenizer_json
+    from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, next_token, toy_info, toy_text
+    from specq.testing.waiting import wait_until
+    from specq.testing.world import World
+
+_MODULES = {
+    "checkpoints": ("load_reference", "make_checkpoint", "reference_text"),
+    "conformance.engines": ("EngineConformance",),
+    "conformance.journals": ("JournalConformance",),
+    "conformance.proposers": ("ProposerConformance",),
+    "conformance.strategies": ("ExactConformance", "StrategyConformance"),
+    "fake_broker": ("FakeBroker",),
+    "fake_journal": ("FakeJournal",),
+    "random_steps": ("check_against_naive",),
+    "tokenizer": ("tokenizer_files", "tokenizer_json"),
+    "toy": ("ToyChains", "ToyEngine", "ToyProposer", "next_token", "toy_info", "toy_text"),
+    "waiting": ("wait_until",),
+    "world": ("World",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "EngineConformance",
+    "ExactConformance",
+    "FakeBroker",
+    "FakeJournal",
+    "JournalConformance",
+    "ProposerConformance",
+    "StrategyConformance",
+    "ToyChains",
+    "ToyEngine",
+    "ToyProposer",
+    "World",
+    "check_against_naive",
+    "load_reference",
+    "make_checkpoint",
+    "next_token",
+    "reference_text",
+    "tokenizer_files",
+    "tokenizer_json",
+    "toy_info",
+    "toy_text",
+    "wait_until",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'specq.testing' has no attribute {name!r}")
+    return getattr(import_module(f"specq.testing.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

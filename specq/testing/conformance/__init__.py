@@ -1,0 +1,14 @@
+"""Suites that every engine, proposer, journal and strategy must pass, ours and those of other packages.
+
+    class TestDoubling(EngineConformance):
+        @pytest.fixture
+        def engine(self):
+            return ENGINES.resolve("doubling").make("", kv_slots=512)
+
+Each suite is a class whose docstring names the fixture that it needs. To add to one: a method that starts with `test_`.
+"""
+
+import pytest
+
+_SUITES = ("engines", "journals", "proposers", "strategies")
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _SUITES))  # so that a failure shows the values

@@ -1,0 +1,100 @@
+"""What every engine must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from specq.engines import Engine
+from specq.protocol import NO_TREE, EngineError, SamplingParams, SessionStep, Tree
+
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
+
+
+def generate(
+    engine: Engine,
+    session_id: int,
+    prompt: list[int],
+    count: int,
+    params: SamplingParams,
+    draft: Callable[[list[int]], Tree],
+) -> list[int]:
+    """Run one session to `count` new tokens; `draft` turns the text so far into a tree."""
+    text = list(prompt)
+    start = engine.open(session_id, np.array(prompt, np.int32))
+    while len(text) < len(prompt) + count:
+        step = SessionStep(session_id, start, np.array(text[start:], np.int32), params, draft(text))
+        (judgement,) = engine.step([step])
+        assert judgement.session_id == session_id
+        assert len(judgement.token_ids) == len(judgement.path) + 1
+        start = len(text) + len(judgement.path)
+        text.extend(judgement.token_ids.tolist())
+    engine.close(session_id)
+    return text[: len(prompt) + count]
+
+
+def no_draft(_text: list[int]) -> Tree:
+    """Draft nothing."""
+    return NO_TREE
+
+
+class EngineConformance:
+    """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in a text."""
+
+    @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
+    def test_drafts_change_speed_and_never_text(self, engine: Engine, params: SamplingParams) -> None:
+        """Rule 1: no drafts, wrong ones and right ones give one text."""
+        rng = np.random.default_rng(0)
+        prompt = rng.integers(engine.info.vocab_size, size=19).tolist()
+        plain = generate(engine, 1, prompt, 30, params, no_draft)
+
+        def mixed_draft(text: list[int]) -> Tree:
+            right = plain[len(text) : len(text) + 3]
+            tokens = [t if rng.random() < 0.7 else int(rng.integers(engine.info.vocab_size)) for t in right]
+            return Tree(
+                np.array(tokens, np.int32),
+                np.arange(len(tokens), dtype=np.int32) - 1,
+                np.zeros(len(tokens), np.float32),
+            )
+
+        assert generate(engine, 2, prompt, 30, params, mixed_draft) == plain
+        assert engine.free_slots == engine.info.kv_slots  # those of rejected nodes too
+
+    def test_free_slots_come_back(self, engine: Engine) -> None:
+        before = engine.free_slots
+        generate(engine, 1, [5] * 40, 20, SamplingParams(), no_draft)
+        assert engine.free_slots == before == engine.info.kv_slots
+
+    def test_open_leaves_at_least_the_last_token_to_compute(self, engine: Engine) -> None:
+        prompt = list(range(64))
+        generate(engine, 1, prompt, 1, SamplingParams(), no_draft)
+        assert engine.open(2, np.array(prompt, np.int32)) <= 63
+
+    def test_a_session_opens_once_and_closes_quietly(self, engine: Engine) -> None:
+        context = np.array([1, 2, 3], np.int32)
+        engine.open(1, context)
+        with pytest.raises(EngineError):
+            engine.open(1, context)
+        engine.close(1)
+        engine.close(1)
+        engine.close(77)
+        assert engine.open(1, context) <= 2
+
+    def test_a_step_of_only_prefill_judges_nothing(self, engine: Engine) -> None:
+        engine.open(1, np.arange(10, dtype=np.int32))
+        assert engine.step([SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)]) == []
+        (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())])
+        assert judgement.path == ()
+
+    def test_too_many_rows_are_refused_with_nothing_changed(self, engine: Engine) -> None:
+        context = np.arange(600, dtype=np.int32) % engine.info.vocab_size
+        engine.open(1, context)
+        before = engine.free_slots
+        with pytest.raises(EngineError):
+            engine.step([SessionStep(1, 0, context[:580], SamplingParams())])
+        assert engine.free_slots == before
+
+    def test_step_times_has_one_time_a_size(self, engine: Engine) -> None:
+        assert len(engine.step_times([1, 8])) == 2

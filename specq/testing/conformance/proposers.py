@@ -1,0 +1,83 @@
+"""What every proposer must do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from specq.proposers import Expansion, Proposer
+from specq.protocol import SamplingParams
+
+CONTEXT = np.array([4, 5, 6, 4, 5, 6, 4, 5], np.int32)
+VOCAB = 99  # of a proposer that knows no vocabulary: what it drafts comes from the context
+
+
+class ProposerConformance:
+    """Needs the fixture `proposer`: a new one."""
+
+    def test_answers_come_in_order_and_within_bounds(self, proposer: Proposer) -> None:
+        for session_id in (1, 2):
+            proposer.open(session_id, CONTEXT, SamplingParams())
+        answers = proposer.expand([Expansion(2, -1, (10, 11, 12)), Expansion(1, -1, (7,))])
+        assert [len(children.token_ids) <= wanted for children, wanted in zip(answers, (3, 1), strict=True)] == [
+            True
+        ] * 2
+        for children in answers:
+            assert len(children.scores) == len(children.token_ids)
+            assert (children.scores <= 1e-6).all()
+            assert ((children.token_ids >= 0) & (children.token_ids < (proposer.info.vocab_size or VOCAB))).all()
+            assert (np.diff(children.scores) <= 0).all()
+
+    def test_siblings_differ(self, proposer: Proposer) -> None:
+        proposer.open(1, CONTEXT, SamplingParams(temperature=0.7, seed=3))
+        (children,) = proposer.expand([Expansion(1, -1, tuple(range(8)))])
+        assert len(set(children.token_ids.tolist())) == len(children.token_ids)
+
+    def test_grown_ahead_or_one_commit_at_a_time_gives_the_same_drafts(self, proposer: Proposer) -> None:
+        """A node's children do not depend on whether it has been committed meanwhile."""
+        params = SamplingParams(temperature=0.7, seed=3)
+        for session_id in (1, 2):
+            proposer.open(session_id, CONTEXT, params)
+        node, next_id = -1, 0
+        for _ in range(5):
+            (ahead,) = proposer.expand([Expansion(1, node, (next_id, next_id + 1))])
+            (after,) = proposer.expand([Expansion(2, -1, (next_id, next_id + 1))])
+            assert ahead.token_ids.tolist() == after.token_ids.tolist()
+            if not len(after.token_ids):
+                return
+            proposer.commit(2, after.token_ids[:1], [next_id])
+            node, next_id = next_id, next_id + 2
+
+    def test_descendants_of_the_last_committed_node_stay_valid(self, proposer: Proposer) -> None:
+        """They have the children that they have in a session that has committed nothing."""
+        for session_id in (1, 2):
+            proposer.open(session_id, CONTEXT, SamplingParams())
+        drafted = [_tokens_after(proposer, session_id, -1, (0, 1)) for session_id in (1, 2)]
+        if not drafted[0] or not _tokens_after(proposer, 1, 0, (2, 3)):
+            pytest.skip("it drafts nothing here")
+        _tokens_after(proposer, 2, 0, (2, 3))
+        proposer.commit(1, np.array(drafted[0][:1], np.int32), [0])
+        assert _tokens_after(proposer, 1, 2, (4,)) == _tokens_after(proposer, 2, 2, (4,))
+
+    def test_a_correction_starts_anew(self, proposer: Proposer) -> None:
+        """It drafts as for a session that is opened with that text."""
+        correction = np.array([9, 9], np.int32)
+        proposer.open(1, CONTEXT, SamplingParams())
+        proposer.expand([Expansion(1, -1, (0, 1))])
+        proposer.commit(1, correction, [])
+        proposer.open(2, np.concatenate([CONTEXT, correction]), SamplingParams())
+        assert _tokens_after(proposer, 1, -1, (2,)) == _tokens_after(proposer, 2, -1, (2,))
+
+    def test_closing_is_quiet_and_allows_opening_again(self, proposer: Proposer) -> None:
+        proposer.open(1, CONTEXT, SamplingParams())
+        before = _tokens_after(proposer, 1, -1, (0,))
+        proposer.close(1)
+        proposer.close(1)
+        proposer.open(1, CONTEXT, SamplingParams())
+        assert _tokens_after(proposer, 1, -1, (0,)) == before
+
+
+def _tokens_after(proposer: Proposer, session_id: int, node_id: int, child_ids: tuple[int, ...]) -> list[int]:
+    (children,) = proposer.expand([Expansion(session_id, node_id, child_ids)])
+    tokens: list[int] = children.token_ids.tolist()
+    return tokens

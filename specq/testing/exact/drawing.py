@@ -1,0 +1,168 @@
+"""A toy target and draft model, and all that a drafter may draw from them, with its probability."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specq.protocol import DraftDistributions, Float32Array, Float64Array, SamplingParams, Tree
+from specq.testing import oracle
+
+Tokens = tuple[int, ...]
+Node = tuple[Tokens, bool]  # tokens from the root, and whether the last was drawn
+
+
+@dataclass(frozen=True)
+class Child:
+    """A place in a draft's plan, fixed before any token is drawn."""
+
+    is_sampled: bool = True
+    children: tuple[Child, ...] = ()
+
+
+Plan = tuple[Child, ...]
+Member = tuple[Child, int, bool]  # of a sibling group: its place, its token, whether that was drawn
+
+
+def sampled(*children: Child) -> Child:
+    """Return a node whose token is drawn from the draft distribution."""
+    return Child(True, children)
+
+
+def point(*children: Child) -> Child:
+    """Return a node whose token is chosen: a point mass."""
+    return Child(False, children)
+
+
+@dataclass
+class World:
+    """A toy target and draft model: logits and integer distributions are random functions of the tokens so far."""
+
+    entropy: int
+    vocab: int = 3
+    support: int = 3  # tokens in a draft distribution
+    params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=1.0, strategy="probabilistic"))
+
+    def logits(self, prefix: Tokens) -> Float32Array:
+        """Return f32[vocab], what the target says after these tokens."""
+        return np.random.default_rng([self.entropy, 1, *prefix]).normal(0, 1.5, self.vocab).astype(np.float32)
+
+    def target(self, prefix: Tokens) -> Float64Array:
+        """Return f64[vocab], the distribution of the target's next token."""
+        return oracle.distribution(self.logits(prefix), self.params)
+
+    def draft(self, prefix: Tokens) -> tuple[list[int], list[int]]:
+        """Return a draft distribution as (ids, weights); some weights are tiny."""
+        rng = np.random.default_rng([self.entropy, 2, *prefix])
+        ids = rng.permutation(self.vocab)[: self.support]
+        return ids.tolist(), np.maximum(
+            rng.integers(0, 65536, self.support) >> rng.integers(0, 8, self.support), 1
+        ).tolist()
+
+    def joint(self, length: int) -> dict[Tokens, float]:
+        """Return {tokens: probability} of the target's next tokens."""
+        return {
+            tokens: float(np.prod([self.target(tokens[:i])[token] for i, token in enumerate(tokens)]))
+            for tokens in itertools.product(range(self.vocab), repeat=length)
+        }
+
+
+def draw_siblings(
+    world: World, prefix: Tokens, plan: Plan, *, with_replacement: bool = False, upgraded: bool = False
+) -> Iterator[tuple[float, list[Member]]]:
+    """Yield (probability, [(child, token, is_sampled)]) over the draws of one group; point masses take the target's
+    likeliest tokens that are left: a choice by content, which they are allowed. With `upgraded` they were chosen first, and
+    one whose token is drawn afterwards becomes the sampled node: its children hang from that."""
+    ids, weights = world.draft(prefix)
+    num_sampled = min(sum(child.is_sampled for child in plan), len(ids))
+    for drawn in itertools.product(range(len(ids)), repeat=num_sampled):
+        if len(set(drawn)) < num_sampled and not with_replacement:
+            continue
+        probability, left = 1.0, dict(enumerate(weights))
+        for i in drawn:
+            probability *= left[i] / sum(left.values())
+            left = left if with_replacement else {j: w for j, w in left.items() if j != i}
+        tokens = [ids[i] for i in dict.fromkeys(drawn)]  # duplicates merged, where there are any
+        likeliest = [t for t in np.argsort(-world.target(prefix)).tolist() if upgraded or t not in tokens]
+        sibling_group: list[Member] = []
+        for child in plan:
+            supply = tokens if child.is_sampled else likeliest
+            if supply:
+                sibling_group.append((child, supply.pop(0), child.is_sampled))
+        yield probability, upgrade(sibling_group) if upgraded else sibling_group
+
+
+def upgrade(sibling_group: list[Member]) -> list[Member]:
+    """Merge point masses into sampled siblings with their tokens."""
+    points = {token: child for child, token, is_sampled in sibling_group if not is_sampled}
+    drawn = {token for _, token, is_sampled in sibling_group if is_sampled}
+    return [
+        (Child(is_sampled, child.children or points.get(token, child).children), token, is_sampled)
+        for child, token, is_sampled in sibling_group
+        if is_sampled or token not in drawn
+    ]
+
+
+def drafts(world: World, plan: Plan, prefix: Tokens = (), **how: bool) -> Iterator[tuple[float, list[Node]]]:
+    """Yield (probability, nodes) over all draws of a plan; a node is (tokens from the root, is_sampled)."""
+    for probability, sibling_group in draw_siblings(world, prefix, plan, **how):
+        below: list[list[tuple[float, list[Node]]]] = [
+            list(drafts(world, child.children, (*prefix, token), **how)) if child.children else [(1.0, [])]
+            for child, token, _ in sibling_group
+        ]
+        for choice in itertools.product(*below):
+            nodes = [((*prefix, token), is_sampled) for _, token, is_sampled in sibling_group]
+            yield (
+                probability * float(np.prod([p for p, _ in choice])),
+                nodes + [node for _, deeper in choice for node in deeper],
+            )
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A drafted tree that hangs from `base`, the tokens committed so far; nodes are (tokens from the start, is_sampled),
+    parents before children and siblings in draw order."""
+
+    base: Tokens
+    nodes: tuple[Node, ...]
+
+    def tree(self, world: World) -> Tree:
+        """Return it as engines receive it."""
+        index = {prefix: i for i, (prefix, _) in enumerate(self.nodes)} | {self.base: -1}
+        sibling_groups = sorted({prefix[:-1] for prefix, is_sampled in self.nodes if is_sampled})
+        distributions = [world.draft(prefix) for prefix in sibling_groups]
+        rows = [sibling_groups.index(prefix[:-1]) if is_sampled else -1 for prefix, is_sampled in self.nodes]
+        return Tree(
+            np.array([prefix[-1] for prefix, _ in self.nodes], np.int32),
+            np.array([index[prefix[:-1]] for prefix, _ in self.nodes], np.int32),
+            np.zeros(len(self.nodes), np.float32),
+            DraftDistributions(
+                np.array([ids for ids, _ in distributions], np.int32).reshape(len(distributions), world.support),
+                np.array([weights for _, weights in distributions], np.uint16).reshape(
+                    len(distributions), world.support
+                ),
+                np.array(rows, np.int32),
+            ),
+        )
+
+    def keep(self, is_kept: Callable[[Tokens], bool]) -> Drafted:
+        """Return it without the nodes (and what hangs from them) for which is_kept(tokens from the start) is false."""
+        depth = len(self.base)
+        kept = [n for n in self.nodes if all(is_kept(n[0][:i]) for i in range(depth + 1, len(n[0]) + 1))]
+        return Drafted(self.base, tuple(kept))
+
+    def ranks(self) -> dict[Tokens, int]:
+        """Return {tokens from the start: place among the siblings, in draw order}."""
+        sibling_groups: dict[Tokens, list[Tokens]] = {}
+        for prefix, _ in self.nodes:
+            sibling_groups.setdefault(prefix[:-1], []).append(prefix)
+        return {prefix: rank for sibling_group in sibling_groups.values() for rank, prefix in enumerate(sibling_group)}
+
+    def after(self, tokens: Sequence[int]) -> Drafted:
+        """Return what survives by content when these tokens are committed."""
+        base = (*self.base, *tokens)
+        below = [n for n in self.nodes if len(n[0]) > len(base) and n[0][: len(base)] == base]
+        return Drafted(base, tuple(below))

@@ -1,0 +1,124 @@
+"""Hypothesis strategies for parameters, trees and steps; logits for steps, and a comparison with naive judges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specq.protocol import DraftDistributions, Float32Array, SamplingParams, SessionStep, Tree
+from specq.testing.oracle import Outcome
+from specq.verification.judge import judge
+
+VOCAB = 12
+
+Naive = Callable[[SessionStep, Float32Array], Outcome]
+
+
+@st.composite
+def sampling_params(draw: st.DrawFn, /, strategy: str = "deterministic") -> SamplingParams:
+    """Draw parameters of one strategy."""
+    return SamplingParams(
+        temperature=draw(st.sampled_from([0.0, 0.0, 0.3, 0.8, 1.0, 2.5])),
+        top_k=draw(st.sampled_from([0, 0, 1, 3, 5, 40])),
+        top_p=draw(st.sampled_from([1.0, 1.0, 0.05, 0.5, 0.9, 0.999])),
+        min_p=draw(st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.0])),
+        seed=draw(st.integers(0, 2**63 - 1)),
+        strategy=strategy,
+    ).validate()
+
+
+@st.composite
+def params_of(draw: st.DrawFn, /, names: Sequence[str]) -> SamplingParams:
+    """Draw parameters of one of these strategies, those that only one of specq's reads included."""
+    params = draw(sampling_params(strategy=draw(st.sampled_from(names))))
+    bars = st.sampled_from([0.0, 0.02, 0.1, 0.3, 1.0])
+    return replace(params, threshold=draw(bars), typical_eps=draw(bars))
+
+
+@st.composite
+def trees(draw: st.DrawFn, /, vocab: int = VOCAB, max_nodes: int = 10) -> Tree:
+    """Draw trees without distributions."""
+    parents, tokens = list[int](), list[int]()
+    for i in range(draw(st.integers(0, max_nodes))):
+        parent, token = draw(st.integers(-1, i - 1)), draw(st.integers(0, vocab - 1))
+        parent = parent if parent < len(parents) else -1
+        if (parent, token) not in zip(parents, tokens, strict=True):
+            parents.append(parent)
+            tokens.append(token)
+    return Tree(np.array(tokens, np.int32), np.array(parents, np.int32), np.zeros(len(parents), np.float32))
+
+
+@st.composite
+def sampled_trees(draw: st.DrawFn, /, vocab: int = VOCAB, **of_trees: Any) -> Tree:
+    """Draw trees some of whose nodes were drawn: each group has a distribution, of which its sampled members have weight."""
+    tree = draw(trees(vocab=vocab, **of_trees))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    parents = np.unique(tree.parents)
+    size = draw(st.integers(1, vocab))
+    drawn = [rng.permutation(vocab)[:size] for _ in parents]
+    ids = np.array(drawn, np.int32).reshape(len(parents), size)
+    weights = rng.integers(0, 65536, ids.shape) >> rng.integers(0, 17, ids.shape)
+    ids = np.where(weights > 0, ids, -1).astype(np.int32)
+    rows = np.searchsorted(parents, tree.parents)
+    is_named = (ids[rows] == tree.token_ids[:, None]).any(1) & (rng.random(tree.num_nodes) < 0.8)
+    distributions = DraftDistributions(ids, weights.astype(np.uint16), np.where(is_named, rows, -1).astype(np.int32))
+    return replace(tree, distributions=distributions)
+
+
+@st.composite
+def steps(
+    draw: st.DrawFn,
+    /,
+    params: st.SearchStrategy[SamplingParams] | None = None,
+    tree: st.SearchStrategy[Tree] | None = None,
+    **of_trees: Any,
+) -> SessionStep:
+    """Draw a session's part in a forward pass."""
+    session_id = draw(st.integers(0, 2**40))
+    return SessionStep(
+        session_id=session_id,
+        start=draw(st.integers(0, 5000)),
+        token_ids=np.arange(draw(st.integers(1, 4)), dtype=np.int32),
+        params=draw(sampling_params() if params is None else params),
+        tree=draw(trees(**of_trees) if tree is None else tree),
+        judged=draw(st.sampled_from([True, True, True, False])),
+    )
+
+
+def packed_logits(
+    steps: Sequence[SessionStep], entropy: int, *, vocab: int = VOCAB, coarse: bool = False
+) -> torch.Tensor:
+    """Return logits [rows, vocab]; `coarse` makes many exact ties."""
+    rng = np.random.default_rng(entropy)
+    logits = rng.normal(0, 2, (sum(step.num_judged_rows for step in steps), vocab)).astype(np.float32)
+    return torch.from_numpy(np.round(logits) if coarse else logits)
+
+
+def split(steps: Sequence[SessionStep], logits: torch.Tensor) -> list[tuple[SessionStep, Float32Array]]:
+    """Pair each judged step with its own rows as NumPy."""
+    first, pairs = 0, []
+    for step in steps:
+        if step.judged:
+            pairs.append((step, logits[first : first + step.num_judged_rows].numpy()))
+            first += step.num_judged_rows
+    return pairs
+
+
+def check_against_naive(naive: Mapping[str, Naive], max_examples: int = 100) -> None:
+    """Judge mixed batches of the strategies that are named: each session as its naive version does alone."""
+
+    @settings(max_examples=max_examples, deadline=None)
+    @given(st.lists(steps(params=params_of([*naive]), tree=sampled_trees()), max_size=4), st.integers(0, 2**32))
+    def check(batch: list[SessionStep], entropy: int) -> None:
+        logits = packed_logits(batch, entropy)
+        expected = [naive[step.params.strategy](step, rows) for step, rows in split(batch, logits)]
+        actual = [(j.path, j.token_ids.tolist()) for j in judge(batch, logits)]
+        assert [(tuple(path), [int(token) for token in tokens]) for path, tokens in expected] == actual
+
+    check()

@@ -1,0 +1,98 @@
+"""A broker with one verifier, spoken to directly: for tests of what it answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from specq.broker.core import Broker
+from specq.broker.effects import Effect, Find, FindFinished, Send, Write
+from specq.protocol.messages import (
+    Heartbeat,
+    Hello,
+    Message,
+    Submit,
+    Tokens,
+    Verdict,
+)
+from specq.protocol.params import SamplingParams
+from specq.protocol.wire import decode, encode
+from specq.testing.toy import toy_info
+
+VERIFIER, ANN, BEN = b"verifier", b"ann", b"ben"
+
+
+class Desk:
+    """A broker with one verifier, spoken to directly."""
+
+    def __init__(self, *, max_sessions: int = 8, **options: object) -> None:
+        self.broker = Broker(incarnation=1, **options)
+        self.now = 100.0
+        self.writes: list[Write] = []
+        self.sent: list[tuple[bytes, Message]] = []
+        self.asked: list[Find | FindFinished] = []
+        self.hello(VERIFIER, max_sessions=max_sessions)
+
+    def hello(self, identity: bytes, fingerprint: str = "toy", max_sessions: int = 8) -> None:
+        model = replace(toy_info(), fingerprint=fingerprint)
+        hello = Hello(role="target", name="v", incarnation=1, model=model, endpoint="toy", max_sessions=max_sessions)
+        self.front(identity, hello)
+
+    def front(self, identity: bytes, message: Message) -> list[Message]:
+        """Send a message to the broker; return what this peer receives at once."""
+        return self.take(self.broker.from_front(identity, encode(message), self.now), identity)
+
+    def take(self, effects: list[Effect], received: bytes = b"") -> list[Message]:
+        """Take effects in; return what one peer receives."""
+        self.writes += [effect for effect in effects if isinstance(effect, Write)]
+        self.asked += [effect for effect in effects if isinstance(effect, Find | FindFinished)]
+        sends = [(effect.to, decode(effect.frames)) for effect in effects if isinstance(effect, Send)]
+        self.sent += sends
+        return [message for to, message in sends if to == received]
+
+    def submit(self, job_id: int, client: bytes = ANN, max_tokens: int = 10, **fields: object) -> list[Message]:
+        """Submit a job that the journal does not know."""
+        params = SamplingParams(max_tokens=max_tokens)
+        received = self.front(client, Submit(job_id=job_id, params=params, prompt_ids=np.array([5, 6]), **fields))
+        return received + [message for asked in self._asked() for message in self.found(asked, client)]
+
+    def _asked(self) -> list[Find]:
+        asked, self.asked = self.asked, []
+        return [one for one in asked if isinstance(one, Find)]
+
+    def found(self, asked: Find, client: bytes) -> list[Message]:
+        return self.take(self.broker.found(asked.job_id, None, self.now), client)
+
+    def verdict(self, job_id: int, *tokens: int, finish: str = "", received: bytes = ANN) -> list[Message]:
+        """Commit tokens of a job; return what a client receives at once."""
+        job = self.broker.state.jobs.active[job_id]
+        verdict = Verdict(
+            session_id=job_id,
+            epoch=job.session.epoch,
+            base_len=job.transcript.length,
+            finish=finish,
+            token_ids=np.array(tokens),
+        )
+        return self.take(self.broker.from_back(job.session.verifier, encode(verdict), self.now), received)
+
+    def journaled(self, received: bytes = ANN) -> list[Message]:
+        """Let the journal have everything; return what a client receives."""
+        return self.take(self.broker.journaled(self.writes[-1].sequence, self.now), received)
+
+    def tick(self, seconds: float = 0.25, received: bytes = ANN) -> list[Message]:
+        self.now += seconds
+        held = [job for job in self.broker.state.jobs.active.values() if job.session.verifier == VERIFIER]
+        beat = Heartbeat(
+            incarnation=1,
+            state="ready",
+            session_ids=np.array([job.job_id for job in held], np.int64),
+            epochs=np.array([job.session.epoch for job in held], np.int64),
+            lengths=np.array([job.transcript.length for job in held], np.int32),
+        )
+        self.front(VERIFIER, beat)
+        return self.take(self.broker.tick(self.now), received)
+
+
+def token_ids(messages: list[Message]) -> list[int]:
+    return [token for message in messages if isinstance(message, Tokens) for token in message.token_ids.tolist()]

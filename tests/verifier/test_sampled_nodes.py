@@ -1,0 +1,183 @@
+"""Nodes that were drawn: what the session keeps of their distributions, and how likely they are before they are drawn."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specq.drafting.calibration import Calibration
+from specq.protocol.messages import Draft, Open
+from specq.protocol.params import SamplingParams
+from specq.verification.drafting import draw_children
+from specq.verifier.draft_tree import tree_of
+from specq.verifier.grafting import MAX_LIVE_NODES, graft, predicted_scores
+from specq.verifier.session import Session
+from tests.verifier.sessions import make_draft, make_session
+
+WARM = SamplingParams(strategy="probabilistic", temperature=1.0)
+
+
+def make_warm_session(sampled_calibration: Calibration | None = None) -> Session:
+    """Return a session of `probabilistic` with the context [1, 2, 3]."""
+    token_ids = np.array([1, 2, 3], np.int32)
+    message = Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids)
+    return Session(message, (), sampled_calibration)
+
+
+def make_drawn(
+    tokens: list[int], parents: list[int], rows: list[int], *, first_id: int = 0, scores: list[float] | None = None
+) -> Draft:
+    """Return a draft of base_len 3 whose draft distributions, one for each row, have twenty tokens each."""
+    num_distributions = max(rows) + 1
+    predicted = [0.5] * len(tokens) if scores is None else scores
+    return Draft(
+        session_id=7, epoch=1, lane=0, base_len=3, first_id=first_id, token_ids=np.array(tokens, np.int32),
+        parent_ids=np.array(parents, np.int32), scores=np.log(np.array(predicted)).astype(np.float16),
+        q_size=20, q_ids=np.tile(np.arange(20, dtype=np.int32), num_distributions),
+        q_weights=np.arange(1, 20 * num_distributions + 1, dtype=np.uint16), q_rows=np.array(rows, np.int32),
+    )  # fmt: skip
+
+
+def test_sampled_nodes_keep_their_distribution_and_the_order_of_their_draws() -> None:
+    """In the arrays, siblings stand in draw order, each naming its sibling group's distribution."""
+    session = make_warm_session()
+    graft(session, make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1]), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.distributions is not None
+    assert tree.token_ids.tolist() == [9, 4, 6, 5]
+    assert tree.distributions.rows.tolist() == [0, 0, -1, 1]
+    assert tree.distributions.weights[:, 0].tolist() == [1, 21]
+
+
+def test_a_position_has_one_sampled_sibling_group() -> None:
+    """What is sampled there later counts as point masses, after the sibling group in the order of judgement."""
+    session = make_warm_session()
+    graft(session, make_drawn([9], [-1], [0]), 0.0)
+    graft(session, make_drawn([4, 9], [-1, -1], [0, 0], first_id=1), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.distributions is not None
+    assert tree.token_ids.tolist() == [9, 4]
+    assert tree.distributions.rows.tolist() == [0, -1]
+    assert len(tree.distributions.ids) == 1
+
+
+def test_a_sampled_node_takes_the_place_of_a_point_mass() -> None:
+    """It is judged in its place among the draws, and what hangs below the point mass stays."""
+    session = make_warm_session()
+    graft(session, make_draft(3, 0, [4, 8, 5], [-1, -1, 0], lane=1), 0.0)
+    graft(session, make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
+    tree = tree_of(session.candidates(0.0))
+    assert tree.distributions is not None
+    assert tree.token_ids.tolist() == [9, 4, 8, 5]
+    assert tree.distributions.rows.tolist() == [0, 0, -1, -1]
+    assert tree.parents.tolist() == [-1, -1, -1, 1]
+
+
+def test_other_strategies_ignore_distributions() -> None:
+    """Only `probabilistic` judges by them."""
+    session = make_session()
+    graft(session, make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
+    assert tree_of(session.candidates(0.0)).distributions is None
+
+
+def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
+    """Which of its nodes are kept must not depend on which of them the tree has already."""
+    session = make_warm_session()
+    tokens = list(range(20))
+    for first in range(0, MAX_LIVE_NODES - 15, 20):
+        parents = [-1 if first == 0 else first - 20 + i for i in range(20)]
+        graft(session, make_draft(3, first, tokens, parents, lane=1), 0.0)
+    before = session.num_live
+    assert MAX_LIVE_NODES - 20 < before < MAX_LIVE_NODES
+    assert graft(session, make_drawn(tokens, [-1] * 20, [0] * 20), 0.0) == 0
+    assert session.stats.stale == 20
+    assert graft(session, make_drawn(tokens[:3], [-1] * 3, [0] * 3, first_id=50), 0.0) == 0
+    assert tree_of(session.candidates(0.0)).distributions is not None
+
+
+def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_drawn() -> None:
+    """It follows from its draft distribution and its earlier siblings: as `draw_children` predicts, whatever the drafter sends."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        ids = np.sort(rng.permutation(50)[:20]).astype(np.int32)[None]
+        weights = rng.integers(1, 65536, (1, 20)).astype(np.uint16)
+        drawn = draw_children(ids, weights, 4, rng)
+        draft = Draft(
+            session_id=7, epoch=1, lane=0, base_len=3, first_id=0, token_ids=np.append(drawn.token_ids[0], 60).astype(np.int32),
+            parent_ids=np.full(5, -1, np.int32), scores=np.log(rng.random(5)).astype(np.float16), q_size=20,
+            q_ids=ids[0], q_weights=weights[0], q_rows=np.array([0, 0, 0, 0, -1], np.int32),
+        )  # fmt: skip
+        assert predicted_scores(draft) == pytest.approx([*drawn.scores[0].tolist(), float(draft.scores[-1])], abs=1e-5)
+
+
+def test_what_became_of_sampled_nodes_raises_the_chances_of_those_to_come() -> None:
+    """In all sessions of a verifier; a bad start takes nothing from what the next one is given."""
+    sampled_calibration = Calibration()
+    for accepted in (True, False):
+        for _ in range(30):
+            session = make_warm_session(sampled_calibration)
+            graft(session, make_drawn([9], [-1], [0]), 0.0)
+            session.count_round(session.candidates(0.0), {0} if accepted else set())
+        later = make_warm_session(sampled_calibration)
+        graft(later, make_drawn([9], [-1], [0]), 0.0)
+        (predicted,) = predicted_scores(make_drawn([9], [-1], [0]))
+        (node,) = later.candidates(0.0)
+        assert node.score == pytest.approx(max(predicted, np.log(sampled_calibration.probability(predicted))))
+        assert (node.reach_prob > 0.9) if accepted else (np.exp(predicted) * 0.99 < node.reach_prob < 0.6)
+
+
+def test_a_point_mass_that_is_drawn_gets_the_id_of_its_new_drafter() -> None:
+    """So that the drafter that drew it learns what became of it."""
+    session = make_warm_session()
+    graft(session, make_draft(3, 5, [4], [-1], lane=1), 0.0)
+    graft(session, make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
+    assert [(node.lane, node.node_id) for node in session.candidates(0.0)] == [(0, 0), (0, 1)]
+
+
+def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
+    """However likely their drafter predicts them; and they depend on the last drawn node, as what hangs from that does."""
+    session = make_warm_session()
+    likely = replace(make_draft(3, 0, [8, 5], [-1, 0], lane=1), scores=np.zeros(2, np.float16))
+    graft(session, likely, 0.0)
+    graft(session, make_drawn([9, 4, 6], [-1, -1, 1], [0, 0, 1]), 0.0)
+    nodes = {node.token: node for node in session.candidates(0.0)}
+    depends_on = {token: node.depends_on and node.depends_on.token for token, node in nodes.items()}
+    assert depends_on == {9: None, 4: 9, 8: 4, 6: 4, 5: 4}
+    assert nodes[9].reach_prob >= nodes[4].reach_prob >= nodes[8].reach_prob
+
+
+@given(
+    st.lists(st.integers(1, 65535), min_size=20, max_size=20),
+    st.integers(1, 6),
+    st.lists(st.tuples(st.floats(0.01, 1.0), st.booleans()), max_size=30),
+)
+def test_a_cut_by_probability_takes_the_last_sibling_first(
+    weights: list[int], count: int, seen: list[tuple[float, bool]]
+) -> None:
+    """Whatever the draft distribution is and was measured, no sampled node is likelier than its earlier sibling."""
+    session = make_warm_session()
+    drawn = make_drawn(list(range(count)), [-1] * count, [0] * count)
+    graft(session, replace(drawn, q_weights=np.array(weights, np.uint16)), 0.0)
+    for predicted, accepted in seen:
+        session.lanes[0].calibration.observe(np.log(predicted), accepted)
+    reaches = [node.reach_prob for node in session.candidates(0.0)]
+    assert reaches == sorted(reaches, reverse=True)
+    assert sum(reaches) <= 1 + 1e-9
+
+
+def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
+    """The first was rejected, the second accepted, the third never judged; an unverified one teaches nothing."""
+    session = make_warm_session()
+    graft(session, make_drawn([9, 4, 5, 8], [-1, -1, -1, 1], [0, 0, 0, 1]), 0.0)
+    nodes = session.candidates(0.0)[:3]
+    calibration = session.lanes[0].calibration
+    session.count_round(nodes, {1})
+    session.commit([4, 7], 3)
+    expected = Calibration()
+    expected.observe(nodes[0].score, accepted=False)
+    expected.observe(nodes[1].score, accepted=True)
+    found = [calibration.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
+    assert found == [expected.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
+    assert found != [Calibration().probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
