@@ -62,8 +62,10 @@ def _reason_against_draws(draft: Draft, ids: Int32Array, weights: UInt16Array) -
         return "a draft distribution has no weight"
     if not np.all(((ids[rows] == draft.token_ids[sampled, None]) & (weights[rows] > 0)).any(1)):
         return "a token is not in its own draft distribution"
-    sibling_groups = len(np.unique(np.stack([parents, rows]), axis=1).T)
-    if not len(np.unique(parents)) == len(np.unique(rows)) == sibling_groups:
+    sibling_groups = set(zip(parents.tolist(), rows.tolist(), strict=True))
+    if len({parent for parent, _ in sibling_groups}) < len(sibling_groups) or len(
+        {row for _, row in sibling_groups}
+    ) < len(sibling_groups):
         return "sampled siblings have different draft distributions, or nodes of different parents have the same"
     return ""
 
