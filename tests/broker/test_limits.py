@@ -119,6 +119,18 @@ def test_what_is_larger_than_a_bucket_passes_a_full_one():
     assert [bucket.take(1, 10, 20, t) for t in (1.0, 2.9, 3.2)] == [False, False, True]
 
 
+def test_what_is_spent_is_let_through_whatever_it_costs():
+    """As long as anything is left; then not before that is paid for."""
+    for cost in (1, 50):
+        bucket = Bucket(20.0, 0.0)
+        assert [bucket.spend(19, 10, 20, 0.0), bucket.spend(cost, 10, 20, 0.0), bucket.spend(1, 10, 20, 0.0)] == [
+            True,
+            True,
+            False,
+        ]
+        assert [bucket.spend(1, 10, 20, t) for t in ((cost - 2) / 10, (cost + 2) / 10)] == [False, True]
+
+
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 

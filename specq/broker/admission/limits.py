@@ -68,7 +68,11 @@ class Limits:
 def admit_draft(
     drafters: Drafters, lane: Lane, verifier: Worker, frames: Sequence[bytes], num_bytes: int, now: float
 ) -> bool:
-    """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?"""
+    """May this draft on one of a job's lanes, `num_bytes` long, take up the verifier's time?
+
+    Earlier drafts decide: this one's size depends on the tokens that were drawn for it, and these must not decide whether it
+    arrives (decision 0008).
+    """
     num_nodes = len(frames[_TOKENS]) // 4 if len(frames) > _TOKENS else 0
     if num_nodes > MAX_DRAFT_NODES or num_bytes > MAX_DRAFT_BYTES:
         return False
@@ -77,7 +81,7 @@ def admit_draft(
     bucket = lane.budget
     if bucket is None:
         bucket = lane.budget = Bucket(burst, now)
-    return bucket.take(DRAFT_US + NODE_US * num_nodes + DISTRIBUTION_US * num_bytes / 1024, rate, burst, now)
+    return bucket.spend(DRAFT_US + NODE_US * num_nodes + DISTRIBUTION_US * num_bytes / 1024, rate, burst, now)
 
 
 def clipped(reason: str) -> str:
