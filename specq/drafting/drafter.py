@@ -248,8 +248,6 @@ def _grow(
 ) -> None:
     """Hang a chain's levels below a node, or below the context; of each level: its children, their ids, and how many are kept."""
     for children, ids, count in levels:
-        session.grow(node, children, ids[:count])
-        if not len(children.token_ids):
+        node = session.grow(node, children, ids[:count])
+        if node is None:
             return
-        siblings = session.roots if node is None else node.children
-        node = siblings[int(children.token_ids[0])]

@@ -46,6 +46,7 @@ class DraftSession:
         self.chain = chain
         self.sends_one_chain = self.is_sync and chain > 1 and not message.speculation.has_fixed_shape
         self.budget = message.speculation.max_nodes if self.sends_one_chain else budget_of(message.speculation)
+        self.most_live = self.budget if self.draws_children and self.budget and not self.is_sync else MAX_LIVE_NODES
         self.token_ids: list[int] = message.token_ids.tolist()
         self.limit = message.prompt_len + message.params.max_tokens
         self.roots: dict[int, DraftNode] = {}
@@ -80,7 +81,7 @@ class DraftSession:
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
         """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
         ahead = self.ahead
-        if self.backoff or self.awaits_verdict or ahead < 1 or self.num_live >= MAX_LIVE_NODES:
+        if self.backoff or self.awaits_verdict or ahead < 1 or self.num_live >= self.most_live:
             return
         if not self.root_expanded:
             yield 0.0, None
@@ -115,19 +116,22 @@ class DraftSession:
     def _floor(self) -> float:
         """Return the least log_reach_prob of a node that is expanded or sent: it is likely enough, and within the budget.
 
-        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself.
+        Children of a node outside the budget are outside it, too, so a budget ends the growing by itself. What is drawn run-ahead
+        is never outside: growing stops before.
         """
         least = self.base_log_reach_prob + (math.log(MIN_REACH_PROB) if self.is_sync else self.floor)
         if not self.budget or self.num_live <= self.budget:
             return least
         return max(least, heapq.nlargest(self.budget, (node.log_reach_prob for node in self.live_nodes()))[-1])
 
-    def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> None:
-        """Hang a proposer's children below a node, or below the context.
+    def grow(self, parent: DraftNode | None, children: Children, ids: Sequence[int]) -> DraftNode | None:
+        """Hang a proposer's children below a node, or below the context, as far as there is room; return the first.
 
         A drawn child is judged if its earlier siblings are rejected, and is never rated likelier than they are, so that a cut by
         probability takes the last: no node is cut because of its own token.
         """
+        if self.draws_children:
+            ids = ids[: max(0, self.most_live - self.num_live)]
         siblings = self.roots if parent is None else parent.children
         base = self.base_log_reach_prob if parent is None else parent.log_reach_prob
         position = self.length if parent is None else parent.position + 1
@@ -146,10 +150,13 @@ class DraftSession:
             left -= chance
             node.log_reach_prob = base + log(max(chance, LEAST_CHANCE))
         self.num_live += min(len(ids), len(tokens))
+        if not ids:
+            return None
         if parent is None:
             self.root_expanded = True
         else:
             parent.expanded = True
+        return siblings[tokens[0]] if tokens else None
 
     def draft(self) -> Draft | None:
         """Return the nodes that are likely enough and were not sent yet, or None. A synchronous round is sent as a whole, even if
@@ -158,24 +165,33 @@ class DraftSession:
             if next(self.frontier(), None) is not None:
                 return None
             self.awaits_verdict = True
-        fresh = self._fresh()
-        if not fresh and not self.is_sync:
-            if not any(node.wire_id >= 0 for node in self.roots.values()):
-                self.backoff = self.acceptance_stats.count_pass(is_miss=True)
-            return None
-        self.acceptance_stats.count_pass(is_miss=False)
-        return self._message(fresh)
-
-    def _fresh(self) -> list[DraftNode]:
-        """Return what is likely enough and was not sent yet; no more than the budget leaves room for."""
         floor = self._floor()
+        fresh = self._fresh(floor)
+        is_miss = not self.is_sync and all(node.log_reach_prob < floor for node in fresh)
+        if not is_miss:
+            self.acceptance_stats.count_pass(is_miss=False)
+        elif not any(node.wire_id >= 0 for node in self.roots.values()):
+            self.backoff = self.acceptance_stats.count_pass(is_miss=True)
+        return self._message(fresh) if fresh or self.is_sync else None
+
+    def _fresh(self, floor: float) -> list[DraftNode]:
+        """Return what is likely enough and was not sent yet, no more than the budget leaves room for, in the order in which it
+        grew; in a synchronous round, likeliest first.
+
+        Of drawn siblings the first is sent at once even if it is not likely enough: the verifier must know which nodes were
+        expanded before others (decision 0008).
+        """
         nodes = list(self.live_nodes())
-        fresh = [node for node in nodes if node.wire_id < 0 and node.log_reach_prob >= floor]
-        if not self.budget:
-            return fresh
-        room = max(0, self.budget - sum(node.wire_id >= 0 for node in nodes))
-        kept = {id(node) for node in sorted(fresh, key=lambda node: -node.log_reach_prob)[:room]}
-        return [node for node in fresh if id(node) in kept]
+        is_shown = self.draws_children and not self.is_sync
+        fresh = [
+            node
+            for node in nodes
+            if node.wire_id < 0 and (node.log_reach_prob >= floor or (is_shown and not node.rank))
+        ]
+        fresh.sort(key=lambda node: (-node.log_reach_prob, node.node_id))
+        if self.budget:
+            del fresh[max(0, self.budget - sum(node.wire_id >= 0 for node in nodes)) :]
+        return fresh if self.is_sync else sorted(fresh, key=lambda node: node.node_id)
 
     def _message(self, fresh: Sequence[DraftNode]) -> Draft:
         """Return nodes, parents first, as a message; they get their ids for the wire."""

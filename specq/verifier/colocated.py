@@ -24,6 +24,7 @@ from specq.proposers import Chains, ChainSource
 from specq.protocol import EngineError, EngineLostError, Float32Array, Float64Array, Message, Verdict
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
+from specq.verifier.choice_order import order_of_choice
 from specq.verifier.core import Verifier
 from specq.verifier.draft_tree import Chain
 from specq.verifier.grafting import graft
@@ -256,7 +257,8 @@ def _promised(session: Session) -> float:
     """Return how many tokens a session's tree promises without a look at drawn ones; 0 where that raises, which the verifier's
     own plan reports."""
     with Faults().of(session, "drafted for"):
-        return sum(node.reach_prob for node in session.candidates(FLOOR) if node.depends_on is None)
+        nodes = order_of_choice(session, session.candidates(FLOOR))
+        return sum(node.reach_prob for node in nodes if node.depends_on is None)
     return 0.0
 
 

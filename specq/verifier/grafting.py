@@ -40,10 +40,11 @@ def graft(session: Session, draft: Draft, now: float) -> int:
         return 0
     num_nodes, num_before, seen_before = len(draft.token_ids), session.num_live, lane.seen
     session.note_draft(draft.base_len, num_nodes)
-    lane.seen = max(seen_before, draft.first_id + num_nodes - 1)
+    lane.note(draft.first_id, num_nodes)
     is_too_much = draft.q_size and num_before + num_nodes > MAX_LIVE_NODES
     if is_too_much or not lane.has_room(num_nodes, session.length):
         session.stats.stale += num_nodes
+        lane.first_after_loss = lane.seen + 1
         return 0
     _align(session, lane, draft, seen_before, now)
     return session.num_live - num_before
@@ -89,6 +90,8 @@ def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistrib
             return
         node = siblings[fresh.token] = fresh
         session.num_live += 1
+    elif node.lane == fresh.lane:
+        node.node_id = fresh.node_id  # sent again
     lane.node_table[fresh.node_id] = node
     if distribution is not None and all(other.distribution in (None, distribution) for other in siblings.values()):
         node.draw(distribution, rank, fresh, session.sampled_calibration.probability(fresh.score))

@@ -23,11 +23,19 @@ class Lane:
 
     node_table   node id -> its node, or the committed length that the node ends, if it was committed before it arrived
     seen         the newest node id that arrived; -1: none
+    first_after_loss  the first node id after those that were last lost, or dropped, on their way
     """
 
     node_table: dict[int, Node | int] = field(default_factory=dict)
     seen: int = -1
+    first_after_loss: int = 0
     calibration: Calibration = field(default_factory=Calibration)
+
+    def note(self, first_id: int, num_nodes: int) -> None:
+        """Note that these ids arrived."""
+        if first_id > self.seen + 1:
+            self.first_after_loss = first_id
+        self.seen = max(self.seen, first_id + num_nodes - 1)
 
     def find(self, node_id: int) -> Node | int | None:
         """Return a live node, or the committed length that a committed node ends, or None if it is unknown or was cut."""

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.protocol import Float64Array, IntpArray, SessionStep
+from specq.verifier.choice_order import order_of_choice
 from specq.verifier.draft_tree import Node, best_chain, tree_of
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
@@ -111,17 +112,19 @@ def _share(session: Session, size: int, chosen: Chosen) -> ScheduledSession:
 def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
     """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
-    A node is never likelier than its parent, so the likeliest n nodes always form whole trees. `num_rows` rows are in the step
+    A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled, their order
+    of choice is kept (`order_of_choice`). `num_rows` rows are in the step
     already; one token is certain from each session; at most `room` rows may be added.
     """
-    on_trees = [(session, node) for session in sessions if session.num_live for node in _candidates(session, max_chain)]
+    trees = [(session, _candidates(session, max_chain)) for session in sessions if session.num_live]
+    on_trees = [(session, node) for session, nodes in trees for node in nodes]
     chains = [(session, _chain_reach_prob(session, max_chain)) for session in sessions if session.chain is not None]
     if not (on_trees or chains) or room <= 0:
         return Chosen({}, {}, 0.0)
     # An index into reach_prob stands for a node: first those of trees, then those of one chain after the other.
     of_trees = np.array([node.reach_prob for _, node in on_trees])
     reach_prob = np.concatenate([of_trees, *(own for _, own in chains)])  # [num_offered]
-    order = np.argsort(-reach_prob, kind="stable")  # [num_offered], likeliest first
+    order = np.argsort(-_precedence(trees, reach_prob), kind="stable")  # [num_offered]
     count = best_count(reach_prob[order], _num_needed(on_trees, order), len(sessions), num_rows, room, curve)
     chosen = order[:count]
     return Chosen(
@@ -131,11 +134,23 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     )
 
 
-def _candidates(session: Session, max_chain: int) -> list[Node]:
+def _candidates(session: Session, max_chain: int) -> Sequence[Node]:
     room = session.limit - session.length - 1  # the correction takes one position
     last = session.length + room
     nodes = [node for node in session.candidates(FLOOR) if node.position < last]
-    return best_chain(nodes, max_chain) if max_chain else nodes
+    return order_of_choice(session, best_chain(nodes, max_chain) if max_chain else nodes)
+
+
+def _precedence(trees: Sequence[tuple[Session, Sequence[Node]]], reach_prob: Float64Array) -> Float64Array:
+    """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
+    choice no more than that of the nodes before."""
+    precedence, start = reach_prob.copy(), 0
+    for session, nodes in trees:
+        own = slice(start, start + len(nodes))
+        if session.takes_distributions:
+            precedence[own] = np.minimum.accumulate(reach_prob[own])
+        start = own.stop
+    return precedence
 
 
 def _chain_reach_prob(session: Session, max_chain: int) -> Float64Array:

@@ -97,8 +97,8 @@ class Session:
 
     def candidates(self, floor: float) -> list[Node]:
         """Return live nodes with a cumulative acceptance probability of at least `floor`, with `reach_prob` and `depends_on`
-        set: parents before children, siblings in the order of judgement, and none likelier than its parent or its earlier
-        sampled sibling. So what a node depends on comes before it, and is at least as likely."""
+        set: parents before children, siblings in the order of judgement, and none likelier than its parent, and no sampled node
+        likelier than its earlier sibling. So what a node depends on is returned with it, unless that is too unlikely."""
         found: list[Node] = []
         level: list[tuple[float, dict[int, Node], Node | None]] = [(1.0, self.roots, None)]
         while level:
@@ -115,18 +115,13 @@ class Session:
         return found
 
     def _weighed(self, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
-        """Set the `reach_prob` of siblings whose parent has this one; return them in the order of judgement.
-
-        Point masses are no likelier than sampled siblings either: a point mass is missing where a sibling was drawn with its
-        token, and that must decide nothing about the sibling.
-        """
+        """Set the `reach_prob` of siblings whose parent has this one; return them in the order of judgement."""
         nodes = in_order(siblings.values())
         most = left = reach_prob
         for node in nodes:
-            chance = self.lanes[node.lane].calibration.probability(node.score)
-            node.reach_prob = min(most, left * chance)
+            node.reach_prob = left * self.lanes[node.lane].calibration.probability(node.score)
             if node.distribution is not None:
-                most = node.reach_prob
+                most = node.reach_prob = min(most, node.reach_prob)
                 left -= node.reach_prob
         return nodes
 

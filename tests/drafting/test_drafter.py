@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 
+from specq.drafting.draft_nodes import DraftNode
 from specq.drafting.session import LOST_AFTER
+from specq.proposers import Children
 from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import Assign, Close, Release, Verdict
 from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.types import DraftDistribution
 from specq.testing.toy import VOCAB, ToyProposer, toy_text
 from tests.drafting.sessions import PROMPT, make_drafter, passes, verdict
 
@@ -280,3 +283,61 @@ def test_drawn_nodes_are_learned_from_by_their_mask() -> None:
         verdict(4, [int(draft.token_ids[0])], used=1, first_used=draft.first_id)
     )  # its mask is 0: rejected, then drawn all the same
     assert acceptance_stats.calibration.probability(predicted) < before
+
+
+def test_drawn_nodes_are_sent_in_the_order_in_which_they_grew() -> None:
+    """And the first child of a node together with its expansion, however unlikely it is: so the ids say what was expanded when."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=2, width=2)
+    session = drafter.sessions[7]
+    grown, seen = [], set()
+    for _ in range(12):
+        session.floor = np.log(0.25)
+        drafter.step()
+        fresh = sorted((node for node in session.live_nodes() if node.node_id not in seen), key=lambda n: n.node_id)
+        seen |= {node.node_id for node in fresh}
+        grown += [node for node in fresh if not node.rank]
+    assert any(node.log_reach_prob < np.log(0.25) for node in grown)
+    ids = [node.wire_id for node in grown]
+    assert min(ids) >= 0
+    assert ids == sorted(ids)
+
+
+def test_what_is_drawn_ahead_stops_growing_at_its_budget() -> None:
+    """All that was grown was sent; a verdict makes room, and growing goes on where it stopped."""
+    drafter = make_drafter(strategy="probabilistic", speculation=Speculation(max_nodes=5), fan_out=2)
+    session = drafter.sessions[7]
+    passes(drafter, 20)
+    nodes = list(session.live_nodes())
+    assert len(nodes) == 5
+    assert all(node.wire_id >= 0 for node in nodes)
+    drafter.handle(verdict(3, [nodes[0].token]))
+    left = session.num_live
+    passes(drafter, 20)
+    assert left < session.num_live == 5
+
+
+def test_a_poor_drafter_of_drawn_nodes_backs_off() -> None:
+    """Passes that find nothing likely enough are misses, though the first child is sent."""
+    drafter = make_drafter(strategy="probabilistic", fan_out=2)
+    drafter.handle(verdict(3, [49], min_accept_prob=999))
+    drafter.step()
+    assert drafter.sessions[7].backoff > 0
+
+
+def test_a_message_holds_nodes_in_the_order_in_which_they_grew() -> None:
+    """Not level by level; parents come first all the same."""
+    session = make_drafter(strategy="probabilistic").sessions[7]
+    distribution = DraftDistribution(np.arange(4, dtype=np.int32), np.full(4, 100, np.uint16))
+
+    def grow(parent: DraftNode | None, ids: list[int]) -> None:
+        tokens = np.arange(len(ids), dtype=np.int32)
+        session.grow(parent, Children(tokens, np.full(len(ids), -0.1, np.float32), distribution), ids)
+
+    grow(None, [0, 1])
+    first, second = session.roots.values()
+    grow(first, [2])
+    grow(first.children[0], [3])
+    grow(second, [4])
+    draft = session.draft()
+    assert draft is not None
+    assert draft.parent_ids.tolist() == [-1, -1, 0, 2, 1]

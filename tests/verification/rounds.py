@@ -13,7 +13,7 @@ import numpy as np
 
 from specq.protocol.draft_distributions import pack_distributions
 from specq.protocol.messages import Draft, Open
-from specq.protocol.params import SamplingParams
+from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
 from specq.verifier.grafting import graft
 from specq.verifier.scheduler import plan
@@ -177,7 +177,8 @@ def _message(lane, tokens, parents, scores, **distributions):
 @dataclass(frozen=True)
 class Serving:
     """How a verifier is set up, and what else shares its step: `curve`; the most rows of a step; the engine's `max_chain`;
-    tokens that the session may still say; what is known of lanes: (lane, score, was accepted); other sessions."""
+    tokens that the session may still say; what is known of lanes: (lane, score, was accepted); other sessions; how the job is
+    drafted for."""
 
     curve: object
     max_rows: int = 64
@@ -185,6 +186,7 @@ class Serving:
     tokens_left: int = 50
     seen: tuple = ()
     others: tuple = ()
+    speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
 
 
 def open_session(drafts, serving):
@@ -192,7 +194,7 @@ def open_session(drafts, serving):
     params = SamplingParams(temperature=1.0, strategy="probabilistic")
     session = Session(Open(
         session_id=1, epoch=1, prompt_len=len(CONTEXT), tokens_left=serving.tokens_left, params=params,
-        token_ids=np.array(CONTEXT, np.int32),
+        token_ids=np.array(CONTEXT, np.int32), speculation=serving.speculation,
     ))  # fmt: skip
     for draft in drafts:
         graft(session, draft, 0.0)

@@ -1,62 +1,211 @@
 """Trees that a drafter grows best first: which branches it has time for depends on the tokens that it drew in others.
 
-`probabilistic` is exact where verifier and drafter order nodes alike; where their calibrations differ it is not yet (decision
-0008).
+The real drafter drafts, once for each sequence of tokens that it may draw, and the real session and scheduler choose what is
+verified; the drafter's calibration and the verifier's are unlike each other.
 """
 
-import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from specq.drafting.drafter import Drafter
+from specq.proposers import Children, Expansion
+from specq.protocol.messages import Assign, Draft
+from specq.protocol.params import SamplingParams, Speculation
+from specq.verifier import choice_order, scheduler
+from specq.verifier.lanes import Lane
+from specq.verifier.session import Session
+from specq.verifier.step_curve import StepCurve
 from tests.verification import rounds
-from tests.verification.rounds import Serving, World
-from tests.verification.test_rounds import CURVES, EXACT, curve_of, other_session
+from tests.verification.rounds import CONTEXT, Serving, World
+from tests.verification.test_rounds import BIAS, CURVES, EXACT, curve_of, other_session
 
-EXPANSIONS = 5
 DEPTH = 4
+MOST_EXPANSIONS = 5  # which together draw one of 32 sequences of tokens
 
 
-def grown(world, sibling_groups=(), frontier=((1.0, ()),), probability=1.0):
-    """Yield (probability, sibling groups) of a drafter that expands the likeliest node, EXPANSIONS times, into two children."""
-    if len(sibling_groups) == EXPANSIONS or not frontier:
-        yield probability, sibling_groups
-        return
-    (reach_prob, prefix), *others = sorted(frontier, key=lambda node: (-node[0], len(node[1])))
-    distribution = world.distribution(0, prefix)
-    for tokens in itertools.permutations(range(world.vocab), 2):
-        chance, left, most, unspent, fresh = 1.0, distribution.weights.astype(float), 1.0, 1.0, []
-        for token in tokens:
-            shares = left / left.sum()
-            chance *= shares[token]
-            left[token] = 0
-            most = min(most, unspent * float((shares**2).sum()))
-            unspent -= most
-            fresh += [(reach_prob * most, (*prefix, token))] if len(prefix) < DEPTH - 1 else []
-        yield from grown(world, (*sibling_groups, (prefix, tokens)), (*others, *fresh), probability * chance)
+class Scripted:
+    """A proposer that draws two children from two tokens, in the order that a script says, bit by bit; 0 after its end."""
+
+    def __init__(self, world: World, script: Sequence[int]) -> None:
+        self.world, self.script = world, script
+        self.probability, self.num_drawn = 1.0, 0
+        self.prefixes: dict[int, tuple[int, ...]] = {-1: ()}
+
+    def open(self, session_id: int, token_ids: np.ndarray, params: SamplingParams) -> None:
+        pass
+
+    def expand(self, requests: Sequence[Expansion]) -> list[Children]:
+        return [self._draw(request) for request in requests]
+
+    def _draw(self, request: Expansion) -> Children:
+        prefix = self.prefixes[request.node_id]
+        distribution = self.world.distribution(0, prefix)
+        first = self.script[self.num_drawn] if self.num_drawn < len(self.script) else 0
+        self.num_drawn += 1
+        shares = distribution.weights / distribution.weights.sum(dtype=np.int64)
+        self.probability *= float(shares[first])
+        tokens = [first, 1 - first][: len(request.child_ids)]
+        self.prefixes |= {node_id: (*prefix, token) for node_id, token in zip(request.child_ids, tokens, strict=True)}
+        scores = np.log([float((shares**2).sum()), 1.0])[: len(tokens)].astype(np.float32)
+        return Children(np.array(tokens, np.int32), scores, distribution)
 
 
-def distance(entropy, monkeypatch, *, num_seen):
-    """The total variation of a round; the lane's calibration has seen so many nodes, of random fates."""
-    rng = np.random.default_rng(entropy)
-    world = World(int(rng.integers(2**31)), vocab=2, score="honest", sharpness=rng.uniform(0.5, 3))
-    seen = tuple((0, float(np.log(rng.random())), rng.random() < 0.6) for _ in range(num_seen))
+@dataclass(frozen=True)
+class Drafting:
+    """How the drafter drafts: so many passes that expand at most `width` nodes; what it has learned: (score, was accepted);
+    which of its messages are lost."""
+
+    passes: int
+    width: int
+    speculation: Speculation
+    seen: tuple[tuple[float, bool], ...] = ()
+    lost: int = -1
+
+    def sent(self, world: World, script: Sequence[int]) -> tuple[float, list[Draft], int]:
+        """Return the probability of these draws, what is sent then, and how many draws there were."""
+        proposer = Scripted(world, script)
+        drafter = Drafter(proposer, incarnation=1, width=self.width, fan_out=2, max_ahead=DEPTH)
+        params = SamplingParams(temperature=1.0, strategy="probabilistic", max_tokens=50)
+        context = np.array(CONTEXT, np.int32)
+        drafter.handle(Assign(
+            session_id=1, epoch=1, lane=0, prompt_len=len(CONTEXT), params=params, speculation=self.speculation,
+            token_ids=context,
+        ))  # fmt: skip
+        for score, accepted in self.seen:
+            drafter.acceptance_stats["probabilistic"].calibration.observe(score, accepted)
+        drafts = [draft for _ in range(self.passes) for draft in drafter.step()]
+        arrived = [draft for i, draft in enumerate(drafts) if i != self.lost]
+        return proposer.probability, arrived, proposer.num_drawn
+
+    def outcomes(self, world: World, script: tuple[int, ...] = ()) -> list[tuple[float, list[Draft]]]:
+        """Return (probability, drafts) for all that may be drawn."""
+        probability, drafts, num_drawn = self.sent(world, script)
+        if num_drawn <= len(script):
+            return [(probability, drafts)]
+        return [outcome for token in (0, 1) for outcome in self.outcomes(world, (*script, token))]
+
+
+def random_statistics(rng: np.random.Generator, count: int) -> tuple[tuple[float, bool], ...]:
+    """(score, was accepted) of nodes."""
+    return tuple((float(np.log(rng.random())), bool(rng.random() < 0.6)) for _ in range(count))
+
+
+KINDS = ("run-ahead", "bounded", "synchronous", "lost")
+
+
+def drafting_of(kind: str, rng: np.random.Generator) -> Drafting:
+    """A random way to draft; `lost`: one of the first messages does not arrive."""
+    speculation = {
+        "run-ahead": Speculation(),
+        "bounded": Speculation(max_nodes=int(rng.integers(3, 8))),
+        "synchronous": Speculation(mode="sync", max_nodes=int(rng.integers(3, 5)), max_depth=3),
+        "lost": Speculation(),
+    }[kind]
+    seen = random_statistics(rng, int(rng.choice([0, 60])))
+    if kind == "run-ahead" and rng.random() < 0.2:
+        return Drafting(3, 2, speculation, seen)
+    num_passes = 20 if kind == "synchronous" else MOST_EXPANSIONS
+    return Drafting(num_passes, 1, speculation, seen, int(rng.integers(1, num_passes)) if kind == "lost" else -1)
+
+
+def serving_of(speculation: Speculation, rng: np.random.Generator) -> Serving:
+    """A random verifier: with a curve of a few steps for one session, with room for few nodes, or with other sessions."""
+    seen = tuple((0, *one) for one in random_statistics(rng, 60))
+    which = rng.integers(5)
+    if which < 2:
+        steps = rng.exponential(0.3, 6) * (rng.random(6) < 0.6)
+        curve = StepCurve([1, 2, 3, 4, 5, 6, 7, 9], np.cumsum([1, *steps, 9.0]))
+        return Serving(curve, seen=seen, speculation=speculation)
+    if which < 4:
+        return Serving(
+            StepCurve([1, 9], [1, 1.1]), max_rows=int(rng.integers(3, 7)), seen=seen, speculation=speculation
+        )
     others = tuple(other_session(i, rng) for i in range(rng.integers(0, 9)))
-    max_rows = len(others) + 1 + int(rng.integers(1, 5)) if rng.random() < 0.3 else 64
-    serving = Serving(curve_of(CURVES[entropy % len(CURVES)], rng), max_rows=max_rows, seen=seen, others=others)
-    drafts = [(p, [rounds.draft_of(world, 0, sibling_groups)]) for p, sibling_groups in grown(world)]
-    monkeypatch.setattr(rounds, "outcomes", lambda world: drafts)
-    return rounds.distance(world, serving, DEPTH + 1)
+    curve = curve_of(CURVES[rng.integers(len(CURVES))], rng)
+    return Serving(curve, seen=seen, others=others, speculation=speculation)
 
 
-@pytest.mark.parametrize("entropy", range(60))
-def test_a_tree_that_grew_by_its_own_tokens_is_exact(entropy, monkeypatch):
-    """Where both sides think alike of all nodes."""
-    assert distance(entropy, monkeypatch, num_seen=0) < EXACT
+def distance(entropy: int, kind: str, num_rounds: int = 1) -> float:
+    """The most total variation for one random drafter and several verifiers."""
+    rng = np.random.default_rng(entropy)
+    world = World(int(rng.integers(2**31)), vocab=2, score="honest", sharpness=rng.uniform(0.5, 3.5))
+    drafting = drafting_of(kind, rng)
+    outcomes = drafting.outcomes(world)
+    assert sum(probability for probability, _ in outcomes) == pytest.approx(1.0)
+    with mock.patch.object(rounds, "outcomes", return_value=outcomes):
+        return max(
+            rounds.distance(world, serving_of(drafting.speculation, rng), DEPTH + 1, num_rounds) for _ in range(8)
+        )
 
 
-@pytest.mark.xfail(
-    strict=True, reason="what was sent depends on tokens that the verifier, which orders otherwise, does not know"
-)
-def test_calibrations_that_differ_from_the_drafters_do_no_harm(monkeypatch):
-    assert max(distance(entropy, monkeypatch, num_seen=60) for entropy in range(260, 270)) < EXACT
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("entropy", range(8))
+def test_a_tree_that_grew_by_its_own_tokens_is_exact(entropy, kind):
+    assert distance(entropy, kind) < EXACT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_is_each_of_many_more(kind):
+    for entropy in range(100, 180):
+        assert distance(entropy, kind) < EXACT, f"case {entropy}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", KINDS)
+def test_so_are_two_rounds(kind):
+    for entropy in range(500, 510):
+        assert distance(entropy, kind, num_rounds=2) < EXACT, f"case {entropy}"
+
+
+# --- planted bugs: each must be seen; those of the drafter are in tests/drafting/test_drafter.py ------------------------
+
+
+def growth_unseen(order, grown, expanded):
+    """Any node may be chosen before any other: the rule before."""
+
+
+def likely_ones_only(session, nodes):
+    """Expansions are seen only where children are likely enough to be chosen."""
+    with mock.patch.object(Session, "live_nodes", return_value=nodes):
+        return order_of_choice(session, nodes)
+
+
+def rounds_as_they_grew(grown, first_after_loss, *, is_sync):
+    """A synchronous round is taken for one that is not."""
+    return expanded_before(grown, first_after_loss, is_sync=False)
+
+
+def loss_unseen(lane, first_id, num_nodes):
+    """A gap in the node ids is no matter."""
+    lane.seen = max(lane.seen, first_id + num_nodes - 1)
+
+
+order_of_choice, expanded_before = scheduler.order_of_choice, choice_order._expanded_before
+MUTANTS = {
+    "growth unseen": (choice_order._Order, "wait_for_growth", growth_unseen, "run-ahead"),
+    "likely ones only": (scheduler, "order_of_choice", likely_ones_only, "run-ahead"),
+    "rounds as they grew": (choice_order, "_expanded_before", rounds_as_they_grew, "synchronous"),
+    "loss unseen": (Lane, "note", loss_unseen, "lost"),
+}
+SHOWN_BY = {  # some whose bias is large
+    "growth unseen": (35, 44),
+    "likely ones only": (60, 738),
+    "rounds as they grew": (35, 134),
+    "loss unseen": (100, 321),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_seen(mutant, monkeypatch):
+    """In cases that the rule as it is passes."""
+    *patch, kind = MUTANTS[mutant]
+    assert all(distance(entropy, kind) < EXACT for entropy in SHOWN_BY[mutant])
+    monkeypatch.setattr(*patch)
+    assert all(distance(entropy, kind) > BIAS for entropy in SHOWN_BY[mutant])

@@ -11,6 +11,7 @@ from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children
+from specq.verifier.choice_order import order_of_choice
 from specq.verifier.draft_tree import tree_of
 from specq.verifier.grafting import MAX_LIVE_NODES, graft, predicted_scores
 from specq.verifier.session import Session
@@ -142,10 +143,10 @@ def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
     likely = replace(make_draft(3, 0, [8, 5], [-1, 0], lane=1), scores=np.zeros(2, np.float16))
     graft(session, likely, 0.0)
     graft(session, make_drawn([9, 4, 6], [-1, -1, 1], [0, 0, 1]), 0.0)
-    nodes = {node.token: node for node in session.candidates(0.0)}
-    depends_on = {token: node.depends_on and node.depends_on.token for token, node in nodes.items()}
-    assert depends_on == {9: None, 4: 9, 8: 4, 6: 4, 5: 4}
-    assert nodes[9].reach_prob >= nodes[4].reach_prob >= nodes[8].reach_prob
+    nodes = order_of_choice(session, session.candidates(0.0))
+    assert [node.token for node in nodes] == [9, 4, 8, 5, 6]
+    depends_on = {node.token: node.depends_on and node.depends_on.token for node in nodes}
+    assert depends_on == {9: None, 4: 9, 8: 4, 6: 4, 5: 8}
 
 
 @given(
@@ -181,3 +182,66 @@ def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
     found = [calibration.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
     assert found == [expected.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
     assert found != [Calibration().probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
+
+
+# --- in which order they are chosen ---------------------------------------------------------------------------------------
+
+
+def order(session: Session, floor: float = 0.0) -> list[tuple[int, int | None]]:
+    """Return (token, token of the node that it waited for) in the order of choice."""
+    nodes = order_of_choice(session, session.candidates(floor))
+    return [(node.token, node.depends_on and node.depends_on.token) for node in nodes]
+
+
+def grow(session: Session) -> None:
+    """Two branches: the first drawn node is expanded, then its sibling."""
+    graft(session, make_drawn([19, 18], [-1, -1], [0, 0]), 0.0)
+    graft(session, make_drawn([5], [0], [0], first_id=2), 0.0)
+    graft(session, make_drawn([6], [2], [0], first_id=3), 0.0)
+    graft(session, make_drawn([7], [1], [0], first_id=4), 0.0)
+
+
+def test_a_node_waits_for_all_that_had_been_expanded_before_it() -> None:
+    """7 was drawn after 19, 5 and 18 had been expanded; 6 and 5 do not wait for 18, nor anything for 6."""
+    session = make_warm_session()
+    grow(session)
+    waited = dict(order(session))
+    assert waited == {19: None, 18: 19, 5: 19, 6: 5, 7: 5}
+    assert [token for token, _ in order(session)].index(7) > [token for token, _ in order(session)].index(5)
+
+
+def test_expansions_are_seen_where_children_are_too_unlikely_to_be_chosen() -> None:
+    """7 waits for 5, which was expanded before it, also where 6 is no candidate; and for nothing that is none itself."""
+    session = make_warm_session()
+    grow(session)
+    nodes = {node.token: node for node in session.candidates(0.0)}
+    assert nodes[6].reach_prob < nodes[5].reach_prob
+    for floor, tokens in ((nodes[6].reach_prob * 1.01, {19, 18, 5, 7}), (nodes[5].reach_prob * 1.01, {19, 18})):
+        found = dict(order(session, floor))
+        assert set(found) == tokens
+        assert found.get(7, 5) == 5
+
+
+def test_after_a_lost_message_a_node_waits_for_all_before() -> None:
+    """It may have shown the expansion of any of them."""
+    session = make_warm_session()
+    graft(session, make_drawn([19, 18], [-1, -1], [0, 0]), 0.0)
+    graft(session, make_drawn([7], [0], [0], first_id=5), 0.0)
+    assert order(session) == [(19, None), (18, 19), (7, 18)]
+
+
+def test_a_node_that_is_sent_again_has_its_new_id() -> None:
+    """By which its drafter knows it, and which stands for its place in the order of growth."""
+    session = make_warm_session()
+    graft(session, make_drawn([19], [-1], [0]), 0.0)
+    graft(session, make_drawn([19, 18], [-1, -1], [0, 0], first_id=1), 0.0)
+    assert [(node.token, node.node_id) for node in session.candidates(0.0)] == [(19, 1), (18, 2)]
+
+
+def test_nodes_that_wait_for_one_another_are_left_out() -> None:
+    """No honest drafter sends such; here two nodes are made to."""
+    session = make_warm_session()
+    graft(session, make_drawn([19, 18], [-1, -1], [0, 0]), 0.0)
+    nodes = session.candidates(0.0)
+    nodes[0].depends_on, nodes[1].depends_on = nodes[1], nodes[0]
+    assert list(order_of_choice(session, nodes)) == []
