@@ -5,7 +5,7 @@ What is wrong in the cutting, the order or the distributions of sampled nodes sh
 pairs of tokens; the bugs that are planted below do.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -19,6 +19,8 @@ from specq.testing.toy import VOCAB, ToyEngine, ToyProposer
 from specq.testing.world import World
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
+from specq.verifier import scheduler
+from specq.verifier.choice_order import order_of_choice
 from specq.verifier.draft_tree import Node
 from specq.verifier.session import Session
 
@@ -166,11 +168,8 @@ def _cut_by_content(session: Session, siblings: dict[int, Node], reach_prob: flo
     return sorted(siblings.values(), key=lambda node: -node.reach_prob)
 
 
-def _last_first(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
-    nodes = list(siblings.values())[::-1]
-    for node in nodes:
-        node.reach_prob = reach_prob * 0.5
-    return nodes
+def _last_first(session: Session, nodes: Sequence[Node]) -> list[Node]:
+    return sorted(order_of_choice(session, nodes), key=lambda node: (node.position, -node.rank))
 
 
 def _first_cut(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
@@ -180,10 +179,17 @@ def _first_cut(session: Session, siblings: dict[int, Node], reach_prob: float) -
     return nodes[1:]
 
 
+BUGS = {
+    "cut by their own token": (Session, "_weighed", _cut_by_content),
+    "judged in another order than drawn": (scheduler, "order_of_choice", _last_first),
+    "without earlier siblings": (Session, "_weighed", _first_cut),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("bug", [_cut_by_content, _last_first, _first_cut])
-def test_planted_bugs_show(bug: Callable[..., list[Node]], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sampled nodes cut by their own token, judged in another order than drawn, or without their earlier siblings."""
-    monkeypatch.setattr(Session, "_weighed", bug)
+@pytest.mark.parametrize("bug", BUGS)
+def test_planted_bugs_show(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sampled nodes; in the frequencies of tokens."""
+    monkeypatch.setattr(*BUGS[bug])
     tokens, _ = text_of("sharp", SHAPES["candidates"])
     assert chi_squares(tokens)[0] > LIMIT
