@@ -3,7 +3,8 @@
     core                      messages of the broker in, verdicts out, one engine inside
     session, history          what is committed, and the unverified nodes below it; what penalties count
     grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them; prompt_lookup: what the text repeats
-    scheduler, step_curve     which nodes share the next forward pass, and what a pass costs
+    scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
+    arms                      whether remote drafters are listened to
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
     colocated, round_choice   a drafter in the verifier's own process; offered_chains: what it drafts and what became of it

@@ -24,13 +24,12 @@ from specq.proposers import Chains, ChainSource
 from specq.protocol import EngineError, EngineLostError, Float32Array, Float64Array, Message, Verdict
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
-from specq.verifier.choice_order import order_of_choice
 from specq.verifier.core import Verifier
 from specq.verifier.draft_tree import Chain
 from specq.verifier.grafting import graft
 from specq.verifier.offered_chains import OfferedChain, Outcome, draft_of_chain
 from specq.verifier.round_choice import OtherLoad, RoundChoice
-from specq.verifier.scheduler import FLOOR
+from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 
@@ -98,11 +97,11 @@ class ColocatedDrafter:
         left, rows, tokens = [], 0, 0.0
         enough = LEAD * self.choice.promise()
         for session in sessions:
-            promised = _promised(session) if session.num_live else 0.0
-            if promised < enough or session.is_sync:
+            tokens_promised = _promised(session) if session.num_live else 0.0
+            if tokens_promised < enough or session.is_sync:
                 left.append(session)
             else:
-                rows, tokens = rows + 1 + session.num_live, tokens + 1 + promised
+                rows, tokens = rows + 1 + session.num_live, tokens + 1 + tokens_promised
         return left, OtherLoad(rows, tokens)
 
     def _start(self, begun: _Begun) -> None:
@@ -254,11 +253,9 @@ def _room(session: Session) -> int:
 
 
 def _promised(session: Session) -> float:
-    """Return how many tokens a session's tree promises without a look at drawn ones; 0 where that raises, which the verifier's
-    own plan reports."""
+    """Return how many tokens a session's tree promises; 0 where that raises, which the verifier's own plan reports."""
     with Faults().of(session, "drafted for"):
-        nodes = order_of_choice(session, session.candidates(FLOOR))
-        return sum(node.reach_prob for node in nodes if node.depends_on is None)
+        return promised(session)
     return 0.0
 
 

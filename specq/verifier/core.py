@@ -33,6 +33,7 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
+from specq.verifier.arms import Arms
 from specq.verifier.grafting import check_and_graft, graft_lookup
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.rounds import commit
@@ -73,8 +74,11 @@ class Verifier:
         self.num_steps = 0
         self.num_grafted = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
+        self._excluded_s = 0.0  # since then
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
+        self.arms = Arms()
+        self._num_counted = 0  # of the grafted nodes
         self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -138,13 +142,16 @@ class Verifier:
         session.journaled = max(session.journaled, message.length)
         if not message.resend or message.length == session.length:
             return []
-        return [verdict_again(session, message.length, self._min_accept_prob)]
+        return [verdict_again(session, message.length, self._asked)]
 
     def _draft(self, message: Draft, now: float) -> list[Message]:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
         vocab_size = self.engine.info.vocab_size
+        if session.answered < message.base_len == session.length:
+            self.arms.learn_round_trip(now - session.committed_at)
+            session.answered = session.length
         check_and_graft(session, message, now, vocab_size=vocab_size, is_trusted=self.trust_drafts)
         self.num_grafted += len(message.token_ids)
         return []
@@ -177,8 +184,7 @@ class Verifier:
 
     def exclude(self, seconds: float) -> None:
         """Take time since the last step out of what the step curve learns."""
-        if self._last_end is not None:
-            self._last_end += seconds
+        self._excluded_s += seconds
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
@@ -186,17 +192,19 @@ class Verifier:
         shares = self._plan(started, faults)
         done = in_halves(shares, lambda some: self.engine.step([s.step for s in some]), faults, "computed", retry=True)
         ended = clock()
-        step_us = int((ended - started) * 1e6)
         if done:
             self.num_steps += 1
-        if self._last_end is not None and len(done) == 1 and not faults.found:
-            self.curve.learn(sum(share.step.num_rows for share in shares), ended - self._last_end)
+        seconds = ended - self._last_end if self._last_end is not None and len(done) == 1 and not faults.found else None
+        if seconds is not None:
+            self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self._excluded_s)
         self._rotate(shares)
-        verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, step_us)]
+        verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, ended)]
+        if seconds is not None:
+            self._compare_arms(shares, verdicts, seconds)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
-        self._last_end = ended if shares and self.has_work else None
+        self._last_end, self._excluded_s = ended if shares and self.has_work else None, 0.0
         return [*verdicts, *failed]
 
     def _plan(self, now: float, faults: Faults) -> Sequence[ScheduledSession]:
@@ -223,6 +231,17 @@ class Verifier:
         self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
 
+    @property
+    def _asked(self) -> int:
+        """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
+        return self._min_accept_prob if self.arms.wants_drafts else MAX_MIN_ACCEPT_PROB
+
+    def _compare_arms(self, shares: Sequence[ScheduledSession], verdicts: Sequence[Verdict], seconds: float) -> None:
+        """Learn whether remote drafts pay, from a step in which all sessions decode and wait for no drafter."""
+        num_drafted, self._num_counted = self.num_grafted - self._num_counted, self.num_grafted
+        if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
+            self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, num_drafted)
+
     def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
         """Sessions that had a share go behind those that had none."""
         if len(shares) < len(self.sessions):
@@ -235,9 +254,10 @@ class Verifier:
         judgements: Sequence[Judgement],
         faults: Faults,
         started: float,
-        step_us: int,
+        ended: float,
     ) -> Iterator[Verdict]:
         """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
+        step_us = int((ended - started) * 1e6)
         of_judged = iter(judgements)
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
@@ -247,7 +267,8 @@ class Verifier:
             elif judgement is not None:
                 with faults.of(share, "committed"):
                     done = commit(share, judgement, self._min_accept_prob)
-                    yield verdict_of(done, self._min_accept_prob, (step_us, done.waited_us(started)))
+                    share.session.committed_at = ended
+                    yield verdict_of(done, self._asked, (step_us, done.waited_us(started)))
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -14,9 +14,12 @@ import numpy as np
 from specq.protocol import LOOKUP_LANE, Draft, DraftDistribution, ProtocolError, reason_against, stripped
 from specq.verifier.draft_tree import Node
 from specq.verifier.lanes import Lane, lane_of
+from specq.verifier.prompt_lookup import promise_of_chain
+from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
+LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up chain must promise to be hung beside them
 
 
 def check_and_graft(session: Session, draft: Draft, now: float, *, vocab_size: int, is_trusted: bool) -> int:
@@ -98,23 +101,34 @@ def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistrib
 
 
 def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
-    """Attach a chain of what the text repeats, if there is no live draft; return how many nodes it has."""
+    """Attach a chain of what the text repeats, if it promises more than what is live; return how many nodes became live."""
     room = min(session.lookup.max_tokens, session.limit - session.length - 1)
-    if session.num_live or session.chain is not None or room < 1:
+    if session.chain is not None or room < 1:
         return 0
     tokens, score = session.lookup.chain(room)
     lane = lane_of(session.lanes, LOOKUP_LANE)
     if not tokens or lane is None:
         return 0
-    count = session.lookup.num_to_try(lane.calibration.probability(score), min_accept_prob)
-    parent: Node | None = None
-    for position, token in enumerate(tokens[:count], session.length):
-        lane.seen += 1
-        session.stats.drafted += 1
-        node = Node(LOOKUP_LANE, lane.seen, token, parent, position, score, now)
-        attach(session, lane, node, None, 0)
-        parent = node
-    return session.num_live
+    accept_prob = lane.calibration.probability(score)
+    count = session.lookup.num_to_try(accept_prob, min_accept_prob)
+    if not count or (session.num_live and promise_of_chain(accept_prob, count) < LEAD * promised(session)):
+        return 0
+    return graft(session, _chain(session, lane, tokens[:count], score), now)
+
+
+def _chain(session: Session, lane: Lane, tokens: list[int], score: float) -> Draft:
+    """Return looked-up tokens as a draft."""
+    count = len(tokens)
+    return Draft(
+        session_id=session.session_id,
+        epoch=session.epoch,
+        lane=LOOKUP_LANE,
+        base_len=session.length,
+        first_id=lane.seen + 1,
+        token_ids=np.array(tokens, np.int32),
+        parent_ids=np.array([-1, *range(lane.seen + 1, lane.seen + count)], np.int32),
+        scores=np.full(count, score, np.float16),
+    )
 
 
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------

@@ -47,3 +47,8 @@ def num_likely_enough(accept_prob: float, min_accept_prob: float) -> int:
     if accept_prob < min_accept_prob:
         return 0
     return min(LOOKUP_TOKENS, int(math.log(max(min_accept_prob, 1e-3)) / math.log(min(accept_prob, 0.999))))
+
+
+def promise_of_chain(accept_prob: float, count: int) -> float:
+    """Return how many tokens of a chain are expected to be accepted, each with this probability given the one before."""
+    return sum(accept_prob**depth for depth in range(1, count + 1))

@@ -141,6 +141,14 @@ def _candidates(session: Session, max_chain: int) -> Sequence[Node]:
     return order_of_choice(session, best_chain(nodes, max_chain) if max_chain else nodes)
 
 
+def promised(session: Session) -> float:
+    """Return how many tokens a session's tree promises, without a look at drawn ones that are not known (decision 0008)."""
+    if not session.num_live:
+        return 0.0
+    nodes = order_of_choice(session, session.candidates(FLOOR))
+    return sum(node.reach_prob for node in nodes if node.depends_on is None)
+
+
 def _precedence(trees: Sequence[tuple[Session, Sequence[Node]]], reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
     choice no more than that of the nodes before."""
