@@ -77,6 +77,11 @@ if [ -n "$index" ]; then
 fi
 say "installing the versions of $lock (the first time takes minutes)"
 install ${options[@]+"${options[@]}"} -r "$lock"
+# Without dependencies, a build of torch for GPUs lacks CUDA's libraries, which the lock does not name.
+if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
+  say "installing what this build of torch needs"
+  install "$(grep '^torch==' "$lock")"
+fi
 # As a plain path, not as an import hook: a directory named specq where somebody works does not hide the package then.
 install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
 say "done: $venv/bin/specq"
