@@ -120,6 +120,7 @@ class Arms:
         self._round_trip_s = 0.0
         self._wanted = True
         self._warm_up = Window()  # since the last change of arms
+        self._num_drafted = 0
 
     @property
     def wants_drafts(self) -> bool:
@@ -131,15 +132,16 @@ class Arms:
         self._round_trip_s += ROUND_TRIP_FADE * (seconds - self._round_trip_s)
 
     def learn(self, num_sessions: int, num_tokens: int, seconds: float, num_drafted: int) -> None:
-        """Take in a step: its sessions, the tokens that they committed, its seconds up to the next step's, and the nodes that remote
-        drafters sent meanwhile."""
+        """Take in a step: its sessions, the tokens that they committed, its seconds since the step before, and the nodes that remote
+        drafters have sent in all."""
+        fresh, self._num_drafted = num_drafted - self._num_drafted, num_drafted
         level = self._levels.setdefault(num_sessions.bit_length(), LoadLevel())
         if level.wants_drafts != self._wanted:
             self._wanted, self._warm_up = level.wants_drafts, Window()
             return
         if not self._is_warm(seconds):
             return
-        level.window.add(num_tokens, seconds, num_drafted)
+        level.window.add(num_tokens, seconds, fresh)
         if level.window.is_full(self._round_trip_s):
             level.close()
             if level.wants_drafts != self._wanted:

@@ -78,7 +78,6 @@ class Verifier:
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
         self.arms = Arms()
-        self._num_counted = 0  # of the grafted nodes
         self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -194,13 +193,10 @@ class Verifier:
         ended = clock()
         if done:
             self.num_steps += 1
-        seconds = ended - self._last_end if self._last_end is not None and len(done) == 1 and not faults.found else None
-        if seconds is not None:
-            self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self._excluded_s)
         self._rotate(shares)
         verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, ended)]
-        if seconds is not None:
-            self._compare_arms(shares, verdicts, seconds)
+        if self._last_end is not None and len(done) == 1 and not faults.found:
+            self._learn(shares, verdicts, ended - self._last_end)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
@@ -236,11 +232,11 @@ class Verifier:
         """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
         return self._min_accept_prob if self.arms.wants_drafts else MAX_MIN_ACCEPT_PROB
 
-    def _compare_arms(self, shares: Sequence[ScheduledSession], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Learn whether remote drafts pay, from a step in which all sessions decode and wait for no drafter."""
-        num_drafted, self._num_counted = self.num_grafted - self._num_counted, self.num_grafted
+    def _learn(self, shares: Sequence[ScheduledSession], verdicts: Sequence[Verdict], seconds: float) -> None:
+        """Learn what a step takes; and, where all sessions decode and wait for no drafter, whether remote drafts pay."""
+        self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self._excluded_s)
         if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
-            self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, num_drafted)
+            self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, self.num_grafted)
 
     def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
         """Sessions that had a share go behind those that had none."""

@@ -10,14 +10,15 @@ STEP_S = 0.01
 
 def serve(arms, seconds, gain, *, sessions=1, drafters=True, noise=0.0, rng=None, drift=0.0):
     """Serve for so long with drafts that bring `gain` times the tokens a second; return the share of time with drafts."""
-    spent, with_drafts = 0.0, 0.0
+    spent, with_drafts, drafted = 0.0, 0.0, 0
     while spent < seconds:
         listens = arms.wants_drafts
         step_s = STEP_S * (1 + drift * spent / seconds)
         tokens = 100 * sessions * (gain if listens and drafters else 1.0)
         if noise:
             tokens *= max(0.1, 1 + noise * rng.standard_normal())
-        arms.learn(sessions, round(tokens), step_s, num_drafted=5 if listens and drafters else 0)
+        drafted += 5 if listens and drafters else 0
+        arms.learn(sessions, round(tokens), step_s, drafted)
         spent += step_s
         with_drafts += step_s * listens
     return with_drafts / spent
@@ -88,9 +89,10 @@ def test_a_window_holds_some_round_trips():
     arms = Arms()
     for _ in range(200):
         arms.learn_round_trip(0.5)
-    spent = 0.0
+    spent, drafted = 0.0, 0
     while arms.wants_drafts:
-        arms.learn(1, 10, STEP_S, num_drafted=1)
+        drafted += 1
+        arms.learn(1, 10, STEP_S, drafted)
         spent += STEP_S
     assert spent == pytest.approx(FIRST_PATIENCE * 5 * 0.5 + 2 * 0.5, rel=0.05)
     assert spent > 4 * WINDOW_S
