@@ -15,7 +15,7 @@ from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES, EngineSpec
 from specq.models import resolve_model
 from specq.proposers.profiling import level_times
-from specq.protocol import ConfigError, Hello, Message, Open, ProtocolError, decode, encode
+from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import apply_cpu, teller
 from specq.text import load_tokenizer_files
 from specq.transport import (
@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 
 PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
+LEAST_DRAFT_S = 0.005  # for the drafts that have arrived between two steps
 MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 
 
@@ -71,6 +72,7 @@ class VerifierLoop:
             self.poller.register(self.zap.socket, zmq.POLLIN)
         self.num_dropped = 0
         self._unsent: list[Message] = []  # what the last step gave
+        self._step_s = 0.0  # how long it took
 
     def turn(self) -> None:
         """Send what the last step gave, handle what has arrived, run one step if there is work, beat if it is time.
@@ -86,7 +88,9 @@ class VerifierLoop:
         if self.colocated_drafter is not None:
             self.colocated_drafter.finish(time.monotonic)
         if self.verifier.has_work:
+            started = time.monotonic()
             self._unsent = self.verifier.step(time.monotonic)
+            self._step_s = time.monotonic() - started
             if self.colocated_drafter is not None:
                 self.colocated_drafter.observe(self._unsent)
         if self.link.heartbeat.due():
@@ -99,13 +103,17 @@ class VerifierLoop:
         return self.verifier.has_work or (self.colocated_drafter is not None and self.colocated_drafter.has_work)
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
-        """Take what has arrived."""
+        """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are dropped."""
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self.router in ready:
             started, num_before = time.monotonic(), self.verifier.num_grafted
+            last = started + max(LEAST_DRAFT_S, self._step_s)
             for identity, frames in self._arrived():
-                self._receive(identity, frames)
+                if type_of(frames) is Draft and time.monotonic() > last:
+                    self.num_dropped += 1
+                else:
+                    self._receive(identity, frames)
             self.verifier.account(time.monotonic() - started, self.verifier.num_grafted - num_before)
         if self.link.socket in ready:
             for message in self.link.receive():

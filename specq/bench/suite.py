@@ -16,8 +16,18 @@ from specq.bench.report import Report
 COUNT = click.IntRange(1)
 Function = Callable[..., Any]
 
+
+def _in_a_directory(_context: click.Context, _option: click.Parameter, out: Path | None) -> Path | None:
+    if out is not None and not out.parent.is_dir():
+        raise click.BadParameter(f"{out.parent} is no directory; make it first.")
+    return out
+
+
 _OUT = click.option(
-    "--out", type=click.Path(dir_okay=False, writable=True, path_type=Path), help="File for all figures, JSON."
+    "--out",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    callback=_in_a_directory,
+    help="File for all figures, JSON.",
 )
 _COMMIT = click.option("--commit", default="", help="Commit of the code that runs.  [default: what git says]")
 

@@ -9,6 +9,8 @@ Which sampled nodes are dropped must never depend on their tokens (decision 0008
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from specq.protocol import LOOKUP_LANE, Draft, DraftDistribution, ProtocolError, reason_against, stripped
@@ -20,6 +22,7 @@ from specq.verifier.session import Session
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up chain must promise to be hung beside them
+LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from
 
 
 def check_and_graft(session: Session, draft: Draft, now: float, *, vocab_size: int, is_trusted: bool) -> int:
@@ -60,6 +63,7 @@ def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: fl
     parent that is neither in this draft nor in one that arrived before makes an orphan; what else does not fit is stale.
     """
     length, token_ids, stats = session.length, session.token_ids, session.stats
+    groups = Groups()
     rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), *_scores(session, draft), strict=True)
     for rank, (token, parent_id, score, distribution) in enumerate(rows):
         node_id = draft.first_id + rank
@@ -68,10 +72,10 @@ def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: fl
         above = draft.base_len if parent_id < 0 else lane.find(parent_id)
         if isinstance(above, Node):
             node = Node(draft.lane, node_id, token, above, above.position + 1, score, now)
-            attach(session, lane, node, distribution, rank)
+            attach(session, lane, node, groups.of(session, node, distribution), rank)
         elif above == length:
             node = Node(draft.lane, node_id, token, None, length, score, now)
-            attach(session, lane, node, distribution, rank)
+            attach(session, lane, node, groups.of(session, node, distribution), rank)
         elif above is not None and above < length and token_ids[above] == token:
             lane.node_table[node_id] = above + 1
         elif seen_before < parent_id < draft.first_id:
@@ -80,13 +84,32 @@ def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: fl
             stats.stale += 1
 
 
-def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistribution | None, rank: int) -> None:
-    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already.
+class Groups:
+    """Which sibling groups of a draft are the sampled ones of their positions.
 
     A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses, which
-    is exact whatever they are. A sampled node takes the place of a point mass with its token.
+    is exact whatever they are.
     """
-    siblings = session.roots if fresh.parent is None else fresh.parent.children
+
+    def __init__(self) -> None:
+        self._first: dict[int, DraftDistribution] = {}  # by position, as far as this draft has asked
+
+    def of(self, session: Session, fresh: Node, distribution: DraftDistribution | None) -> DraftDistribution | None:
+        """Return what a fresh node counts as drawn from."""
+        if distribution is None:
+            return None
+        siblings = _siblings(session, fresh)
+        first = self._first.get(id(siblings))
+        if first is None:
+            known = (node.distribution for node in siblings.values() if node.distribution is not None)
+            first = self._first[id(siblings)] = next(known, distribution)
+        return distribution if first is distribution else None
+
+
+def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistribution | None, rank: int) -> None:
+    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already. A sampled node takes the
+    place of a point mass with its token."""
+    siblings = _siblings(session, fresh)
     node = siblings.get(fresh.token)
     if node is None:
         if session.num_live >= MAX_LIVE_NODES:
@@ -96,8 +119,12 @@ def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistrib
     elif node.lane == fresh.lane:
         node.node_id = fresh.node_id  # sent again
     lane.node_table[fresh.node_id] = node
-    if distribution is not None and all(other.distribution in (None, distribution) for other in siblings.values()):
+    if distribution is not None:
         node.draw(distribution, rank, fresh, session.sampled_calibration.probability(fresh.score))
+
+
+def _siblings(session: Session, node: Node) -> dict[int, Node]:
+    return session.roots if node.parent is None else node.parent.children
 
 
 def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
@@ -161,26 +188,19 @@ def predicted_scores(draft: Draft) -> list[float]:
     if not draft.q_size:
         scores: list[float] = draft.scores.tolist()
         return scores
-    predicted = draft.scores.astype(np.float64)  # [num_nodes]
+    scores = [float(score) for score in draft.scores]
     ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]
-    left = draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)  # [num_groups, q_size], less what was drawn
-    for nodes in _by_rank(draft.q_rows.tolist()):
-        rows = draft.q_rows[nodes]
-        weights = left[rows]  # [len(nodes), q_size]
-        predicted[nodes] = np.log((weights**2).sum(1) / weights.sum(1) ** 2)
-        left[rows] = np.where(ids[rows] == draft.token_ids[nodes, None], 0.0, weights)
-    found: list[float] = predicted.tolist()
-    return found
-
-
-def _by_rank(rows: list[int]) -> list[list[int]]:
-    """Return the sampled nodes of a draft, given their rows of distributions: the first of each sibling group, the second,
-    and so on."""
-    seen: dict[int, int] = {}
-    found: list[list[int]] = []
-    for node, row in enumerate(rows):
-        if row >= 0:
-            rank = seen[row] = seen.get(row, -1) + 1
-            found += [[]] if rank == len(found) else []
-            found[rank].append(node)
-    return found
+    weights = draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)  # [num_groups, q_size]
+    sampled = np.flatnonzero(draft.q_rows >= 0)
+    rows = draft.q_rows[sampled]
+    own = np.where(ids[rows] == draft.token_ids[sampled, None], weights[rows], 0.0).max(1)  # [num_sampled]
+    left, left_squared = weights.sum(1).tolist(), (weights**2).sum(1).tolist()  # of each group, less what was drawn
+    drawn = set[tuple[int, int]]()
+    nodes = zip(sampled.tolist(), rows.tolist(), draft.token_ids[sampled].tolist(), own.tolist(), strict=True)
+    for node, row, token, weight in nodes:
+        scores[node] = math.log(left_squared[row]) - 2 * math.log(left[row]) if left[row] > 0 else LEAST_SCORE
+        if (row, token) not in drawn:
+            drawn.add((row, token))
+            left[row] -= weight
+            left_squared[row] -= weight * weight
+    return scores

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,12 +11,14 @@ import zmq
 from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.config.sections import TargetConfig
-from specq.protocol.messages import Message, Open, SessionFailed, Verdict
+from specq.protocol.messages import Draft, Message, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import ToyEngine
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import make_draft
+from workers import target
 from workers.target import VerifierLoop, colocated_device
 
 
@@ -62,5 +65,34 @@ def test_verdicts_go_to_the_peer_that_opened_the_session(loop: VerifierLoop) -> 
         for _ in range(3):
             assert isinstance(turn_until(loop, broker), Verdict)
         assert not stranger.poll(0)
+    finally:
+        context.destroy(0)
+
+
+def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much they cost: of 40 that take 2 ms each, three are grafted before a step; what else arrives is handled."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    broker = context.socket(zmq.DEALER)
+    broker.connect(loop.link.hello.endpoint)
+    tokens = np.array([5, 6, 7], np.int32)
+    opened = Open(
+        session_id=1, epoch=1, prompt_len=3, tokens_left=500, params=SamplingParams(max_tokens=500), token_ids=tokens
+    )
+    now, grafted, closed = [100.0], list[int](), list[int]()
+
+    def handle(message: Message, _now: float) -> list[Message]:
+        now[0] += 0.002 if isinstance(message, Draft) else 0.0
+        (grafted if isinstance(message, Draft) else closed).append(1)
+        return []
+
+    try:
+        monkeypatch.setattr(target, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        monkeypatch.setattr(loop.verifier, "handle", handle)
+        frames = [[b"broker", *encode(make_draft(3, i, [4], [-1]))] for i in range(40)] + [[b"broker", *encode(opened)]]
+        monkeypatch.setattr(target, "drain", lambda socket: iter(frames))
+        broker.send_multipart(encode(opened))  # that something has arrived
+        assert loop.router.poll(5000)
+        loop.turn()
+        assert (len(grafted), loop.num_dropped, closed) == (3, 37, [1])
     finally:
         context.destroy(0)
