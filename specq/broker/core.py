@@ -27,7 +27,7 @@ from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.listing import Listing
 from specq.broker.jobs.records import restored
 from specq.broker.jobs.verdicts import Verdicts
-from specq.broker.state import Clock, Settings, State
+from specq.broker.state import GRACE_S, Clock, Settings, State
 from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registration import Registration
@@ -59,7 +59,6 @@ from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
 
-GRACE_S = 3.0  # for verifiers to find a broker that was restarted
 
 Handler = Callable[[bytes, Any], None]
 
@@ -212,7 +211,8 @@ class Broker:
         For a moment no client is refused because there is no verifier: clients ask again.
         """
         clock = self.state.clock
-        clock.now, clock.grace_until = now, now + min(GRACE_S, self.state.settings.liveness_s)
+        clock.now = now
+        clock.allow(min(GRACE_S, self.state.settings.liveness_s))
         for stored in jobs:
             job = restored(stored)
             self.placement.bindings.restore(job)

@@ -15,6 +15,8 @@ from specq.broker.jobs.table import Jobs
 from specq.broker.workers.registry import WorkerRegistry
 from specq.journal import Record
 
+GRACE_S = 3.0  # for verifiers to come back; meanwhile no client is refused because there is none
+
 
 class Settings(NamedTuple):
     """What the broker was started with.
@@ -33,7 +35,7 @@ class Clock:
     """The time of the message or tick that is being handled, in seconds of the caller's clock.
 
     wall_offset  seconds since 1970 = the caller's time + this
-    grace_until  until then verifiers may come back from before a restart
+    grace_until  until then verifiers may come back that were there before: before a restart of the broker, or before they crashed
     """
 
     wall_offset: float = 0.0
@@ -47,8 +49,12 @@ class Clock:
 
     @property
     def in_grace(self) -> bool:
-        """Did the broker restart so recently that its verifiers may not have come back yet?"""
+        """Was the broker started again, or a verifier lost, so recently that it may be about to come back?"""
         return self.now < self.grace_until
+
+    def allow(self, seconds: float) -> None:
+        """Let verifiers come back for this long."""
+        self.grace_until = max(self.grace_until, self.now + seconds)
 
 
 class State:

@@ -188,7 +188,8 @@ class DraftSession:
             for node in nodes
             if node.wire_id < 0 and (node.log_reach_prob >= floor or (is_shown and not node.rank))
         ]
-        fresh.sort(key=lambda node: (-node.log_reach_prob, node.node_id))
+        if self.is_sync or self.budget:
+            fresh.sort(key=lambda node: (-node.log_reach_prob, node.node_id))
         if self.budget:
             del fresh[max(0, self.budget - sum(node.wire_id >= 0 for node in nodes)) :]
         return fresh if self.is_sync else sorted(fresh, key=lambda node: node.node_id)

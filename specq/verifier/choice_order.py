@@ -32,9 +32,10 @@ def order_of_choice(session: Session, nodes: Sequence[Node]) -> Sequence[Node]:
     if not session.takes_distributions:
         return nodes
     order = _Order(nodes)
+    # Also those which are too unlikely to be chosen: they say what was expanded.
+    live = sorted(session.live_nodes(), key=lambda node: node.node_id)
     for lane_id in {node.lane for node in nodes if node.distribution is not None}:
-        # Also those which are too unlikely to be chosen: they say what was expanded.
-        grown = sorted((node for node in session.live_nodes() if node.lane == lane_id), key=lambda node: node.node_id)
+        grown = [node for node in live if node.lane == lane_id]
         first_after_loss = session.lanes[lane_id].first_after_loss
         order.wait_for_growth(grown, _expanded_before(grown, first_after_loss, is_sync=session.is_sync))
     return order.likeliest_first()
@@ -78,7 +79,7 @@ class _Order:
         """Let each of a lane's nodes wait for the sampled ones that had been expanded before."""
         point: int | None = None
         for node, fresh in zip(grown, expanded, strict=True):
-            sampled = [one for one in fresh if one.distribution is not None and id(one) in self.index]
+            sampled = [one for one in fresh if one.distribution is not None]
             if sampled:
                 last, point = point, len(self.num_awaited)
                 self.num_awaited.append(0)
@@ -90,12 +91,10 @@ class _Order:
                 self._wait_for(self.index[id(node)], point)
 
     def likeliest_first(self) -> list[Node]:
-        """Return the nodes in order."""
+        """Return the nodes in order: children after a parent that waits, as after any other."""
         for i, node in enumerate(self.nodes):
             if node.parent is not None and self.num_awaited[self.index[id(node.parent)]]:
-                self._wait(
-                    i, node.parent
-                )  # one that waits may come after less likely nodes; its children come after it
+                self._wait(i, node.parent)
             node.depends_on = None
         ready = [self._entry(i) for i, count in enumerate(self.num_awaited) if not count]
         heapify(ready)

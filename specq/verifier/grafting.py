@@ -185,10 +185,9 @@ def predicted_scores(draft: Draft) -> list[float]:
     distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value, too; but
     here it cannot depend on the node's own token.
     """
+    scores: list[float] = draft.scores.tolist()
     if not draft.q_size:
-        scores: list[float] = draft.scores.tolist()
         return scores
-    scores = [float(score) for score in draft.scores]
     ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]
     weights = draft.q_weights.reshape(-1, draft.q_size).astype(np.float64)  # [num_groups, q_size]
     sampled = np.flatnonzero(draft.q_rows >= 0)

@@ -113,8 +113,8 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
     A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled, their order
-    of choice is kept (`order_of_choice`). `num_rows` rows are in the step
-    already; one token is certain from each session; at most `room` rows may be added.
+    of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain from each session; at
+    most `room` rows may be added.
     """
     trees = [(session, _candidates(session, max_chain)) for session in sessions if session.num_live]
     on_trees = [(session, node) for session, nodes in trees for node in nodes]

@@ -82,7 +82,13 @@ class Desk:
 
     def tick(self, seconds: float = 0.25, received: bytes = ANN) -> list[Message]:
         self.now += seconds
-        held = [job for job in self.broker.state.jobs.active.values() if job.session.verifier == VERIFIER]
+        self.beat(VERIFIER)
+        return self.take(self.broker.tick(self.now), received)
+
+    def beat(self, verifier: bytes, *, is_deaf: bool = False) -> None:
+        """Let a verifier beat with its sessions, or with none of those that it was sent."""
+        jobs = self.broker.state.jobs.active.values()
+        held = [job for job in jobs if job.session.verifier == verifier and not is_deaf]
         beat = Heartbeat(
             incarnation=1,
             state="ready",
@@ -90,8 +96,7 @@ class Desk:
             epochs=np.array([job.session.epoch for job in held], np.int64),
             lengths=np.array([job.transcript.length for job in held], np.int32),
         )
-        self.front(VERIFIER, beat)
-        return self.take(self.broker.tick(self.now), received)
+        self.front(verifier, beat)
 
 
 def token_ids(messages: list[Message]) -> list[int]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
-from specq.protocol.messages import Failed, Heartbeat, Open
+from specq.protocol.messages import Failed, Open
 from specq.testing.toy import toy_text
 from specq.testing.world import World
 from tests.broker.desk import ANN, VERIFIER, Desk
@@ -20,16 +19,7 @@ def beat(desk: Desk, *identities: bytes, deaf: bytes = b"") -> None:
     """Let verifiers beat, each with its sessions, but for one that has none of those that it was sent."""
     desk.now += BEAT_S
     for identity in identities:
-        jobs = desk.broker.state.jobs.active.values()
-        held = [job for job in jobs if job.session.verifier == identity != deaf]
-        message = Heartbeat(
-            incarnation=1,
-            state="ready",
-            session_ids=np.array([job.job_id for job in held], np.int64),
-            epochs=np.array([job.session.epoch for job in held], np.int64),
-            lengths=np.array([job.transcript.length for job in held], np.int32),
-        )
-        desk.front(identity, message)
+        desk.beat(identity, is_deaf=identity == deaf)
     desk.take(desk.broker.tick(desk.now))
 
 

@@ -11,7 +11,7 @@ from specq.broker.core import Broker
 from specq.broker.jobs.job import Job
 from specq.broker.workers.quarantine import CLEARED_AFTER
 from specq.journal.records import Crashes, JobCrashed
-from specq.protocol.messages import Heartbeat, Hello, Open
+from specq.protocol.messages import Failed, Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text
 from specq.testing.world import World
@@ -287,3 +287,16 @@ def test_suspicion_survives_the_broker() -> None:
     assert not again.state.jobs.queue.quarantined()  # its verifier may come back
     again.tick(desk.now + 10)
     assert [requirements.alone for requirements in again.state.jobs.queue.quarantined()] == [True]
+
+
+def test_no_client_is_refused_while_a_verifier_that_crashed_may_come_back() -> None:
+    """Not answered at first: clients ask again. After three seconds there is no verifier; and at once, where it took leave."""
+    for state, expected in (("failed", 0), ("leaving", 1)):
+        desk = Desk()
+        beat = Heartbeat(incarnation=1, state=state)
+        desk.front(VERIFIER, beat)
+        assert len(desk.submit(1)) == expected
+        desk.now += 4.0
+        (refused,) = desk.submit(2)
+        assert isinstance(refused, Failed)
+        assert refused.code == "no_verifier"

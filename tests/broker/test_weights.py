@@ -28,15 +28,7 @@ def wait(desk: Desk, seconds: float) -> None:
     for _ in range(int(seconds)):
         desk.now += 1.0
         for worker in desk.broker.state.workers.all():
-            jobs = [job for job in desk.broker.state.jobs.active.values() if job.session.verifier == worker.identity]
-            beat = Heartbeat(
-                incarnation=1,
-                state="ready",
-                session_ids=np.array([job.job_id for job in jobs], np.int64),
-                epochs=np.array([job.session.epoch for job in jobs], np.int64),
-                lengths=np.array([job.transcript.length for job in jobs], np.int32),
-            )
-            desk.front(worker.identity, beat)
+            desk.beat(worker.identity)
         desk.take(desk.broker.tick(desk.now))
 
 

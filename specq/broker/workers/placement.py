@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
-from specq.broker.state import State
+from specq.broker.state import GRACE_S, State
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
 from specq.broker.workers.policy import choose, moves
@@ -41,6 +41,7 @@ class Placement:
             return
         self.state.outbox.add(Disconnect(worker.identity))
         if crashed:
+            self.state.clock.allow(GRACE_S)
             self.bindings.note_crash(jobs)
         else:
             for job in jobs:
