@@ -24,7 +24,7 @@ PACKAGES = {
     "engines": ("protocol", "config", "runtime", "text", "verification"),
     "proposers": ("protocol", "config", "runtime", "verification", "engines"),
     "drafting": ("protocol", "runtime", "verification", "proposers"),
-    "verifier": ("protocol", "runtime", "text", "verification", "engines", "proposers", "drafting"),
+    "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
     "training": ("protocol",),

@@ -10,11 +10,9 @@ from typing import Any
 import structlog
 import zmq
 
-from specq.broker import fits, mismatch
 from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES, EngineSpec
 from specq.models import resolve_model
-from specq.proposers.profiling import level_times
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import apply_cpu, teller
 from specq.text import load_tokenizer_files
@@ -32,23 +30,19 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import ColocatedDrafter, StepCurve, Verifier
+from specq.verifier import Setup, StepCurve, Verifier, make_sources
 
 log = structlog.get_logger(__name__)
 
 PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
-LEAST_DRAFT_S = 0.005  # for the drafts that have arrived between two steps
 MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 
 
 class VerifierLoop:
     """Sockets around a `Verifier`."""
 
-    def __init__(
-        self, config: TargetConfig, verifier: Verifier, name: str, colocated_drafter: ColocatedDrafter | None = None
-    ) -> None:
-        self.verifier, self.colocated_drafter = verifier, colocated_drafter
+    def __init__(self, config: TargetConfig, verifier: Verifier, name: str) -> None:
+        self.verifier = verifier
         self.drain_s = config.drain_seconds
         self.context = zmq.Context()
         curve = curve_to_broker(config.keys, "target")
@@ -72,49 +66,37 @@ class VerifierLoop:
             self.poller.register(self.zap.socket, zmq.POLLIN)
         self.num_dropped = 0
         self._unsent: list[Message] = []  # what the last step gave
-        self._step_s = 0.0  # how long it took
 
     def turn(self) -> None:
         """Send what the last step gave, handle what has arrived, run one step if there is work, beat if it is time.
 
         While the device drafts for the next step, the host sends and receives.
         """
-        if self.colocated_drafter is not None:
-            self.colocated_drafter.begin(time.monotonic())
+        self.verifier.begin(time.monotonic())
         unsent, self._unsent = self._unsent, []
         self._send(unsent)
-        wait_ms = 0 if self._has_work else self.link.heartbeat.remaining_ms()
+        wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
         self._hear(dict(self.poller.poll(wait_ms)))
-        if self.colocated_drafter is not None:
-            self.colocated_drafter.finish(time.monotonic)
         if self.verifier.has_work:
-            started = time.monotonic()
             self._unsent = self.verifier.step(time.monotonic)
-            self._step_s = time.monotonic() - started
-            if self.colocated_drafter is not None:
-                self.colocated_drafter.observe(self._unsent)
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
             if self.zap is not None:
                 self.zap.refresh()
-
-    @property
-    def _has_work(self) -> bool:
-        return self.verifier.has_work or (self.colocated_drafter is not None and self.colocated_drafter.has_work)
 
     def _hear(self, ready: Mapping[Any, int]) -> None:
         """Take what has arrived. Drafts take no longer than the last step did, whatever they cost: further ones are dropped."""
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self.router in ready:
-            started, num_before = time.monotonic(), self.verifier.num_grafted
-            last = started + max(LEAST_DRAFT_S, self._step_s)
+            started = time.monotonic()
+            last = started + self.verifier.sources.mail_s
             for identity, frames in self._arrived():
                 if type_of(frames) is Draft and time.monotonic() > last:
                     self.num_dropped += 1
                 else:
                     self._receive(identity, frames)
-            self.verifier.account(time.monotonic() - started, self.verifier.num_grafted - num_before)
+            self.verifier.sources.account(time.monotonic() - started)
         if self.link.socket in ready:
             for message in self.link.receive():
                 self._handle(message, self.broker)
@@ -207,31 +189,12 @@ def run(config: TargetConfig) -> int:
     apply_cpu(config.cores, config.threads)
     name = config.name or f"target-{os.getpid()}"
     verifier = build_verifier(config, name)
-    loop = VerifierLoop(config, verifier, name, build_colocated_drafter(config, verifier))
+    loop = VerifierLoop(config, verifier, name)
     calm_collector()
     stop.at_once = False
     loop.serve(stop)
     log.info("verifier_stopped", name=name, steps=verifier.num_steps, dropped=loop.num_dropped)
     return 0
-
-
-def build_colocated_drafter(config: TargetConfig, verifier: Verifier) -> ColocatedDrafter | None:
-    """Load the draft model that shall draft in this process, if there is one; ConfigError if it does not fit the target."""
-    if not config.draft_model:
-        return None
-    from specq.proposers.chain_model import ChainModel  # brings torch, which not every engine needs
-
-    model, tell = resolve_model(config.draft_model, "draft"), teller(config.name or "target", wanted=config.progress)
-    tell(f"loading {config.draft_model} to draft with")
-    source = ChainModel(model, device=colocated_device(config), dtype=config.dtype, name=config.draft_model)
-    if not fits(source.info, verifier.engine.info):
-        raise ConfigError(mismatch(source.info, [verifier.engine.info]))
-    source.limit_vocab = min(source.limit_vocab, verifier.engine.info.num_tokens)
-    sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
-    tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
-    levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
-    log.info("drafter_ready", model=source.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
-    return ColocatedDrafter(source, verifier, levels, fan_out=config.fan_out, chain=config.chain)
 
 
 def colocated_device(config: TargetConfig) -> str:
@@ -268,13 +231,14 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         seconds=round(time.monotonic() - started, 1),
         step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
     )
+    draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
     return Verifier(
         engine,
         curve,
+        make_sources(Setup(config, engine.info, draft_model, colocated_device(config), tell)),
         incarnation=new_incarnation(),
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
-        prompt_lookup=config.prompt_lookup != "none",
         tokenizer_files=load_tokenizer_files(model),
     )

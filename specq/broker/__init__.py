@@ -18,6 +18,5 @@ from specq.broker.core import Broker
 from specq.broker.effects import Connect, Disconnect, Effect, Send
 from specq.broker.front import Front
 from specq.broker.journal_link import JournalLink
-from specq.broker.workers.registry import fits, mismatch
 
-__all__ = ["Broker", "Connect", "Disconnect", "Effect", "Front", "JournalLink", "Send", "fits", "mismatch"]
+__all__ = ["Broker", "Connect", "Disconnect", "Effect", "Front", "JournalLink", "Send"]

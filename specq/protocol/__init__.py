@@ -48,6 +48,7 @@ from specq.protocol.errors import (
     ProtocolError,
     SpecqError,
 )
+from specq.protocol.fitting import fits, mismatch
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
     COLOCATED_LANE,
@@ -192,6 +193,8 @@ __all__ = [
     "decode_header",
     "decode_scalars",
     "encode",
+    "fits",
+    "mismatch",
     "named_type",
     "pack_distributions",
     "reason_against",

@@ -113,13 +113,12 @@ class VerifierProcess(Process):
     ) -> None:
         super().__init__(queue, identity, worker, model, hello)
         self.host = host
-        self._grafting_s, self._num_grafted = 0.0, 0  # since the last turn
 
     def cost(self, message: Message) -> float:
         if not isinstance(message, Draft):
             return 0.0
         seconds = (self.host.draft_us + self.host.graft_us * len(message.token_ids)) * MICROSECOND
-        self._grafting_s += seconds
+        self.worker.sources.account(seconds)
         return seconds
 
     def stamp(self) -> tuple[float, ...]:
@@ -127,8 +126,7 @@ class VerifierProcess(Process):
 
     def work(self, started: float) -> bool:
         verifier, before = self.worker, self.model.busy_s
-        verifier.account(self._grafting_s, verifier.num_grafted - self._num_grafted)
-        self._grafting_s, self._num_grafted = 0.0, verifier.num_grafted
+        verifier.begin(started)
         if not verifier.has_work:
             return False
         messages = verifier.step(lambda: started + self.model.busy_s - before)

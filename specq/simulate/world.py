@@ -5,7 +5,7 @@ Everything travels as frames through `specq.protocol.wire`, as over sockets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,7 +16,7 @@ from specq.simulate.events import EventQueue
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings
-from specq.verifier import StepCurve, Verifier
+from specq.verifier import DraftSource, PromptLookup, StepCurve, Verifier
 
 ENDPOINT = "simulated"
 NEAR = LineSettings(delay_s=0.0001)
@@ -50,10 +50,18 @@ class World:
     # --- who takes part ---------------------------------------------------------------------------------------------
 
     def add_verifier(
-        self, identity: bytes, engine: Any, curve: StepCurve, line: LineSettings = NEAR, **options: Any
+        self,
+        identity: bytes,
+        engine: Any,
+        curve: StepCurve,
+        line: LineSettings = NEAR,
+        *,
+        sources: Iterable[DraftSource] | None = None,
+        **options: Any,
     ) -> Verifier:
-        """Start a verifier around a stub engine; `options` are those of `Verifier`."""
-        verifier = Verifier(engine, curve, incarnation=next(self._incarnations), **options)
+        """Start a verifier around a stub engine; `options` are those of `Verifier`. `sources`: prompt lookup by default."""
+        sources = (PromptLookup(),) if sources is None else sources
+        verifier = Verifier(engine, curve, sources, incarnation=next(self._incarnations), **options)
         hello = Hello(
             role="target",
             name=identity.decode(),

@@ -118,7 +118,7 @@ class World:
 
     # --- workers ----------------------------------------------------------------------------------------------------
 
-    def add_verifier(self, identity: bytes = b"v0", engine: Engine | None = None, **options: int) -> Verifier:
+    def add_verifier(self, identity: bytes = b"v0", engine: Engine | None = None, **options: Any) -> Verifier:
         """Start a verifier; without an engine it has a toy."""
         model = _timed(engine or ToyEngine())
         sizes = [1, 8, 64]

@@ -2,19 +2,29 @@
 
     core                      messages of the broker in, verdicts out, one engine inside
     session, history          what is committed, and the unverified nodes below it; what penalties count
-    grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them; prompt_lookup: what the text repeats
+    sources/                  what drafts: remote drafters, prompt lookup, a colocated draft model
+    grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them
     scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
     arms                      whether remote drafters are listened to
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
-    colocated, round_choice   a drafter in the verifier's own process; offered_chains: what it drafts and what became of it
 
 In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, TokenizerChunk. Time is an argument; nothing here opens
 a socket.
 """
 
-from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
+from specq.verifier.sources import SOURCES, Budget, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
 from specq.verifier.step_curve import StepCurve
 
-__all__ = ["ColocatedDrafter", "StepCurve", "Verifier"]
+__all__ = [
+    "SOURCES",
+    "Budget",
+    "DraftBatch",
+    "DraftSource",
+    "PromptLookup",
+    "Setup",
+    "StepCurve",
+    "Verifier",
+    "make_sources",
+]

@@ -1,16 +1,17 @@
 """A verifier without its sockets: messages of the broker in, messages to the broker out, one engine inside.
 
-    handle(message)   opens, closes, grafts, sends again
-    step()            plan -> engine.step -> commit -> verdicts
+    handle(message)   opens, closes, takes drafts in, sends again
+    begin()           sources of drafts begin, while the host sends and receives
+    step()            propose -> schedule -> forward and judge -> commit -> verdicts
 
-Rules: a verifier waits for nobody, neither drafters nor the broker. It alone commits tokens, and keeps what it committed
+Rules: a verifier waits for nobody, neither remote drafters nor the broker. It alone commits tokens, and keeps what it committed
 until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
 ahead of the journal pauses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import structlog
@@ -30,52 +31,51 @@ from specq.protocol import (
     ProtocolError,
     SpecqError,
     Verdict,
+    reason_against,
+    stripped,
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verifier.arms import Arms
-from specq.verifier.grafting import check_and_graft, graft_lookup
 from specq.verifier.kv_admission import admit, reason_to_refuse
-from specq.verifier.rounds import commit
+from specq.verifier.rounds import Round, commit
 from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
+from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.verdicts import failure, verdict_again, verdict_of
 
 log = structlog.get_logger(__name__)
 
-NODE_COST_FADE = 0.02
 MAX_MIN_ACCEPT_PROB = 9999
 
 
 class Verifier:
-    """Sessions, an engine, and the loop's body between them."""
+    """Sessions, an engine, sources of drafts beside the remote drafters, and the loop's body between them."""
 
     def __init__(
         self,
         engine: Engine,
         curve: StepCurve,
+        sources: Iterable[DraftSource] = (),
         *,
         incarnation: int,
         max_sessions: int = 64,
         max_step_rows: int = 512,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
-        prompt_lookup: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self.max_uncommitted, self.trust_drafts, self.prompt_lookup = max_uncommitted, trust_drafts, prompt_lookup
+        self.max_uncommitted, self.trust_drafts = max_uncommitted, trust_drafts
+        self.sources = SourceSet(sources)
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that have waited longest come first
         self.state = "ready"
         self.num_steps = 0
-        self.num_grafted = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
-        self._excluded_s = 0.0  # since then
-        self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
         self.arms = Arms()
         self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
@@ -102,15 +102,13 @@ class Verifier:
             return self._not_handled(message, error)
 
     def _not_handled(self, message: Message, error: Exception) -> list[Message]:
-        """Fail a session that could not be opened; forget the drafts of one whose draft it was; drop any other message."""
+        """Fail a session that could not be opened; drop any other message."""
         log.error("message_not_handled", kind=message.TYPE, **traced(error))
         if isinstance(message, Open):
             faults = Faults()
             faults.note(message, "opened", error)
             self._forget(message.session_id)
             return [failure(message, faults.found[message.session_id])]
-        if isinstance(message, Draft):
-            self.sessions[message.session_id].forget_drafts()
         raise ProtocolError(f"a {message.TYPE} could not be handled: {type(error).__name__}") from error
 
     def _open(self, message: Open, now: float) -> list[Message]:
@@ -147,18 +145,14 @@ class Verifier:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
-        vocab_size = self.engine.info.vocab_size
+        reason = reason_against(message, self.engine.info.vocab_size)
+        if reason:
+            raise ProtocolError(f"a draft was dropped: {reason}")
         if session.answered < message.base_len == session.length:
             self.arms.learn_round_trip(now - session.committed_at)
             session.answered = session.length
-        check_and_graft(session, message, now, vocab_size=vocab_size, is_trusted=self.trust_drafts)
-        self.num_grafted += len(message.token_ids)
+        self.sources.put(session, message if self.trust_drafts else stripped(message))
         return []
-
-    def account(self, seconds: float, num_nodes: int) -> None:
-        """Learn what it costs to receive and graft draft nodes; a node must earn that, too."""
-        if num_nodes:
-            self._node_s += NODE_COST_FADE * (seconds / num_nodes - self._node_s)
 
     def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
         return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
@@ -167,63 +161,63 @@ class Verifier:
 
     @property
     def has_work(self) -> bool:
-        return any(self._runs(session) for session in self.sessions.values())
+        return any(map(self._runs, self.sessions.values())) or self.sources.has_work
 
-    def may_run(self, session: Session) -> bool:
+    def _may_run(self, session: Session) -> bool:
         """Whether a session has tokens left to generate, and is not too far ahead of the journal."""
         return not (session.finish or session.length - session.journaled > self.max_uncommitted)
 
     def _runs(self, session: Session) -> bool:
-        return self.may_run(session) and not session.awaits_draft
+        return self._may_run(session) and not session.awaits_draft
 
-    @property
-    def min_accept_prob(self) -> float:
-        """The least acceptance probability with which verifying a node paid in the last step."""
-        return self._min_accept_prob / 1000
-
-    def exclude(self, seconds: float) -> None:
-        """Take time since the last step out of what the step curve learns."""
-        self._excluded_s += seconds
+    def begin(self, now: float) -> None:
+        """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
+        self.sources.begin(self._decoding(), self._budget(), now)
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
-        started, faults = clock(), Faults()
-        shares = self._plan(started, faults)
-        done = in_halves(shares, lambda some: self.engine.step([s.step for s in some]), faults, "computed", retry=True)
+        faults = Faults()
+        self.sources.collect(self._decoding(), self._budget(), clock)
+        started = clock()
+        shares = self._schedule(faults)
+        done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
-        if done:
-            self.num_steps += 1
-        self._rotate(shares)
-        verdicts = [verdict for part in done for verdict in self._commit_all(*part, faults, started, ended)]
-        if self._last_end is not None and len(done) == 1 and not faults.found:
-            self._learn(shares, verdicts, ended - self._last_end)
+        rounds = [committed for part in done for committed in self._commit(*part, faults)]
+        self.sources.observe(rounds, ended - started)
+        verdicts = list(self._verdicts(rounds, faults, started, ended))
+        self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
-        self._last_end, self._excluded_s = ended if shares and self.has_work else None, 0.0
         return [*verdicts, *failed]
 
-    def _plan(self, now: float, faults: Faults) -> Sequence[ScheduledSession]:
+    # --- schedule ---------------------------------------------------------------------------------------------------
+
+    def _decoding(self) -> list[Session]:
+        """Return the sessions whose next step gives a token."""
+        decoding = [s for s in self.sessions.values() if s.num_pending == 1 and self._may_run(s)]
+        return decoding[: self.max_sessions]
+
+    def _budget(self) -> Budget:
+        return Budget(self.curve, self._min_accept_prob / 1000)
+
+    def _schedule(self, faults: Faults) -> Sequence[ScheduledSession]:
         """Return the shares of those sessions that can be planned together."""
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
         admit(running, self.sessions.values(), self.engine, faults)
         opened = [session for session in running if session.is_open]
-        for session in opened if self.prompt_lookup else ():
-            if session.num_pending == 1:
-                with faults.of(session, "drafted for"):
-                    graft_lookup(session, self.min_accept_prob, now)
         if faults.found:
             opened = [session for session in opened if session not in faults]
-        planned = in_halves(opened, self._share, faults, "planned")
+        planned = in_halves(opened, self._plan, faults, "planned")
         return planned[0][1] if planned else []
 
-    def _share(self, sessions: Sequence[Session]) -> list[ScheduledSession]:
+    def _plan(self, sessions: Sequence[Session]) -> list[ScheduledSession]:
         """Plan a step of these sessions."""
         room = self.engine.free_slots
         planned = plan(
             sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
-        min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
+        min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self.sources.node_s)
         self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
 
@@ -232,39 +226,61 @@ class Verifier:
         """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
         return self._min_accept_prob if self.arms.wants_drafts else MAX_MIN_ACCEPT_PROB
 
-    def _learn(self, shares: Sequence[ScheduledSession], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Learn what a step takes; and, where all sessions decode and wait for no drafter, whether remote drafts pay."""
-        self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self._excluded_s)
-        if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
-            self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, self.num_grafted)
+    # --- forward, judge, commit -------------------------------------------------------------------------------------
 
-    def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
-        """Sessions that had a share go behind those that had none."""
-        if len(shares) < len(self.sessions):
-            for share in shares:
-                self.sessions[share.session.session_id] = self.sessions.pop(share.session.session_id)
+    def _compute(self, shares: Sequence[ScheduledSession]) -> list[Judgement]:
+        """Run the target model for these shares, and have their nodes judged."""
+        judgements = self.engine.step([share.step for share in shares])
+        self.num_steps += 1
+        return judgements
 
-    def _commit_all(
-        self,
-        shares: Sequence[ScheduledSession],
-        judgements: Sequence[Judgement],
-        faults: Faults,
-        started: float,
-        ended: float,
-    ) -> Iterator[Verdict]:
-        """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
-        step_us = int((ended - started) * 1e6)
+    def _commit(
+        self, shares: Sequence[ScheduledSession], judgements: Sequence[Judgement], faults: Faults
+    ) -> Iterator[Round]:
+        """Commit what the engine gave for these shares; yield the rounds of those that could be judged."""
         of_judged = iter(judgements)
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
             judgement = next(of_judged) if share.step.judged else None
-            if judgement is not None and judgement.fault is not None:
+            if judgement is None:
+                continue
+            if judgement.fault is not None:
                 faults.add(share, judgement.fault)
-            elif judgement is not None:
-                with faults.of(share, "committed"):
-                    done = commit(share, judgement, self._min_accept_prob)
-                    share.session.committed_at = ended
-                    yield verdict_of(done, self._asked, (step_us, done.waited_us(started)))
+                continue
+            done = None
+            with faults.of(share, "committed"):
+                done = commit(share, judgement, self._min_accept_prob)
+            if done is not None:
+                yield done
+
+    def _verdicts(self, rounds: Sequence[Round], faults: Faults, started: float, ended: float) -> Iterator[Verdict]:
+        """Yield what is reported of the rounds of a step."""
+        step_us, asked = int((ended - started) * 1e6), self._asked
+        for done in rounds:
+            done.session.committed_at = ended
+            verdict = None
+            with faults.of(done.share, "reported"):
+                verdict = verdict_of(done, asked, (step_us, done.waited_us(started)))
+            if verdict is not None:
+                yield verdict
+
+    def _end_step(
+        self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], ended: float, *, is_whole: bool
+    ) -> None:
+        """Learn from a step that came at once after another and went well; sessions that had a share go behind the others."""
+        if is_whole and self._last_end is not None:
+            self._learn(shares, rounds, ended - self._last_end)
+        self._last_end = ended if shares and self.has_work else None
+        if len(shares) < len(self.sessions):
+            for share in shares:
+                self.sessions[share.session_id] = self.sessions.pop(share.session_id)
+
+    def _learn(self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], seconds: float) -> None:
+        """Learn what a step takes; and, where all sessions decode and wait for no drafter, whether remote drafts pay."""
+        self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self.sources.waited_s)
+        if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
+            num_tokens = sum(len(done.token_ids) for done in rounds)
+            self.arms.learn(len(shares), num_tokens, seconds, self.sources.num_remote_nodes)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -277,7 +293,10 @@ class Verifier:
 
     def _forget(self, session_id: int) -> None:
         session = self.sessions.pop(session_id, None)
-        if session is not None and session.is_open:
+        if session is None:
+            return
+        self.sources.close(session)
+        if session.is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
 

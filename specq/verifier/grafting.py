@@ -1,7 +1,7 @@
 """How a draft becomes nodes of a session's tree: checked, aligned with the transcript, attached.
 
-Rules: drafts are hints. `check_and_graft` refuses a malformed draft as a whole; a well-formed one never raises. A draft is
-aligned by content. It may speak of a position that has been passed (what the transcript agrees with survives), of parents that
+Rules: drafts are hints. A well-formed draft never raises (the verifier refuses others when they arrive). A draft is aligned by
+content. It may speak of a position that has been passed (what the transcript agrees with survives), of parents that
 never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
 
 Which sampled nodes are dropped must never depend on their tokens (decision 0008).
@@ -13,27 +13,21 @@ import math
 
 import numpy as np
 
-from specq.protocol import LOOKUP_LANE, Draft, DraftDistribution, ProtocolError, reason_against, stripped
-from specq.verifier.draft_tree import Node
+from specq.protocol import Draft, DraftDistribution
+from specq.verifier.draft_tree import Chain, Node
 from specq.verifier.lanes import Lane, lane_of
-from specq.verifier.prompt_lookup import promise_of_chain
-from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
-LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up chain must promise to be hung beside them
 LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from
 
 
-def check_and_graft(session: Session, draft: Draft, now: float, *, vocab_size: int, is_trusted: bool) -> int:
-    """Graft a draft from outside, without its distributions if its drafter is not trusted; return as `graft` does.
-
-    Raises ProtocolError for a malformed one.
-    """
-    reason = reason_against(draft, vocab_size)
-    if reason:
-        raise ProtocolError(f"a draft was dropped: {reason}")
-    return graft(session, draft if is_trusted else stripped(draft), now)
+def hang(session: Session, draft: Draft | Chain, now: float) -> None:
+    """Hang what a source drafted onto a session's tree; a chain stands alone where nothing else is live."""
+    if isinstance(draft, Draft):
+        graft(session, draft, now)
+    else:
+        session.offer(draft)
 
 
 def graft(session: Session, draft: Draft, now: float) -> int:
@@ -125,37 +119,6 @@ def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistrib
 
 def _siblings(session: Session, node: Node) -> dict[int, Node]:
     return session.roots if node.parent is None else node.parent.children
-
-
-def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
-    """Attach a chain of what the text repeats, if it promises more than what is live; return how many nodes became live."""
-    room = min(session.lookup.max_tokens, session.limit - session.length - 1)
-    if session.chain is not None or room < 1:
-        return 0
-    tokens, score = session.lookup.chain(room)
-    lane = lane_of(session.lanes, LOOKUP_LANE)
-    if not tokens or lane is None:
-        return 0
-    accept_prob = lane.calibration.probability(score)
-    count = session.lookup.num_to_try(accept_prob, min_accept_prob)
-    if not count or (session.num_live and promise_of_chain(accept_prob, count) < LEAD * promised(session)):
-        return 0
-    return graft(session, _chain(session, lane, tokens[:count], score), now)
-
-
-def _chain(session: Session, lane: Lane, tokens: list[int], score: float) -> Draft:
-    """Return looked-up tokens as a draft."""
-    count = len(tokens)
-    return Draft(
-        session_id=session.session_id,
-        epoch=session.epoch,
-        lane=LOOKUP_LANE,
-        base_len=session.length,
-        first_id=lane.seen + 1,
-        token_ids=np.array(tokens, np.int32),
-        parent_ids=np.array([-1, *range(lane.seen + 1, lane.seen + count)], np.int32),
-        scores=np.full(count, score, np.float16),
-    )
 
 
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------

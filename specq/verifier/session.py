@@ -16,7 +16,6 @@ from specq.verification import strategy
 from specq.verifier.draft_tree import Chain, Node, in_order
 from specq.verifier.history import Past
 from specq.verifier.lanes import MANY_IDS, Lane
-from specq.verifier.prompt_lookup import PromptLookup
 
 SYNC_PATIENCE = 3  # heartbeats
 
@@ -49,7 +48,6 @@ class Session:
         self.chain: Chain | None = None  # instead of a tree: what the colocated drafter offers for the next step
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
-        self.lookup = PromptLookup(message, self.token_ids)
         self.committed_at = 0.0  # when the last round was
         self.answered = 0  # the newest committed length that a remote drafter has been seen to know
         self.drafted_at = 0  # the newest position that a draft spoke of

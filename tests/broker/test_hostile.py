@@ -147,7 +147,7 @@ def test_no_attack_changes_a_text(mode):
 
     assert [text.token_ids for text in texts] == [toy_text([*PROMPT[:2], job_id], 60) for job_id in range(1, 5)]
     assert evil.num_sent > 100
-    assert verifier.num_grafted > evil.num_sent
+    assert verifier.sources.num_remote_nodes > evil.num_sent
     assert world.simulated.processes[b"v0"].num_dropped > 20
     assert world.broker.state.counts["dropped_front"] > 20
 

@@ -17,9 +17,9 @@ from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.session import Session
+from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 
 NUM, BAD = 8, 3
@@ -154,9 +154,8 @@ def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: py
             return original(self, *arguments)
 
         monkeypatch.setattr(Session, "offer", raising)
-    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), incarnation=1, prompt_lookup=False)
-    source = FailingChains(where, Failing(where))
-    drafter = ColocatedDrafter(source, verifier, StepCurve([1, 64], [0.0001, 0.0002]))
+    drafter = ColocatedDrafter(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), (drafter,), incarnation=1)
     for i in range(NUM):
         prompt = np.array([i + 1, 2], np.int32)
         verifier.handle(
@@ -166,10 +165,8 @@ def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: py
     texts: dict[int, list[int]] = {i: [] for i in range(NUM)}
     drafted: dict[int, int] = dict.fromkeys(range(NUM), 0)
     for _ in range(10 * LENGTH):
-        drafter.begin(0.0)
-        drafter.finish(lambda: 0.0)
+        verifier.begin(0.0)
         verdicts = verifier.step(lambda: 0.0)
-        drafter.observe(verdicts)
         for message in verdicts:
             assert isinstance(message, Verdict)
             texts[message.session_id] += message.token_ids.tolist()

@@ -123,7 +123,7 @@ def test_drafters_of_probabilistic_jobs_never_learn_the_seed() -> None:
 def test_drafters_of_different_models_share_a_job() -> None:
     """Each in a lane of its own; one that would draft the same as another is not added."""
     world = World()
-    world.add_verifier(prompt_lookup=False)
+    world.add_verifier(sources=())
     world.add_drafter(b"d0", ToyProposer(wrong_every=3))
     world.add_drafter(b"d1", ToyProposer(replace(toy_info("other"), fingerprint="other"), wrong_every=4))
     world.add_drafter(b"d2", ToyProposer(wrong_every=3))

@@ -3,11 +3,13 @@
 import numpy as np
 
 from specq.protocol.messages import Draft, Open
-from specq.protocol.params import SamplingParams
+from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier.session import Session
 
 
-def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Session:
+def make_session(
+    context: list[int] | None = None, tokens_left: int = 100, speculation: Speculation | None = None
+) -> Session:
     """Return a session with a context, [1, 2, 3] by default."""
     token_ids = np.array(context or [1, 2, 3], np.int32)
     return Session(
@@ -17,6 +19,7 @@ def make_session(context: list[int] | None = None, tokens_left: int = 100) -> Se
             prompt_len=len(token_ids),
             tokens_left=tokens_left,
             params=SamplingParams(),
+            speculation=speculation or Speculation(),
             token_ids=token_ids,
         )
     )

@@ -9,22 +9,34 @@ import pytest
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
+from specq.verifier.sources import Budget
+from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 
 PROMPT = [5, 6, 7]
 
 
-def make(proposer: ToyProposer | None = None, *, chain: int = 6) -> ColocatedDrafter:
-    """Return a drafter of toy text beside its verifier, without sessions. A level takes half a millisecond."""
-    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, prompt_lookup=False)
-    return ColocatedDrafter(ToyChains(proposer), verifier, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
+class World:
+    """A drafter of toy text and its verifier. A level takes half a millisecond."""
+
+    def __init__(self, proposer: ToyProposer | None = None, chain: int = 6) -> None:
+        self.chains = ToyChains(proposer)
+        self.drafter = ColocatedDrafter(self.chains, StepCurve([1, 64], [0.0005, 0.0005]), chain=chain)
+        curve = StepCurve([1, 64], [0.005, 0.01])
+        self.verifier = Verifier(ToyEngine(), curve, (self.drafter,), incarnation=1)
+
+    def collect(self) -> None:
+        """Hang what was drafted onto the trees, without a step."""
+        self.verifier.sources.collect((), Budget(self.verifier.curve, 0.0), lambda: 0.0)
 
 
-def open_session(
-    own: ColocatedDrafter, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any
-) -> None:
+def make(proposer: ToyProposer | None = None) -> World:
+    """Return a drafter beside its verifier, without sessions."""
+    return World(proposer)
+
+
+def open_session(own: World, session_id: int = 7, *, epoch: int = 1, mode: str = "async", **options: Any) -> None:
     """Open a session of fifty tokens; options are of its sampling or of its speculation."""
     shape = {name: options.pop(name) for name in list(options) if name in Speculation.__dataclass_fields__}
     message = Open(
@@ -34,19 +46,17 @@ def open_session(
     own.verifier.handle(message, 0.0)
 
 
-def turn(own: ColocatedDrafter) -> list[Verdict]:
-    """Draft, step, observe; the broker confirms all. Every round takes a millisecond."""
-    own.begin(own.verifier.num_steps / 1000)
-    own.finish(lambda: own.verifier.num_steps / 1000)
-    verdicts = own.verifier.step(lambda: 0.0)
-    own.observe(verdicts)
+def turn(own: World) -> list[Verdict]:
+    """Draft and step; the broker confirms all. Every round takes a millisecond."""
+    own.verifier.begin(own.verifier.num_steps / 1000)
+    verdicts = own.verifier.step(lambda: own.verifier.num_steps / 1000)
     for verdict in verdicts:
         end = verdict.base_len + len(verdict.token_ids)
         own.verifier.handle(Ack(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)
     return verdicts
 
 
-def complete(own: ColocatedDrafter, most: int = 200) -> list[Verdict]:
+def complete(own: World, most: int = 200) -> list[Verdict]:
     """Take turns until the one session has ended."""
     verdicts: list[Verdict] = []
     while not (verdicts and verdicts[-1].finish):
@@ -92,9 +102,9 @@ def test_closed_and_reopened_sessions_are_followed() -> None:
     turn(own)
     assert sources(own) == {7: own.verifier.sessions[7].token_ids}
     own.verifier.handle(Close(session_id=7, epoch=2), 0.0)
-    own.begin(0.0)
+    own.verifier.begin(0.0)
     assert not sources(own)
-    assert not own.has_work
+    assert not own.verifier.has_work
 
 
 def test_a_session_may_end_while_it_is_drafted_for() -> None:
@@ -103,11 +113,11 @@ def test_a_session_may_end_while_it_is_drafted_for() -> None:
     for session_id in (1, 2):
         open_session(own, session_id, seed=session_id)
     turn(own)
-    own.begin(0.0)
+    own.verifier.begin(0.0)
     own.verifier.handle(Close(session_id=1, epoch=1), 0.0)
     open_session(own, 2, epoch=2, seed=2)
-    own.finish(lambda: 0.0)
-    assert text(complete(own)) == toy_text(PROMPT, 50, 2)
+    first = turn(own)
+    assert text(first + complete(own)) == toy_text(PROMPT, 50, 2)
 
 
 def test_several_sessions_share_a_round() -> None:
@@ -121,8 +131,8 @@ def test_several_sessions_share_a_round() -> None:
     for session_id in (1, 2, 3):
         mine = [verdict for verdict in verdicts if verdict.session_id == session_id]
         assert text(mine) == toy_text(PROMPT, 50, session_id)
-    assert own.num_passes <= own.verifier.num_steps
-    assert own.source.num_started.count(3) >= 4
+    assert own.drafter.num_passes <= own.verifier.num_steps
+    assert own.chains.num_started.count(3) >= 4
 
 
 def test_drafts_of_others_hang_beside_ours() -> None:
@@ -158,10 +168,11 @@ def test_where_others_are_ahead_nothing_is_drafted() -> None:
             parent_ids=np.arange(-1, count - 1, dtype=np.int32), scores=np.full(count, -0.01, np.float16),
         )  # fmt: skip
         own.verifier.handle(others, 0.0)
-        own.begin(0.0)
-        before = own.num_passes
-        own.finish(lambda: 0.0)
-        assert (own.num_passes > before) is is_drafted_for
+        own.collect()
+        own.verifier.begin(0.0)
+        before = own.drafter.num_passes
+        own.collect()
+        assert (own.drafter.num_passes > before) is is_drafted_for
 
 
 def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
@@ -178,11 +189,12 @@ def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
         q_rows=np.arange(count, dtype=np.int32),
     )  # fmt: skip
     own.verifier.handle(drawn, 0.0)
-    assert sum(node.reach_prob for node in session.candidates(0.0)) > own.choice.promise()
-    own.begin(0.0)
-    before = own.num_passes
-    own.finish(lambda: 0.0)
-    assert own.num_passes > before
+    own.collect()
+    assert sum(node.reach_prob for node in session.candidates(0.0)) > own.drafter.choice.promise()
+    own.verifier.begin(0.0)
+    before = own.drafter.num_passes
+    own.collect()
+    assert own.drafter.num_passes > before
 
 
 def test_chains_carry_their_lane_beside_those_of_others() -> None:
@@ -195,7 +207,7 @@ def test_chains_carry_their_lane_beside_those_of_others() -> None:
         token_ids=np.array([49], np.int32), parent_ids=np.array([-1], np.int32), scores=np.array([-1], np.float16),
     )  # fmt: skip
     own.verifier.handle(gone, 0.0)
-    own.fan_out = 1
+    own.drafter.fan_out = 1
     (verdict,) = turn(own)
     assert verdict.seen == (0, 0)
     assert len(verdict.node_ids)
@@ -207,7 +219,7 @@ def test_only_judged_tokens_are_learned_from() -> None:
     own = make(ToyProposer(wrong_every=5, blind=True))
     learned: list[tuple[int, int]] = []
     with mock.patch.object(
-        own.choice, "learn_chains", lambda judged, accepted: learned.extend(zip(judged, accepted, strict=True))
+        own.drafter.choice, "learn_chains", lambda judged, accepted: learned.extend(zip(judged, accepted, strict=True))
     ):
         open_session(own)
         complete(own)
@@ -224,11 +236,10 @@ def test_drafting_is_no_part_of_the_step() -> None:
 
     open_session(own)
     while own.verifier.sessions and not all(session.finish for session in own.verifier.sessions.values()):
-        own.begin(now)
-        now += 0.01 if own._begun else 0.0
-        own.finish(clock)
-        own.observe(own.verifier.step(clock))
-    assert own.num_passes > 5
+        own.verifier.begin(now)
+        now += 0.01 if own.drafter.has_work else 0.0
+        own.verifier.step(clock)
+    assert own.drafter.num_passes > 5
     assert own.verifier.curve.extra_s == 0.0
 
 
@@ -236,7 +247,7 @@ def test_drawn_chains_are_learned_from_where_they_were_judged() -> None:
     """Their tokens are evidence only where the judge compared distributions."""
     own = make()
     learned: list[int] = []
-    with mock.patch.object(own.choice, "learn_chains", lambda judged, accepted: learned.extend(judged)):
+    with mock.patch.object(own.drafter.choice, "learn_chains", lambda judged, accepted: learned.extend(judged)):
         open_session(own, strategy="probabilistic", temperature=1.0)
         verdicts = complete(own)
     num_verified = sum(len(verdict.node_ids) for verdict in verdicts)
@@ -263,7 +274,7 @@ def test_a_shape_of_its_own_is_left_to_draft_workers() -> None:
 def test_without_room_at_the_drafter_the_others_are_drafted_for() -> None:
     """The session that found none decodes plainly."""
     own = make()
-    own.source.most_sessions = 1
+    own.chains.most_sessions = 1
     for session_id in (1, 2):
         open_session(own, session_id, seed=session_id)
     verdicts: list[Verdict] = []
@@ -281,10 +292,10 @@ def test_useless_chains_end() -> None:
     own = make(ToyProposer(wrong_every=1, blind=True))
     open_session(own)
     complete(own)
-    early = own.num_passes
+    early = own.drafter.num_passes
     open_session(own, 8)
     complete(own)
-    assert own.num_passes - early < 8
+    assert own.drafter.num_passes - early < 8
 
 
 def test_drawn_chains_are_judged_as_drawn() -> None:
@@ -292,13 +303,13 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
     own = make()
     open_session(own, strategy="probabilistic", temperature=1.0)
     turn(own)
-    own.begin(0.0)
-    own.finish(lambda: 0.0)
+    own.verifier.begin(0.0)
+    own.collect()
     nodes = list(own.verifier.sessions[7].live_nodes())
     assert nodes
     assert all(node.distribution is not None for node in nodes)
 
 
-def sources(own: ColocatedDrafter) -> dict[int, list[int]]:
-    """Return the contexts that the source holds."""
-    return own.source.proposer.contexts
+def sources(own: World) -> dict[int, list[int]]:
+    """Return the contexts that the source of chains holds."""
+    return own.chains.proposer.contexts

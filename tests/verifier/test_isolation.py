@@ -11,7 +11,7 @@ import torch
 
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
-from specq.protocol.errors import EngineError, EngineLostError, ProtocolError
+from specq.protocol.errors import EngineError, EngineLostError
 from specq.protocol.messages import Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import Judgement, SessionStep, Tree
@@ -20,11 +20,12 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
-from specq.verifier import core
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import graft
 from specq.verifier.history import Past
 from specq.verifier.session import Session
+from specq.verifier.sources import DraftBatch, PromptLookup, source_set
+from specq.verifier.sources.lookup import SessionLookup
 from specq.verifier.step_curve import StepCurve
 
 NUM = 8
@@ -79,11 +80,11 @@ def run(verifier: Verifier, act: Callable[[], object] = bool) -> tuple[dict[int,
 
 
 @pytest.mark.parametrize("place", range(NUM))
-@pytest.mark.parametrize("prompt_lookup", [True, False])
-def test_a_step_that_raises_for_one_session_fails_that_one(place: int, prompt_lookup: bool) -> None:
+@pytest.mark.parametrize("kinds", [(PromptLookup,), ()], ids=["lookup", "alone"])
+def test_a_step_that_raises_for_one_session_fails_that_one(place: int, kinds: tuple[type[PromptLookup], ...]) -> None:
     """Wherever among the sessions it is, the others end with their texts, no step lost, none handed back."""
     prompts = [[i + 1, 2, MAGIC if i == place else 3] for i in range(NUM)]
-    verifier = make_verifier(Broken(), prompt_lookup=prompt_lookup)
+    verifier = make_verifier(Broken(), sources=[kind() for kind in kinds])
     open_all(verifier, prompts, ignore_eos=True)
 
     texts, failed = run(verifier)
@@ -112,7 +113,6 @@ def test_several_at_once_are_all_found() -> None:
 PLACES: dict[str, tuple[object, str]] = {
     "planned": (Session, "candidates"),
     "shared": (Session, "history"),
-    "looked up": (core, "graft_lookup"),
     "committed": (Session, "commit"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
@@ -172,21 +172,57 @@ def test_a_session_that_cannot_be_opened_is_answered(monkeypatch: pytest.MonkeyP
     assert "IndexError" in failed.reason
 
 
-def test_a_draft_that_cannot_be_grafted_costs_only_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter is not trusted: the session goes on without what was drafted for it."""
     verifier = make_verifier(ToyEngine())
-    open_all(verifier, [[1, 2, 3]])
-    verifier.handle(draft_for(0, [7, 8]), 0.0)
+    open_all(verifier, [[1, 2, 3], [4, 5, 6]])
 
-    def raising(session: Session, draft: Draft, now: float, **options: object) -> int:
+    def raising(session: Session, draft: Draft, now: float) -> None:
         session.num_live += 5
         raise KeyError(draft.lane)
 
-    monkeypatch.setattr(core, "check_and_graft", raising)
-    with pytest.raises(ProtocolError, match="could not be handled: KeyError"):
-        verifier.handle(draft_for(0, [9]), 0.0)
+    monkeypatch.setattr(source_set, "hang", raising)
+    verifier.handle(draft_for(0, [7, 8]), 0.0)
+    texts, failed = run(verifier)
     assert (verifier.sessions[0].num_live, verifier.sessions[0].roots) == (0, {})
-    assert run(verifier)[0][0] == toy_text([1, 2, 3], LENGTH)
+    assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
+
+
+def test_a_lookup_that_raises_costs_only_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is asked once for that session, and for the others on."""
+    asked: list[int] = []
+
+    def raising(self: SessionLookup, session: Session, min_accept_prob: float) -> None:
+        asked.append(session.session_id)
+        if session.session_id == 0:
+            raise OverflowError("too large")
+
+    monkeypatch.setattr(SessionLookup, "draft", raising)
+    verifier = make_verifier(ToyEngine(), sources=(PromptLookup(),))
+    open_all(verifier, [[1, 2, 3], [4, 5, 6]])
+    texts, failed = run(verifier)
+    assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
+    assert (asked.count(0), asked.count(1) > LENGTH // 2) == (1, True)
+
+
+class BrokenSource:
+    """A source whose every call raises."""
+
+    name = "broken"
+
+    def __getattr__(self, name: str) -> Any:
+        def raising(*arguments: Any) -> DraftBatch:
+            raise RuntimeError(f"no {name} today")
+
+        return raising
+
+
+def test_a_source_that_raises_costs_its_drafts(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever it is asked: no session is harmed, and it is asked no more."""
+    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(), PromptLookup()))
+    open_all(verifier, [[1, 2, 3], [4, 5, 6]])
+    texts, failed = run(verifier, lambda: verifier.begin(0.0))
+    assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
 
 
 # --- what is nobody's fault ---------------------------------------------------------------------------------------------

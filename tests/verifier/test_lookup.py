@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
+from specq.proposers import NgramIndex
 from specq.protocol import LOOKUP_LANE
-from specq.verifier.grafting import graft, graft_lookup
+from specq.verifier.grafting import graft
 from specq.verifier.lanes import Lane
-from specq.verifier.prompt_lookup import LOOKUP_TOKENS
 from specq.verifier.session import Session
+from specq.verifier.sources.lookup import LOOKUP_TOKENS, SessionLookup
 from tests.verifier.sessions import make_draft, make_session, paths
 
 PHRASE = list(range(10, 22))
@@ -17,19 +18,25 @@ CONTEXT = [*PHRASE, 1, 2, 3, *PHRASE[:3]]  # goes on, if it repeats itself, with
 def session_with_reliable_lookup() -> Session:
     session = make_session(CONTEXT)
     lane = session.lanes.setdefault(LOOKUP_LANE, Lane())
-    _, score = session.lookup.chain(1)
+    _, score = NgramIndex(session.token_ids).chain(1)
     for _ in range(60):
         lane.calibration.observe(score, accepted=True)
     return session
 
 
+def look_up(session: Session) -> int:
+    """Hang what the text repeats onto a session's tree; return how many nodes became live."""
+    draft = SessionLookup(session).draft(session, 0.1)
+    return 0 if draft is None else graft(session, draft, 0.0)
+
+
 def test_a_lookup_hangs_from_the_context() -> None:
     """As a chain in a lane of its own."""
     session = session_with_reliable_lookup()
-    assert graft_lookup(session, 0.1, 0.0) == LOOKUP_TOKENS
+    assert look_up(session) == LOOKUP_TOKENS
     assert tuple(PHRASE[3 : 3 + LOOKUP_TOKENS]) in paths(session)
     assert {node.lane for node in session.live_nodes()} == {LOOKUP_LANE}
-    assert graft_lookup(session, 0.1, 0.0) == 0, "it is live already"
+    assert look_up(session) == 0, "it is live already"
 
 
 @pytest.mark.parametrize(("probability", "is_hung"), [(0.03, True), (0.999, False)])
@@ -41,7 +48,7 @@ def test_it_is_hung_beside_a_draft_that_promises_less(probability: float, is_hun
     graft(session, draft, 0.0)
     for _ in range(60):
         session.lanes[0].calibration.observe(float(draft.scores[0]), accepted=bool(probability > 0.5))
-    assert bool(graft_lookup(session, 0.1, 0.0)) == is_hung
+    assert bool(look_up(session)) == is_hung
 
 
 def test_what_a_drafter_sent_already_is_not_hung_twice() -> None:
@@ -50,7 +57,7 @@ def test_what_a_drafter_sent_already_is_not_hung_twice() -> None:
     graft(session, make_draft(len(CONTEXT), 0, PHRASE[3:4], [-1]), 0.0)
     for _ in range(60):
         session.lanes[0].calibration.observe(np.log(0.5), accepted=False)
-    assert graft_lookup(session, 0.1, 0.0) == LOOKUP_TOKENS - 1
+    assert look_up(session) == LOOKUP_TOKENS - 1
     assert session.num_live == LOOKUP_TOKENS
     session.commit(PHRASE[3:6], 3)
     assert session.num_live == LOOKUP_TOKENS - 3

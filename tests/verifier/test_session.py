@@ -9,7 +9,7 @@ from specq.protocol.messages import Draft
 from specq.protocol.params import Speculation
 from specq.verifier.draft_tree import Chain, tree_of
 from specq.verifier.grafting import graft
-from specq.verifier.prompt_lookup import LOOKUP_TOKENS, lookup_tokens
+from specq.verifier.sources.lookup import LOOKUP_TOKENS, lookup_tokens
 from tests.verifier.sessions import make_draft, make_session, paths
 
 
@@ -215,7 +215,7 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
 )
 def test_prompt_lookup_keeps_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
     """A fixed shape is left alone; bounds hold."""
-    assert lookup_tokens(speculation) == most
+    assert lookup_tokens(make_session(speculation=speculation)) == most
 
 
 def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:

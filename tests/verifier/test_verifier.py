@@ -23,6 +23,7 @@ from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
 from specq.verifier.core import Verifier
+from specq.verifier.sources import Budget
 from specq.verifier.step_curve import StepCurve
 
 PROMPT = [5, 6, 7]
@@ -169,11 +170,15 @@ def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
     open_session(verifier)
     step(verifier)
     before = step(verifier)[0].min_accept_prob
-    for _ in range(500):
-        verifier.account(0.004, 2)
+    budget = Budget(verifier.curve, 0.0)
+    for number in range(500):
+        passed = chain([8, 9], base_len=0, first_id=2 * number)
+        verifier.handle(passed, 0.0)
+        verifier.sources.account(0.004)
+        verifier.sources.collect((), budget, lambda: 0.0)
     after = step(verifier)[0].min_accept_prob
     assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
-    verifier.account(1.0, 0)
+    verifier.sources.account(1.0)
     assert step(verifier)[0].min_accept_prob == after
 
 

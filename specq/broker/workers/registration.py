@@ -7,8 +7,8 @@ import structlog
 from specq.broker.effects import Connect
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
-from specq.broker.workers.registry import Worker, fits, mismatch
-from specq.protocol import Hello, ModelInfo, Refused, Welcome
+from specq.broker.workers.registry import Worker
+from specq.protocol import Hello, ModelInfo, Refused, Welcome, fits, mismatch
 
 log = structlog.get_logger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from specq.broker.admission.roles import NOBODY, Shown
-from specq.protocol import Heartbeat, Hello, ModelInfo
+from specq.protocol import Heartbeat, Hello, ModelInfo, fits
 
 HANGING_BEATS = 3
 MOST_PREFIXES = 1024  # that are remembered of a verifier
@@ -138,17 +138,3 @@ def least_loaded(workers: Iterable[Worker]) -> Worker | None:
     """Return the worker with room that carries the fewest jobs, or None."""
     able = [w for w in workers if w.has_room]
     return min(able, key=lambda w: len(w.job_ids), default=None)
-
-
-def fits(draft: ModelInfo, target: ModelInfo) -> bool:
-    """Can drafts of one model be hints for the other?"""
-    return draft.tokenizer_hash in ("", target.tokenizer_hash)
-
-
-def mismatch(draft: ModelInfo, targets: list[ModelInfo]) -> str:
-    """Return why a draft model fits none of the targets, naming both sides."""
-    served = ", ".join(f"{t.name} ({t.num_tokens} tokens, tokenizer {t.tokenizer_hash[:12]})" for t in targets)
-    return (
-        f"draft model {draft.name} ({draft.num_tokens} tokens, tokenizer {draft.tokenizer_hash[:12]}) does not share "
-        f"the tokenizer of any target: {served}. Vocabulary, merges and added tokens must be equal"
-    )

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.proposers import Chains
-from specq.protocol import COLOCATED_LANE, Draft, Float32Array, Verdict, pack_distributions
+from specq.protocol import COLOCATED_LANE, Draft, Float32Array, pack_distributions
+from specq.verifier.rounds import Round
 from specq.verifier.session import Session
 
 
@@ -35,14 +36,14 @@ class OfferedChain(NamedTuple):
     is_drawn: bool
     node_ids: Sequence[int]
 
-    def outcome(self, verdict: Verdict, num_followed: int) -> Outcome:
-        """Return what became of the chain, given a verdict that committed its first `num_followed` tokens.
+    def outcome(self, done: Round, num_followed: int) -> Outcome:
+        """Return what became of the chain, given a round that committed its first `num_followed` tokens.
 
         Tokens up to the first that was not committed are judged; of drawn ones, those that the verifier judged as such.
         """
-        num_judged = min(num_followed + 1, len(self.scores), len(verdict.token_ids))
+        num_judged = min(num_followed + 1, len(self.scores), len(done.token_ids))
         if self.is_drawn:
-            verified = set(verdict.node_ids.tolist())
+            verified = {node.node_id for node in done.share.nodes if node.lane == COLOCATED_LANE}
             unverified = (i for i, node_id in enumerate(self.node_ids[:num_judged]) if node_id not in verified)
             num_judged = next(unverified, num_judged)
         return Outcome(self.scores[:num_judged], min(num_followed, num_judged))

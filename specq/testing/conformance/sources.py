@@ -1,0 +1,154 @@
+"""What every source of drafts must do, in a verifier whose target writes toy text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specq.protocol import Ack, Close, Open, SamplingParams, Speculation, Verdict
+from specq.testing.toy import ToyEngine, toy_text
+from specq.verifier import DraftSource, StepCurve, Verifier
+
+PROMPT = [5, 6, 7]
+LENGTH = 40
+Feed = Callable[[Verifier], None]
+
+
+class SourceConformance:
+    """Needs the fixtures `make_source`: a new source at each call, or None where the verifier's own mailbox is meant, and `feed`: what is
+    done before each step, so that the mailbox of remote drafters has drafts."""
+
+    @pytest.fixture
+    def serve(self, make_source: Callable[[], DraftSource | None], feed: Feed) -> Callable[..., Serving]:
+        def start(*others: DraftSource, **options: Any) -> Serving:
+            source = make_source()
+            return Serving([source, *others] if source is not None else [*others], feed, **options)
+
+        return start
+
+    @pytest.mark.parametrize("mode", ["async", "plain", "sync"])
+    @pytest.mark.parametrize("strategy", ["deterministic", "greedy", "probabilistic"])
+    def test_texts_are_the_targets(self, serve: Callable[..., Serving], mode: str, strategy: str) -> None:
+        serving = serve()
+        for i in range(3):
+            serving.open(i, seed=i, mode=mode, strategy=strategy)
+        assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
+
+    def test_two_of_a_kind_do_no_harm(
+        self, serve: Callable[..., Serving], make_source: Callable[[], DraftSource | None]
+    ) -> None:
+        """As sources that draft for the same sessions."""
+        other = make_source()
+        serving = serve(*([other] if other is not None else []))
+        serving.open(0)
+        assert serving.finish()[0] == toy_text(PROMPT, LENGTH)
+
+    @pytest.mark.parametrize("when", ["before begin", "after begin", "after a step"])
+    def test_a_session_may_be_closed_at_any_time(self, serve: Callable[..., Serving], when: str) -> None:
+        """And opened again under the same id: it goes on from where it is said to stand."""
+        serving = serve()
+        for i in (0, 1):
+            serving.open(i, seed=i)
+        for _ in range(3):
+            serving.turn()
+        if when != "before begin":
+            serving.verifier.begin(0.0)
+        if when == "after a step":
+            serving.step()
+        so_far = serving.texts[0][:4]
+        serving.verifier.handle(Close(session_id=0, epoch=1), 0.0)
+        serving.texts[0] = []
+        serving.open(0, epoch=2, context=[*PROMPT, *so_far])
+        serving.step()
+        texts = serving.finish()
+        assert so_far + texts[0] == toy_text(PROMPT, LENGTH + len(so_far))
+        assert texts[1] == toy_text(PROMPT, LENGTH, 1)
+
+    def test_a_refused_session_goes_on(self, serve: Callable[..., Serving]) -> None:
+        """Without drafts of this source, and the others with them."""
+        serving = serve()
+        for i in (0, 1):
+            serving.open(i, seed=i)
+        serving.turn()
+        for source in serving.verifier.sources.sources:
+            source.refuse(serving.verifier.sessions[0])
+        assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in (0, 1)}
+
+    def test_what_it_does_not_know_is_forgotten_quietly(self, serve: Callable[..., Serving]) -> None:
+        """A session that was never drafted for is closed, twice."""
+        serving = serve()
+        serving.open(0)
+        for _ in range(2):
+            serving.verifier.sources.close(serving.verifier.sessions[0])
+        assert serving.finish()[0] == toy_text(PROMPT, LENGTH)
+
+    def test_nothing_is_left_of_sessions_that_are_gone(self, serve: Callable[..., Serving]) -> None:
+        """No work, and no session in any attribute of the source."""
+        serving = serve()
+        for i in range(5):
+            serving.open(i, seed=i)
+        serving.finish()
+        for i in range(5):
+            serving.verifier.handle(Close(session_id=i, epoch=1), 0.0)
+        serving.verifier.begin(0.0)
+        assert not serving.verifier.has_work
+        for source in serving.verifier.sources.sources:
+            kept = [value for value in vars(source).values() if isinstance(value, dict | list | set)]
+            assert not any(kept), f"{source.name} keeps {kept}"
+
+
+class Serving:
+    """A verifier with sources of drafts, and the texts of its sessions."""
+
+    def __init__(self, sources: list[DraftSource], feed: Feed, **options: Any) -> None:
+        curve = StepCurve([1, 64], [0.005, 0.01])
+        self.verifier = Verifier(ToyEngine(), curve, sources, incarnation=1, **options)
+        self.texts: dict[int, list[int]] = {}
+        self._feed = feed
+
+    def open(
+        self,
+        session_id: int,
+        *,
+        epoch: int = 1,
+        seed: int = 0,
+        mode: str = "async",
+        strategy: str = "deterministic",
+        context: list[int] | None = None,
+    ) -> None:
+        """Open a session."""
+        token_ids = np.array(context or PROMPT, np.int32)
+        params = replace(SamplingParams(), seed=seed, strategy=strategy, max_tokens=LENGTH)
+        message = Open(
+            session_id=session_id, epoch=epoch, prompt_len=len(PROMPT), tokens_left=LENGTH, params=params,
+            speculation=Speculation(mode=mode), token_ids=token_ids,
+        )  # fmt: skip
+        assert not self.verifier.handle(message, 0.0)
+        self.texts[session_id] = []
+
+    def turn(self) -> None:
+        """Begin, feed, step."""
+        self.verifier.begin(0.0)
+        self.step()
+
+    def step(self) -> None:
+        """Feed and step; the journal confirms all, and who waits for a drafter that is not there waits no longer."""
+        self._feed(self.verifier)
+        for message in self.verifier.step(lambda: 0.0):
+            assert isinstance(message, Verdict)
+            self.texts[message.session_id] += message.token_ids.tolist()
+            end = message.base_len + len(message.token_ids)
+            self.verifier.handle(Ack(session_id=message.session_id, epoch=message.epoch, length=end), 0.0)
+        self.verifier.heartbeat()
+
+    def finish(self) -> dict[int, list[int]]:
+        """Take turns until all sessions have ended; return their texts."""
+        for _ in range(8 * LENGTH):
+            if all(session.finish for session in self.verifier.sessions.values()):
+                return self.texts
+            self.turn()
+        raise AssertionError("the sessions never end")

@@ -1,0 +1,124 @@
+"""The sources of a verifier, asked one after the other: each sees what those before it have drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+import structlog
+
+from specq.protocol import Draft, EngineLostError
+from specq.runtime import Faults, traced
+from specq.verifier.grafting import hang
+from specq.verifier.rounds import Round
+from specq.verifier.session import Session
+from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource
+from specq.verifier.sources.mailbox import Mailbox
+
+log = structlog.get_logger(__name__)
+
+R = TypeVar("R")
+
+NODE_COST_FADE = 0.02
+LEAST_MAIL_S = 0.005  # for the drafts that have arrived between two steps
+
+
+class SourceSet:
+    """A mailbox of remote drafters, and the other sources of a verifier.
+
+    waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile included
+    node_s       seconds that it takes to receive a draft node and to graft it
+    mail_s       seconds that the drafts which arrive between two steps may take: as many as the last step took
+    num_dropped  drafts for which there was no time or no room
+    """
+
+    def __init__(self, sources: Iterable[DraftSource]) -> None:
+        self.mailbox = Mailbox()
+        self.sources: list[DraftSource] = [self.mailbox, *sources]
+        self.waited_s = self.node_s = 0.0
+        self.mail_s = LEAST_MAIL_S
+        self.num_dropped = 0
+        self._began_at: float | None = None  # if the step waits for a source
+        self._receiving_s = 0.0  # what drafts have cost since the last `collect`
+        self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
+
+    @property
+    def has_work(self) -> bool:
+        return any(self._ask("has_work", lambda source: source.has_work))
+
+    @property
+    def num_remote_nodes(self) -> int:
+        """Nodes that remote drafters have sent in all."""
+        return self.mailbox.num_nodes
+
+    def put(self, session: Session, draft: Draft) -> None:
+        """Take a remote draft that was checked."""
+        if not self.mailbox.put(session, draft):
+            self.num_dropped += 1
+
+    def account(self, seconds: float) -> None:
+        """Take in what it took to receive the drafts that have arrived since the last `collect`."""
+        self._receiving_s += seconds
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> None:
+        """Let the sources begin to draft for sessions that decode."""
+        begun = self._ask("begin", lambda source: source.begin(sessions, budget, now))
+        self._began_at = now if any(begun) else None
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> None:
+        """Hang what the sources have drafted onto the trees; `sessions` are those that decode."""
+        self._take_mail(clock)
+        self._ask("collect", lambda source: self._hang(source, source.collect(sessions, budget, clock), clock()))
+        self.waited_s = 0.0 if self._began_at is None else clock() - self._began_at
+        self._began_at = None
+
+    def _take_mail(self, clock: Callable[[], float]) -> None:
+        """Hang what has arrived, for as long as there is time; learn what a node costs."""
+        started = clock()
+        last = started + max(self.mail_s - self._receiving_s, 0.0)
+        mail = self.mailbox.collect()
+        for place, entry in enumerate(mail):
+            if place and clock() > last:
+                self.num_dropped += len(mail) - place
+                break
+            self._hang(self.mailbox, (entry,), started)
+        num_nodes, self._num_counted = self.mailbox.num_nodes - self._num_counted, self.mailbox.num_nodes
+        if num_nodes:
+            seconds = self._receiving_s + clock() - started
+            self.node_s += NODE_COST_FADE * (seconds / num_nodes - self.node_s)
+        self._receiving_s = 0.0
+
+    def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
+        """Hang drafts onto their sessions' trees. Where one raises, the session's drafts are forgotten."""
+        faults = Faults()
+        for session, draft in batch:
+            with faults.of(session, "drafted for"):
+                hang(session, draft, now)
+            if faults.found and session in faults:
+                session.forget_drafts()
+                source.refuse(session)
+
+    def observe(self, rounds: Sequence[Round], step_s: float) -> None:
+        """Let the sources take in what a step committed, which took so long."""
+        self.mail_s = max(LEAST_MAIL_S, step_s)
+        self._ask("observe", lambda source: source.observe(rounds))
+
+    def close(self, session: Session) -> None:
+        """Let the sources forget a session."""
+        self._ask("close", lambda source: source.close(session))
+
+    def _ask(self, doing: str, ask: Callable[[DraftSource], R]) -> list[R]:
+        """Ask each source; one that raises is asked no more."""
+        answers = []
+        for source in tuple(self.sources):
+            try:
+                answers.append(ask(source))
+            except EngineLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - drafts are hints
+                self._drop(source, doing, error)
+        return answers
+
+    def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
+        self.sources.remove(source)
+        log.error("source_failed", source=source.name, doing=doing, **traced(error))

@@ -1,0 +1,25 @@
+"""What drafts beside the remote drafters, made of a verifier's configuration.
+
+Rule: modules of sources are imported when their source is made, so a verifier without a draft model needs none of its libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from specq.runtime import resolve
+from specq.verifier.sources.interface import DraftSource, Setup
+
+SOURCES = {
+    "colocated": "specq.verifier.sources.colocated:make",
+    "lookup": "specq.verifier.sources.lookup:make",
+}
+
+
+def make_sources(setup: Setup) -> Iterator[DraftSource]:
+    """Yield the sources that the configuration asks for, in the order in which they are asked; ConfigError where one does not
+    fit the target."""
+    for name in SOURCES:
+        source = resolve("draft source", SOURCES, name)(setup)
+        if source is not None:
+            yield source

@@ -1,0 +1,161 @@
+"""Sources of drafts: one suite over all kinds and their mixtures, and a verifier's sources together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from specq.protocol import Draft, Speculation
+from specq.testing.conformance.sources import Feed, SourceConformance
+from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier import SOURCES, Budget, DraftBatch, DraftSource, PromptLookup, StepCurve, Verifier
+from specq.verifier.rounds import Round
+from specq.verifier.session import Session
+from specq.verifier.sources.colocated import ColocatedDrafter
+from specq.verifier.sources.mailbox import MAX_NODES, Mailbox
+from specq.verifier.sources.source_set import LEAST_MAIL_S, SourceSet
+from tests.verifier.sessions import make_draft, make_session
+
+LEVELS = StepCurve([1, 64], [0.0005, 0.0005])
+BUDGET = Budget(StepCurve([1, 64], [0.005, 0.01]), 0.0)
+
+
+class Both:
+    """A mixture: a colocated drafter and prompt lookup, as one source."""
+
+    name = "both"
+
+    def __init__(self) -> None:
+        self.parts = (ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS), PromptLookup())
+
+    @property
+    def has_work(self) -> bool:
+        return any(part.has_work for part in self.parts)
+
+    def begin(self, sessions: list[Session], budget: Budget, now: float) -> bool:
+        begun = [part.begin(sessions, budget, now) for part in self.parts]
+        return any(begun)
+
+    def collect(self, sessions: list[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+        return [draft for part in self.parts for draft in part.collect(sessions, budget, clock)]
+
+    def observe(self, rounds: list[Round]) -> None:
+        for part in self.parts:
+            part.observe(rounds)
+
+    def refuse(self, session: Session) -> None:
+        for part in self.parts:
+            part.refuse(session)
+
+    def close(self, session: Session) -> None:
+        for part in self.parts:
+            part.close(session)
+
+
+MAKERS: dict[str, Callable[[], DraftSource | None]] = {
+    "remote": lambda: None,
+    "lookup": PromptLookup,
+    "colocated": lambda: ColocatedDrafter(ToyChains(ToyProposer(wrong_every=4)), LEVELS),
+    "always wrong": lambda: ColocatedDrafter(ToyChains(ToyProposer(wrong_every=1, blind=True)), LEVELS),
+    "mixture": Both,
+}
+
+
+def test_every_source_of_the_table_is_tested() -> None:
+    """A new line of the table needs one here."""
+    assert set(SOURCES) <= set(MAKERS)
+
+
+@pytest.fixture(params=MAKERS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def make_source(kind: str) -> Callable[[], DraftSource | None]:
+    return MAKERS[kind]
+
+
+@pytest.fixture
+def feed(kind: str) -> Feed:
+    """Return what remote drafters do between two steps: two of them, one right, one wrong, beside every source but lookups."""
+    next_ids: dict[tuple[int, int, int], int] = {}
+
+    def draft(verifier: Verifier) -> None:
+        for session in verifier.sessions.values():
+            for lane in (0, 1):
+                key = session.session_id, session.epoch, lane
+                tokens = toy_text(session.token_ids, 3, session.params.seed) if lane else [1, 2, 3]
+                verifier.handle(remote(session, lane, next_ids.get(key, 0), tokens), 0.0)
+                next_ids[key] = next_ids.get(key, 0) + len(tokens)
+
+    return (lambda verifier: None) if kind == "lookup" else draft
+
+
+def remote(session: Session, lane: int, first_id: int, tokens: list[int]) -> Draft:
+    """Return a chain at the end of a session's text."""
+    parents = [-1, *range(first_id, first_id + len(tokens) - 1)]
+    return Draft(
+        session_id=session.session_id, epoch=session.epoch, lane=lane, base_len=session.length, first_id=first_id,
+        token_ids=np.array(tokens, np.int32), parent_ids=np.array(parents, np.int32),
+        scores=np.full(len(tokens), -0.5, np.float16),
+    )  # fmt: skip
+
+
+class TestSources(SourceConformance):
+    """Each source that there is, and a mixture."""
+
+
+def test_drafts_take_no_longer_than_the_last_step() -> None:
+    """However much they cost: of forty that take 1 ms each, as many are hung as there is time for; the rest is dropped."""
+    now = [100.0]
+    sources, session = SourceSet(()), make_session()
+
+    def clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    for i in range(40):
+        sources.put(session, make_draft(3, i, [i + 4], [-1]))
+    sources.collect((), BUDGET, clock)
+    assert session.num_live == pytest.approx(LEAST_MAIL_S / 0.001, abs=1)
+    assert sources.num_dropped == 40 - session.num_live
+    sources.observe((), 0.02)
+    for i in range(40):
+        sources.put(session, make_draft(3, 40 + i, [i + 60], [-1]))
+    before = session.num_live
+    sources.account(0.01)  # half of it went on receiving them
+    sources.collect((), BUDGET, clock)
+    assert 9 <= session.num_live - before <= 11
+
+
+def test_a_mailbox_is_bounded() -> None:
+    """What comes when it is full is dropped; when it was emptied, it takes drafts again."""
+    mailbox, session = Mailbox(), make_session(speculation=Speculation())
+    draft = make_draft(3, 0, list(range(512)), [-1] * 512)
+    taken = [mailbox.put(session, draft) for _ in range(MAX_NODES // 512 + 1)]
+    assert taken == [True] * (MAX_NODES // 512) + [False]
+    assert len(mailbox.collect()) == MAX_NODES // 512
+    assert mailbox.put(session, draft)
+
+
+def test_sources_see_what_those_before_them_drafted() -> None:
+    """A lookup stands back where a remote draft promises more."""
+    phrase = list(range(10, 22))
+    session = make_session([*phrase, 1, 2, 3, *phrase[:3]])
+    lookup = PromptLookup()
+    (alone,) = lookup.collect([session], BUDGET, lambda: 0.0)
+    assert alone[1].token_ids[0] == phrase[3]
+    sources = SourceSet((lookup,))
+    sources.put(session, make_draft(session.length, 0, [*phrase[3:], 1, 2, 3], list(range(-1, 11))))
+    sources.collect([session], BUDGET, lambda: 0.0)
+    assert {node.lane for node in session.live_nodes()} == {0}
+
+
+def test_a_verifier_serves_without_any_source() -> None:
+    """Nothing is drafted then, and nothing is missing."""
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
+    assert [source.name for source in verifier.sources.sources] == ["remote"]
+    assert not verifier.has_work
