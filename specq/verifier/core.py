@@ -184,7 +184,7 @@ class Verifier:
         """Run one step for every session that can take part; return the verdicts."""
         started, faults = clock(), Faults()
         shares = self._plan(started, faults)
-        done = in_halves(shares, lambda some: self.engine.step([s.step for s in some]), faults, "computed", retry=True)
+        done = in_halves(shares, self._judge, faults, "computed", retry=True)
         ended = clock()
         step_us = int((ended - started) * 1e6)
         if done:
@@ -222,6 +222,9 @@ class Verifier:
         min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
         self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
+
+    def _judge(self, shares: Sequence[ScheduledSession]) -> list[Judgement]:
+        return self.engine.step([share.step for share in shares]).judgements
 
     def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
         """Sessions that had a share go behind those that had none."""

@@ -26,7 +26,7 @@ def generate(
     start = engine.open(session_id, np.array(prompt, np.int32))
     while len(text) < len(prompt) + count:
         step = SessionStep(session_id, start, np.array(text[start:], np.int32), params, draft(text))
-        (judgement,) = engine.step([step])
+        (judgement,) = engine.step([step]).judgements
         assert judgement.session_id == session_id
         assert len(judgement.token_ids) == len(judgement.path) + 1
         start = len(text) + len(judgement.path)
@@ -84,8 +84,9 @@ class EngineConformance:
 
     def test_a_step_of_only_prefill_judges_nothing(self, engine: Engine) -> None:
         engine.open(1, np.arange(10, dtype=np.int32))
-        assert engine.step([SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)]) == []
-        (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())])
+        chunk = SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)
+        assert engine.step([chunk]).judgements == []
+        (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())]).judgements
         assert judgement.path == ()
 
     def test_too_many_rows_are_refused_with_nothing_changed(self, engine: Engine) -> None:
