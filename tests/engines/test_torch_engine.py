@@ -71,8 +71,8 @@ def prefill(engine: TorchEngine, session_id: int, token_ids: Int32Array, chunk: 
     start = engine.open(session_id, token_ids)
     while start < len(token_ids) - 1:
         end = min(start + chunk, len(token_ids) - 1)
-        chunk = SessionStep(session_id, start, token_ids[start:end], GREEDY, judged=False)
-        assert engine.step([chunk]).judgements == []
+        step = SessionStep(session_id, start, token_ids[start:end], GREEDY, judged=False)
+        assert engine.step([step]).judgements == []
         start = end
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from specq.engines import Engine
 from specq.protocol import NO_TREE, EngineError, SamplingParams, SessionStep, Tree
+from specq.testing.conformance.step_outputs import StepOutputConformance
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
@@ -40,7 +41,7 @@ def no_draft(_text: list[int]) -> Tree:
     return NO_TREE
 
 
-class EngineConformance:
+class EngineConformance(StepOutputConformance):
     """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in a text."""
 
     @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
