@@ -17,7 +17,7 @@ import triton
 from specq.engines.torch.attention_plan import BlockLayout
 from specq.engines.torch.forward import KvStore
 from specq.engines.torch.fused_taps import Taps
-from specq.engines.torch.fused_tiles import NARROW, Tile, choose_tiles
+from specq.engines.torch.fused_tiles import NARROW, Tile, choose_tiles, shared_bytes_of
 from specq.engines.torch.fused_weights import DecoderWeights, LayerWeights
 from specq.engines.torch.gpu_kernels.attention import attend_kernel, combine_kernel
 from specq.engines.torch.gpu_kernels.linear import add_kernel, gate_up_kernel, linear_kernel, qkv_kernel
@@ -26,7 +26,6 @@ from specq.protocol import FINAL
 
 LOG2_E = 1.4426950408889634
 KEY_BLOCK = 64  # slots that attention takes at a time
-HOPPER_SHARED_BYTES = 227 << 10
 STAGED_BYTES = 96 << 10  # of keys and values that may be on their way to one program
 TILE_LINES = 64  # rows times heads that attention takes in one tile of many; FEW_LINES in one of few
 FEW_LINES = 16
@@ -90,7 +89,7 @@ class FusedDecoder:
         self.weights, self.kv = weights, kv
         self.group = weights.num_heads // weights.num_kv_heads
         self.pdl = pdl
-        self.tiles = {rows: choose_tiles(weights, rows, _shared_bytes(weights.embedding)) for rows in NARROW}
+        self.tiles = {rows: choose_tiles(weights, rows, shared_bytes_of(weights.embedding)) for rows in NARROW}
         self.launch_options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
         block_bytes = 2 * KEY_BLOCK * weights.head_dim * kv.keys.itemsize
         self._attention_stages = max(1, min(3, STAGED_BYTES // block_bytes))
@@ -294,10 +293,3 @@ class FusedDecoder:
     def _product_options(self, num_rows: int, tile: Tile) -> dict[str, Any]:
         sizes = {"ROWS": num_rows, "BLOCK_N": tile.rows, "BLOCK_K": tile.depth, "CHAINS": tile.chains, "PDL": self.pdl}
         return sizes | {"num_warps": tile.warps, "num_stages": tile.stages} | self.launch_options
-
-
-def _shared_bytes(like: torch.Tensor) -> int:
-    """Return how much shared memory a program may have where a tensor lies."""
-    if like.device.type != "cuda":
-        return HOPPER_SHARED_BYTES
-    return int(torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
