@@ -14,12 +14,13 @@ a socket.
 """
 
 from specq.verifier.core import Verifier
-from specq.verifier.sources import SOURCES, Budget, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
+from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
 from specq.verifier.step_curve import StepCurve
 
 __all__ = [
     "SOURCES",
     "Budget",
+    "Computed",
     "DraftBatch",
     "DraftSource",
     "PromptLookup",

@@ -25,11 +25,11 @@ from specq.protocol import (
     Fault,
     FetchTokenizer,
     Heartbeat,
-    Judgement,
     Message,
     Open,
     ProtocolError,
     SpecqError,
+    StepOutput,
     Verdict,
     reason_against,
     stripped,
@@ -69,7 +69,7 @@ class Verifier:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
         self.max_uncommitted, self.trust_drafts = max_uncommitted, trust_drafts
-        self.sources = SourceSet(sources)
+        self.sources = SourceSet(sources, engine)
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that have waited longest come first
@@ -183,7 +183,7 @@ class Verifier:
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
         rounds = [committed for part in done for committed in self._commit(*part, faults)]
-        self.sources.observe(rounds, ended - started)
+        self.sources.observe(rounds, done, ended - started)
         verdicts = list(self._verdicts(rounds, faults, started, ended))
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
@@ -228,17 +228,15 @@ class Verifier:
 
     # --- forward, judge, commit -------------------------------------------------------------------------------------
 
-    def _compute(self, shares: Sequence[ScheduledSession]) -> list[Judgement]:
+    def _compute(self, shares: Sequence[ScheduledSession]) -> StepOutput:
         """Run the target model for these shares, and have their nodes judged."""
-        judgements = self.engine.step([share.step for share in shares])
+        output = self.engine.step([share.step for share in shares], self.sources.tap(shares))
         self.num_steps += 1
-        return judgements
+        return output
 
-    def _commit(
-        self, shares: Sequence[ScheduledSession], judgements: Sequence[Judgement], faults: Faults
-    ) -> Iterator[Round]:
+    def _commit(self, shares: Sequence[ScheduledSession], output: StepOutput, faults: Faults) -> Iterator[Round]:
         """Commit what the engine gave for these shares; yield the rounds of those that could be judged."""
-        of_judged = iter(judgements)
+        of_judged = iter(output.judgements)
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
             judgement = next(of_judged) if share.step.judged else None

@@ -16,12 +16,12 @@ Pure: sessions in, a plan out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
-from specq.protocol import Float64Array, IntpArray, SessionStep
+from specq.protocol import NO_SCRATCH, Float64Array, IntpArray, ScratchRows, SessionStep
 from specq.verifier.choice_order import order_of_choice
 from specq.verifier.draft_tree import Node, best_chain, tree_of
 from specq.verifier.session import Session
@@ -77,6 +77,7 @@ def plan(
     chunks = _chunks(sessions, room)
     num_rows = sum(size for _, size in chunks)
     decoding = [session for session, size in chunks if size == session.num_pending]
+    num_rows += _fit_scratch(decoding, room - num_rows)
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
     shares = [_share(session, size, chosen) for session, size in chunks]
     num_rows = sum(share.step.num_rows for share in shares)
@@ -94,17 +95,38 @@ def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]
     return chunks
 
 
+def _fit_scratch(sessions: Iterable[Session], room: int) -> int:
+    """Leave out the scratch rows for which there is no room; return how many are left."""
+    taken = 0
+    for session in sessions:
+        count = session.scratch.num_rows
+        if count > room - taken:
+            session.scratch = NO_SCRATCH
+        else:
+            taken += count
+    return taken
+
+
+def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
+    """Return scratch rows as they stand behind this many nodes; their parents are -1 or earlier ones of them."""
+    if not (rows.num_rows and num_nodes):
+        return rows
+    return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
+
+
 def _share(session: Session, size: int, chosen: Chosen) -> ScheduledSession:
     nodes, chain_len = chosen.nodes.get(session.session_id, ()), chosen.chains.get(session.session_id, 0)
     is_judged = size == session.num_pending
+    tree = session.chain.tree(chain_len) if session.chain is not None else tree_of(nodes)
     step = SessionStep(
         session_id=session.session_id,
         start=session.kv_len,
         token_ids=np.array(session.token_ids[session.kv_len : session.kv_len + size], np.int32),
         params=session.params,
-        tree=session.chain.tree(chain_len) if session.chain is not None else tree_of(nodes),
+        tree=tree,
         judged=is_judged,
         history=session.history() if is_judged else None,
+        scratch=_below(session.scratch, tree.num_nodes) if is_judged else NO_SCRATCH,
     )
     return ScheduledSession(session, step, nodes, chain_len)
 

@@ -10,7 +10,16 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from specq.drafting import Calibration, judged
-from specq.protocol import History, LogprobRecord, Open, SamplingParams, SessionStats, Speculation
+from specq.protocol import (
+    NO_SCRATCH,
+    History,
+    LogprobRecord,
+    Open,
+    SamplingParams,
+    ScratchRows,
+    SessionStats,
+    Speculation,
+)
 from specq.text import StopMatcher
 from specq.verification import strategy
 from specq.verifier.draft_tree import Chain, Node, in_order
@@ -46,6 +55,7 @@ class Session:
         self.lanes: dict[int, Lane] = {}
         self.num_live = 0  # nodes on the tree
         self.chain: Chain | None = None  # instead of a tree: what the colocated drafter offers for the next step
+        self.scratch: ScratchRows = NO_SCRATCH  # what a source wants computed beside the next token
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
         self.committed_at = 0.0  # when the last round was

@@ -14,7 +14,8 @@ import torch
 from specq.proposers import Children, Expansion
 from specq.protocol.arrays import Int32Array
 from specq.protocol.params import Speculation
-from specq.protocol.types import DraftDistribution, Judgement, SessionStep
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
+from specq.protocol.types import DraftDistribution, SessionStep
 from specq.testing.toy import VOCAB, ToyEngine, ToyProposer
 from specq.testing.world import World
 from specq.verification.drafting import draw_children
@@ -33,7 +34,7 @@ PAIR_LIMIT = 120.0
 class MemorylessEngine(ToyEngine):
     """An engine whose logits are the same in every row."""
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         self.num_rows.append(sum(step.num_rows for step in steps))
         self.busy_s += self.step_times(self.num_rows[-1:])[0]
         logits = torch.full((sum(step.num_judged_rows for step in steps), VOCAB), -torch.inf)
@@ -43,7 +44,7 @@ class MemorylessEngine(ToyEngine):
             self.contexts[step.session_id].extend(step.token_ids.tolist())
         for judgement in judgements:
             self.contexts[judgement.session_id].extend(judgement.token_ids[:-1].tolist())
-        return judgements
+        return StepOutput(judgements)
 
 
 class DrawingProposer(ToyProposer):

@@ -14,6 +14,7 @@ from specq.models import resolve_model
 from specq.protocol.errors import EngineError, EngineLostError
 from specq.protocol.messages import Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
 from specq.protocol.types import Judgement, SessionStep, Tree
 from specq.runtime.isolation import Faults, in_halves
 from specq.testing.toy import ToyEngine, toy_text
@@ -39,10 +40,10 @@ class Broken(ToyEngine):
 
     error: Exception = ValueError("what a user sent")
 
-    def step(self, steps: Steps) -> list[Judgement]:
+    def step(self, steps: Steps, tap: Tap = NO_TAP) -> StepOutput:
         if any(MAGIC in step.token_ids.tolist() for step in steps):
             raise self.error
-        return super().step(steps)
+        return super().step(steps, tap)
 
 
 def make_verifier(engine: Any, **options: Any) -> Verifier:
@@ -243,7 +244,7 @@ def test_an_engine_that_fails_with_everything_ends_the_process() -> None:
     """It is tried with a session of the verifier's own before the blame is laid on others."""
 
     class Dead(ToyEngine):
-        def step(self, steps: Steps) -> list[Judgement]:
+        def step(self, steps: Steps, tap: Tap = NO_TAP) -> StepOutput:
             raise RuntimeError("out of order")
 
     verifier = make_verifier(Dead())

@@ -18,6 +18,7 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams
+from specq.protocol.step_output import NO_TAP
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
@@ -142,7 +143,7 @@ def test_an_engine_error_gives_the_sessions_back() -> None:
     """The broker is notified that another verifier may try."""
 
     class Broken(ToyEngine):
-        def step(self, steps):  # type: ignore[no-untyped-def]
+        def step(self, steps, tap=NO_TAP):  # type: ignore[no-untyped-def]
             raise EngineError("out of order")
 
     verifier = make_verifier(Broken())

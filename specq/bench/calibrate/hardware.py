@@ -104,7 +104,7 @@ def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> l
     for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
         began = time.perf_counter()
-        judged = engine.step(steps)
+        judged = engine.step(steps).judgements
         times.append(1e3 * (time.perf_counter() - began))
         starts = {one.session_id: starts[one.session_id] + 1 + len(one.path) for one in judged}
     for session_id in starts:

@@ -5,11 +5,13 @@
     loading     a checkpoint -> `ModelInfo` and a forward
     generic     forward through transformers' own modelling code; every device and architecture
     native      forward in one C call (kernels/); Llama-like float32 models on a CPU
+    fused       forward through Triton kernels and CUDA graphs, on a GPU (fused_*, attention_plan, gpu_kernels/)
+    forward     what the forwards share: KV tensors, results, hidden states that are asked for
     top         the best tokens of each row, for drafters
     compiler    builds kernels/ at first use
 
-Both forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
-engine and the draft-model proposer use either without knowing which.
+All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
+engine and the draft-model proposer use any without knowing which.
 """
 
 from specq.engines.torch.kv_pool import KvPool

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.rows import PackedRows, address
 from specq.protocol import ConfigError
 
@@ -76,6 +76,13 @@ class _Batch(ctypes.Structure):
     )
 
 
+class _Tap(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_layers", "num_rows")),
+        *((name, _Pointer) for name in ("layers", "rows", "out")),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Threads:
     """Who computes: `own` threads where the process may run, the caller's included, and one on each of `helper_cores`."""
@@ -104,11 +111,12 @@ class NativeForward:
         self._team: _Pointer | None = None
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
+        self.num_tap_layers = self._model.num_layers
         self._vocab_size = int(model.config.vocab_size)
         self._workspace = torch.empty(0)
 
-    def __call__(self, rows: PackedRows) -> ForwardOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`."""
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks for."""
         batch, _tables = _describe_batch(rows)
         num_logits = len(rows.logit_rows)
         logits = torch.empty(num_logits, self._model.head.num_panels * PANEL)
@@ -119,8 +127,10 @@ class NativeForward:
         if needed > len(self._workspace):
             self._workspace = torch.empty(needed)
         pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
-        self._library.specq_forward(model, ctypes.byref(batch), team, *pointers)
-        return ForwardOutput(logits[:, : self._vocab_size], hidden)
+        tapped = None if tap is None else torch.empty(len(tap.rows), len(tap.layers) * self._model.hidden)
+        described, _layers = _describe_tap(tap, tapped)
+        self._library.specq_forward(model, ctypes.byref(batch), team, *pointers, described)
+        return ForwardOutput(logits[:, : self._vocab_size], hidden, tapped)
 
     def _helpers(self) -> _Pointer | None:
         """Return the threads that share this model's steps, started when first asked for; they end with this object."""
@@ -245,3 +255,12 @@ def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
     lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in _ROW_ARRAYS[:-1])
     addresses = accumulate(lengths, initial=address(rows.block))
     return _Batch(*sizes, *addresses, ctypes.addressof(tables)), tables
+
+
+def _describe_tap(tap: RowTap | None, out: torch.Tensor | None) -> tuple[Any, Any]:
+    """Return what C takes to fill `out`; it points into `tap`, `out` and the second value, which must outlive it."""
+    if tap is None or out is None:
+        return None, None
+    layers = (ctypes.c_int32 * len(tap.layers))(*tap.layers)
+    pointers = ctypes.addressof(layers), address(tap.rows), out.data_ptr()
+    return ctypes.byref(_Tap(len(tap.layers), len(tap.rows), *pointers)), layers

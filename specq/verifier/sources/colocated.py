@@ -29,7 +29,7 @@ from specq.verifier.draft_tree import Chain
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, Setup
+from specq.verifier.sources.interface import Budget, Computed, DraftBatch, DraftSource, Setup
 from specq.verifier.sources.offered_chains import OfferedChain, Outcome, draft_of_chain
 from specq.verifier.sources.round_choice import OtherLoad, RoundChoice
 from specq.verifier.step_curve import StepCurve
@@ -52,7 +52,7 @@ class _Begun:
     is_usual: bool  # contexts were computed but for the last round's tokens
 
 
-class ColocatedDrafter:
+class ColocatedDrafter(DraftSource):
     """Drafts with a source of chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
@@ -172,7 +172,7 @@ class ColocatedDrafter:
             self._offered[session.session_id] = OfferedChain(chains.scores[i, :count, 0], is_drawn, node_ids)
         return batch
 
-    def observe(self, rounds: Sequence[Round]) -> None:
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
         """Let contexts follow the rounds, and learn what became of the chains."""
         outcomes, faults = list[Outcome](), Faults()
         for done in rounds:

@@ -13,28 +13,22 @@ from specq.protocol import LOOKUP_LANE, Draft
 from specq.runtime import Faults
 from specq.verification import strategy
 from specq.verifier.lanes import lane_of
-from specq.verifier.rounds import Round
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, Setup
+from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource, Setup
 
 LOOKUP_TOKENS = 8  # of a chain at most
 LOOKUP_RARITY = 16  # where no node is likely enough, one is tried once in this many rounds
 LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up chain must promise to be hung beside them
 
 
-class PromptLookup:
-    """The lookups of all sessions."""
+class PromptLookup(DraftSource):
+    """The lookups of all sessions. There is nothing to begin, since they take microseconds and wait for what others drafted."""
 
     name = "lookup"
-    has_work = False
 
     def __init__(self) -> None:
         self._lookups: dict[int, SessionLookup | None] = {}  # None: nothing is looked up for this session
-
-    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Nothing to do: looking up takes microseconds, and waits for what others drafted."""
-        return False
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
         """Return a chain for each session for which one pays. If looking up fails for one, it is left out from then on."""
@@ -54,9 +48,6 @@ class PromptLookup:
         if session.session_id not in self._lookups:
             self._lookups[session.session_id] = SessionLookup(session) if lookup_tokens(session) else None
         return self._lookups[session.session_id]
-
-    def observe(self, rounds: Sequence[Round]) -> None:
-        """Nothing to do: the index follows the transcript, and the lane's calibration the tree."""
 
     def refuse(self, session: Session) -> None:
         """Look up no more for a session."""

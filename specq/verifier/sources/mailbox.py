@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specq.protocol import Draft
-from specq.verifier.rounds import Round
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch
+from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource
 
 MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
 
 
-class Mailbox:
-    """Drafts that have arrived. `num_nodes`: in all that were put in since it was made."""
+class Mailbox(DraftSource):
+    """Drafts that have arrived. `num_nodes`: in all that were put in since it was made. It refuses nobody: a drafter's next draft may
+    be sound."""
 
     name = "remote"
 
@@ -36,22 +36,12 @@ class Mailbox:
         self.num_nodes += count
         return True
 
-    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Nothing to do: drafters draft when they hear of verdicts."""
-        return False
-
     def collect(
         self, sessions: Sequence[Session] = (), budget: Budget | None = None, clock: Callable[[], float] | None = None
     ) -> DraftBatch:
         """Return what has arrived, in that order."""
         drafts, self._drafts, self._num_waiting = self._drafts, [], 0
         return drafts
-
-    def observe(self, rounds: Sequence[Round]) -> None:
-        """Nothing to do: drafters learn from verdicts."""
-
-    def refuse(self, session: Session) -> None:
-        """Nothing to do: a drafter's next draft may be sound."""
 
     def close(self, session: Session) -> None:
         """Drop what has arrived for a session."""

@@ -7,12 +7,14 @@ from typing import TypeVar
 
 import structlog
 
-from specq.protocol import Draft, EngineLostError
+from specq.engines import Engine
+from specq.protocol import NO_SCRATCH, NO_TAP, ConfigError, Draft, EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, traced
 from specq.verifier.grafting import hang
 from specq.verifier.rounds import Round
+from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource
+from specq.verifier.sources.interface import Budget, Computed, DraftBatch, DraftSource
 from specq.verifier.sources.mailbox import Mailbox
 
 log = structlog.get_logger(__name__)
@@ -32,9 +34,13 @@ class SourceSet:
     num_dropped  drafts for which there was no time or no room
     """
 
-    def __init__(self, sources: Iterable[DraftSource]) -> None:
+    def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
+        """Raises ConfigError if a source needs what the engine does not give."""
         self.mailbox = Mailbox()
         self.sources: list[DraftSource] = [self.mailbox, *sources]
+        for source in self.sources:
+            _check(source, engine)
+        self._uses_scratch = any(source.uses_scratch for source in self.sources)
         self.waited_s = self.node_s = 0.0
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
@@ -69,8 +75,28 @@ class SourceSet:
         """Hang what the sources have drafted onto the trees; `sessions` are those that decode."""
         self._take_mail(clock)
         self._ask("collect", lambda source: self._hang(source, source.collect(sessions, budget, clock), clock()))
+        if self._uses_scratch:
+            self._set_scratch(sessions)
         self.waited_s = 0.0 if self._began_at is None else clock() - self._began_at
         self._began_at = None
+
+    def _set_scratch(self, sessions: Sequence[Session]) -> None:
+        """Ask for scratch rows; a session has those of the first source that has some."""
+        for session in sessions:
+            session.scratch = NO_SCRATCH
+        for source in reversed(self.sources):
+            for session in sessions if source.uses_scratch else ():
+                rows = source.scratch(session)
+                session.scratch = rows if rows.num_rows else session.scratch
+
+    def tap(self, shares: Sequence[ScheduledSession]) -> Tap:
+        """Return the hidden states that the sources want of these shares."""
+        tapping = [source for source in self.sources if source.layers]
+        if not tapping:
+            return NO_TAP
+        sessions = [share.session for share in shares if len(share.step.token_ids) > 1]
+        whole = {one.session_id for one in sessions if any(source.wants_prompt(one) for source in tapping)}
+        return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
 
     def _take_mail(self, clock: Callable[[], float]) -> None:
         """Hang what has arrived, for as long as there is time; learn what a node costs."""
@@ -98,10 +124,13 @@ class SourceSet:
                 session.forget_drafts()
                 source.refuse(session)
 
-    def observe(self, rounds: Sequence[Round], step_s: float) -> None:
+    def observe(
+        self, rounds: Sequence[Round], done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], step_s: float
+    ) -> None:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
-        self._ask("observe", lambda source: source.observe(rounds))
+        computed = [Computed(*part) for part in done]
+        self._ask("observe", lambda source: source.observe(rounds, computed))
 
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""
@@ -122,3 +151,13 @@ class SourceSet:
     def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
         self.sources.remove(source)
         log.error("source_failed", source=source.name, doing=doing, **traced(error))
+
+
+def _check(source: DraftSource, engine: Engine) -> None:
+    """Raise ConfigError if a source needs what the engine does not give."""
+    name = engine.info.engine
+    if source.layers and max(source.layers) >= engine.num_tap_layers:
+        said = f"has layers 0 to {engine.num_tap_layers - 1}" if engine.num_tap_layers else "gives none"
+        raise ConfigError(f"{source.name} drafts by hidden states of layers {source.layers}; the {name} engine {said}")
+    if source.uses_scratch and not engine.takes_scratch:
+        raise ConfigError(f"{source.name} needs scratch rows in each step, which the {name} engine does not take")
