@@ -47,6 +47,7 @@ class Simulation:
         self.world = World(
             seed=traffic.seed,
             host=scenario.host,
+            machine=scenario.machine,
             heartbeat_ms=network.heartbeat_ms,
             liveness_ms=6 * network.heartbeat_ms + int(2 * network.rtt_ms),
             max_jobs=10_000_000,
