@@ -44,14 +44,14 @@ def nobody() -> TimedProposer:
 
 
 def test_steps_are_timed_by_rows_and_sessions(stub_clock):
-    """A stub engine of known times gives them back."""
+    """A stub engine of known times gives them back: no session is counted twice."""
     settings = EngineSettings(step_ms=((1, 3.0), (64, 66.0)), session_us=500)
     engine = stub_clock(TimedEngine(settings, TEXT, toy_info()))
     models = hardware.Models(engine, nobody(), here(), here())
     models.sweep(3)
     found = models.step_ms()
     assert [rows for rows, _ in found] == list(hardware.STEP_ROWS)
-    assert [ms for _, ms in found] == pytest.approx([2.5 + rows for rows in hardware.STEP_ROWS])
+    assert [ms for _, ms in found] == pytest.approx([2.0 + rows for rows in hardware.STEP_ROWS])
     assert models.session_us() == pytest.approx(500)
     assert engine.free_slots == engine.info.kv_slots
 

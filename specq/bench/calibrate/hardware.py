@@ -21,6 +21,7 @@ STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
 SESSIONS = 8  # of which one row each is compared with as many rows of one session
+MOST_OF_A_STEP = 0.5  # that is taken for its session's own
 NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
 
 Points = list[list[float]]
@@ -72,13 +73,16 @@ class Models:
                 times.extend(_pass_times(self._proposer, rows, 1))
 
     def step_ms(self) -> Points:
-        """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes."""
-        return [[rows, median(self._steps[1, rows])] for rows in STEP_ROWS]
+        """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes; without
+        the `session_us` of that one."""
+        one_ms = self.session_us() / 1e3
+        return [[rows, median(self._steps[1, rows]) - one_ms] for rows in STEP_ROWS]
 
     def session_us(self) -> float:
-        """Return what a row of a session of its own takes more than a further row of one session."""
+        """Return what a row of a session of its own takes more than a further row of one session; never all that a step takes."""
         many, one = (median(self._steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
-        return max(0.0, 1e3 * (many - one) / (SESSIONS - 1))
+        most = MOST_OF_A_STEP * min(median(self._steps[1, rows]) for rows in STEP_ROWS)
+        return 1e3 * min(max(0.0, (many - one) / (SESSIONS - 1)), most)
 
     def pass_ms(self) -> Points:
         """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
