@@ -22,6 +22,7 @@ PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
 SESSIONS = 8  # of which one row each is compared with as many rows of one session
 MOST_OF_A_STEP = 0.5  # that is taken for its session's own
+SOME_ROWS, SOME = 4, 20  # of steps and passes that are compared alone and beside others
 NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
 
 Points = list[list[float]]
@@ -67,10 +68,10 @@ class Models:
         """Time every size so many times, in turns."""
         with pinned(self._target_cores):
             for shape, times in [*self._steps.items()] * repeats:
-                times.extend(_step_times(self._engine, *shape, 1))
+                times.extend(step_times(self._engine, *shape, 1))
         with pinned(self._draft_cores):
             for rows, times in [*self._passes.items()] * repeats:
-                times.extend(_pass_times(self._proposer, rows, 1))
+                times.extend(pass_times(self._proposer, rows, 1))
 
     def step_ms(self) -> Points:
         """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes; without
@@ -88,6 +89,14 @@ class Models:
         """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
         return [[rows, median(times)] for rows, times in self._passes.items()]
 
+    def some_steps(self) -> list[float]:
+        """Return the milliseconds of some steps, all alike."""
+        return step_times(self._engine, 1, SOME_ROWS, SOME)
+
+    def some_passes(self) -> list[float]:
+        """Return the milliseconds of some passes, all alike."""
+        return pass_times(self._proposer, SOME_ROWS, SOME)
+
     def choices(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
         """See `choices`."""
         with pinned(self._draft_cores):
@@ -97,7 +106,7 @@ class Models:
 # --- the target ---------------------------------------------------------------------------------------------------
 
 
-def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> list[float]:
+def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> list[float]:
     """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
@@ -125,7 +134,7 @@ def _star(num_nodes: int) -> Tree:
 # --- the drafter --------------------------------------------------------------------------------------------------
 
 
-def _pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
+def pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
     """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     proposer.open(0, context, SamplingParams())
