@@ -22,6 +22,7 @@ PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
 SESSIONS = 8  # of which one row each is compared with as many rows of one session
 MOST_OF_A_STEP = 0.5  # that is taken for its session's own
+PAUSE_S = 0.001  # before each: what has waited for a message is slower at first (caches, branches, the core's clock)
 SOME_ROWS, SOME = 4, 20  # of steps and passes that are compared alone and beside others
 NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
 
@@ -106,7 +107,7 @@ class Models:
 # --- the target ---------------------------------------------------------------------------------------------------
 
 
-def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> list[float]:
+def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
@@ -116,6 +117,7 @@ def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> li
     times = []
     for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
+        time.sleep(pause_s)
         began = time.perf_counter()
         judged = engine.step(steps)
         times.append(1e3 * (time.perf_counter() - began))
@@ -134,7 +136,7 @@ def _star(num_nodes: int) -> Tree:
 # --- the drafter --------------------------------------------------------------------------------------------------
 
 
-def pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
+def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     proposer.open(0, context, SamplingParams())
@@ -144,6 +146,7 @@ def pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
     times = []
     for _ in range(repeats + 1):
         requests = [Expansion(0, node, tuple(next(ids) for _ in range(3))) for node in first[:rows]]
+        time.sleep(pause_s)
         began = time.perf_counter()
         proposer.expand(requests)
         times.append(1e3 * (time.perf_counter() - began))

@@ -65,9 +65,9 @@ def timed(kind: str, model: str, threads: int = 1) -> Times:
     """Return what makes some steps (or passes) and returns their milliseconds."""
     if kind == "step":
         engine = load_engine(model, threads)
-        return lambda: step_times(engine, 1, SOME_ROWS, SOME)
+        return lambda: step_times(engine, 1, SOME_ROWS, SOME, pause_s=0)
     proposer = load_proposer(model)
-    return lambda: pass_times(proposer, SOME_ROWS, SOME)
+    return lambda: pass_times(proposer, SOME_ROWS, SOME, pause_s=0)
 
 
 if __name__ == "__main__":
