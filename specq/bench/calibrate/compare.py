@@ -21,15 +21,15 @@ def predict(tables: dict[str, Any], texts: Texts, rtt_ms: float, mode: str) -> d
     far = {**network, "rtt_ms": network["rtt_ms"] + rtt_ms}
     speculation = {**tables.get("speculation", {}), **Speculation(mode=mode).to_dict()}
     traffic = {**tables["traffic"], "num_jobs": len(texts)}
-    sums: Counter[str] = Counter()
+    seconds, sums = 0.0, Counter[str]()
     for seed in SEEDS:
         own = {"network": far, "speculation": speculation, "traffic": {**traffic, "seed": seed}}
         simulation = Simulation(Scenario.from_tables({**tables, **own}), texts)
-        sums["seconds"] += simulation.run_jobs()
+        seconds += simulation.run_jobs()
         for job in simulation.users.finished:
             sums.update({name: job.stats[name] for name in ("rounds", "hits", "misses")}, tokens=job.num_tokens)
     return {
-        "tokens_per_second": round(sums["tokens"] / sums["seconds"], 2),
+        "tokens_per_second": round(sums["tokens"] / seconds, 2),
         "mean_accepted_length": round(sums["tokens"] / sums["rounds"], 4),
         "hit_rate": round(sums["hits"] / max(sums["hits"] + sums["misses"], 1), 4),
     }

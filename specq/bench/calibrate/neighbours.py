@@ -52,13 +52,18 @@ def _neighbour(kind: str, model: str, cores: Sequence[int]) -> Iterator[subproce
 def main(kind: str, model: str, *cores: str) -> None:
     """Compute until the input ends."""
     ended = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
     with pinned([int(core) for core in cores]):
         times = timed(kind, model, len(cores))
         times()
         click.echo("computes")
         while not ended.is_set():
             times()
+
+
+def _await_end(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
 
 
 def timed(kind: str, model: str, threads: int = 1) -> Times:
