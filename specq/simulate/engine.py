@@ -25,7 +25,17 @@ class TimedEngine:
     num_tap_layers = 0
     takes_scratch = False
 
-    def __init__(self, settings: EngineSettings, text: StubText, info: ModelInfo, plan_us: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        text: StubText,
+        info: ModelInfo,
+        plan_us: float = 0.0,
+        *,
+        knows_prompts: bool = False,
+    ) -> None:
+        """`knows_prompts`: their KV is there, as where each prompt has been computed before."""
+        self._knows_prompts = knows_prompts
         self.settings, self.text, self.info = settings, text, info
         self._per_session_s = (settings.session_us + plan_us) / 1e6
         self.busy_s = 0.0
@@ -39,11 +49,12 @@ class TimedEngine:
         return self.info.kv_slots - self._num_held
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
-        """Start a session; nothing is shared."""
+        """Start a session; nothing is shared, but for prompts that are known."""
         if session_id in self._lengths:
             raise EngineError(f"session {session_id} is open already")
-        self._lengths[session_id] = 0
-        return 0
+        self._lengths[session_id] = num_cached = len(token_ids) - 1 if self._knows_prompts else 0
+        self._num_held += num_cached
+        return num_cached
 
     def close(self, session_id: int) -> None:
         """Free the session's KV."""
