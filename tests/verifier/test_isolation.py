@@ -12,7 +12,7 @@ import torch
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol.errors import EngineError, EngineLostError
-from specq.protocol.messages import Draft, Open, SessionFailed, Verdict
+from specq.protocol.messages import Close, Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import NO_TAP, StepOutput, Tap
 from specq.protocol.types import Judgement, SessionStep, Tree
@@ -25,7 +25,7 @@ from specq.verifier.core import Verifier
 from specq.verifier.grafting import graft
 from specq.verifier.history import Past
 from specq.verifier.session import Session
-from specq.verifier.sources import DraftBatch, PromptLookup, source_set
+from specq.verifier.sources import Budget, DraftBatch, DraftSource, PromptLookup, source_set
 from specq.verifier.sources.lookup import SessionLookup
 from specq.verifier.step_curve import StepCurve
 
@@ -206,24 +206,31 @@ def test_a_lookup_that_raises_costs_only_lookups(monkeypatch: pytest.MonkeyPatch
     assert (asked.count(0), asked.count(1) > LENGTH // 2) == (1, True)
 
 
-class BrokenSource:
-    """A source whose every call raises."""
+class BrokenSource(DraftSource):
+    """A source of which one call raises."""
 
     name = "broken"
+    uses_scratch = True
 
-    def __getattr__(self, name: str) -> Any:
-        def raising(*arguments: Any) -> DraftBatch:
-            raise RuntimeError(f"no {name} today")
+    def __init__(self, where: str) -> None:
+        def raising(*arguments: object) -> DraftBatch:
+            raise RuntimeError(f"no {where} today")
 
-        return raising
+        setattr(self, where, raising)
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+        return ()
 
 
-def test_a_source_that_raises_costs_its_drafts(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("where", ["begin", "collect", "scratch", "observe", "close"])
+def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     """Whatever it is asked: no session is harmed, and it is asked no more."""
-    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(), PromptLookup()))
+    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(where), PromptLookup()))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier, lambda: verifier.begin(0.0))
+    verifier.handle(Close(session_id=0, epoch=1), 0.0)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
+    assert [source.name for source in verifier.sources.sources] == ["remote", "lookup"]
 
 
 # --- what is nobody's fault ---------------------------------------------------------------------------------------------

@@ -84,10 +84,12 @@ class SourceSet:
         """Ask for scratch rows; a session has those of the first source that has some."""
         for session in sessions:
             session.scratch = NO_SCRATCH
-        for source in reversed(self.sources):
-            for session in sessions if source.uses_scratch else ():
-                rows = source.scratch(session)
-                session.scratch = rows if rows.num_rows else session.scratch
+        self._ask("scratch", lambda source: self._add_scratch(source, sessions))
+
+    def _add_scratch(self, source: DraftSource, sessions: Sequence[Session]) -> None:
+        for session in sessions if source.uses_scratch else ():
+            if not session.scratch.num_rows:
+                session.scratch = source.scratch(session)
 
     def tap(self, shares: Sequence[ScheduledSession]) -> Tap:
         """Return the hidden states that the sources want of these shares."""
