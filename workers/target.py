@@ -276,5 +276,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
         prompt_lookup=config.prompt_lookup != "none",
+        measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
     )

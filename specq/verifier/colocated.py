@@ -24,6 +24,7 @@ from specq.proposers import Chains, ChainSource
 from specq.protocol import EngineError, EngineLostError, Float32Array, Float64Array, Message, Verdict
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
+from specq.verifier.arms import COLOCATED
 from specq.verifier.core import Verifier
 from specq.verifier.draft_tree import Chain
 from specq.verifier.grafting import graft
@@ -69,6 +70,8 @@ class ColocatedDrafter:
         self._offered: dict[int, OfferedChain] = {}
         self._begun: _Begun | None = None
         self._is_usual = False
+        verifier.arms.add(COLOCATED)
+        verifier.num_sent[COLOCATED] = 0
 
     @property
     def has_work(self) -> bool:
@@ -82,7 +85,8 @@ class ColocatedDrafter:
         self._follow()
         sessions = [session for session in self.verifier.sessions.values() if self._drafts_for(session)]
         sessions, other_load = self._without_leads(sessions[: self.verifier.max_sessions])
-        depth = self.choice.choose(len(sessions), self.verifier.curve, other_load) if sessions else 0
+        is_allowed = bool(sessions) and COLOCATED in self.verifier.arms.allowed
+        depth = self.choice.choose(len(sessions), self.verifier.curve, other_load) if is_allowed else 0
         if not depth:
             sessions, depth = [session for session in sessions if session.is_sync], self.choice.most
         most = max(map(_room, sessions), default=0)
@@ -167,6 +171,7 @@ class ColocatedDrafter:
             count = min(num_there, _room(session))
             if not count:
                 continue
+            self.verifier.num_sent[COLOCATED] += count
             is_drawn, node_ids = bool(chains.distributions[i]), list[int]()
             with faults.of(session, "drafted for"):
                 if begun.width > 1 or session.num_live or is_drawn:

@@ -33,7 +33,7 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
-from specq.verifier.arms import Arms
+from specq.verifier.arms import LOOKUP, REMOTE, Arms
 from specq.verifier.grafting import check_and_graft, graft_lookup
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.rounds import commit
@@ -62,22 +62,23 @@ class Verifier:
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
         prompt_lookup: bool = True,
+        measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self.max_uncommitted, self.trust_drafts, self.prompt_lookup = max_uncommitted, trust_drafts, prompt_lookup
+        self.max_uncommitted, self.trust_drafts = max_uncommitted, trust_drafts
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that have waited longest come first
         self.state = "ready"
         self.num_steps = 0
-        self.num_grafted = 0
+        self.num_sent = {REMOTE: 0, LOOKUP: 0}  # draft nodes by their source
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._excluded_s = 0.0  # since then
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
-        self.arms = Arms()
+        self.arms = Arms([REMOTE, *([LOOKUP] if prompt_lookup else [])], is_measured=measures_drafts)
         self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -148,11 +149,11 @@ class Verifier:
         if session is None or session.epoch != message.epoch:
             return []
         vocab_size = self.engine.info.vocab_size
-        if session.answered < message.base_len == session.length:
+        if session.committed_at and session.answered < message.base_len == session.length:
             self.arms.learn_round_trip(now - session.committed_at)
             session.answered = session.length
         check_and_graft(session, message, now, vocab_size=vocab_size, is_trusted=self.trust_drafts)
-        self.num_grafted += len(message.token_ids)
+        self.num_sent[REMOTE] += len(message.token_ids)
         return []
 
     def account(self, seconds: float, num_nodes: int) -> None:
@@ -164,6 +165,11 @@ class Verifier:
         return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
 
     # --- the step ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_grafted(self) -> int:
+        """How many draft nodes draft workers have sent."""
+        return self.num_sent[REMOTE]
 
     @property
     def has_work(self) -> bool:
@@ -208,10 +214,10 @@ class Verifier:
         running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
         admit(running, self.sessions.values(), self.engine, faults)
         opened = [session for session in running if session.is_open]
-        for session in opened if self.prompt_lookup else ():
+        for session in opened if LOOKUP in self.arms.allowed else ():
             if session.num_pending == 1:
                 with faults.of(session, "drafted for"):
-                    graft_lookup(session, self.min_accept_prob, now)
+                    self.num_sent[LOOKUP] += graft_lookup(session, self.min_accept_prob, now)
         if faults.found:
             opened = [session for session in opened if session not in faults]
         planned = in_halves(opened, self._share, faults, "planned")
@@ -230,13 +236,14 @@ class Verifier:
     @property
     def _asked(self) -> int:
         """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
-        return self._min_accept_prob if self.arms.wants_drafts else MAX_MIN_ACCEPT_PROB
+        return self._min_accept_prob if REMOTE in self.arms.allowed else MAX_MIN_ACCEPT_PROB
 
     def _learn(self, shares: Sequence[ScheduledSession], verdicts: Sequence[Verdict], seconds: float) -> None:
-        """Learn what a step takes; and, where all sessions decode and wait for no drafter, whether remote drafts pay."""
+        """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
         self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self._excluded_s)
-        if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
-            self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, self.num_grafted)
+        modes = {share.session.speculation.mode for share in shares}
+        if "async" in modes and "sync" not in modes and all(share.is_decoding for share in shares):
+            self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, self.num_sent)
 
     def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
         """Sessions that had a share go behind those that had none."""

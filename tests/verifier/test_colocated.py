@@ -9,6 +9,7 @@ import pytest
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier.arms import COLOCATED, Arms
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
@@ -302,3 +303,15 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
 def sources(own: ColocatedDrafter) -> dict[int, list[int]]:
     """Return the contexts that the source holds."""
     return own.source.proposer.contexts
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: str) -> None:
+    """The controller that measures it decides; what is drafted is counted for it."""
+    own = make()
+    assert COLOCATED in own.verifier.arms.allowed
+    open_session(own, mode=mode)
+    own.verifier.arms = Arms([], is_measured=False)
+    for _ in range(5):
+        turn(own)
+    assert bool(own.verifier.num_sent[COLOCATED]) == bool(own.num_passes) == (mode == "sync")
