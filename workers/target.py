@@ -32,7 +32,7 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import ColocatedDrafter, StepCurve, Verifier
+from specq.verifier import REMOTE, ColocatedDrafter, StepCurve, Verifier
 
 log = structlog.get_logger(__name__)
 
@@ -107,14 +107,14 @@ class VerifierLoop:
         if self.zap is not None and self.zap.socket in ready:
             self.zap.answer()
         if self.router in ready:
-            started, num_before = time.monotonic(), self.verifier.num_grafted
+            started, num_before = time.monotonic(), self.verifier.num_sent[REMOTE]
             last = started + max(LEAST_DRAFT_S, self._step_s)
             for identity, frames in self._arrived():
                 if type_of(frames) is Draft and time.monotonic() > last:
                     self.num_dropped += 1
                 else:
                     self._receive(identity, frames)
-            self.verifier.account(time.monotonic() - started, self.verifier.num_grafted - num_before)
+            self.verifier.account(time.monotonic() - started, self.verifier.num_sent[REMOTE] - num_before)
         if self.link.socket in ready:
             for message in self.link.receive():
                 self._handle(message, self.broker)

@@ -14,7 +14,7 @@ from specq.drafting import Drafter
 from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Welcome
 from specq.simulate.events import EventQueue
 from specq.simulate.settings import HostSettings
-from specq.verifier import Verifier
+from specq.verifier import REMOTE, Verifier
 
 Transmit = Callable[[float, "Process", Message], None]  # at a time, over a process's own line, a message
 
@@ -127,8 +127,8 @@ class VerifierProcess(Process):
 
     def work(self, started: float) -> bool:
         verifier, before = self.worker, self.model.busy_s
-        verifier.account(self._grafting_s, verifier.num_grafted - self._num_grafted)
-        self._grafting_s, self._num_grafted = 0.0, verifier.num_grafted
+        verifier.account(self._grafting_s, verifier.num_sent[REMOTE] - self._num_grafted)
+        self._grafting_s, self._num_grafted = 0.0, verifier.num_sent[REMOTE]
         if not verifier.has_work:
             return False
         messages = verifier.step(lambda: started + self.model.busy_s - before)

@@ -4,7 +4,7 @@
     session, history          what is committed, and the unverified nodes below it; what penalties count
     grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them; prompt_lookup: what the text repeats
     scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
-    arms                      whether remote drafters are listened to
+    arms                      which sources of drafts are used: those that raise the tokens a second
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
     colocated, round_choice   a drafter in the verifier's own process; offered_chains: what it drafts and what became of it
@@ -13,8 +13,9 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 a socket.
 """
 
+from specq.verifier.arms import REMOTE
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 
-__all__ = ["ColocatedDrafter", "StepCurve", "Verifier"]
+__all__ = ["REMOTE", "ColocatedDrafter", "StepCurve", "Verifier"]

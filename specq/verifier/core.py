@@ -148,11 +148,10 @@ class Verifier:
         session = self.sessions.get(message.session_id)
         if session is None or session.epoch != message.epoch:
             return []
-        vocab_size = self.engine.info.vocab_size
         if session.committed_at and session.answered < message.base_len == session.length:
             self.arms.learn_round_trip(now - session.committed_at)
             session.answered = session.length
-        check_and_graft(session, message, now, vocab_size=vocab_size, is_trusted=self.trust_drafts)
+        check_and_graft(session, message, now, vocab_size=self.engine.info.vocab_size, is_trusted=self.trust_drafts)
         self.num_sent[REMOTE] += len(message.token_ids)
         return []
 
@@ -165,11 +164,6 @@ class Verifier:
         return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
 
     # --- the step ---------------------------------------------------------------------------------------------------
-
-    @property
-    def num_grafted(self) -> int:
-        """How many draft nodes draft workers have sent."""
-        return self.num_sent[REMOTE]
 
     @property
     def has_work(self) -> bool:
@@ -241,8 +235,8 @@ class Verifier:
     def _learn(self, shares: Sequence[ScheduledSession], verdicts: Sequence[Verdict], seconds: float) -> None:
         """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
         self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self._excluded_s)
-        modes = {share.session.speculation.mode for share in shares}
-        if "async" in modes and "sync" not in modes and all(share.is_decoding for share in shares):
+        modes = {share.session.speculation.mode if share.is_decoding else "prefill" for share in shares}
+        if modes in ({"async"}, {"async", "plain"}):
             self.arms.learn(len(shares), sum(len(verdict.token_ids) for verdict in verdicts), seconds, self.num_sent)
 
     def _rotate(self, shares: Sequence[ScheduledSession]) -> None:
