@@ -117,11 +117,13 @@ class LoadLevel:
     """The arms at one load.
 
     used    the arm in use; trial: the one that is being tried instead, if any
+    num_trials  at this load itself
     before  ln of the rate before the trial; tried: the arm and rate of a trial which awaits the window after it
     """
 
     used: Arm
     challengers: dict[Arm, Challenger]
+    num_trials: int = 0
     trial: Arm | None = None
     window: Window = field(default_factory=Window)
     before: float = 0.0
@@ -183,6 +185,7 @@ class LoadLevel:
 
     def _compare(self, arm: Arm, gain: float) -> None:
         """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that pays."""
+        self.num_trials += 1
         challenger = self.challengers[arm]
         challenger.learn(gain)
         log.info(
@@ -219,6 +222,7 @@ class Arms:
         self._sources, self._is_measured = frozenset(sources), is_measured
         self._levels: dict[int, LoadLevel] = {}
         self.round_trip_s = self._load = 0.0
+        self._number = -1  # of the level of the last step
         self.allowed: Arm = self._sources
         self._warm_up = Window()  # since the last change of arms
         self._num_sent: dict[str, int] = {}
@@ -249,14 +253,20 @@ class Arms:
             self.allowed, self._warm_up = level.arm, Window()
 
     def _level(self, num_sessions: int) -> LoadLevel:
-        """Return the level of the load, which follows the number of sessions with a delay: it may go up and down from step to step."""
+        """Return the level of the load, which follows the number of sessions with a delay: it may go up and down from step to step.
+
+        A level without a trial of its own goes by the nearest that had one.
+        """
         self._load += (num_sessions - self._load) * (LOAD_FADE if self._load else 1.0)
         number = round(math.log2(max(self._load, 1.0)))
-        if number not in self._levels:
-            nearest = min(self._levels, key=lambda known: abs(known - number), default=None)
-            known = None if nearest is None else self._levels[nearest]
-            self._levels[number] = LoadLevel.of(self._sources) if known is None else known.like()
-        return self._levels[number]
+        level = self._levels.setdefault(number, LoadLevel.of(self._sources))
+        if number != self._number and not level.num_trials:
+            tried = [known for known, one in self._levels.items() if one.num_trials]
+            nearest = min(tried, key=lambda known: abs(known - number), default=number)
+            if self._levels[nearest].used != level.used:
+                level = self._levels[number] = self._levels[nearest].like()
+        self._number = number
+        return level
 
     def _is_warm(self, seconds: float) -> bool:
         warm_up = self._warm_up

@@ -132,6 +132,19 @@ def test_a_load_that_is_new_begins_with_the_answer_of_the_nearest():
         assert arms.share(L) == 1.0
 
 
+def test_loads_that_never_last_go_by_those_that_do():
+    """Batches of sixteen sessions whose ends are short: at first all loads are new, and later ends go by what was found for sixteen."""
+    arms, rates = Service(), rates_of(remote=0.5, lookup=1.1)
+    for _ in range(20):
+        arms.serve(1, rates, sessions=16)
+        for sessions in (8, 4, 2, 1):
+            arms.serve(0.07, rates, sessions=sessions)
+    arms.serve(0.1, rates, sessions=16)
+    for sessions in (8, 4, 2, 1):
+        arms.serve(0.07, rates, sessions=sessions)
+        assert arms.share(RL) == 0.0
+
+
 def test_a_load_that_flickers_is_one_load():
     """One of sixteen sessions is replaced again and again: no change of arms comes from that."""
     arms, rates = Service(), rates_of(remote=0.7, lookup=1.1)
