@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from specq.verifier.arms import COLOCATED, LOOKUP, MOST_PATIENCE, REMOTE, WINDOW_S, Arms
+from specq.verifier.arms import COLOCATED, FIRST_PATIENCE, LOOKUP, MOST_PATIENCE, REMOTE, WINDOW_S, Arms, LoadLevel
 
 STEP_S = 0.01
 NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({LOOKUP}), frozenset({COLOCATED})
@@ -93,6 +93,27 @@ def test_the_first_answer_comes_within_seconds():
     assert REMOTE not in arms.allowed
 
 
+def test_what_is_known_of_others_is_known_beside_a_new_arm():
+    """What beat the old one by 0.1 loses 0.1 against what beat it by 0.2, and the old one is to be tried again soon."""
+    level = LoadLevel.of(RL)
+    level.challengers[NONE].learn(0.1)
+    level._compare(L, 0.2)
+    assert level.used == L
+    assert level.challengers[NONE].gain == pytest.approx(-0.1)
+    assert level.challengers[RL].gain == pytest.approx(-0.2)
+    assert level.challengers[RL].until_trial == FIRST_PATIENCE
+
+
+def test_what_loses_in_each_of_its_changes_is_tried_late():
+    """Without drafters two thirds are lost, and likewise without lookups: without both is no early question."""
+    arms, rates = Service(), rates_of(remote=3.0, lookup=3.0)
+    arms.serve(12, rates)
+    assert arms.share(NONE) == 0.0
+    assert arms.share(L) > 0.0
+    arms.serve(60, rates)
+    assert arms.share(NONE) > 0.0
+
+
 def test_a_machine_that_slows_down_says_nothing_about_drafts():
     """A trial is compared with what was before and after it: a drift of the steps' time by half moves no arm."""
     arms = Service()
@@ -155,6 +176,28 @@ def test_a_load_that_flickers_is_one_load():
         arms.serve(0.05, rates, sessions=16)
         used += arms.share(L) / 200
     assert used > 0.9
+
+
+def test_a_step_with_few_sessions_is_no_other_load():
+    """Drafts pay for four and not for sixteen, and each tenth step has four, since others are late."""
+    few, many, arms = rates_of(remote=1.5, lookup=1.1), rates_of(remote=0.6, lookup=1.1), Service()
+    for _ in range(10):
+        arms.serve(3, few, sessions=4)
+        arms.serve(3, many, sessions=16)
+    used = 0.0
+    for _ in range(50):
+        arms.serve(9 * STEP_S, many, sessions=16)
+        used += arms.share(L) / 50
+        arms.serve(STEP_S, many, sessions=4)
+    assert used > 0.9
+
+
+def test_what_is_late_is_no_round_trip():
+    """A drafter that answers after minutes makes no window longer than five seconds."""
+    arms = Service()
+    for _ in range(100):
+        arms.learn_round_trip(100.0)
+    assert arms.round_trip_s <= 1.0
 
 
 def test_without_drafters_none_are_missed():
