@@ -6,7 +6,7 @@ the verifier looks up itself may be the same tokens. So each set of sources is a
 two windows of the one in use, and what counts is the ratio of each such triple: both sides of it have met the same machine and
 nearly the same texts. The more an arm loses, the more rarely it is tried: all trials together may cost a hundredth of the tokens.
 
-A source that sends nothing cannot be measured: it is neither dropped for that, nor are sets compared that differ only in it.
+A source that has never sent anything is not compared, so that whoever joins is used; nor is a trial of one that sends nothing.
 
 No clock: seconds are given.
 """
@@ -145,8 +145,8 @@ class LoadLevel:
         """The arm that is to be measured now."""
         return self.used if self.trial is None else self.trial
 
-    def close(self) -> None:
-        """Take a full window in, and decide what is measured next."""
+    def close(self, heard: Arm) -> None:
+        """Take a full window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
         window, self.window = self.window, Window()
         rate = math.log(max(window.tokens, 1) / window.seconds)
         if self.trial is not None:
@@ -156,7 +156,7 @@ class LoadLevel:
             self._compare(self.tried[0], self.tried[1] - (self.before + rate) / 2)
             self.tried = None
         self.before = rate
-        self._choose_trial(silent=self.used - window.senders)
+        self._choose_trial(silent=self.used - heard)
 
     def _end_trial(self, arm: Arm, rate: float, senders: Arm) -> None:
         self.trial = None
@@ -166,7 +166,7 @@ class LoadLevel:
             self.challengers[arm].miss()
 
     def _choose_trial(self, silent: Arm) -> None:
-        """Begin the trial that is most overdue, if one is; arms that lack a source which sends nothing anyway wait."""
+        """Begin the trial that is most overdue, if one is; arms that lack a source which was never heard wait."""
         open_to_trial = {arm: one for arm, one in self.challengers.items() if not silent - arm}
         for arm, challenger in open_to_trial.items():
             challenger.until_trial -= 1
@@ -226,6 +226,7 @@ class Arms:
         self.allowed: Arm = self._sources
         self._warm_up = Window()  # since the last change of arms
         self._num_sent: dict[str, int] = {}
+        self._heard: Arm = frozenset()
 
     def add(self, source: str) -> None:
         """Take a source in; only before the first step."""
@@ -244,11 +245,12 @@ class Arms:
             return
         senders = frozenset(source for source, count in num_sent.items() if count > self._num_sent.get(source, 0))
         self._num_sent = dict(num_sent)
+        self._heard |= senders
         level = self._level(num_sessions)
         if level.arm == self.allowed and self._is_warm(seconds):
             level.window.add(num_tokens, seconds, senders)
             if level.window.is_full(self.round_trip_s):
-                level.close()
+                level.close(self._heard)
         if level.arm != self.allowed:
             self.allowed, self._warm_up = level.arm, Window()
 

@@ -77,7 +77,10 @@ class Verifier:
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         self._excluded_s = 0.0  # since then
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
-        self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
+        self._min_accept_prob = (
+            0  # of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node
+        )
+        self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([REMOTE, *([LOOKUP] if prompt_lookup else [])], is_measured=measures_drafts)
         self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
@@ -176,11 +179,6 @@ class Verifier:
     def _runs(self, session: Session) -> bool:
         return self.may_run(session) and not session.awaits_draft
 
-    @property
-    def min_accept_prob(self) -> float:
-        """The least acceptance probability with which verifying a node paid in the last step."""
-        return self._min_accept_prob / 1000
-
     def exclude(self, seconds: float) -> None:
         """Take time since the last step out of what the step curve learns."""
         self._excluded_s += seconds
@@ -223,8 +221,9 @@ class Verifier:
         planned = plan(
             sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
-        min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self._node_s)
-        self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
+        self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
+        of_remote = self.min_accept_prob + planned.goodput * self._node_s
+        self._min_accept_prob = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
 
     @property

@@ -20,10 +20,11 @@ class Service(Arms):
         self.sent = dict.fromkeys(sources, 0)
         self.seconds = {}  # by arm, of the last `serve`
 
-    def serve(self, seconds, rates, *, sessions=1, silent=NONE, noise=0.0, rng=None, drift=0.0):
+    def serve(self, seconds, rates, *, sessions=1, silent=NONE, lazy=NONE, noise=0.0, rng=None, drift=0.0):
         """Serve for so long at these rates of each arm; return the tokens as a share of those of the best arm.
 
-        `silent`: sources that send nothing, so that an arm is worth what it is without them.
+        `silent`: sources that send nothing, so that an arm is worth what it is without them; `lazy`: sources that send nothing, and
+        cost what they cost.
         """
         spent, tokens_each, self.seconds = 0.0, 0.0, {}
         while spent < seconds:
@@ -31,7 +32,7 @@ class Service(Arms):
             step_s = STEP_S * (1 + drift * spent / seconds)
             rate = rates[arm - silent]
             tokens = 100 * sessions * rate * (max(0.1, 1 + noise * rng.standard_normal()) if noise else 1.0)
-            for source in arm - silent:
+            for source in arm - silent - lazy:
                 self.sent[source] += 5
             self.learn(sessions, round(tokens), step_s, self.sent)
             spent += step_s
@@ -208,6 +209,15 @@ def test_without_drafters_none_are_missed():
     assert arms.share(R) > 0.9
     rates = rates_of(remote=1.5, lookup=0.8)
     assert arms.serve(10, rates) > 0.95
+
+
+def test_drafters_that_send_hardly_anything_are_silenced_if_they_cost_something():
+    """A bad drafter backs off, but receives verdicts and tries again, on a core that it shares with the broker."""
+    arms, rates = Service(), rates_of(remote=0.93, lookup=1.2)
+    arms.serve(STEP_S, rates)
+    arms.serve(20, rates, lazy=R)
+    arms.serve(60, rates, lazy=R)
+    assert arms.share(L) > 0.9
 
 
 def test_drafters_that_have_gone_are_looked_for_more_and_more_rarely():
