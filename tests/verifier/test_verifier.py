@@ -196,15 +196,17 @@ def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None
 
 
 def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
-    """Time spent on receiving and grafting raises the minimum acceptance probability."""
+    """Time spent on receiving and grafting raises the minimum acceptance probability that drafters are told; not that of what the
+    verifier looks up, which nobody sends."""
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
-    before = step(verifier)[0].min_accept_prob
+    before, of_lookups = step(verifier)[0].min_accept_prob, verifier.min_accept_prob
     for _ in range(500):
         verifier.account(0.004, 2)
     after = step(verifier)[0].min_accept_prob
     assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
+    assert verifier.min_accept_prob == of_lookups
     verifier.account(1.0, 0)
     assert step(verifier)[0].min_accept_prob == after
 
