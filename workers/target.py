@@ -240,5 +240,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
+        measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
     )

@@ -68,6 +68,10 @@ class Servers:
         """Return a line a process: its name, number, cores and what it runs."""
         return table(self._group)
 
+    def pids(self) -> dict[str, int]:
+        """Return the number of each process by its name."""
+        return {name: process.pid for name, process in self._group.processes.items()}
+
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late."""
         self._group.wait_ready(timeout_s)

@@ -156,6 +156,11 @@ class TargetConfig(Section):
         "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
         choices=("ngram", "none"),
     )
+    drafts: str = option(
+        "measured",
+        "measured: drafters, lookups and draft_model are used where they raise tokens a second; always: they are used anyway",
+        choices=("measured", "always"),
+    )
     draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
     fan_out: int = option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
     chain: int = option(8, "most levels that this process drafts for a step", low=1, high=32)

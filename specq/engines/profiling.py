@@ -12,14 +12,17 @@ from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
 
 SESSIONS = 8
 CONTEXT = 8  # tokens
-REPEATS = 7
+REPEATS, LEAST_REPEATS = 7, 2
+PATIENCE_S = 5.0  # after which no round begins but for the least that there must be
 
 
 def step_times(engine: Engine, sizes: Sequence[int], settle: Callable[[], None] = lambda: None) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
     only ever adds to it. `settle` waits until the device has done what it was given. See `Engine.step_times`."""
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
-    rounds = [[_time_step(engine, size, random, settle) for size in sizes] for _ in range(REPEATS)]
+    started, rounds = time.monotonic(), list[list[float]]()
+    while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + PATIENCE_S):
+        rounds.append([_time_step(engine, size, random, settle) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
 
 

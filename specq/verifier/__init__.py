@@ -5,7 +5,7 @@
     sources/                  what drafts: remote drafters, prompt lookup, a colocated draft model
     grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them
     scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
-    arms                      whether remote drafters are listened to
+    arms                      which sources of drafts are used: those that raise the tokens a second
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
 
@@ -13,11 +13,13 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 a socket.
 """
 
+from specq.verifier.arms import REMOTE
 from specq.verifier.core import Verifier
 from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
 from specq.verifier.step_curve import StepCurve
 
 __all__ = [
+    "REMOTE",
     "SOURCES",
     "Budget",
     "Computed",

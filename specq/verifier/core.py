@@ -36,7 +36,7 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
-from specq.verifier.arms import Arms
+from specq.verifier.arms import REMOTE, Arms
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.rounds import Round, commit
 from specq.verifier.scheduler import ScheduledSession, plan
@@ -64,6 +64,7 @@ class Verifier:
         max_step_rows: int = 512,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
+        measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
@@ -76,8 +77,11 @@ class Verifier:
         self.state = "ready"
         self.num_steps = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
-        self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
-        self.arms = Arms()
+        self._min_accept_prob = (
+            0  # of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node
+        )
+        self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
+        self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -148,7 +152,7 @@ class Verifier:
         reason = reason_against(message, self.engine.info.vocab_size)
         if reason:
             raise ProtocolError(f"a draft was dropped: {reason}")
-        if session.answered < message.base_len == session.length:
+        if session.committed_at and session.answered < message.base_len == session.length:
             self.arms.learn_round_trip(now - session.committed_at)
             session.answered = session.length
         self.sources.put(session, message if self.trust_drafts else stripped(message))
@@ -172,12 +176,12 @@ class Verifier:
 
     def begin(self, now: float) -> None:
         """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
-        self.sources.begin(self._decoding(), self._budget(), now)
+        self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
         faults = Faults()
-        self.sources.collect(self._decoding(), self._budget(), clock)
+        self._propose(clock)
         started = clock()
         shares = self._schedule(faults)
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
@@ -191,7 +195,7 @@ class Verifier:
             check_works(self.engine)  # raises if it fails with every session
         return [*verdicts, *failed]
 
-    # --- schedule ---------------------------------------------------------------------------------------------------
+    # --- propose and schedule ---------------------------------------------------------------------------------------------------
 
     def _decoding(self) -> list[Session]:
         """Return the sessions whose next step gives a token."""
@@ -199,7 +203,11 @@ class Verifier:
         return decoding[: self.max_sessions]
 
     def _budget(self) -> Budget:
-        return Budget(self.curve, self._min_accept_prob / 1000)
+        return Budget(self.curve, self.min_accept_prob)
+
+    def _propose(self, clock: Callable[[], float]) -> None:
+        """Hang what has been drafted onto the trees."""
+        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
 
     def _schedule(self, faults: Faults) -> Sequence[ScheduledSession]:
         """Return the shares of those sessions that can be planned together."""
@@ -217,14 +225,15 @@ class Verifier:
         planned = plan(
             sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
-        min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self.sources.node_s)
-        self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
+        self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
+        of_remote = self.min_accept_prob + planned.goodput * self.sources.node_s
+        self._min_accept_prob = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
 
     @property
     def _asked(self) -> int:
         """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
-        return self._min_accept_prob if self.arms.wants_drafts else MAX_MIN_ACCEPT_PROB
+        return self._min_accept_prob if REMOTE in self.arms.allowed else MAX_MIN_ACCEPT_PROB
 
     # --- forward, judge, commit -------------------------------------------------------------------------------------
 
@@ -274,11 +283,12 @@ class Verifier:
                 self.sessions[share.session_id] = self.sessions.pop(share.session_id)
 
     def _learn(self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], seconds: float) -> None:
-        """Learn what a step takes; and, where all sessions decode and wait for no drafter, whether remote drafts pay."""
+        """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
         self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self.sources.waited_s)
-        if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
+        modes = {share.session.speculation.mode if share.is_decoding else "prefill" for share in shares}
+        if modes in ({"async"}, {"async", "plain"}):
             num_tokens = sum(len(done.token_ids) for done in rounds)
-            self.arms.learn(len(shares), num_tokens, seconds, self.sources.num_remote_nodes)
+            self.arms.learn(len(shares), num_tokens, seconds, self.sources.num_sent)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -52,6 +52,11 @@ class ScheduledSession:
     def session_id(self) -> int:
         return self.session.session_id
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all of the session's text but the last token has its KV already."""
+        return self.step.judged and len(self.step.token_ids) == 1
+
 
 class Chosen(NamedTuple):
     """Nodes to verify, by session id.

@@ -58,7 +58,7 @@ class Session:
         self.scratch: ScratchRows = NO_SCRATCH  # what a source wants computed beside the next token
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
-        self.committed_at = 0.0  # when the last round was
+        self.committed_at = 0.0  # when the last round was; 0 before the first
         self.answered = 0  # the newest committed length that a remote drafter has been seen to know
         self.drafted_at = 0  # the newest position that a draft spoke of
         self.beats_waited = 0  # heartbeats since a synchronous session began to wait for a draft

@@ -9,6 +9,7 @@ import pytest
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier.arms import COLOCATED, REMOTE, Arms
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
 from specq.verifier.sources.colocated import ColocatedDrafter
@@ -28,7 +29,7 @@ class World:
 
     def collect(self) -> None:
         """Hang what was drafted onto the trees, without a step."""
-        self.verifier.sources.collect((), Budget(self.verifier.curve, 0.0), lambda: 0.0)
+        self.verifier.sources.collect((), frozenset([REMOTE, COLOCATED]), Budget(self.verifier.curve, 0.0), lambda: 0.0)
 
 
 def make(proposer: ToyProposer | None = None) -> World:
@@ -313,3 +314,15 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
 def sources(own: World) -> dict[int, list[int]]:
     """Return the contexts that the source of chains holds."""
     return own.chains.proposer.contexts
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: str) -> None:
+    """The controller that measures it decides; what is drafted is counted for it."""
+    own = make()
+    assert COLOCATED in own.verifier.arms.allowed
+    open_session(own, mode=mode)
+    own.verifier.arms = Arms([], is_measured=False)
+    for _ in range(5):
+        turn(own)
+    assert bool(own.verifier.sources.num_sent[COLOCATED]) == bool(own.drafter.num_passes) == (mode == "sync")

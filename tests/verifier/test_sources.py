@@ -11,6 +11,7 @@ from specq.protocol import ConfigError, Draft, ScratchRows, Speculation
 from specq.testing.conformance.sources import Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, StepCurve, Verifier
+from specq.verifier.arms import COLOCATED, LOOKUP, REMOTE
 from specq.verifier.rounds import Round
 from specq.verifier.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
@@ -18,6 +19,7 @@ from specq.verifier.sources.mailbox import MAX_NODES, Mailbox
 from specq.verifier.sources.source_set import LEAST_MAIL_S, SourceSet
 from tests.verifier.sessions import make_draft, make_session
 
+ALL = frozenset([REMOTE, LOOKUP, COLOCATED])
 LEVELS = StepCurve([1, 64], [0.0005, 0.0005])
 BUDGET = Budget(StepCurve([1, 64], [0.005, 0.01]), 0.0)
 
@@ -119,7 +121,7 @@ def test_drafts_take_no_longer_than_the_last_step() -> None:
 
     for i in range(40):
         sources.put(session, make_draft(3, i, [i + 4], [-1]))
-    sources.collect((), BUDGET, clock)
+    sources.collect((), ALL, BUDGET, clock)
     assert session.num_live == pytest.approx(LEAST_MAIL_S / 0.001, abs=1)
     assert sources.num_dropped == 40 - session.num_live
     sources.observe((), (), 0.02)
@@ -127,7 +129,7 @@ def test_drafts_take_no_longer_than_the_last_step() -> None:
         sources.put(session, make_draft(3, 40 + i, [i + 60], [-1]))
     before = session.num_live
     sources.account(0.01)  # half of it went on receiving them
-    sources.collect((), BUDGET, clock)
+    sources.collect((), ALL, BUDGET, clock)
     assert 9 <= session.num_live - before <= 11
 
 
@@ -150,7 +152,7 @@ def test_sources_see_what_those_before_them_drafted() -> None:
     assert alone[1].token_ids[0] == phrase[3]
     sources = SourceSet((lookup,), ToyEngine())
     sources.put(session, make_draft(session.length, 0, [*phrase[3:], 1, 2, 3], list(range(-1, 11))))
-    sources.collect([session], BUDGET, lambda: 0.0)
+    sources.collect([session], ALL, BUDGET, lambda: 0.0)
     assert {node.lane for node in session.live_nodes()} == {0}
 
 

@@ -25,6 +25,7 @@ from specq.proposers.profiling import level_times
 from specq.protocol import ConfigError, Draft, EngineError, EngineLostError, Float64Array, fits, mismatch
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
+from specq.verifier.arms import COLOCATED
 from specq.verifier.draft_tree import Chain
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import promised
@@ -59,7 +60,7 @@ class ColocatedDrafter(DraftSource):
     children.
     """
 
-    name = "colocated"
+    name = COLOCATED
 
     def __init__(self, chains: ChainSource, levels: StepCurve, *, fan_out: int = 3, chain: int = 8) -> None:
         self.chains, self.fan_out = chains, fan_out

@@ -12,6 +12,7 @@ from specq.proposers import NgramIndex
 from specq.protocol import LOOKUP_LANE, Draft
 from specq.runtime import Faults
 from specq.verification import strategy
+from specq.verifier.arms import LOOKUP
 from specq.verifier.lanes import lane_of
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
@@ -25,7 +26,7 @@ LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up ch
 class PromptLookup(DraftSource):
     """The lookups of all sessions. There is nothing to begin, since they take microseconds and wait for what others drafted."""
 
-    name = "lookup"
+    name = LOOKUP
 
     def __init__(self) -> None:
         self._lookups: dict[int, SessionLookup | None] = {}  # None: nothing is looked up for this session

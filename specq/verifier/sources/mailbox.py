@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from specq.protocol import Draft
+from specq.verifier.arms import REMOTE
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource
 
@@ -12,13 +13,11 @@ MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dro
 
 
 class Mailbox(DraftSource):
-    """Drafts that have arrived. `num_nodes`: in all that were put in since it was made. It refuses nobody: a drafter's next draft may
-    be sound."""
+    """Drafts that have arrived. It refuses nobody: a drafter's next draft may be sound."""
 
-    name = "remote"
+    name = REMOTE
 
     def __init__(self) -> None:
-        self.num_nodes = 0
         self._drafts: list[tuple[Session, Draft]] = []
         self._num_waiting = 0
 
@@ -33,7 +32,6 @@ class Mailbox(DraftSource):
             return False
         self._drafts.append((session, draft))
         self._num_waiting += count
-        self.num_nodes += count
         return True
 
     def collect(

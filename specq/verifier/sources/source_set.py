@@ -10,6 +10,7 @@ import structlog
 from specq.engines import Engine
 from specq.protocol import NO_SCRATCH, NO_TAP, ConfigError, Draft, EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, traced
+from specq.verifier.arms import Arm
 from specq.verifier.grafting import hang
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import ScheduledSession
@@ -31,6 +32,7 @@ class SourceSet:
     waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile included
     node_s       seconds that it takes to receive a draft node and to graft it
     mail_s       seconds that the drafts which arrive between two steps may take: as many as the last step took
+    num_sent     draft nodes in all, by the name of their source
     num_dropped  drafts for which there was no time or no room
     """
 
@@ -47,38 +49,45 @@ class SourceSet:
         self._began_at: float | None = None  # if the step waits for a source
         self._receiving_s = 0.0  # what drafts have cost since the last `collect`
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
+        self.num_sent = {source.name: 0 for source in self.sources}
 
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
 
-    @property
-    def num_remote_nodes(self) -> int:
-        """Nodes that remote drafters have sent in all."""
-        return self.mailbox.num_nodes
-
     def put(self, session: Session, draft: Draft) -> None:
         """Take a remote draft that was checked."""
-        if not self.mailbox.put(session, draft):
+        if self.mailbox.put(session, draft):
+            self.num_sent[self.mailbox.name] += len(draft.token_ids)
+        else:
             self.num_dropped += 1
 
     def account(self, seconds: float) -> None:
         """Take in what it took to receive the drafts that have arrived since the last `collect`."""
         self._receiving_s += seconds
 
-    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> None:
-        """Let the sources begin to draft for sessions that decode."""
-        begun = self._ask("begin", lambda source: source.begin(sessions, budget, now))
+    def begin(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, now: float) -> None:
+        """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous ones."""
+        begun = self._ask("begin", lambda source: source.begin(_drafted_for(sessions, source, allowed), budget, now))
         self._began_at = now if any(begun) else None
 
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> None:
-        """Hang what the sources have drafted onto the trees; `sessions` are those that decode."""
+    def collect(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, clock: Callable[[], float]) -> None:
+        """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
         self._take_mail(clock)
-        self._ask("collect", lambda source: self._hang(source, source.collect(sessions, budget, clock), clock()))
+        self._ask(
+            "collect", lambda source: self._collect(source, _drafted_for(sessions, source, allowed), budget, clock)
+        )
         if self._uses_scratch:
             self._set_scratch(sessions)
         self.waited_s = 0.0 if self._began_at is None else clock() - self._began_at
         self._began_at = None
+
+    def _collect(
+        self, source: DraftSource, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]
+    ) -> None:
+        batch = source.collect(sessions, budget, clock)
+        self._hang(source, batch, clock())
+        self.num_sent[source.name] += sum(len(draft.token_ids) for _, draft in batch)
 
     def _set_scratch(self, sessions: Sequence[Session]) -> None:
         """Ask for scratch rows; a session has those of the first source that has some."""
@@ -110,7 +119,8 @@ class SourceSet:
                 self.num_dropped += len(mail) - place
                 break
             self._hang(self.mailbox, (entry,), started)
-        num_nodes, self._num_counted = self.mailbox.num_nodes - self._num_counted, self.mailbox.num_nodes
+        num_sent = self.num_sent[self.mailbox.name]
+        num_nodes, self._num_counted = num_sent - self._num_counted, num_sent
         if num_nodes:
             seconds = self._receiving_s + clock() - started
             self.node_s += NODE_COST_FADE * (seconds / num_nodes - self.node_s)
@@ -153,6 +163,11 @@ class SourceSet:
     def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
         self.sources.remove(source)
         log.error("source_failed", source=source.name, doing=doing, **traced(error))
+
+
+def _drafted_for(sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
+    """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
+    return sessions if source.name in allowed else [session for session in sessions if session.is_sync]
 
 
 def _check(source: DraftSource, engine: Engine) -> None:
