@@ -31,7 +31,7 @@ KINDS = [(kind, eager) for kind in CONFIGS for eager in (False, True)]
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}{'-eager' if kind[1] else ''}", scope="module")
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
     kind, eager = request.param
-    return make_checkpoint(kind, tmp_path_factory.mktemp(kind)), eager
+    return make_checkpoint(kind, tmp_path_factory.mktemp(f"step-outputs-{kind}")), eager
 
 
 def reference_hidden(reference, token_ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
