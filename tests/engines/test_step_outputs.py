@@ -81,7 +81,8 @@ def test_hidden_states_equal_transformers_of_each_row(place: tuple[Path, bool]) 
     assert output.judgements == []
     check_hidden(output, 0, expected[:0])
     check_hidden(output, 1, expected[10:30])
-    steps = [SessionStep(1, 30, context[30:], GREEDY, tree), SessionStep(2, 20, other[20:], GREEDY)]
+    scratch = window(rng, 40)  # before the rows of the other session
+    steps = [SessionStep(1, 30, context[30:], GREEDY, tree, scratch=scratch), SessionStep(2, 20, other[20:], GREEDY)]
     output = engine.step(steps, tap)
     paths = [context.tolist() + path_tokens(tree, node) for node in range(7)]
     nodes = [reference_hidden(reference, path, layers)[-1:] for path in paths]
