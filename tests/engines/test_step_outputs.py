@@ -31,7 +31,7 @@ KINDS = [(kind, eager) for kind in CONFIGS for eager in (False, True)]
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0]}{'-eager' if kind[1] else ''}", scope="module")
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bool]:
     kind, eager = request.param
-    return make_checkpoint(kind, tmp_path_factory.mktemp(kind)), eager
+    return make_checkpoint(kind, tmp_path_factory.mktemp(f"step-outputs-{kind}")), eager
 
 
 def reference_hidden(reference, token_ids: list[int], layers: tuple[int, ...]) -> torch.Tensor:
@@ -81,7 +81,8 @@ def test_hidden_states_equal_transformers_of_each_row(place: tuple[Path, bool]) 
     assert output.judgements == []
     check_hidden(output, 0, expected[:0])
     check_hidden(output, 1, expected[10:30])
-    steps = [SessionStep(1, 30, context[30:], GREEDY, tree), SessionStep(2, 20, other[20:], GREEDY)]
+    scratch = window(rng, 40)  # before the rows of the other session
+    steps = [SessionStep(1, 30, context[30:], GREEDY, tree, scratch=scratch), SessionStep(2, 20, other[20:], GREEDY)]
     output = engine.step(steps, tap)
     paths = [context.tolist() + path_tokens(tree, node) for node in range(7)]
     nodes = [reference_hidden(reference, path, layers)[-1:] for path in paths]
