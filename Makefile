@@ -15,7 +15,7 @@ help: ## Show this list
 
 setup: $(READY) ## Make .venv with the locked versions (uv where present, else pip)
 
-$(READY): requirements.lock pyproject.toml scripts/setup.sh
+$(READY): requirements.lock requirements-models.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 	@touch $@
 

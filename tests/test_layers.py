@@ -16,7 +16,7 @@ PACKAGES = {
     "protocol": (),
     "config": ("protocol",),
     "runtime": ("protocol", "config"),
-    "models": ("protocol",),
+    "models": ("protocol", "config", "checkpoints"),
     "transport": ("protocol",),
     "checkpoints": ("protocol",),
     "text": ("protocol", "checkpoints"),

@@ -68,18 +68,21 @@ def load(
 
     Raises ConfigError if the model cannot be found or used.
     """
-    checkpoint = resolve_checkpoint(model)
-    place = _pick_device(device)
-    kept, overrides = _pick_dtype(dtype, place), {}
-    if is_gguf(checkpoint):
-        values = values_format(dtype)
-        overrides = {"gguf_values": values}
-        network = load_gguf(checkpoint, place, DTYPES[values] if isinstance(kept, str) else kept, DTYPES[values])
-    else:
-        network = _load_network(checkpoint, place, kept)
+    checkpoint, place = resolve_checkpoint(model), _pick_device(device)
+    network = load_network(checkpoint, place, dtype)
+    overrides = {"gguf_values": values_format(dtype)} if is_gguf(checkpoint) else None
     return assemble(
         network, checkpoint, kv_slots=kv_slots, name=name, eager=eager, threads=threads, overrides=overrides
     )
+
+
+def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
+    """Load a transformers model alone; arguments as of `load`. Raises ConfigError if there is none that can be used."""
+    kept = _pick_dtype(dtype, device)
+    if not is_gguf(checkpoint):
+        return _load_network(checkpoint, device, kept)
+    values = DTYPES[values_format(dtype)]
+    return load_gguf(checkpoint, device, values if isinstance(kept, str) else kept, values)
 
 
 def assemble(
