@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -60,8 +60,10 @@ class Forward(Protocol):
     """Runs packed rows: writes their KV into `kv` and returns what the rows in `logit_rows` say.
 
     num_tap_layers  as of `specq.engines.Engine`
+    ARITHMETIC      names its kernels: forwards of other kernels round otherwise
     """
 
+    ARITHMETIC: ClassVar[str]
     kv: KvStore
     num_tap_layers: int
 

@@ -11,7 +11,7 @@ states have graphs of their own, for each set of layers, captured when first nee
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -33,6 +33,8 @@ NUM_INBOXES = 2
 
 class FusedForward:
     """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `fused_weights.supports`."""
+
+    ARITHMETIC: ClassVar[str] = "fused"
 
     def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
         """`graphs` and `pdl` (programmatic dependent launch) default to what the device can do."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,8 @@ class _Plan:
 
 class GenericForward:
     """Runs packed rows through a transformers model on its own device."""
+
+    ARITHMETIC: ClassVar[str] = "torch"
 
     def __init__(self, model: Any, kv: KvStore) -> None:
         AttentionInterface.register(ATTENTION, paged_attention)
