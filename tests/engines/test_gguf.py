@@ -11,11 +11,10 @@ import torch
 from gguf.quants import dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specq.broker import fits, mismatch
 from specq.engines.checkpoint import resolve_directory
 from specq.engines.torch import RowPacker, load
 from specq.models import resolve_model
-from specq.protocol import ConfigError
+from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json
 from specq.testing.checkpoints import load_reference, random_tokens, reference_logits
 from specq.testing.checkpoints_gguf import MADE, Q, keep_values, write_gguf
