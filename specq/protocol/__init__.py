@@ -33,6 +33,7 @@ from specq.protocol.bounds import (
     MODES,
     NAME,
     PRIORITY,
+    TENANT,
     TOKEN_IDS,
 )
 from specq.protocol.draft_checks import reason_against, stripped
@@ -125,6 +126,7 @@ __all__ = [
     "NO_TOKENS",
     "NO_TREE",
     "PRIORITY",
+    "TENANT",
     "TOKEN_IDS",
     "Accepted",
     "Ack",
