@@ -10,7 +10,7 @@ from specq.client import Client
 from specq.client.request import is_batch, split_batch
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, Failed, Submit
-from specq.testing.fake_broker import ANSWER, CODEC, FakeBroker, answer, tokens
+from specq.testing.fake_broker import CODEC, FakeBroker, answer, tokens
 from specq.verification.seeds import derived_seed
 from tests.client.asking import run_async
 
@@ -197,7 +197,7 @@ def test_a_stream_of_several_says_whose_a_piece_is(tmp_path, broker):
     for piece in pieces:
         at = (piece.place, piece.index)
         texts[at] = texts.get(at, "") + piece.text
-    assert texts == {(place, index): ANSWER for place in (0, 1) for index in (0, 1)}
+    assert texts == {(place, index): prompt for place, prompt in enumerate("ab") for index in (0, 1)}
     assert sorted(piece.result.prompt for piece in pieces if piece.result) == ["a", "a", "b", "b"]
 
 

@@ -1,0 +1,50 @@
+"""`/v1/completions` and `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from specq.gateway import chat_call, completion_call, idempotency
+from specq.gateway.calls import Call
+from specq.gateway.endpoint import Parts, endpoint
+from specq.gateway.guard import CALLER
+from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
+from specq.gateway.serving import MakeShape, Prepared, Stream, complete, prepare
+from specq.gateway.shapes import ChatShape, CompletionShape
+
+Read = Callable[[Any], Call]
+
+
+def routes(parts: Parts) -> list[Route]:
+    """Return the routes."""
+    chat, plain = partial(_answer, chat_call.read, ChatShape), partial(_answer, completion_call.read, CompletionShape)
+    return [
+        Route("/v1/chat/completions", endpoint(parts, chat), methods=["POST"]),
+        Route("/v1/completions", endpoint(parts, plain), methods=["POST"]),
+    ]
+
+
+async def _answer(read: Read, make_shape: MakeShape, parts: Parts, request: Request) -> Response:
+    body, size = await read_json(request, parts.limits)
+    call = read(body)
+    repeatable = idempotency.read(request.headers, request.url.path, body, call)
+    prepared = await prepare(parts.upstream, call, make_shape, request.scope[CALLER], repeatable, size)
+    if call.stream:
+        return await _stream(prepared, parts, request)
+    return json_response(await unless_gone(request.receive, complete(prepared, parts.limits.total_s)))
+
+
+async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Response:
+    stream = Stream(prepared, parts.limits.total_s)
+    try:
+        await unless_gone(request.receive, stream.begin())
+    except BaseException:
+        stream.close()
+        raise
+    return EventStream(stream.events(), stream.close, parts.limits.total_s)
