@@ -77,7 +77,7 @@ def paged_attention(
     query: torch.Tensor,  # [1, num_heads, R, head_dim]
     key: torch.Tensor,  # [1, num_kv_heads, R, head_dim]
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001 - the interface's signature; None, since `specq` has no mask
     scaling: float | None = None,
     specq_plan: _Plan | None = None,
     **extras: Any,
