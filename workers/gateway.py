@@ -47,7 +47,13 @@ def make_server(config: ServeConfig) -> Gateway:
     limits = Limits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
     hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), host_and_port(config.bind)[0]]
     upstream = Upstream(config.broker, config.keys, config.timeout_s)
-    app = make_app(Parts(upstream, limits), hosts=[h for h in hosts if h], keys=keys, most=config.requests_per_key)
+    app = make_app(
+        Parts(upstream, limits),
+        hosts=[host for host in hosts if host],
+        keys=keys,
+        most=config.requests_per_key,
+        header_bytes=config.header_kb * 1024,
+    )
     settings = uvicorn.Config(
         app,
         loop="asyncio",
@@ -59,7 +65,7 @@ def make_server(config: ServeConfig) -> Gateway:
         proxy_headers=False,
         server_header=False,
         date_header=False,
-        h11_max_incomplete_event_size=config.header_kb * 1024,
+        h11_max_incomplete_event_size=config.header_kb * 1024,  # of headers that come in parts; of others see the guard
         timeout_keep_alive=max(1, int(config.idle_seconds)),
         timeout_graceful_shutdown=max(1, int(config.drain_seconds)),
         ssl_certfile=config.tls_cert or None,

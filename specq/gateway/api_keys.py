@@ -80,7 +80,8 @@ def read_file(path: Path) -> dict[str, Caller]:
         raise ConfigError(f"{path} is not a valid file of API keys: it is not valid TOML") from None
     callers: dict[str, Caller] = {}
     for name, table in tables.items():
-        callers[_check(path, name, table)] = Caller(name, table.get("max_priority", 0))
+        found = _check(path, name, table)
+        callers[found] = Caller(name, table.get("max_priority", 0))
     return callers
 
 

@@ -15,12 +15,20 @@ from specq.gateway.guard import Guard
 from specq.gateway.routes import completions, health, models, tokens
 
 
-def make_app(parts: Parts, *, hosts: Collection[str] = (), keys: ApiKeys | None = None, most: int = 1024) -> ASGIApp:
+def make_app(
+    parts: Parts,
+    *,
+    hosts: Collection[str] = (),
+    keys: ApiKeys | None = None,
+    most: int = 1024,
+    header_bytes: int = 32_768,
+) -> ASGIApp:
     """Return the gateway as an ASGI application; when it is shut down, the clients of its broker are closed.
 
     hosts  names by which clients may call it, besides localhost and addresses
     keys   who may ask; None: everyone
     most   requests of one key that may be under way at a time
+    header_bytes   that all headers of a request may have
     """
 
     @asynccontextmanager
@@ -30,4 +38,4 @@ def make_app(parts: Parts, *, hosts: Collection[str] = (), keys: ApiKeys | None 
 
     routes = [route for group in (completions, models, tokens, health) for route in group.routes(parts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
-    return Guard(app, frozenset(name.lower() for name in hosts), keys, most)
+    return Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes)

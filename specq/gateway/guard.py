@@ -24,8 +24,11 @@ CALLER = "specq.caller"
 class Guard:
     """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time."""
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], keys: ApiKeys | None, most: int) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str], keys: ApiKeys | None, most: int, header_bytes: int
+    ) -> None:
         self._app, self._hosts, self._keys, self._most = app, hosts, keys, most
+        self._header_bytes = header_bytes
         self._under_way: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,6 +53,8 @@ class Guard:
 
     def _admit(self, headers: Headers, path: str) -> Caller:
         """Return whose request it is; raises ApiError for one that may not come in."""
+        if sum(len(name) + len(value) for name, value in headers.raw) > self._header_bytes:
+            raise ApiError(f"the headers are larger than {self._header_bytes} bytes", 431)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not is_known(hosts[0], self._hosts):
             raise ApiError("Host is not a name of this server (serve.hosts)", 421, "Host", "unknown_host")

@@ -36,7 +36,6 @@ class Running:
                 await self._server.serve(sockets=[listener])
         except BaseException as error:
             self.errors.append(error)
-            raise
         finally:
             self._started.set()
 
