@@ -42,7 +42,7 @@ def keys() -> None:
 @click.option("--max-priority", type=int, default=0, show_default=True, help="The highest priority of its jobs.")
 def api(name: str, path: Path, *, max_priority: int) -> None:
     """Make an API key for `specq serve --api-keys FILE`: the file gets its name and hash, the key itself is shown once."""
-    from specq.gateway.api_keys import make_key
+    from specq.gateway import make_key
 
     key = make_key(path, name, max_priority=max_priority)
     click.echo(f"{path} has a key of {name} now", err=True)

@@ -6,6 +6,7 @@
     errors                every refusal, in OpenAI's format
     serving, upstream     what is asked of the client, and of which
     api_keys, hosts, guard, connection   who gets in, and how much of it
+    metrics               what is counted, for Prometheus
     routes/               the endpoints, one file a group; endpoint, replies: what they share
     app                   all of it as an ASGI application
 

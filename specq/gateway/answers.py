@@ -79,10 +79,14 @@ class Events:
         """Return the events after the last text."""
         if not self._call.include_usage or self.position.has_usage:
             return sse.DONE
-        results = [self._results[index] for index in sorted(self._results)]
         self.position = replace(self.position, has_usage=True)
-        last = self._head.around(self._shape.chunk_kind, ()) | {"usage": usage(self._call, results)}
+        last = self._head.around(self._shape.chunk_kind, ()) | {"usage": usage(self._call, self.results)}
         return sse.event(last, self._id) + sse.DONE
+
+    @property
+    def results(self) -> list[Result]:
+        """Return the results that have come, in order."""
+        return [self._results[index] for index in sorted(self._results)]
 
     def failed(self, error: ApiError) -> bytes:
         """Return the event that says why a stream ends early; it moves no position."""

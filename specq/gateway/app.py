@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from specq.gateway.api_keys import ApiKeys
 from specq.gateway.endpoint import Parts, of_http
 from specq.gateway.guard import Guard
-from specq.gateway.routes import completions, health, models, tokens
+from specq.gateway.routes import completions, health, metrics, models, tokens
 
 
 def make_app(
@@ -36,6 +36,7 @@ def make_app(
         yield
         await parts.upstream.close()
 
-    routes = [route for group in (completions, models, tokens, health) for route in group.routes(parts)]
+    routes = [route for group in (completions, models, tokens, health, metrics) for route in group.routes(parts)]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
-    return Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes)
+    guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes)
+    return parts.metrics.around(guarded)

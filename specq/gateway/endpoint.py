@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specq.gateway.errors import ApiError, of_job
+from specq.gateway.metrics import Metrics
 from specq.gateway.replies import ClientGoneError, Limits, error_response
 from specq.gateway.upstream import Upstream
 from specq.protocol import JobError
@@ -27,6 +28,7 @@ class Parts:
 
     upstream: Upstream
     limits: Limits
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 Handler = Callable[[Parts, Request], Awaitable[Response]]

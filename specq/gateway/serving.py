@@ -18,6 +18,7 @@ from specq.gateway.api_keys import Caller
 from specq.gateway.calls import Call
 from specq.gateway.errors import ApiError, of_job
 from specq.gateway.idempotency import Repeatable
+from specq.gateway.metrics import Metrics
 from specq.gateway.shapes import Json, Shape
 from specq.gateway.upstream import Upstream
 from specq.protocol import JobError
@@ -81,24 +82,26 @@ def _head(requests: tuple[Request, ...], served: Served, shape: Shape) -> Head:
     return Head(f"{shape.prefix}-{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16])
 
 
-async def complete(prepared: Prepared, total_s: float) -> Json:
+async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json:
     """Return the answer in one."""
     try:
         async with asyncio.timeout(total_s):
             results = await prepared.client.run(prepared.requests, prepared.served)
     except TimeoutError:
         raise _late(total_s) from None
+    metrics.note_results((result for of_prompt in results for result in of_prompt), prepared.call.n)
     return whole(prepared.call, prepared.shape, prepared.head, results)
 
 
 class Stream:
     """The answer as events. What fails before the first one is raised by `begin`, for a status of its own."""
 
-    def __init__(self, prepared: Prepared, total_s: float) -> None:
+    def __init__(self, prepared: Prepared, total_s: float, metrics: Metrics) -> None:
         position = prepared.repeatable.position(prepared.num_choices)
         with_ids = bool(prepared.repeatable.key)
         self._events = Events(prepared.call, prepared.shape, prepared.head, position, with_ids=with_ids)
-        self._total_s, self._until = total_s, time.monotonic() + total_s
+        self._total_s, self._started = total_s, time.monotonic()
+        self._metrics, self._n = metrics, prepared.call.n
         self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)
         self._first = b""
 
@@ -107,6 +110,7 @@ class Stream:
         self._first = self._events.opening()
         if not self._pieces.ended:
             self._first += await self._next()
+            self._metrics.note_first_token(time.monotonic() - self._started)
 
     async def events(self) -> AsyncIterator[bytes]:
         """Yield the events; an error becomes one."""
@@ -114,6 +118,7 @@ class Stream:
         try:
             while not self._pieces.ended:
                 yield await self._next()
+            self._metrics.note_results(self._events.results, self._n)
             yield self._events.closing()
         except JobError as error:
             yield self._events.failed(of_job(error))
@@ -122,7 +127,7 @@ class Stream:
 
     async def _next(self) -> bytes:
         """Return the events of the next piece; a comment if there is none for long."""
-        left = self._until - time.monotonic()
+        left = self._started + self._total_s - time.monotonic()
         if left <= 0:
             raise _late(self._total_s)
         try:

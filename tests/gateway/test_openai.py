@@ -187,3 +187,20 @@ def test_what_is_not_there(http, method, path, status):
     response = http.request(method, path)
 
     assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
+
+
+def test_metrics(http):
+    """Requests by path and status, and tokens; a prompt of several completions counts once."""
+    http.post("/v1/completions", json={"prompt": "a", "n": 2, "max_tokens": 5})
+    http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, "stream": True})
+    http.post("/v1/completions", json={})
+    http.get("/secret/path")
+    lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if not line.startswith("#"))
+
+    assert lines['specq_http_requests_total{path="/v1/completions",status="200"}'] == "2.0"
+    assert lines['specq_http_requests_total{path="/v1/completions",status="400"}'] == "1.0"
+    assert lines['specq_http_requests_total{path="other",status="404"}'] == "1.0"
+    assert (lines["specq_completion_tokens_total"], lines["specq_prompt_tokens_total"]) == ("15.0", "2.0")
+    assert lines["specq_accepted_tokens_total"] == "18.0"
+    assert lines["specq_http_first_token_seconds_count"] == "1.0"
+    assert lines["specq_http_requests_under_way"] == "1.0"

@@ -37,11 +37,11 @@ async def _answer(read: Read, make_shape: MakeShape, parts: Parts, request: Requ
     prepared = await prepare(parts.upstream, call, make_shape, request.scope[CALLER], repeatable, size)
     if call.stream:
         return await _stream(prepared, parts, request)
-    return json_response(await unless_gone(request.receive, complete(prepared, parts.limits.total_s)))
+    return json_response(await unless_gone(request.receive, complete(prepared, parts.limits.total_s, parts.metrics)))
 
 
 async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Response:
-    stream = Stream(prepared, parts.limits.total_s)
+    stream = Stream(prepared, parts.limits.total_s, parts.metrics)
     try:
         await unless_gone(request.receive, stream.begin())
     except BaseException:
