@@ -1,8 +1,8 @@
 """The gateway: OpenAI's HTTP API in front of a broker. JSON in, JSON or server-sent events out.
 
-    fields, calls, chat_call, completion_call, token_call   bodies of requests, checked; pure
+    fields, calls, *_call   bodies of requests, checked; pure
     idempotency, sse      requests that may be repeated, streams that may be taken up again; pure
-    shapes, answers       results and pieces as JSON; pure
+    shapes, answers, responses_answer   results and pieces as JSON; pure
     errors                every refusal, in OpenAI's format
     serving, upstream     what is asked of the client, and of which
     api_keys, hosts, guard, connection   who gets in, and how much of it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from specq.client import Piece, Result
 from specq.gateway import sse
@@ -36,11 +36,44 @@ class Head:
         }
 
 
-def whole(call: Call, shape: Shape, head: Head, results: Sequence[Sequence[Result]]) -> Json:
-    """Return the answer in one: the results of each prompt, in order."""
-    flat = [result for of_prompt in results for result in of_prompt]
-    choices = [shape.whole(index, result) for index, result in enumerate(flat)]
-    return head.around(shape.whole_kind, choices) | {"usage": usage(call, flat)}
+class EventSource(Protocol):
+    """The events of one stream; `results`: those that have come, in order."""
+
+    @property
+    def results(self) -> list[Result]: ...
+    def opening(self) -> bytes: ...
+    def take(self, piece: Piece) -> bytes: ...
+    def closing(self) -> bytes: ...
+    def failed(self, error: ApiError) -> bytes: ...
+
+
+class Answering(Protocol):
+    """How a request is answered; `prefix`: of the answer's id."""
+
+    @property
+    def prefix(self) -> str: ...
+
+    def whole(self, head: Head, results: Sequence[Result]) -> Json:
+        """Return the answer in one, of the results of all prompts in order."""
+        ...
+
+    def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
+        """Return the answer as a stream."""
+        ...
+
+
+class Choices:
+    """An answer that is a list of choices."""
+
+    def __init__(self, call: Call, shape: Shape) -> None:
+        self._call, self._shape, self.prefix = call, shape, shape.prefix
+
+    def whole(self, head: Head, results: Sequence[Result]) -> Json:
+        choices = [self._shape.whole(index, result) for index, result in enumerate(results)]
+        return head.around(self._shape.whole_kind, choices) | {"usage": usage(self._call, results)}
+
+    def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
+        return Events(self._call, self._shape, head, position, with_ids=with_ids)
 
 
 class Events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specq.gateway.errors import ApiError
@@ -21,7 +21,7 @@ class Call:
     stream         whether the text comes piece by piece; include_usage: with the numbers at the end
     num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
     num_prompts    how many prompts there are; n: completions of each
-    wants_room     the text may be as long as the model can go
+    repeated       what of the request the answer repeats
     """
 
     arguments: Mapping[str, Any]
@@ -31,7 +31,7 @@ class Call:
     num_top: int = -1
     num_prompts: int = 1
     n: int = 1
-    wants_room: bool = False
+    repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
 def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:

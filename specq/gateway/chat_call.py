@@ -62,7 +62,7 @@ def read(body: Any) -> Call:
     arguments["max_tokens"] = limit or MAX_LENGTH  # the client cuts it to what the model has room for
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), stream, include_usage, num_top, 1, n, wants_room=not limit)
+    return Call(arguments, read_model(fields), stream, include_usage, num_top, 1, n)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from specq.client import Result
 
 PATHS = (
-    *("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/detokenize"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
     *("/health", "/ready", "/version", "/metrics"),
 )
 OTHER = "other"

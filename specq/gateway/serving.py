@@ -13,18 +13,18 @@ from typing import Any
 
 from specq.client import PieceStream, PreparedClient, Request, Served, check_values, read_requests
 from specq.gateway import sse
-from specq.gateway.answers import Events, Head, whole
+from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
 from specq.gateway.calls import Call
 from specq.gateway.errors import ApiError, of_job
 from specq.gateway.idempotency import Repeatable
 from specq.gateway.metrics import Metrics
-from specq.gateway.shapes import Json, Shape
+from specq.gateway.shapes import Json
 from specq.gateway.upstream import Upstream
 from specq.protocol import JobError
 from specq.text import TextCodec
 
-MakeShape = Callable[[TextCodec, int], Shape]
+MakeAnswering = Callable[[TextCodec, Call], Answering]
 KEEP_ALIVE_S = 15.0
 THREAD_CHARACTERS = 4096  # a longer request is read in a thread, so that the others need not wait for its tokens
 _SOURCES = ("prompt", "messages", "token_ids", "chat_template_kwargs")
@@ -38,7 +38,7 @@ class Prepared:
     client: PreparedClient
     served: Served
     requests: tuple[Request, ...]
-    shape: Shape
+    answering: Answering
     head: Head
     repeatable: Repeatable
 
@@ -48,7 +48,7 @@ class Prepared:
 
 
 async def prepare(
-    upstream: Upstream, call: Call, make_shape: MakeShape, caller: Caller, repeatable: Repeatable, size: int
+    upstream: Upstream, call: Call, make_answering: MakeAnswering, caller: Caller, repeatable: Repeatable, size: int
 ) -> Prepared:
     """Check a call of so many bytes against the model; raises ApiError or JobError."""
     arguments = {**call.arguments, "tenant": caller.name}
@@ -59,8 +59,9 @@ async def prepare(
     arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
     read = read_requests(arguments, served) if size < THREAD_CHARACTERS else await _in_thread(arguments, served)
     requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends it all
-    shape = make_shape(served.codec, call.num_top)
-    return Prepared(call, client, served, requests, shape, _head(requests, served, shape), repeatable)
+    answering = make_answering(served.codec, call)
+    head = _head(requests, served, answering.prefix)
+    return Prepared(call, client, served, requests, answering, head, repeatable)
 
 
 async def _in_thread(arguments: dict[str, Any], served: Served) -> list[Request]:
@@ -77,9 +78,9 @@ def _check_priority(priority: Any, caller: Caller) -> None:
         raise ApiError(message, 403, "priority", "priority_not_granted")
 
 
-def _head(requests: tuple[Request, ...], served: Served, shape: Shape) -> Head:
+def _head(requests: tuple[Request, ...], served: Served, prefix: str) -> Head:
     number = requests[0].submits[0].job_id
-    return Head(f"{shape.prefix}-{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16])
+    return Head(f"{prefix}-{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16])
 
 
 async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json:
@@ -89,8 +90,9 @@ async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json
             results = await prepared.client.run(prepared.requests, prepared.served)
     except TimeoutError:
         raise _late(total_s) from None
-    metrics.note_results((result for of_prompt in results for result in of_prompt), prepared.call.n)
-    return whole(prepared.call, prepared.shape, prepared.head, results)
+    flat = [result for of_prompt in results for result in of_prompt]
+    metrics.note_results(flat, prepared.call.n)
+    return prepared.answering.whole(prepared.head, flat)
 
 
 class Stream:
@@ -99,7 +101,7 @@ class Stream:
     def __init__(self, prepared: Prepared, total_s: float, metrics: Metrics) -> None:
         position = prepared.repeatable.position(prepared.num_choices)
         with_ids = bool(prepared.repeatable.key)
-        self._events = Events(prepared.call, prepared.shape, prepared.head, position, with_ids=with_ids)
+        self._events = prepared.answering.events(prepared.head, position, with_ids=with_ids)
         self._total_s, self._started = total_s, time.monotonic()
         self._metrics, self._n = metrics, prepared.call.n
         self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)

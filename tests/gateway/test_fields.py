@@ -3,9 +3,9 @@
 import pytest
 
 from specq.client import check_values
-from specq.gateway import chat_call, completion_call, token_call
+from specq.gateway import chat_call, completion_call, responses_call, token_call
 from specq.gateway.errors import ApiError
-from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION
+from specq.gateway.fields import IGNORED, REFUSED, SAMPLING, SPECULATION
 from specq.protocol import JobError
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
@@ -30,7 +30,11 @@ WRONG = [
     {"x": None},
     [1, "a"],
 ]
-READERS = {"chat": (chat_call, CHAT), "plain": (completion_call, PLAIN)}
+READERS = {
+    "chat": (chat_call, CHAT),
+    "plain": (completion_call, PLAIN),
+    "responses": (responses_call, {"input": "Hi"}),
+}
 CASES = [
     (endpoint, name)
     for endpoint, (module, _) in READERS.items()
@@ -57,7 +61,7 @@ def complaint(module, body):
 @pytest.mark.parametrize(("endpoint", "name"), CASES)
 def test_wrong_types_are_refused_or_harmless(endpoint, name):
     module, body = READERS[endpoint]
-    others = ("max_tokens", "max_completion_tokens")  # which have one name in the job
+    others = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # which have one name in the job
     for value in WRONG:
         error = complaint(module, {**body, name: value})
         if isinstance(error, ApiError):
@@ -80,7 +84,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(endpoint, name):
 @pytest.mark.parametrize("endpoint", READERS)
 def test_null_is_like_not_given(endpoint):
     module, body = READERS[endpoint]
-    names = [name for name in (*module.KNOWN, *IGNORED, *ONLY, *module._REFUSED) if name not in body]
+    names = [name for name in (*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED) if name not in body]
 
     assert read_all(module, body | dict.fromkeys(names)) == read_all(module, body)
 
@@ -173,3 +177,25 @@ def test_what_cannot_be_cut_into_tokens(body, said):
 def test_what_are_no_tokens(tokens):
     with pytest.raises(ApiError, match="tokens"):
         token_call.read_detokenize({"tokens": tokens})
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_nothing_is_stored(name):
+    for field, value in ((name, "x"), ("store", True)):
+        with pytest.raises(ApiError, match=f"{field} is not supported"):
+            responses_call.read({"input": "a", field: value})
+
+
+@pytest.mark.parametrize(
+    "asked", [3, [], [3], [{"content": "a"}], [{"role": "user", "content": [{"type": "input_image"}]}]]
+)
+def test_input_that_cannot_be_read(asked):
+    with pytest.raises(ApiError, match="input"):
+        responses_call.read({"input": asked})
+
+
+def test_input_becomes_a_chat():
+    parts = [{"type": "input_text", "text": "a"}]
+    call = responses_call.read({"instructions": "be brief", "input": [{"role": "user", "content": parts}]})
+
+    assert call.arguments["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]

@@ -49,6 +49,18 @@ def test_a_key_opens_and_names_the_tenant(secured, broker):
     assert (submit.tenant, submit.priority) == ("alice", 5)
 
 
+def test_the_same_idempotency_key_of_two_callers_is_two_jobs(secured, broker, keys):
+    """Nobody reads, or learns of, what another asked for."""
+    gateway, key = secured
+    other = make_key(keys, "bob")
+    with connected(gateway) as http:
+        for one in (key, key, other):
+            headers = {"Authorization": f"Bearer {one}", "Idempotency-Key": "same"}
+            assert http.post(PATH, json=BODY, headers=headers).status_code == 200
+    first, again, third = (submit.job_id for submit in broker.wait_for(Submit, 3))
+    assert first == again != third
+
+
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer x", "Basic {}", "{}", "Bearer {}x", "Bearer \u00e9"])
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/nowhere"])
 def test_without_a_key_nobody_gets_in(secured, header, path):

@@ -141,6 +141,30 @@ def test_errors_are_of_openais_kinds(api):
         )
 
 
+def test_responses(api, broker):
+    """In one, as a stream, and through the client's own reader of streams."""
+    answer = api.responses.create(model="fake", input="Hi", instructions="Be brief.", max_output_tokens=50)
+    events = list(api.responses.create(model="fake", input="Hi", stream=True))
+    with api.responses.stream(model="fake", input="Hi") as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+
+    assert (answer.output_text, answer.status, answer.store) == (ANSWER, "completed", False)
+    assert (answer.usage.output_tokens, answer.instructions) == (len(ANSWER_IDS), "Be brief.")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert "".join(texts) == final.output_text == events[-1].response.output_text == ANSWER
+    assert {submit.params.max_tokens for submit in broker.wait_for(Submit, 3)} > {50}
+
+
+def test_a_response_that_is_cut(api):
+    answer = api.responses.create(model="fake", input="Hi", max_output_tokens=3)
+
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+        api.responses.create(model="fake", input="Hi", previous_response_id="x")
+
+
 def test_in_asyncio(gateway):
     """Many at once, in one and as streams."""
 
