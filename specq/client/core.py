@@ -94,10 +94,8 @@ class ClientCore:
     # --- requests ---------------------------------------------------------------------------------------------------
 
     def submit(self, job: Submit, now: float, *, keep_running: bool = False) -> list[Event]:
-        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id.
-
-        One that is waited for here already is joined: what is returned is for the one who joins.
-        """
+        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id. One that is waited for here is joined; what
+        the one who joins has missed is returned."""
         request = self._requests.get(job.job_id)
         if request is not None and request.is_own:
             return request.join(job)
@@ -126,8 +124,7 @@ class ClientCore:
             self._requests.outbox.append(self._stops.add(job_id, now))
 
     def abandon(self, key: int | str, now: float) -> None:
-        """Forget a request whose answer nobody waits for; an own job that the broker may know is stopped, unless it shall
-        keep running."""
+        """Forget a request whose answer nobody waits for; an own job is stopped, unless it shall keep running."""
         request = self._requests.get(key)
         if request is not None and request.keep_running:
             self._requests.leave(key)
