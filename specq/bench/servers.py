@@ -64,6 +64,10 @@ class Servers:
         arguments = (self._drafters_at if part == self.address else part for part in member.arguments)
         return replace(member, arguments=tuple(arguments))
 
+    def process_id(self, name: str) -> int:
+        """Return the number of a process of the group."""
+        return self._group.processes[name].pid
+
     def table(self) -> str:
         """Return a line a process: its name, number, cores and what it runs."""
         return table(self._group)

@@ -34,6 +34,7 @@ from specq.protocol.bounds import (
     MODES,
     NAME,
     PRIORITY,
+    TENANT,
     TOKEN_IDS,
 )
 from specq.protocol.draft_checks import reason_against, stripped
@@ -133,6 +134,7 @@ __all__ = [
     "NO_TOKENS",
     "NO_TREE",
     "PRIORITY",
+    "TENANT",
     "TOKEN_IDS",
     "Accepted",
     "Ack",
