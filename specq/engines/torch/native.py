@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
 from specq.engines.torch.rows import PackedRows, address
 from specq.protocol import ConfigError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
-PANEL = 16
 MAX_ROPE_POSITIONS = 1 << 20
 # The least rows of a step for which the helpers are called. Two threads against one, bundled target, contexts of 256, on
 # two cores of an EPYC (Zen 3): 4 rows 1.1 to 1.6 times as fast, 8: 1.5, 12: 1.5 to 1.7, 16: 1.5 to 1.8, 96: 1.8. With one
@@ -39,7 +41,7 @@ _Pointer = ctypes.c_void_p
 class _Matrix(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("weights", "bias")),
-        *((name, ctypes.c_int32) for name in ("num_panels", "k", "is_bf16", "pad")),
+        *((name, ctypes.c_int32) for name in ("num_panels", "k", "format", "pad")),
     )
 
 
@@ -89,13 +91,25 @@ class Threads:
 
 
 ALONE = Threads()
+NO_BLOCKS: Mapping[str, BlockWeight] = MappingProxyType({})
 
 
 class NativeForward:
     """Runs packed rows of one model through the C library; see `supports` for which models it takes."""
 
-    def __init__(self, model: Any, kv: KvStore, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kv: KvStore,
+        library: ctypes.CDLL,
+        threads: Threads = ALONE,
+        blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
+    ) -> None:
+        """`blocks` has the weights of linear layers in a file's own blocks, by the layer's name in the model; the model's own
+        weights must be what these dequantise to."""
         self.kv = kv
+        self._blocks = {model.get_submodule(name): block for name, block in blocks.items()}
+        self._arena = Arena(_most_bytes(model))
         self._keep: list[torch.Tensor] = []  # owners of the memory that C points into
         self._library = library
         library.specq_workspace_floats.restype = ctypes.c_int64
@@ -176,18 +190,25 @@ class NativeForward:
 
     def _matrix(self, linears: list[Any], interleave: bool = False) -> _Matrix:
         """Pack the linear layers' rows one below the other, or, with interleave, in turns of 8."""
-        weight = _merge([linear.weight.detach().float() for linear in linears], interleave)
-        biases = [linear.bias for linear in linears]
-        bias = None if biases[0] is None else _merge([b.detach().float()[:, None] for b in biases], interleave)
-        packed = pack_panels(weight)
-        self._keep.append(packed)
+        weights: list[Weight] = [self._blocks.get(linear) or linear.weight.detach().float() for linear in linears]
+        if len({getattr(weight, "type", "") for weight in weights}) > 1:
+            weights = [linear.weight.detach().float() for linear in linears]
+        packed = pack(self._library, self._arena, weights, interleave)
+        self._keep.append(packed.data)
+        biases = [linear.bias.detach().float() for linear in linears if linear.bias is not None]
         return _Matrix(
-            weights=packed.data_ptr(),
-            bias=None if bias is None else self._vector(bias),
-            num_panels=len(weight) // PANEL,
-            k=weight.shape[1],
-            is_bf16=packed.dtype != torch.float32,
+            weights=packed.data.data_ptr(),
+            bias=self._vector(pack_bias(biases, interleave)) if biases else None,
+            num_panels=packed.num_panels,
+            k=packed.k,
+            format=packed.format,
         )
+
+
+def _most_bytes(model: Any) -> int:
+    """Return what the packed linear layers take at most: as floats, each matrix padded to whole panels."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    return sum(4 * (linear.out_features + PANEL) * linear.in_features + LINE for linear in linears)
 
 
 def _start_team(library: ctypes.CDLL, threads: Threads) -> _Pointer:
@@ -207,25 +228,6 @@ def supports(model: Any) -> bool:
     head_dim = model.model.layers[0].self_attn.head_dim
     whole_lines = config.hidden_size % 8 == 0 and config.intermediate_size % 8 == 0 and head_dim % 16 == 0
     return whole_lines and config.hidden_act == "silu" and rope_type in ROPE_TYPES
-
-
-def pack_panels(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] float32, n a multiple of 16 -> [n / 16, k, 16], as pairs of bfloat16 in int32 if that is exact."""
-    panels = weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
-    bits = panels.view(torch.int32)
-    if (bits & 0xFFFF).any():
-        return panels
-    low = (bits[..., :8] >> 16) & 0xFFFF
-    return (low | bits[..., 8:]).contiguous()
-
-
-def _merge(tensors: list[torch.Tensor], interleave: bool) -> torch.Tensor:
-    """Stack [n, k] tensors and pad to whole panels; with interleave (equal n, a multiple of 8) in turns of 8 rows."""
-    if interleave:
-        merged = torch.stack([t.view(-1, 8, t.shape[1]) for t in tensors], 1).reshape(-1, tensors[0].shape[1])
-    else:
-        merged = torch.cat(tensors)
-    return torch.nn.functional.pad(merged, (0, 0, 0, -len(merged) % PANEL))
 
 
 def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
