@@ -62,12 +62,12 @@ def _build(source: Path, compiler: str, path: Path) -> None:
 def _digest(source: Path, compiler: str) -> str:
     """Hash all that the library depends on."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S).stdout
-    parts = [version, _processor().encode(), " ".join(FLAGS).encode(), source.name.encode()]
+    parts = [version, processor().encode(), " ".join(FLAGS).encode(), source.name.encode()]
     parts += [path.read_bytes() for path in sorted(source.parent.iterdir())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name the processor's instruction set as well as the system tells."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
