@@ -30,9 +30,10 @@ from specq.protocol import ConfigError
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
 MAX_ROPE_POSITIONS = 1 << 20
-# The least rows of a step for which the helpers are called. Two threads against one, bundled target, contexts of 256, on
-# two cores of an EPYC (Zen 3): 4 rows 1.1 to 1.6 times as fast, 8: 1.5, 12: 1.5 to 1.7, 16: 1.5 to 1.8, 96: 1.8. With one
-# niced (5) loop on the helper's core 16 rows: 1.2; with one that is not niced: 1.0, with several: 0.7.
+# A step of at least so many rows always calls the helpers; one of fewer only while they have cores of their own: a helper
+# that another process keeps waiting with work in hand costs such a step more than it gives. Two threads against one, bundled
+# target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as fast; with one niced (5) loop on the
+# helper's core 1.2; with one that is not niced 1.0, with several 0.7.
 MIN_SHARED_ROWS = 12
 
 _Pointer = ctypes.c_void_p
@@ -90,6 +91,26 @@ class Threads:
         return self.own - 1 + len(self.helper_cores)
 
 
+class SmallSteps:
+    """Whether steps of few rows are shared: as long as no helper is late, and after one was, again after some steps alone,
+    whose number doubles each time up to MOST_ALONE."""
+
+    MOST_ALONE = 256
+
+    def __init__(self) -> None:
+        self._alone = self._left = 0  # steps alone after a helper was late, and how many of them are left
+
+    def should_share(self) -> bool:
+        """Whether the next small step shall be shared; asked once a step."""
+        self._left -= self._left > 0
+        return self._left == 0
+
+    def note(self, was_late: bool) -> None:
+        """Note how a shared step went."""
+        self._alone = min(max(2 * self._alone, 4), self.MOST_ALONE) if was_late else self._alone // 2
+        self._left = self._alone if was_late else 0
+
+
 ALONE = Threads()
 NO_BLOCKS: Mapping[str, BlockWeight] = MappingProxyType({})
 
@@ -116,6 +137,7 @@ class NativeForward:
         library.specq_team_new.restype = _Pointer
         self._threads = threads
         self._team: _Pointer | None = None
+        self._small_steps = SmallSteps()
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
         self._vocab_size = int(model.config.vocab_size)
@@ -128,12 +150,15 @@ class NativeForward:
         logits = torch.empty(num_logits, self._model.head.num_panels * PANEL)
         hidden = torch.empty(num_logits, self._model.hidden)
         model = ctypes.byref(self._model)
-        team = self._helpers() if rows.num_rows >= MIN_SHARED_ROWS else None
+        is_large = rows.num_rows >= MIN_SHARED_ROWS
+        team = self._helpers() if is_large or self._small_steps.should_share() else None
         needed = self._library.specq_workspace_floats(model, ctypes.byref(batch), team)
         if needed > len(self._workspace):
             self._workspace = torch.empty(needed)
         pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
         self._library.specq_forward(model, ctypes.byref(batch), team, *pointers)
+        if team and not is_large:
+            self._small_steps.note(self._library.specq_team_was_late(team))
         return ForwardOutput(logits[:, : self._vocab_size], hidden)
 
     def _helpers(self) -> _Pointer | None:

@@ -12,7 +12,9 @@
 #include <stdlib.h>
 #include "simd.h"
 
-enum { SPINS = 2000, LINE = 64 }; /* spins: some 20 to 50 us; a phase of a pass is shorter */
+/* Spins: some 20 to 50 us; a phase of a pass is shorter. A helper that needs more than that and as many calls of the
+ * scheduler to finish its last chunk does not run. */
+enum { SPINS = 2000, LATE_SPINS = SPINS + 200, LINE = 64 };
 
 /* Do units first .. end of a task; `worker` is 0 for the caller, then 1, 2, ... */
 typedef void Work(const void *task, int first, int end, int worker);
@@ -29,6 +31,7 @@ typedef struct {
     _Alignas(LINE) atomic_int is_open, num_seated;
     _Alignas(LINE) atomic_ullong ticket; /* chunks on offer << 32 | chunks taken */
     _Alignas(LINE) atomic_int num_done;
+    int was_late; /* whether the caller waited long for a helper in the last pass */
 } Team;
 
 INLINE void pause_spin(int spins) {
@@ -92,13 +95,16 @@ static void share(Team *t, Work *work, const void *task, int num_units, int chun
     atomic_store_explicit(&t->num_done, 0, memory_order_relaxed);
     atomic_store_explicit(&t->ticket, (unsigned long long)num_chunks << 32, memory_order_release);
     work_on(t, 0);
-    for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_chunks; spins++)
+    for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_chunks; spins++) {
         pause_spin(spins);
+        t->was_late |= spins > LATE_SPINS;
+    }
 }
 
 /* Between these two the helpers are awake. */
 static void call_team(Team *t) {
     if (!t) return;
+    t->was_late = 0;
     atomic_store(&t->is_open, 1);
     pthread_mutex_lock(&t->lock);
     t->num_calls++;
@@ -109,6 +115,9 @@ static void call_team(Team *t) {
 static void dismiss_team(Team *t) {
     if (t) atomic_store(&t->is_open, 0);
 }
+
+/* Whether the caller waited for a helper in the last pass as only happens where another process has its core. */
+int specq_team_was_late(const Team *t) { return t->was_late; }
 
 static int start_helper(Team *t) {
     sigset_t all, before;
