@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -165,7 +166,10 @@ def test_without_a_compiler_the_portable_path_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     compiler.library.cache_clear()
     try:
-        assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
+        with structlog.testing.capture_logs() as logs:
+            assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
+        assert [(entry["log_level"], entry["event"]) for entry in logs] == [("warning", "kernels_unavailable")]
+        assert "slower" in logs[0]["reason"]
     finally:
         compiler.library.cache_clear()
 
