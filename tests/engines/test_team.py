@@ -114,7 +114,7 @@ def test_small_steps_are_left_alone_while_helpers_are_late_and_large_ones_are_no
     shared, share = [], forward._helpers
     monkeypatch.setattr(forward, "_helpers", lambda: shared.append(True) or share())
     forward._small_steps.note(was_late=True)
-    for _ in range(3):
+    for _ in range(SmallSteps.LEAST_ALONE - 1):
         forward(a_step(1))
     assert not shared
     forward(a_step(MIN_SHARED_ROWS))
@@ -123,7 +123,7 @@ def test_small_steps_are_left_alone_while_helpers_are_late_and_large_ones_are_no
     assert len(shared) == 2
 
 
-def test_small_steps_alone_double_with_each_late_helper_and_halve_without():
+def test_small_steps_alone_double_with_each_late_helper_and_are_slowly_forgiven():
     steps = SmallSteps()
 
     def steps_alone() -> int:
@@ -137,11 +137,15 @@ def test_small_steps_alone_double_with_each_late_helper_and_halve_without():
     for _ in range(9):
         steps.note(was_late=True)
         found.append(steps_alone())
-    assert found == [3, 7, 15, 31, 63, 127, 255, 255, 255]
+    assert found == [15, 31, 63, 127, 255, 511, 1023, 1023, 1023]
     steps.note(was_late=False)
     assert steps_alone() == 0
     steps.note(was_late=True)
-    assert steps_alone() == 255
+    assert steps_alone() == 1023
+    for _ in range(300):
+        steps.note(was_late=False)
+    steps.note(was_late=True)
+    assert steps_alone() == 15
 
 
 @on_linux

@@ -95,7 +95,8 @@ class SmallSteps:
     """Whether steps of few rows are shared: as long as no helper is late, and after one was, again after some steps alone,
     whose number doubles each time up to MOST_ALONE."""
 
-    MOST_ALONE = 256
+    LEAST_ALONE, MOST_ALONE = 16, 1024
+    FORGIVEN = 4  # steps alone fewer after a shared one that went well
 
     def __init__(self) -> None:
         self._alone = self._left = 0  # steps alone after a helper was late, and how many of them are left
@@ -107,7 +108,8 @@ class SmallSteps:
 
     def note(self, was_late: bool) -> None:
         """Note how a shared step went."""
-        self._alone = min(max(2 * self._alone, 4), self.MOST_ALONE) if was_late else self._alone // 2
+        more, fewer = max(2 * self._alone, self.LEAST_ALONE), max(self._alone - self.FORGIVEN, 0)
+        self._alone = min(more, self.MOST_ALONE) if was_late else fewer
         self._left = self._alone if was_late else 0
 
 
