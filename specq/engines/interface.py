@@ -50,7 +50,9 @@ class Engine(Protocol):
         ...
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up."""
+        """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up.
+
+        `sizes` ascend; an engine may leave out the last of them, of which the verifier then learns in service."""
         ...
 
     def shutdown(self) -> None:

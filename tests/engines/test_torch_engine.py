@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.profiling import REPEATS
+from specq.engines.profiling import REPEATS, step_times
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import ForwardOutput, RowTap
 from specq.engines.torch.generic import GenericForward
@@ -260,7 +260,7 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
     monkeypatch.setattr(
         engine, "step", lambda steps: seen.append("timed" if steps[0].judged else "context") or step(steps)
     )
-    engine.step_times([2])
+    step_times(engine, [2], engine._settle)
     assert seen == ["context", "settled", "timed"] * REPEATS
 
 

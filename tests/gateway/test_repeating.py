@@ -33,9 +33,9 @@ class Gate:
 def gate(monkeypatch):
     one, step = Gate(), ToyEngine.step
 
-    def gated(self, steps):
+    def gated(self, steps, *tap):
         one.pass_one()
-        return step(self, steps)
+        return step(self, steps, *tap)
 
     monkeypatch.setattr(ToyEngine, "step", gated)
     return one

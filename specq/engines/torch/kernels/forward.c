@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* for pthread_setaffinity_np */
 #include "attention.h"
 #include "matmul.h"
+#include "pack.h"
 #include "rows.h"
 #include "top.h"
 
@@ -36,11 +37,12 @@ typedef struct {
 } Span;
 
 typedef struct {
-    float *hidden, *normed, *qkv, *attended, *act, *scores; /* scores: of each thread its own */
+    float *hidden, *normed, *qkv, *attended, *act;
+    float *scores, *expanded;                   /* of each thread its own */
     Span *spans;                                /* at most one a row */
     int ld_hidden, ld_qkv, ld_attended, ld_act; /* row strides in floats: whole panels */
     int num_spans;
-    long ld_scores;
+    long ld_scores, ld_expanded;
 } Workspace;
 
 /* What the threads of a forward pass have in common; the caller's alone to change, and only between tasks. */
@@ -58,9 +60,15 @@ enum { FEW_ROWS = 4 }; /* a chunk of what is quickly done for a row */
 
 static int whole_panels(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
+/* The most inputs that a linear layer has. */
+static long longest_input(const Model *m) {
+    long attended = m->num_heads * m->head_dim, most = m->hidden > attended ? m->hidden : attended;
+    return m->intermediate > most ? m->intermediate : most;
+}
+
 /* Divide `block` among the buffers; return how many floats they take. With NULL, only count. */
 static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *block, Workspace *w) {
-    int64_t rows = b->num_rows, used = 0;
+    int64_t rows = b->num_rows, threads = team ? team->num_threads : 1, used = 0;
     w->ld_hidden = whole_panels(m->hidden);
     w->ld_qkv = whole_panels((m->num_heads + 2 * m->num_kv_heads) * m->head_dim);
     w->ld_attended = m->num_heads * m->head_dim;
@@ -72,7 +80,9 @@ static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *
     w->attended = block + used, used += rows * w->ld_attended;
     w->act = block + used, used += rows * w->ld_act;
     w->spans = (Span *)(block + used), used += rows * (sizeof(Span) / sizeof(float));
-    w->scores = block + used, used += (team ? team->num_threads : 1) * MAX_QUERIES * w->ld_scores;
+    w->scores = block + used, used += threads * MAX_QUERIES * w->ld_scores;
+    w->ld_expanded = PANEL * longest_input(m);
+    w->expanded = block + used, used += threads * w->ld_expanded;
     return used;
 }
 
@@ -89,6 +99,13 @@ static void norm_some(const void *pass, int first, int end, int worker) {
     (void)worker;
     for (long r = first; r < end; r++)
         rms_norm(w->hidden + r * w->ld_hidden, p->norm, p->m->hidden, p->m->eps, w->normed + r * w->ld_hidden);
+}
+
+static void multiply_rows(Pass *p, const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
+                          enum epilogue epilogue) {
+    const Product product = {.m = m, .x = x, .out = out, .num_rows = num_rows, .ldx = ldx, .ldo = ldo,
+                             .epilogue = epilogue, .expanded = p->w.expanded, .ld_expanded = p->w.ld_expanded};
+    matmul(p->team, product);
 }
 
 static void norm_rows(Pass *p, const float *weight, int num_rows) {
@@ -213,17 +230,17 @@ static void run_layer(Pass *p) {
     Workspace *w = &p->w;
     int rows = p->b->num_rows;
     norm_rows(p, l->attn_norm, rows);
-    matmul(p->team, &l->qkv, w->normed, w->ld_hidden, rows, w->qkv, w->ld_qkv, STORE);
+    multiply_rows(p, &l->qkv, w->normed, w->ld_hidden, rows, w->qkv, w->ld_qkv, STORE);
     share(p->team, prepare_some, p, rows, FEW_ROWS);
     share(p->team, attend_some, p, w->num_spans * p->m->num_kv_heads, 1);
     if (p->layer == p->m->num_layers - 1 && !needs_all_rows(p)) {
         keep_logit_rows(p->b, w);
         rows = p->b->num_logit_rows;
     }
-    matmul(p->team, &l->out, w->attended, w->ld_attended, rows, w->hidden, w->ld_hidden, ADD);
+    multiply_rows(p, &l->out, w->attended, w->ld_attended, rows, w->hidden, w->ld_hidden, ADD);
     norm_rows(p, l->mlp_norm, rows);
-    matmul(p->team, &l->gate_up, w->normed, w->ld_hidden, rows, w->act, w->ld_act, SILU_MUL);
-    matmul(p->team, &l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
+    multiply_rows(p, &l->gate_up, w->normed, w->ld_hidden, rows, w->act, w->ld_act, SILU_MUL);
+    multiply_rows(p, &l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
 }
 
 static void run_pass(Pass *p, float *logits, float *hidden) {
@@ -244,7 +261,7 @@ static void run_pass(Pass *p, float *logits, float *hidden) {
     norm_rows(p, m->final_norm, num_rows);
     for (long j = 0; j < num_rows; j++)
         memcpy(hidden + j * m->hidden, w->normed + j * w->ld_hidden, m->hidden * sizeof(float));
-    matmul(p->team, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
+    multiply_rows(p, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
 }
 
 int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team) {
