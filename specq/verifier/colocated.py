@@ -1,8 +1,8 @@
 """A drafter in the verifier's own process: its drafts need no message, and are there for the very next step.
 
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
-until `finish`. A chain that stands alone goes into the step as arrays (`Session.offer`). Where other drafters have nodes on a
-session's tree, or the chain's levels have siblings or draft distributions, it is grafted like any draft, in a lane of its own.
+until `finish`. The chains of all sessions are grafted in one call (`graft_chains`), in a lane of their own; those whose levels have
+siblings or draft distributions like any draft.
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
 where it failed, this drafter drafts for the next round.
@@ -21,17 +21,17 @@ import structlog
 
 from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
 from specq.proposers import Chains, ChainSource
-from specq.protocol import EngineError, EngineLostError, Float32Array, Float64Array, Message, Verdict
+from specq.protocol import EngineError, EngineLostError, Float32Array, Message, Verdict
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
 from specq.verifier.core import Verifier
-from specq.verifier.draft_tree import Chain
-from specq.verifier.grafting import graft
+from specq.verifier.grafting import graft, graft_chains
 from specq.verifier.offered_chains import OfferedChain, Outcome, draft_of_chain
 from specq.verifier.round_choice import OtherLoad, RoundChoice
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)
 
@@ -160,20 +160,24 @@ class ColocatedDrafter:
         """Give each session its chain; forget the drafts of a session for which that raises."""
         accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
         scores = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)  # [sessions, depth, width]
-        reach_prob: Float64Array = np.cumprod(accept_probs[:, :, 0], 1, np.float64)  # [sessions, depth]
         counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
-        faults = Faults()
+        faults, plain = Faults(), list[tuple[int, int]]()  # (place among the chains, length)
         for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
             count = min(num_there, _room(session))
-            if not count:
+            if not count or session.place == NONE:
                 continue
             is_drawn, node_ids = bool(chains.distributions[i]), list[int]()
             with faults.of(session, "drafted for"):
-                if begun.width > 1 or session.num_live or is_drawn:
+                if begun.width > 1 or is_drawn:
                     node_ids = _graft(session, chains, i, scores[i, :count], now)
                 else:
-                    session.offer(Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach_prob[i, :count]))
+                    plain.append((i, count))
                 self._offered[session.session_id] = OfferedChain(chains.scores[i, :count, 0], is_drawn, node_ids)
+        which = [i for i, _ in plain]
+        lengths = np.array([count for _, count in plain], np.int64)
+        graft_chains(
+            [begun.sessions[i] for i in which], chains.token_ids[which, :, 0], lengths, scores[which, :, 0], now
+        )
         for session in begun.sessions if faults.found else ():
             if session in faults:
                 session.forget_drafts()

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import structlog
 
-from specq.drafting import Calibration
 from specq.engines import Engine, check_works
 from specq.protocol import (
     Ack,
@@ -40,6 +39,7 @@ from specq.verifier.rounds import commit
 from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import DraftTrees
 from specq.verifier.verdicts import failure, verdict_again, verdict_of
 
 log = structlog.get_logger(__name__)
@@ -78,7 +78,7 @@ class Verifier:
         self._node_s = 0.0  # seconds that it takes to receive and graft a node
         self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
         self.arms = Arms()
-        self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
+        self.trees = DraftTrees()  # of all sessions
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -122,7 +122,7 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        session = self.sessions[message.session_id] = Session(message, ends, self._sampled_calibration)
+        session = self.sessions[message.session_id] = Session(message, ends, self.trees)
         if message.params.stop and self.codec is not None:
             session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
             session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())
@@ -255,16 +255,18 @@ class Verifier:
         """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
         step_us = int((ended - started) * 1e6)
         of_judged = iter(judgements)
+        judged: list[tuple[ScheduledSession, Judgement]] = []
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
             judgement = next(of_judged) if share.step.judged else None
             if judgement is not None and judgement.fault is not None:
                 faults.add(share, judgement.fault)
             elif judgement is not None:
-                with faults.of(share, "committed"):
-                    done = commit(share, judgement, self._min_accept_prob)
-                    share.session.committed_at = ended
-                    yield verdict_of(done, self._asked, (step_us, done.waited_us(started)))
+                judged.append((share, judgement))
+        for done in commit(judged, self._min_accept_prob, faults):
+            with faults.of(done.session, "committed"):
+                done.session.committed_at = ended
+                yield verdict_of(done, self._asked, (step_us, done.waited_us(started)))
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -277,7 +279,10 @@ class Verifier:
 
     def _forget(self, session_id: int) -> None:
         session = self.sessions.pop(session_id, None)
-        if session is not None and session.is_open:
+        if session is None:
+            return
+        session.close()
+        if session.is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
 
@@ -285,7 +290,8 @@ class Verifier:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
         sessions = list(self.sessions.values())
         for session in sessions:
-            session.beats_waited += session.awaits_draft
+            if session.awaits_draft:
+                session.wait_a_beat()
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,

@@ -1,8 +1,9 @@
-"""How a draft becomes nodes of a session's tree: checked, aligned with the transcript, attached.
+"""How drafts become nodes on the trees of sessions: checked, and aligned with the transcript.
 
 Rules: drafts are hints. `check_and_graft` refuses a malformed draft as a whole; a well-formed one never raises. A draft is
-aligned by content. It may speak of a position that has been passed (what the transcript agrees with survives), of parents that
-never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
+aligned by content (`specq.verifier.trees.reference_graft`). It may speak of a position that has been passed (what the transcript
+agrees with survives), of parents that never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an
+error.
 
 Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
@@ -10,19 +11,32 @@ Which sampled nodes are dropped must never depend on their tokens (decision 0008
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import LOOKUP_LANE, Draft, DraftDistribution, ProtocolError, reason_against, stripped
-from specq.verifier.draft_tree import Node
-from specq.verifier.lanes import Lane, lane_of
+from specq.drafting import Calibration
+from specq.protocol import (
+    COLOCATED_LANE,
+    LOOKUP_LANE,
+    Draft,
+    DraftDistribution,
+    Float32Array,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    ProtocolError,
+    reason_against,
+    stripped,
+)
 from specq.verifier.prompt_lookup import promise_of_chain
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
+from specq.verifier.trees import NEXT_IDS
 
-MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up chain must promise to be hung beside them
 LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from
+CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes, as places among them
 
 
 def check_and_graft(session: Session, draft: Draft, now: float, *, vocab_size: int, is_trusted: bool) -> int:
@@ -41,151 +55,72 @@ def graft(session: Session, draft: Draft, now: float) -> int:
 
     A draft with distributions that does not fit is dropped as a whole.
     """
-    lane = lane_of(session.lanes, draft.lane)
-    if lane is None:
-        return 0
-    num_nodes, num_before, seen_before = len(draft.token_ids), session.num_live, lane.seen
-    session.note_draft(draft.base_len, num_nodes)
-    lane.note(draft.first_id, num_nodes)
-    is_too_much = draft.q_size and num_before + num_nodes > MAX_LIVE_NODES
-    if is_too_much or not lane.has_room(num_nodes, session.length):
-        session.stats.stale += num_nodes
-        lane.first_after_loss = lane.seen + 1
-        return 0
-    _align(session, lane, draft, seen_before, now)
-    return session.num_live - num_before
+    is_drawn = bool(draft.q_size) and session.takes_distributions
+    done = session.trees.graft(
+        session.place, draft.lane, draft.base_len, draft.first_id, len(draft.token_ids),
+        draft.token_ids, draft.parent_ids, predicted_scores(draft) if is_drawn else draft.scores,
+        arrived=now, is_whole=bool(draft.q_size),
+        rows=draft.q_rows if is_drawn else None, distributions=distributions_of(draft) if is_drawn else (),
+    )  # fmt: skip
+    return int(done.num_added[0])
 
 
-def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: float) -> None:
-    """Attach each node below its parent, note it as committed, or count it as dropped.
+def graft_chains(
+    sessions: Sequence[Session], token_ids: Int32Array, counts: Int64Array, scores: Float32Array, now: float
+) -> None:
+    """Attach chains of the colocated drafter, one for each session; their scores say what was measured over all sessions.
 
-    `above` is where a node hangs: a live node, or a length of the transcript; None where the parent is unknown or was cut. A
-    parent that is neither in this draft nor in one that arrived before makes an orphan; what else does not fit is stale.
+    token_ids i32[sessions, depth], of which the first counts[i] are session i's; scores f32[sessions, depth]
     """
-    length, token_ids, stats = session.length, session.token_ids, session.stats
-    groups = Groups()
-    rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), *_scores(session, draft), strict=True)
-    for rank, (token, parent_id, score, distribution) in enumerate(rows):
-        node_id = draft.first_id + rank
-        if node_id in lane.node_table:
-            continue
-        above = draft.base_len if parent_id < 0 else lane.find(parent_id)
-        if isinstance(above, Node):
-            node = Node(draft.lane, node_id, token, above, above.position + 1, score, now)
-            attach(session, lane, node, groups.of(session, node, distribution), rank)
-        elif above == length:
-            node = Node(draft.lane, node_id, token, None, length, score, now)
-            attach(session, lane, node, groups.of(session, node, distribution), rank)
-        elif above is not None and above < length and token_ids[above] == token:
-            lane.node_table[node_id] = above + 1
-        elif seen_before < parent_id < draft.first_id:
-            stats.orphans += 1
-        else:
-            stats.stale += 1
-
-
-class Groups:
-    """Which sibling groups of a draft are the sampled ones of their positions.
-
-    A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses, which
-    is exact whatever they are.
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[int, DraftDistribution] = {}  # by position, as far as this draft has asked
-
-    def of(self, session: Session, fresh: Node, distribution: DraftDistribution | None) -> DraftDistribution | None:
-        """Return what a fresh node counts as drawn from."""
-        if distribution is None:
-            return None
-        siblings = _siblings(session, fresh)
-        first = self._first.get(id(siblings))
-        if first is None:
-            known = (node.distribution for node in siblings.values() if node.distribution is not None)
-            first = self._first[id(siblings)] = next(known, distribution)
-        return distribution if first is distribution else None
-
-
-def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistribution | None, rank: int) -> None:
-    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already. A sampled node takes the
-    place of a point mass with its token."""
-    siblings = _siblings(session, fresh)
-    node = siblings.get(fresh.token)
-    if node is None:
-        if session.num_live >= MAX_LIVE_NODES:
-            return
-        node = siblings[fresh.token] = fresh
-        session.num_live += 1
-    elif node.lane == fresh.lane:
-        node.node_id = fresh.node_id  # sent again
-    lane.node_table[fresh.node_id] = node
-    if distribution is not None:
-        node.draw(distribution, rank, fresh, session.sampled_calibration.probability(fresh.score))
-
-
-def _siblings(session: Session, node: Node) -> dict[int, Node]:
-    return session.roots if node.parent is None else node.parent.children
+    if not sessions:
+        return
+    is_there = np.arange(token_ids.shape[1]) < counts[:, None]  # [sessions, depth]
+    parents = np.broadcast_to(CHAIN[: token_ids.shape[1]], token_ids.shape)
+    sessions[0].trees.graft(
+        [session.place for session in sessions], COLOCATED_LANE, [session.length for session in sessions], NEXT_IDS,
+        counts, token_ids[is_there], parents[is_there], scores[is_there], arrived=now, is_measured=True,
+    )  # fmt: skip
 
 
 def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
     """Attach a chain of what the text repeats, if it promises more than what is live; return how many nodes became live."""
     room = min(session.lookup.max_tokens, session.limit - session.length - 1)
-    if session.chain is not None or room < 1:
+    if room < 1:
         return 0
     tokens, score = session.lookup.chain(room)
-    lane = lane_of(session.lanes, LOOKUP_LANE)
-    if not tokens or lane is None:
+    if not tokens:
         return 0
-    accept_prob = lane.calibration.probability(score)
+    lane = session.lane(LOOKUP_LANE)
+    accept_prob = (Calibration() if lane is None else lane.calibration).probability(score)
     count = session.lookup.num_to_try(accept_prob, min_accept_prob)
     if not count or (session.num_live and promise_of_chain(accept_prob, count) < LEAD * promised(session)):
         return 0
-    return graft(session, _chain(session, lane, tokens[:count], score), now)
-
-
-def _chain(session: Session, lane: Lane, tokens: list[int], score: float) -> Draft:
-    """Return looked-up tokens as a draft."""
-    count = len(tokens)
-    return Draft(
-        session_id=session.session_id,
-        epoch=session.epoch,
-        lane=LOOKUP_LANE,
-        base_len=session.length,
-        first_id=lane.seen + 1,
-        token_ids=np.array(tokens, np.int32),
-        parent_ids=np.array([-1, *range(lane.seen + 1, lane.seen + count)], np.int32),
-        scores=np.full(count, score, np.float16),
-    )
+    chain: Int32Array = np.array(tokens[:count], np.int32)
+    where = session.place, LOOKUP_LANE, session.length, NEXT_IDS, count
+    done = session.trees.graft(*where, chain, CHAIN[:count], np.full(count, score, np.float16), arrived=now)
+    return int(done.num_added[0])
 
 
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------
 
 
-def _scores(session: Session, draft: Draft) -> tuple[list[float], list[DraftDistribution | None]]:
-    """Return each node's score, and its draft distribution where the session takes those."""
-    if not session.takes_distributions:
-        return draft.scores.tolist(), [None] * len(draft.scores)
-    return predicted_scores(draft), distributions_of(draft)
+# --- what a draft carries for its nodes -----------------------------------------------------------------------------------
 
 
-def distributions_of(draft: Draft) -> list[DraftDistribution | None]:
-    """Return the draft distribution of each node of a well-formed draft; None for point masses."""
-    size = draft.q_size
-    if not size:
-        return [None] * len(draft.token_ids)
-    rows = zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
-    distributions = [DraftDistribution(ids, weights) for ids, weights in rows]
-    return [distributions[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+def distributions_of(draft: Draft) -> list[DraftDistribution]:
+    """Return the draft distributions of a well-formed draft."""
+    rows = zip(draft.q_ids.reshape(-1, draft.q_size), draft.q_weights.reshape(-1, draft.q_size), strict=True)
+    return [DraftDistribution(ids, weights) for ids, weights in rows]
 
 
-def predicted_scores(draft: Draft) -> list[float]:
-    """Return the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
+def predicted_scores(draft: Draft) -> Float64Array:
+    """Return f64[n]: the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
 
     Of a point mass it is the drafter's score. Of a sampled node it is the probability that a second draw from its draft
     distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value, too; but
     here it cannot depend on the node's own token.
     """
-    scores: list[float] = draft.scores.tolist()
+    scores = draft.scores.astype(np.float64)
     if not draft.q_size:
         return scores
     ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]

@@ -58,7 +58,7 @@ def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32
     token_ids = chains.token_ids[index, :depth, :width]  # [depth, width], -1 where there is no node
     is_there = token_ids >= 0
     sizes = is_there.sum(1).tolist()
-    lane = session.lanes.get(COLOCATED_LANE)
+    lane = session.lane(COLOCATED_LANE)
     first_id = lane.seen + 1 if lane is not None else 0
     firsts = [first_id + before for before in accumulate(sizes[:-1], initial=0)]  # the first node of each level
     distributions = chains.distributions[index][:depth]

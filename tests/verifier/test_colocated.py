@@ -12,6 +12,7 @@ from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import candidates, live_nodes
 
 PROMPT = [5, 6, 7]
 
@@ -178,7 +179,7 @@ def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
         q_rows=np.arange(count, dtype=np.int32),
     )  # fmt: skip
     own.verifier.handle(drawn, 0.0)
-    assert sum(node.reach_prob for node in session.candidates(0.0)) > own.choice.promise()
+    assert sum(node.reach_prob for node in candidates(session, 0.0)) > own.choice.promise()
     own.begin(0.0)
     before = own.num_passes
     own.finish(lambda: 0.0)
@@ -197,8 +198,7 @@ def test_chains_carry_their_lane_beside_those_of_others() -> None:
     own.verifier.handle(gone, 0.0)
     own.fan_out = 1
     (verdict,) = turn(own)
-    assert verdict.seen == (0, 0)
-    assert len(verdict.node_ids)
+    assert verdict.seen == (0, 0, COLOCATED_LANE, len(verdict.node_ids) - 1)
     assert verdict.node_lanes.tolist() == [COLOCATED_LANE] * len(verdict.node_ids)
 
 
@@ -294,7 +294,7 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
     turn(own)
     own.begin(0.0)
     own.finish(lambda: 0.0)
-    nodes = list(own.verifier.sessions[7].live_nodes())
+    nodes = live_nodes(own.verifier.sessions[7])
     assert nodes
     assert all(node.distribution is not None for node in nodes)
 

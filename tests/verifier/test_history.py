@@ -69,7 +69,7 @@ def test_a_session_that_is_opened_again_or_elsewhere_has_the_same_past():
     running = opened([1, 2, 3])
     for committed in ([4], [4, 2, 9], [1]):
         running.history()
-        running.commit(committed, 0)
+        running.append(committed)
     moved = opened(running.token_ids)
     assert fields(running.history()) == fields(moved.history())
     moved.commit([4], 0)

@@ -20,7 +20,7 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
-from specq.verifier import core
+from specq.verifier import core, scheduler
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import graft
 from specq.verifier.history import Past
@@ -110,10 +110,10 @@ def test_several_at_once_are_all_found() -> None:
 
 
 PLACES: dict[str, tuple[object, str]] = {
-    "planned": (Session, "candidates"),
+    "planned": (scheduler, "choose_nodes"),
     "shared": (Session, "history"),
     "looked up": (core, "graft_lookup"),
-    "committed": (Session, "commit"),
+    "committed": (Session, "append"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
 }
@@ -126,7 +126,7 @@ def test_what_raises_for_one_session_fails_that_one(where: str, monkeypatch: pyt
     original = getattr(owner, name)
 
     def raising(self: Any, *arguments: Any) -> Any:
-        ids = [self, *arguments]
+        ids = self if isinstance(self, list) else [self, *arguments]
         if 3 in [getattr(one, "session_id", one) for one in ids if isinstance(one, Session | int)]:
             raise OverflowError("too large")
         return original(self, *arguments)
@@ -179,13 +179,13 @@ def test_a_draft_that_cannot_be_grafted_costs_only_drafts(monkeypatch: pytest.Mo
     verifier.handle(draft_for(0, [7, 8]), 0.0)
 
     def raising(session: Session, draft: Draft, now: float, **options: object) -> int:
-        session.num_live += 5
+        graft(session, draft, now)
         raise KeyError(draft.lane)
 
     monkeypatch.setattr(core, "check_and_graft", raising)
     with pytest.raises(ProtocolError, match="could not be handled: KeyError"):
         verifier.handle(draft_for(0, [9]), 0.0)
-    assert (verifier.sessions[0].num_live, verifier.sessions[0].roots) == (0, {})
+    assert (verifier.sessions[0].num_live, verifier.trees.num_nodes) == (0, 0)
     assert run(verifier)[0][0] == toy_text([1, 2, 3], LENGTH)
 
 

@@ -5,10 +5,9 @@ import pytest
 
 from specq.protocol import LOOKUP_LANE
 from specq.verifier.grafting import graft, graft_lookup
-from specq.verifier.lanes import Lane
 from specq.verifier.prompt_lookup import LOOKUP_TOKENS
 from specq.verifier.session import Session
-from tests.verifier.sessions import make_draft, make_session, paths
+from tests.verifier.sessions import commit, live_nodes, make_draft, make_session, observe, paths
 
 PHRASE = list(range(10, 22))
 CONTEXT = [*PHRASE, 1, 2, 3, *PHRASE[:3]]  # goes on, if it repeats itself, with 13, 14, ...
@@ -16,10 +15,9 @@ CONTEXT = [*PHRASE, 1, 2, 3, *PHRASE[:3]]  # goes on, if it repeats itself, with
 
 def session_with_reliable_lookup() -> Session:
     session = make_session(CONTEXT)
-    lane = session.lanes.setdefault(LOOKUP_LANE, Lane())
     _, score = session.lookup.chain(1)
     for _ in range(60):
-        lane.calibration.observe(score, accepted=True)
+        observe(session, LOOKUP_LANE, score, accepted=True)
     return session
 
 
@@ -28,7 +26,7 @@ def test_a_lookup_hangs_from_the_context() -> None:
     session = session_with_reliable_lookup()
     assert graft_lookup(session, 0.1, 0.0) == LOOKUP_TOKENS
     assert tuple(PHRASE[3 : 3 + LOOKUP_TOKENS]) in paths(session)
-    assert {node.lane for node in session.live_nodes()} == {LOOKUP_LANE}
+    assert {node.lane for node in live_nodes(session)} == {LOOKUP_LANE}
     assert graft_lookup(session, 0.1, 0.0) == 0, "it is live already"
 
 
@@ -40,7 +38,7 @@ def test_it_is_hung_beside_a_draft_that_promises_less(probability: float, is_hun
     draft = make_draft(len(CONTEXT), 0, list(range(40, 40 + count)), list(range(-1, count - 1)))
     graft(session, draft, 0.0)
     for _ in range(60):
-        session.lanes[0].calibration.observe(float(draft.scores[0]), accepted=bool(probability > 0.5))
+        observe(session, 0, float(draft.scores[0]), accepted=bool(probability > 0.5))
     assert bool(graft_lookup(session, 0.1, 0.0)) == is_hung
 
 
@@ -49,8 +47,8 @@ def test_what_a_drafter_sent_already_is_not_hung_twice() -> None:
     session = session_with_reliable_lookup()
     graft(session, make_draft(len(CONTEXT), 0, PHRASE[3:4], [-1]), 0.0)
     for _ in range(60):
-        session.lanes[0].calibration.observe(np.log(0.5), accepted=False)
+        observe(session, 0, np.log(0.5), accepted=False)
     assert graft_lookup(session, 0.1, 0.0) == LOOKUP_TOKENS - 1
     assert session.num_live == LOOKUP_TOKENS
-    session.commit(PHRASE[3:6], 3)
+    commit(session, PHRASE[3:6], 3)
     assert session.num_live == LOOKUP_TOKENS - 3
