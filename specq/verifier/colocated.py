@@ -161,9 +161,9 @@ class ColocatedDrafter:
         accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
         scores = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)  # [sessions, depth, width]
         counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
-        faults, plain = Faults(), list[tuple[int, int]]()  # (place among the chains, length)
+        faults, plain = Faults(), dict[int, int]()  # session id -> place among the chains
         for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
-            count = min(num_there, _room(session))
+            count = counts[i] = min(num_there, _room(session))
             if not count or session.place == NONE:
                 continue
             is_drawn, node_ids = bool(chains.distributions[i]), list[int]()
@@ -171,13 +171,15 @@ class ColocatedDrafter:
                 if begun.width > 1 or is_drawn:
                     node_ids = _graft(session, chains, i, scores[i, :count], now)
                 else:
-                    plain.append((i, count))
+                    plain[session.session_id] = i
                 self._offered[session.session_id] = OfferedChain(chains.scores[i, :count, 0], is_drawn, node_ids)
-        which = [i for i, _ in plain]
-        lengths = np.array([count for _, count in plain], np.int64)
-        graft_chains(
-            [begun.sessions[i] for i in which], chains.token_ids[which, :, 0], lengths, scores[which, :, 0], now
-        )
+
+        def hang(sessions: Sequence[Session]) -> None:
+            which = [plain[session.session_id] for session in sessions]
+            lengths = np.array(counts, np.int64)[which]
+            graft_chains(sessions, chains.token_ids[which, :, 0], lengths, scores[which, :, 0], now)
+
+        in_halves([begun.sessions[i] for i in plain.values()], hang, faults, "drafted for")
         for session in begun.sessions if faults.found else ():
             if session in faults:
                 session.forget_drafts()

@@ -3,122 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import accumulate
 
 import numpy as np
 
-from specq.protocol import Float64Array, Int32Array, Int64Array, Judgement, UInt8Array
+from specq.protocol import NO_TOKENS, Int32Array, Judgement, UInt8Array
 from specq.runtime import Faults
 from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
-from specq.verifier.trees.arrays import COUNTS
+
+NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
+NO_FLAGS.flags.writeable = False
 
 
-class Kept(NamedTuple):
-    """What a judgement leaves of a round: the accepted path, then the correction or bonus, up to the token that ends the text.
+class Round:
+    """What a step committed to a session.
 
-    base_len   the committed length before; path: the accepted among the share's nodes
+    base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to the token
+                that ends the text
+    nodes       i32[n]: those that were verified; path: the places of the accepted among them
+    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict; set by `commit`
+    first_arrived   when the oldest of them arrived
     """
 
-    share: ScheduledSession
-    base_len: int
-    token_ids: Int32Array
-    path: tuple[int, ...]
+    __slots__ = (
+        "base_len", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "path", "session", "token_ids",
+    )  # fmt: skip
 
-    @property
-    def session(self) -> Session:
-        return self.share.session
-
-
-class Verified(NamedTuple):
-    """The nodes of some rounds, one round after the other; node_ids i32[n], lanes u8[n], is_accepted u8[n].
-
-    firsts i64[rounds + 1]   where each round's nodes begin; first_arrived f64[rounds]: when the oldest of them arrived
-    """
-
-    firsts: Int64Array
-    nodes: Int32Array
-    node_ids: Int32Array
-    lanes: UInt8Array
-    is_accepted: UInt8Array
-    first_arrived: Float64Array
-
-
-class Round(NamedTuple):
-    """What a step committed to a session, and which nodes it verified there: node_ids i32[n], lanes u8[n], is_accepted u8[n]."""
-
-    session: Session
-    base_len: int
-    token_ids: Int32Array
-    node_ids: Int32Array
-    lanes: UInt8Array
-    is_accepted: UInt8Array
-    first_arrived: float
+    def __init__(
+        self, session: Session, base_len: int, token_ids: Int32Array, nodes: Int32Array, path: tuple[int, ...]
+    ) -> None:
+        self.session, self.base_len, self.token_ids = session, base_len, token_ids
+        self.nodes, self.path, self.first_arrived = nodes, path, 0.0
+        self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
 
     def waited_us(self, started: float) -> int:
         """Return the microseconds that the oldest verified node had waited when the step started."""
-        return int((started - self.first_arrived) * 1e6) if len(self.node_ids) else 0
+        return int((started - self.first_arrived) * 1e6) if len(self.nodes) else 0
 
 
 def commit(judged: Iterable[tuple[ScheduledSession, Judgement]], min_accept_prob: int, faults: Faults) -> list[Round]:
     """Commit what was judged, of all sessions of a step at once, and count it; return the rounds of those without a fault."""
-    kept: list[Kept] = []
+    rounds: list[Round] = []
     for share, judgement in judged:
         with faults.of(share, "committed"):
-            kept.append(_keep(share, judgement))
-    if not kept:
+            rounds.append(_kept(share, judgement))
+    if not rounds:
         return []
-    verified = _verified(kept)
-    _commit(kept, verified, min_accept_prob)
-    return _rounds(kept, verified)
+    operations, sessions = rounds[0].session.trees.operations, [done.session.place for done in rounds]
+    num_verified = [len(done.nodes) for done in rounds]
+    nodes, is_accepted = _verified(rounds, num_verified)
+    operations.count(sessions, num_verified, nodes, is_accepted, min_accept_prob)  # trees as they were verified
+    token_ids = np.concatenate([done.token_ids for done in rounds])
+    operations.commit(sessions, [len(done.token_ids) for done in rounds], token_ids, num_verified)
+    return rounds
 
 
-def _keep(share: ScheduledSession, judgement: Judgement) -> Kept:
+def _kept(share: ScheduledSession, judgement: Judgement) -> Round:
     """Append to a session's transcript what was judged, up to the token that ends the text."""
-    session, base_len = share.session, share.session.length
-    session.kv_len += len(judgement.path)
+    session, path = share.session, judgement.path
+    base_len = len(session.token_ids)
+    session.kv_len += len(path)
     tokens = judgement.token_ids.tolist()
     num_kept, session.finish = session.up_to_end(tokens)
     if judgement.logprobs is not None:
         session.logprobs.add(judgement.logprobs, num_kept)
     session.append(tokens[:num_kept])
-    return Kept(share, base_len, judgement.token_ids[:num_kept], judgement.path[:num_kept])
+    return Round(session, base_len, judgement.token_ids[:num_kept], share.nodes, path[:num_kept])
 
 
-def _verified(kept: Sequence[Kept]) -> Verified:
-    trees = kept[0].session.trees
-    firsts = np.zeros(len(kept) + 1, np.int64)
-    np.cumsum([len(one.share.nodes) for one in kept], out=firsts[1:])
-    nodes = np.concatenate([one.share.nodes for one in kept])
+def _verified(rounds: Sequence[Round], num_verified: Sequence[int]) -> tuple[Int32Array, UInt8Array]:
+    """Return the nodes that the rounds verified, i32[n], and which were accepted, u8[n]; note both with the rounds."""
+    if not any(num_verified):
+        return NO_TOKENS, NO_FLAGS
+    drafted = [
+        (done, end - size) for done, size, end in zip(rounds, num_verified, accumulate(num_verified), strict=True)
+    ]
+    nodes = np.concatenate([done.nodes for done in rounds])
     is_accepted = np.zeros(len(nodes), np.uint8)
-    is_accepted[[first + i for one, first in zip(kept, firsts.tolist(), strict=False) for i in one.path]] = 1
-    first_arrived = np.zeros(len(kept))
-    some = np.flatnonzero(np.diff(firsts))
-    first_arrived[some] = np.minimum.reduceat(trees.arrived[nodes], firsts[some]) if len(some) else 0.0
-    lanes = trees.lane_id[trees.node_lane[nodes]].astype(np.uint8)
-    return Verified(firsts, nodes, trees.node_id[nodes], lanes, is_accepted, first_arrived)
+    is_accepted[[first + place for done, first in drafted for place in done.path]] = 1
+    _note_verified([(done, first) for done, first in drafted if len(done.nodes)], nodes, is_accepted)
+    return nodes, is_accepted
 
 
-def _commit(kept: Sequence[Kept], verified: Verified, min_accept_prob: int) -> None:
-    """Count the rounds, then commit their tokens: the counting looks at the trees as they were verified."""
-    trees = kept[0].session.trees
-    sessions: Int32Array = np.array([one.session.place for one in kept], np.int32)
-    trees.operations.count(sessions, verified.firsts, verified.nodes, verified.is_accepted)
-    trees.counts[sessions, COUNTS.index("min_accept_probs")] += min_accept_prob
-    firsts = np.zeros(len(kept) + 1, np.int64)
-    np.cumsum([len(one.token_ids) for one in kept], out=firsts[1:])
-    token_ids = np.concatenate([one.token_ids for one in kept])
-    trees.operations.commit(sessions, firsts, token_ids, np.diff(verified.firsts).astype(np.int32))
-
-
-def _rounds(kept: Sequence[Kept], verified: Verified) -> list[Round]:
-    of_each = zip(kept, pairwise(verified.firsts.tolist()), verified.first_arrived.tolist(), strict=True)
-    node_ids, lanes, is_accepted = verified.node_ids, verified.lanes, verified.is_accepted
-    return [
-        Round(
-            one.session, one.base_len, one.token_ids,
-            node_ids[first:end], lanes[first:end], is_accepted[first:end], arrived,
-        )
-        for one, (first, end), arrived in of_each
-    ]  # fmt: skip
+def _note_verified(drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_accepted: UInt8Array) -> None:
+    """Note what a verdict says of the verified nodes; each round comes with the place where its nodes begin."""
+    trees = drafted[0][0].session.trees
+    node_ids, lanes = trees.node_id[nodes], trees.lane_id[trees.node_lane[nodes]].astype(np.uint8)
+    arrivals = np.minimum.reduceat(trees.arrived[nodes], [first for _, first in drafted]).tolist()
+    for (done, first), arrived in zip(drafted, arrivals, strict=True):
+        own = slice(first, first + len(done.nodes))
+        done.node_ids, done.lanes, done.is_accepted = node_ids[own], lanes[own], is_accepted[own]
+        done.first_arrived = arrived

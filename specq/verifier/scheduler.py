@@ -150,9 +150,9 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
 def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array, Int32Array]:
     """Return (firsts, nodes): what may be verified of some sessions, of each in the order of choice, with `reach_prob` and
     `depends_on` set. The correction takes the last position that is left."""
-    ends = np.array([session.limit - 1 for session in sessions], np.int32)
+    ends = [session.limit - 1 for session in sessions]
     operations = sessions[0].trees.operations
-    firsts, nodes = operations.candidates(_places(sessions), ends, FLOOR)
+    firsts, nodes = operations.candidates([session.place for session in sessions], ends, FLOOR)
     if max_chain:
         firsts, nodes = operations.best_chains(firsts, nodes, max_chain)
     return _in_order_of_choice(sessions, firsts, nodes)
@@ -172,16 +172,12 @@ def _in_order_of_choice(
     return np.cumsum([0, *map(len, ordered)], dtype=np.int64), np.concatenate(ordered)
 
 
-def _places(sessions: Sequence[Session]) -> Int32Array:
-    return np.array([session.place for session in sessions], np.int32)
-
-
 def promised(session: Session) -> float:
     """Return how many tokens a session's tree promises, without a look at drawn ones that are not known (decision 0008)."""
     if not session.num_live:
         return 0.0
     trees = session.trees
-    found = trees.operations.candidates(_places([session]), np.array([NO_LIMIT], np.int32), FLOOR)
+    found = trees.operations.candidates([session.place], [NO_LIMIT], FLOOR)
     _, nodes = _in_order_of_choice([session], *found)
     return float(trees.reach_prob[nodes[trees.depends_on[nodes] == NONE]].sum())
 

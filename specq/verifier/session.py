@@ -113,7 +113,8 @@ class Session:
 
     def forget_drafts(self) -> None:
         """Drop all that was drafted, and what is known of drafters; that costs speed only."""
-        self.trees.operations.forget(self.place)
+        if self.place != NONE:
+            self.trees.operations.forget(self.place)
 
     def close(self) -> None:
         """Give up the session's place in the trees; drafts for it have no effect any more."""

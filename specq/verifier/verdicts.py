@@ -6,17 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from specq.protocol import COLOCATED_LANE, Fault, Int32Array, Open, SessionFailed, UInt8Array, Verdict
-from specq.verifier.rounds import Round
+from specq.protocol import COLOCATED_LANE, Fault, Int32Array, Open, SessionFailed, Verdict
+from specq.verifier.rounds import NO_FLAGS, Round
 from specq.verifier.session import Session
-
-NO_LANES: UInt8Array = np.zeros(0, np.uint8)
-NO_LANES.flags.writeable = False
 
 
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
     """Return the verdict of a round; `us`: the step's time and the longest wait of a node, as in `Verdict`."""
-    if not len(done.node_ids):
+    if not len(done.nodes):
         return _verdict(done.session, done.base_len, done.token_ids, min_accept_prob, us=us)
     return _verdict(
         done.session,
@@ -26,7 +23,7 @@ def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdic
         us=us,
         node_ids=done.node_ids,
         mask=done.is_accepted,
-        node_lanes=NO_LANES if _has_one_remote_lane(done.session) else done.lanes,
+        node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) else done.lanes,
     )
 
 

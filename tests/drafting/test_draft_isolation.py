@@ -17,6 +17,7 @@ from specq.protocol.errors import EngineLostError, ProtocolError
 from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier import colocated
 from specq.verifier.colocated import ColocatedDrafter
 from specq.verifier.core import Verifier
 from specq.verifier.session import Session
@@ -146,14 +147,14 @@ class FailingChains(ToyChains):
 def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All texts are right, and the others are drafted for."""
     if where == "offer":
-        original = Session.offer
+        original = colocated.graft_chains
 
-        def raising(self: Session, *arguments: Any) -> Any:
-            if self.session_id == BAD:
+        def raising(sessions: Sequence[Session], *arguments: Any) -> Any:
+            if BAD in [session.session_id for session in sessions]:
                 raise OverflowError("too large")
-            return original(self, *arguments)
+            return original(sessions, *arguments)
 
-        monkeypatch.setattr(Session, "offer", raising)
+        monkeypatch.setattr(colocated, "graft_chains", raising)
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), incarnation=1, prompt_lookup=False)
     source = FailingChains(where, Failing(where))
     drafter = ColocatedDrafter(source, verifier, StepCurve([1, 64], [0.0001, 0.0002]))

@@ -78,8 +78,7 @@ def live_nodes(session: Session) -> list[Node]:
 
 def candidates(session: Session, floor: float) -> list[Node]:
     """Return the nodes of a session that may be verified, wherever its text ends."""
-    places, ends = np.array([session.place], np.int32), np.array([NO_LIMIT], np.int32)
-    _, found = session.trees.operations.candidates(places, ends, floor)
+    _, found = session.trees.operations.candidates([session.place], [NO_LIMIT], floor)
     return nodes_of(session, found.tolist())
 
 
@@ -98,17 +97,13 @@ def count_round(session: Session, nodes: Sequence[Node], accepted: Container[int
     """Count a round that verified these nodes, of which those at some places were accepted."""
     is_accepted = np.array([i in accepted for i in range(len(nodes))], np.uint8)
     indices = np.array([node.index for node in nodes], np.int32)
-    places, firsts = np.array([session.place], np.int32), np.array([0, len(nodes)], np.int64)
-    session.trees.operations.count(places, firsts, indices, is_accepted)
+    session.trees.operations.count([session.place], [len(nodes)], indices, is_accepted, 0)
 
 
 def commit(session: Session, tokens: Sequence[int], num_verified: int = 0) -> None:
     """Append tokens to a session's transcript, of a round that verified so many nodes."""
     session.append(tokens)
-    places, firsts = np.array([session.place], np.int32), np.array([0, len(tokens)], np.int64)
-    session.trees.operations.commit(
-        places, firsts, np.array(tokens, np.int32), np.array([num_verified], np.int32)
-    )  # fmt: skip
+    session.trees.operations.commit([session.place], [len(tokens)], np.array(tokens, np.int32), [num_verified])
 
 
 def observe(session: Session, lane: int, score: float, *, accepted: bool) -> None:

@@ -7,6 +7,7 @@ some hundred numbers.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, UInt8Array
+from specq.protocol import Float32Array, Int32Array, Int64Array, UInt8Array
 from specq.runtime import library
 from specq.verifier.trees.arrays import MAX_LIVE_NODES, Arrays
 
@@ -37,7 +38,8 @@ def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
     found.trees_best_chains.argtypes = [pointer, number, number, *[pointer] * 5]
     found.trees_flatten.argtypes = [pointer, number, *[pointer] * 5]
     found.trees_flatten.restype = number
-    found.trees_count.argtypes = found.trees_commit.argtypes = [pointer, number, *[pointer] * 4]
+    found.trees_count.argtypes = [pointer, number, *[pointer] * 4, number]
+    found.trees_commit.argtypes = [pointer, number, *[pointer] * 4]
     found.trees_live.argtypes = [pointer, number, pointer]
     found.trees_live.restype = number
     found.trees_forget.argtypes = [pointer, number]
@@ -85,7 +87,7 @@ class Compiled:
         parent_ids: Int32Array,
         scores: npt.NDArray[np.floating],
         groups: Int32Array | None,
-        arrived: Float64Array,
+        arrived: npt.ArrayLike,
     ) -> int:
         """See `reference_graft.graft`."""
         num_drafts, size = len(heads), len(token_ids)
@@ -99,7 +101,7 @@ class Compiled:
         heads.reshape(-1)[:] = self._i64[0].array[: heads.size]
         return done
 
-    def candidates(self, sessions: Int32Array, ends: Int32Array, floor: float) -> tuple[Int64Array, Int32Array]:
+    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
         """See `Operations`."""
         count = len(sessions)
         firsts, found = self._i64[0].room(count + 1), self._i32[2].room(self._trees.num_nodes)
@@ -134,18 +136,29 @@ class Compiled:
         assert wrong < 0, f"node {wrong} of {size} comes before its parent"
         return tokens.copy(), parents.copy(), scores.copy()
 
-    def count(self, sessions: Int32Array, firsts: Int64Array, nodes: Int32Array, is_accepted: UInt8Array) -> None:
+    def count(
+        self,
+        sessions: Sequence[int],
+        sizes: Sequence[int],
+        nodes: Int32Array,
+        is_accepted: UInt8Array,
+        min_accept_prob: int,
+    ) -> None:
         """See `Operations`."""
-        at_sessions, at_firsts = self._i32[0].take(sessions, len(sessions)), self._i64[0].take(firsts, len(firsts))
-        at_nodes, at_accepted = self._i32[1].take(nodes, len(nodes)), self._u8.take(is_accepted, len(nodes))
-        self._kernels.trees_count(self._at, len(sessions), at_sessions, at_firsts, at_nodes, at_accepted)
+        count = len(sessions)
+        at_sessions, at_sizes = self._i32[0].take(sessions, count), self._i32[1].take(sizes, count)
+        at_nodes, at_accepted = self._i32[2].take(nodes, len(nodes)), self._u8.take(is_accepted, len(nodes))
+        self._kernels.trees_count(self._at, count, at_sessions, at_sizes, at_nodes, at_accepted, min_accept_prob)
 
-    def commit(self, sessions: Int32Array, firsts: Int64Array, token_ids: Int32Array, num_verified: Int32Array) -> None:
+    def commit(
+        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+    ) -> None:
         """See `Operations`."""
-        at_sessions, at_firsts = self._i32[0].take(sessions, len(sessions)), self._i64[0].take(firsts, len(firsts))
-        at_tokens = self._i32[1].take(token_ids, len(token_ids))
-        at_verified = self._i32[2].take(num_verified, len(sessions))
-        self._kernels.trees_commit(self._at, len(sessions), at_sessions, at_firsts, at_tokens, at_verified)
+        count = len(sessions)
+        at_sessions, at_sizes = self._i32[0].take(sessions, count), self._i32[1].take(sizes, count)
+        at_tokens = self._i32[2].take(token_ids, len(token_ids))
+        at_verified = self._i32[3].take(num_verified, count)
+        self._kernels.trees_commit(self._at, count, at_sessions, at_sizes, at_tokens, at_verified)
 
     def live(self, session: int) -> list[int]:
         """See `Operations`."""

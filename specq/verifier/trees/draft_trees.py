@@ -20,7 +20,6 @@ from specq.protocol import (
     DraftDistribution,
     DraftDistributions,
     Float32Array,
-    Float64Array,
     Int32Array,
     Int64Array,
     SessionStats,
@@ -49,12 +48,12 @@ class Operations(Protocol):
         parent_ids: Int32Array,
         scores: npt.NDArray[np.floating],
         groups: Int32Array | None,
-        arrived: Float64Array,
+        arrived: npt.ArrayLike,
     ) -> int:
         """See `reference_graft.graft`."""
         ...
 
-    def candidates(self, sessions: Int32Array, ends: Int32Array, floor: float) -> tuple[Int64Array, Int32Array]:
+    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
         """Return (firsts, nodes): those with a cumulative acceptance probability of at least `floor` and a position before the
         session's `end`. Set `reach_prob` and `depends_on`.
 
@@ -72,12 +71,22 @@ class Operations(Protocol):
         """Return the tokens, the parents as places among the session's nodes, and the scores of nodes, parents before children."""
         ...
 
-    def count(self, sessions: Int32Array, firsts: Int64Array, nodes: Int32Array, is_accepted: UInt8Array) -> None:
-        """Count rounds before their commit, given the verified nodes; lanes of sampled drafts learn here, others in `commit`."""
+    def count(
+        self,
+        sessions: Sequence[int],
+        sizes: Sequence[int],
+        nodes: Int32Array,
+        is_accepted: UInt8Array,
+        min_accept_prob: int,
+    ) -> None:
+        """Count rounds before their commit, given the verified nodes, so many of each; lanes of sampled drafts learn here, others in
+        `commit`."""
         ...
 
-    def commit(self, sessions: Int32Array, firsts: Int64Array, token_ids: Int32Array, num_verified: Int32Array) -> None:
-        """Append tokens to transcripts; the branches that agree with them live on, everything else is cut."""
+    def commit(
+        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+    ) -> None:
+        """Append tokens to transcripts, so many to each; the branches that agree with them live on, everything else is cut."""
         ...
 
     def live(self, session: int) -> list[int]:
@@ -149,6 +158,8 @@ class DraftTrees(Arrays):
     def seen(self, session: int) -> tuple[int, ...]:
         """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
         t, found = self.views, list[int]()
+        if not t.num_lanes[session]:
+            return ()
         for k in range(t.num_lanes[session]):
             lane = t.session_lanes[session, k]
             found += (t.lane_id[lane], t.newest_id[lane])
@@ -192,12 +203,10 @@ class DraftTrees(Arrays):
         columns = sessions, lanes, base_lens, first_ids, sizes, is_whole, is_measured, 0
         for i, column in enumerate(columns):
             heads[:, i] = column
-        arrivals = np.empty(len(heads))
-        arrivals[:] = arrived
-        groups = self._take_groups(distributions)
+        groups = self._take_groups(distributions) if distributions else []
         of_nodes = None if rows is None else _groups_of(rows, groups)
         done = 0
-        while (done := self.operations.graft(done, heads, token_ids, parent_ids, scores, of_nodes, arrivals)) < len(
+        while (done := self.operations.graft(done, heads, token_ids, parent_ids, scores, of_nodes, arrived)) < len(
             heads
         ):
             self.make_room("nodes", int(heads[done, 4]))

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, UInt8Array
+from specq.protocol import Float32Array, Int32Array, Int64Array, UInt8Array
 from specq.verifier.trees import reference_choice, reference_commit, reference_graft
 from specq.verifier.trees.arrays import Arrays
 
@@ -27,14 +27,16 @@ class Reference:
         parent_ids: Int32Array,
         scores: npt.NDArray[np.floating],
         groups: Int32Array | None,
-        arrived: Float64Array,
+        arrived: npt.ArrayLike,
     ) -> int:
         """See `reference_graft.graft`."""
-        return reference_graft.graft(self._trees, first, heads, token_ids, parent_ids, scores, groups, arrived)
+        return reference_graft.graft(
+            self._trees, first, heads, token_ids, parent_ids, scores, groups, np.broadcast_to(arrived, len(heads))
+        )
 
-    def candidates(self, sessions: Int32Array, ends: Int32Array, floor: float) -> tuple[Int64Array, Int32Array]:
+    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
         """See `Operations`."""
-        of_each = zip(sessions.tolist(), ends.tolist(), strict=True)
+        of_each = zip(sessions, ends, strict=True)
         return _joined([reference_choice.candidates(self._trees, session, end, floor) for session, end in of_each])
 
     def best_chains(self, firsts: Int64Array, nodes: Int32Array, most: int) -> tuple[Int64Array, Int32Array]:
@@ -46,13 +48,22 @@ class Reference:
         parents = _of_each(firsts, nodes, lambda own: reference_choice.parents_within(self._trees, own))
         return self._trees.token[nodes], _joined(parents)[1], self._trees.score[nodes].astype(np.float32)
 
-    def count(self, sessions: Int32Array, firsts: Int64Array, nodes: Int32Array, is_accepted: UInt8Array) -> None:
+    def count(
+        self,
+        sessions: Sequence[int],
+        sizes: Sequence[int],
+        nodes: Int32Array,
+        is_accepted: UInt8Array,
+        min_accept_prob: int,
+    ) -> None:
         """See `Operations`."""
-        reference_commit.count(self._trees, sessions.tolist(), firsts, nodes, is_accepted)
+        reference_commit.count(self._trees, sessions, sizes, nodes, is_accepted, min_accept_prob)
 
-    def commit(self, sessions: Int32Array, firsts: Int64Array, token_ids: Int32Array, num_verified: Int32Array) -> None:
+    def commit(
+        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+    ) -> None:
         """See `Operations`."""
-        reference_commit.commit(self._trees, sessions.tolist(), firsts, token_ids, num_verified.tolist())
+        reference_commit.commit(self._trees, sessions, sizes, token_ids, num_verified)
 
     def live(self, session: int) -> list[int]:
         """See `Operations`."""

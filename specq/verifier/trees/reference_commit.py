@@ -8,27 +8,34 @@ to be calibrated.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from specq.drafting import Calibration
-from specq.protocol import Int32Array, Int64Array, UInt8Array
+from specq.protocol import Int32Array, UInt8Array
 from specq.verifier.trees.arrays import COMMITTED, COUNTS, NONE, WINDOW, Arrays
 from specq.verifier.trees.reference_choice import calibration_of
 from specq.verifier.trees.reference_graft import STALE, cut, remove_lane, settle, siblings_from
 
-HITS, MISSES, ROUNDS, LEAVES, DEPTHS = (
-    COUNTS.index(name) for name in ("hits", "misses", "drafted_rounds", "leaves", "depths")
+HITS, MISSES, ROUNDS, LEAVES, DEPTHS, MIN_ACCEPT_PROBS = (
+    COUNTS.index(name) for name in ("hits", "misses", "drafted_rounds", "leaves", "depths", "min_accept_probs")
 )
 
 
 def count(
-    trees: Arrays, sessions: Sequence[int], firsts: Int64Array, nodes: Int32Array, is_accepted: UInt8Array
+    trees: Arrays,
+    sessions: Sequence[int],
+    sizes: Sequence[int],
+    nodes: Int32Array,
+    is_accepted: UInt8Array,
+    min_accept_prob: int,
 ) -> None:
     """Count rounds before their commit; `is_accepted` says which of the verified nodes were."""
-    t, bounds = trees.views, firsts.tolist()
-    for session, first, end in zip(sessions, bounds, bounds[1:], strict=False):
+    t = trees.views
+    for session, size, end in zip(sessions, sizes, accumulate(sizes), strict=True):
         t.counts[session, HITS if t.num_live[session] else MISSES] += 1
-        verified, accepted = nodes[first:end].tolist(), is_accepted[first:end].tolist()
+        t.counts[session, MIN_ACCEPT_PROBS] += min_accept_prob
+        verified, accepted = nodes[end - size : end].tolist(), is_accepted[end - size : end].tolist()
         if verified:
             _count_tree(t, session, verified, accepted)
         if t.takes_distributions[session]:
@@ -60,12 +67,12 @@ def _learn(t: Any, verified: list[int], accepted: list[int]) -> None:
 
 
 def commit(
-    trees: Arrays, sessions: Sequence[int], firsts: Int64Array, token_ids: Int32Array, num_verified: Sequence[int]
+    trees: Arrays, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
 ) -> None:
     """Commit tokens: the branch that agrees with them lives on, everything else is cut."""
-    t, bounds = trees.views, firsts.tolist()
-    for session, first, end, verified in zip(sessions, bounds, bounds[1:], num_verified, strict=False):
-        tokens = token_ids[first:end].tolist()
+    t = trees.views
+    for session, size, end, verified in zip(sessions, sizes, accumulate(sizes), num_verified, strict=True):
+        tokens = token_ids[end - size : end].tolist()
         num_gone = _move_root(t, session, tokens)
         t.counts[session, STALE] += max(0, num_gone - verified)
         t.num_live[session] -= num_gone

@@ -49,6 +49,7 @@ void trees_candidates(Trees *t, long num_sessions, const int32_t *sessions, cons
     long count = 0;
     for (long s = 0; s < num_sessions; s++) {
         long at = firsts[s] = count;
+        if (!is_open(t, sessions[s])) continue;
         count += weigh(t, t->first_root[sessions[s]], 1.0, NONE, floor, ends[s], found + count);
         for (; at < count; at++) {
             int32_t node = found[at], above = t->group[node] != NONE ? node : t->depends_on[node];
@@ -116,6 +117,7 @@ long trees_flatten(Trees *t, long num_sessions, const int64_t *firsts, const int
 /* The live nodes of a session, parents first. */
 long trees_live(const Trees *t, long session, int32_t *found) {
     long count = 0;
+    if (!is_open(t, session)) return 0;
     for (int32_t at = t->first_root[session]; at != NONE; at = t->next_sibling[at]) found[count++] = at;
     for (long i = 0; i < count; i++)
         for (int32_t at = t->first_child[found[i]]; at != NONE; at = t->next_sibling[at]) found[count++] = at;

@@ -154,7 +154,7 @@ long trees_graft(Trees *t, long first, long num_drafts, int64_t (*heads)[HEAD], 
     for (; first < num_drafts; node += heads[first++][SIZE]) {
         if (t->num_free[NODES] < heads[first][SIZE] || !t->num_free[LANES]) return first;
         heads[first][NUM_ADDED] = 0;
-        if (heads[first][SESSION] >= 0 && heads[first][SESSION] < t->room[SESSIONS] && t->length[heads[first][SESSION]] >= 0)
+        if (is_open(t, heads[first][SESSION]))
             graft(t, heads[first], tokens + node, parent_ids + node, scores + node, groups ? groups + node : 0,
                   arrived[first]);
     }

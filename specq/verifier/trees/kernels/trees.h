@@ -6,7 +6,7 @@
 
 enum { MAX_LIVE = 512, MAX_LANES = 8, TABLE = 4096, WINDOW = 1024, BINS = 12, NUM_COUNTS = 9 };
 enum { NONE = -1, CUT = -1, COMMITTED = -2 };
-enum { DRAFTED, STALE, ORPHANS, HITS, MISSES, DRAFTED_ROUNDS, LEAVES, DEPTHS };
+enum { DRAFTED, STALE, ORPHANS, HITS, MISSES, DRAFTED_ROUNDS, LEAVES, DEPTHS, MIN_ACCEPT_PROBS };
 enum { NODES, SESSIONS, LANES, GROUPS };
 
 typedef struct {
@@ -49,6 +49,10 @@ static void observe(double *trials, double *accepted, double score, int is_accep
     int i = bin_of(chance_of(score));
     trials[i] = trials[i] * fade + 1.0;
     accepted[i] = accepted[i] * fade + is_accepted;
+}
+
+static inline int is_open(const Trees *t, int64_t session) {
+    return session >= 0 && session < t->room[SESSIONS] && t->length[session] >= 0;
 }
 
 /* --- nodes and the places of node tables that name them */
