@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -78,7 +79,7 @@ def plan(
     num_rows = sum(size for _, size in chunks)
     decoding = [session for session, size in chunks if size == session.num_pending]
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
-    parts = dict(zip([session.session_id for session in decoding], _parts(decoding, chosen), strict=False))
+    parts = _parts(decoding, chosen)
     shares = [_share(session, size, *parts.get(session.session_id, NO_PART)) for session, size in chunks]
     num_rows += len(chosen.nodes)
     return StepPlan(shares, num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
@@ -98,20 +99,18 @@ def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]
 NO_PART = NO_TOKENS, NO_TREE
 
 
-def _parts(sessions: Sequence[Session], chosen: Chosen) -> list[tuple[Int32Array, Tree]]:
-    """Return the chosen nodes of each session, and the same as a tree; nothing at all where no node is chosen."""
+def _parts(sessions: Sequence[Session], chosen: Chosen) -> dict[int, tuple[Int32Array, Tree]]:
+    """Return, by session id, the chosen nodes of the sessions that have some, and the same as a tree."""
     if not len(chosen.nodes):
-        return []
-    trees, bounds = sessions[0].trees, chosen.firsts.tolist()
+        return {}
+    trees, parts = sessions[0].trees, dict[int, tuple[Int32Array, Tree]]()
     token_ids, parents, scores = trees.operations.flatten(chosen.firsts, chosen.nodes)
-    parts: list[tuple[Int32Array, Tree]] = []
-    for session, first, end in zip(sessions, bounds, bounds[1:], strict=False):
-        if first == end:
-            parts.append(NO_PART)
-            continue
-        nodes = chosen.nodes[first:end]
-        distributions = trees.distributions_of(nodes) if session.takes_distributions else None
-        parts.append((nodes, Tree(token_ids[first:end], parents[first:end], scores[first:end], distributions)))
+    for session, (first, end) in zip(sessions, pairwise(chosen.firsts.tolist()), strict=True):
+        if first < end:
+            nodes = chosen.nodes[first:end]
+            distributions = trees.distributions_of(nodes) if session.takes_distributions else None
+            tree = Tree(token_ids[first:end], parents[first:end], scores[first:end], distributions)
+            parts[session.session_id] = nodes, tree
     return parts
 
 
