@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from specq.drafting import Calibration
 from specq.protocol import (
@@ -55,14 +57,31 @@ def graft(session: Session, draft: Draft, now: float) -> int:
 
     A draft with distributions that does not fit is dropped as a whole.
     """
-    is_drawn = bool(draft.q_size) and session.takes_distributions
-    done = session.trees.graft(
-        session.place, draft.lane, draft.base_len, draft.first_id, len(draft.token_ids),
-        draft.token_ids, draft.parent_ids, predicted_scores(draft) if is_drawn else draft.scores,
-        arrived=now, is_whole=bool(draft.q_size),
-        rows=draft.q_rows if is_drawn else None, distributions=distributions_of(draft) if is_drawn else (),
-    )  # fmt: skip
-    return int(done.num_added[0])
+    return graft_all([(session, draft)], now)[0]
+
+
+def graft_all(arrived: Sequence[tuple[Session, Draft]], now: float) -> list[int]:
+    """Graft well-formed drafts of several sessions, in this order, in one call; return how many nodes of each became live."""
+    if not arrived:
+        return []
+    drafts = [draft for _, draft in arrived]
+    drawn = _drawn(arrived)
+    done = arrived[0][0].trees.graft(
+        [session.place for session, _ in arrived],
+        [draft.lane for draft in drafts],
+        [draft.base_len for draft in drafts],
+        [draft.first_id for draft in drafts],
+        [len(draft.token_ids) for draft in drafts],
+        _joined([draft.token_ids for draft in drafts]),
+        _joined([draft.parent_ids for draft in drafts]),
+        _joined([draft.scores for draft in drafts]) if drawn is None else drawn.scores,
+        arrived=now,
+        is_whole=[bool(draft.q_size) for draft in drafts],
+        rows=None if drawn is None else drawn.rows,
+        distributions=() if drawn is None else drawn.distributions,
+    )
+    num_added: list[int] = done.num_added.tolist()
+    return num_added
 
 
 def graft_chains(
@@ -105,6 +124,33 @@ def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
 
 
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------
+
+
+class Drawn(NamedTuple):
+    """What some drafts, of which one has distributions at least, say of their nodes: scores f64[n]; rows i32[n]: which of the
+    distributions a node was drawn from, -1 for a point mass."""
+
+    scores: Float64Array
+    rows: Int32Array
+    distributions: list[DraftDistribution]
+
+
+def _drawn(arrived: Sequence[tuple[Session, Draft]]) -> Drawn | None:
+    """Return what drafts say of their nodes; None if no session takes distributions that a draft for it has."""
+    if not any(draft.q_size and session.takes_distributions for session, draft in arrived):
+        return None
+    scores, rows, distributions = list[Float64Array](), list[Int32Array](), list[DraftDistribution]()
+    for session, draft in arrived:
+        is_drawn = draft.q_size and session.takes_distributions
+        scores.append(predicted_scores(draft) if is_drawn else draft.scores.astype(np.float64))
+        own = draft.q_rows if is_drawn else np.full(len(draft.token_ids), -1, np.int32)
+        rows.append(np.where(own < 0, -1, own + len(distributions)).astype(np.int32))
+        distributions += distributions_of(draft) if is_drawn else []
+    return Drawn(np.concatenate(scores), np.concatenate(rows), distributions)
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def distributions_of(draft: Draft) -> list[DraftDistribution]:

@@ -11,7 +11,7 @@ from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children
-from specq.verifier.grafting import graft, predicted_scores
+from specq.verifier.grafting import graft, graft_all, predicted_scores
 from specq.verifier.session import Session
 from specq.verifier.trees import MAX_LIVE_NODES, DraftTrees
 from tests.verifier.sessions import (
@@ -189,6 +189,29 @@ def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
     found = [calibration.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
     assert found == [expected.probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
     assert found != [Calibration().probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
+
+
+def test_drafts_of_many_sessions_are_grafted_in_one_call() -> None:
+    """With the outcome of one after the other: drawn ones, point masses, and what a session does not take."""
+    drafts = [
+        (0, make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1])),
+        (1, make_drawn([8, 4], [-1, -1], [0, 0])),
+        (2, make_draft(3, 0, [7, 8], [-1, 0])),
+        (0, make_draft(3, 0, [4, 8, 5], [-1, -1, 0], lane=1)),
+        (1, make_drawn([3], [0], [0], first_id=2)),
+    ]
+    found = []
+    for is_batch in (True, False):
+        trees = DraftTrees()
+        sessions = [make_warm_session(trees), make_session(trees=trees), make_warm_session(trees)]
+        arrived = [(sessions[i], draft) for i, draft in drafts]
+        added = graft_all(arrived, 0.0) if is_batch else [graft(session, draft, 0.0) for session, draft in arrived]
+        nodes = [node for session in sessions for node in candidates(session, 0.0)]
+        drawn_from = [node.distribution and node.distribution.weights.tolist() for node in nodes]
+        found.append((added, [(node.lane, node.node_id, node.token, node.reach_prob) for node in nodes], drawn_from))
+    assert found[0] == found[1]
+    assert sum(found[0][0]) == len(found[0][1]) == 10
+    assert sum(weights is not None for weights in found[0][2]) == 3
 
 
 # --- in which order they are chosen ---------------------------------------------------------------------------------------
