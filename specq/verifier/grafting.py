@@ -115,8 +115,9 @@ def graft_lookup(session: Session, min_accept_prob: float, now: float) -> int:
     if not count or (session.num_live and promise_of_chain(accept_prob, count) < LEAD * promised(session)):
         return 0
     chain: Int32Array = np.array(tokens[:count], np.int32)
-    where = session.place, LOOKUP_LANE, session.length, NEXT_IDS, count
-    done = session.trees.graft(*where, chain, CHAIN[:count], np.full(count, score, np.float16), arrived=now)
+    where = session.place, LOOKUP_LANE, session.length, NEXT_IDS, len(chain)
+    scores = np.full(len(chain), score, np.float16)
+    done = session.trees.graft(*where, chain, CHAIN[: len(chain)], scores, arrived=now)
     return int(done.num_added[0])
 
 

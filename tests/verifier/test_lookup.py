@@ -52,3 +52,14 @@ def test_what_a_drafter_sent_already_is_not_hung_twice() -> None:
     assert session.num_live == LOOKUP_TOKENS
     commit(session, PHRASE[3:6], 3)
     assert session.num_live == LOOKUP_TOKENS - 3
+
+
+def test_a_lookup_may_be_shorter_than_what_would_be_tried() -> None:
+    """The text that repeats itself ends there."""
+    session = make_session([10, 11, 12, 13, 10, 11, 12])
+    _, score = session.lookup.chain(1)
+    for _ in range(60):
+        observe(session, LOOKUP_LANE, score, accepted=True)
+    tokens, _ = session.lookup.chain(LOOKUP_TOKENS)
+    assert graft_lookup(session, 0.1, 0.0) == len(tokens) < LOOKUP_TOKENS
+    assert tuple(tokens) in paths(session)
