@@ -1,8 +1,9 @@
 """The verifier: sessions, their draft trees, and the step that checks them.
 
     core                      messages of the broker in, verdicts out, one engine inside
-    session, history          what is committed, and the unverified nodes below it; what penalties count
-    grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them; prompt_lookup: what the text repeats
+    session, history          what is committed; what penalties count
+    trees                     the unverified nodes of all sessions
+    grafting                  how a draft becomes nodes of a tree; prompt_lookup: what the text repeats
     scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
     arms                      whether remote drafters are listened to
     kv_admission              which sessions have room in the engine

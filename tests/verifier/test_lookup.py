@@ -54,12 +54,11 @@ def test_what_a_drafter_sent_already_is_not_hung_twice() -> None:
     assert session.num_live == LOOKUP_TOKENS - 3
 
 
-def test_a_lookup_may_be_shorter_than_what_would_be_tried() -> None:
-    """The text that repeats itself ends there."""
-    session = make_session([10, 11, 12, 13, 10, 11, 12])
+def test_near_its_end_a_text_has_room_for_a_shorter_lookup() -> None:
+    """Of what would be tried there is only so much: the correction takes the last token."""
+    session = make_session(CONTEXT, tokens_left=4)
     _, score = session.lookup.chain(1)
     for _ in range(60):
         observe(session, LOOKUP_LANE, score, accepted=True)
-    tokens, _ = session.lookup.chain(LOOKUP_TOKENS)
-    assert graft_lookup(session, 0.1, 0.0) == len(tokens) < LOOKUP_TOKENS
-    assert tuple(tokens) in paths(session)
+    assert graft_lookup(session, 0.1, 0.0) == 3
+    assert tuple(PHRASE[3:6]) in paths(session)
