@@ -40,7 +40,7 @@ from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
-from specq.verifier.verdicts import failure, verdict_again, verdict_of
+from specq.verifier.verdicts import failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 
@@ -253,7 +253,6 @@ class Verifier:
         ended: float,
     ) -> Iterator[Verdict]:
         """Commit what the engine gave for these shares; yield the verdicts of those that could be judged."""
-        step_us, asked = int((ended - started) * 1e6), self._asked
         of_judged = iter(judgements)
         judged: list[tuple[ScheduledSession, Judgement]] = []
         for share in shares:
@@ -263,14 +262,8 @@ class Verifier:
                 faults.add(share, judgement.fault)
             elif judgement is not None:
                 judged.append((share, judgement))
-        for done in commit(judged, self._min_accept_prob, faults):
-            done.session.committed_at = ended
-            try:
-                verdict = verdict_of(done, asked, (step_us, done.waited_us(started)))
-            except Exception as error:  # noqa: BLE001 - as in `Faults.of`, which costs more, for each session of each step
-                faults.note(done.session, "committed", error)
-            else:
-                yield verdict
+        rounds = commit(judged, self._min_accept_prob, ended, faults)
+        yield from verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -283,19 +276,17 @@ class Verifier:
 
     def _forget(self, session_id: int) -> None:
         session = self.sessions.pop(session_id, None)
-        if session is None:
-            return
-        session.close()
-        if session.is_open:
+        if session is not None:
+            session.close()
+        if session is not None and session.is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
         sessions = list(self.sessions.values())
-        for session in sessions:
-            if session.awaits_draft:
-                session.wait_a_beat()
+        for session in filter(lambda session: session.awaits_draft, sessions):
+            session.wait_a_beat()
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,

@@ -42,12 +42,14 @@ class Round:
         return int((started - self.first_arrived) * 1e6) if len(self.nodes) else 0
 
 
-def commit(judged: Iterable[tuple[ScheduledSession, Judgement]], min_accept_prob: int, faults: Faults) -> list[Round]:
+def commit(
+    judged: Iterable[tuple[ScheduledSession, Judgement]], min_accept_prob: int, now: float, faults: Faults
+) -> list[Round]:
     """Commit what was judged, of all sessions of a step at once, and count it; return the rounds of those without a fault."""
     rounds: list[Round] = []
     for share, judgement in judged:
         with faults.of(share, "committed"):
-            rounds.append(_kept(share, judgement))
+            rounds.append(_kept(share, judgement, now))
     if not rounds:
         return []
     operations, sessions = rounds[0].session.trees.operations, [done.session.place for done in rounds]
@@ -59,11 +61,12 @@ def commit(judged: Iterable[tuple[ScheduledSession, Judgement]], min_accept_prob
     return rounds
 
 
-def _kept(share: ScheduledSession, judgement: Judgement) -> Round:
+def _kept(share: ScheduledSession, judgement: Judgement, now: float) -> Round:
     """Append to a session's transcript what was judged, up to the token that ends the text."""
     session, path = share.session, judgement.path
     base_len = len(session.token_ids)
     session.kv_len += len(path)
+    session.committed_at = now
     tokens = judgement.token_ids.tolist()
     num_kept, session.finish = session.up_to_end(tokens)
     if judgement.logprobs is not None:

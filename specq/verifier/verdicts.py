@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from specq.protocol import COLOCATED_LANE, Fault, Int32Array, Open, SessionFailed, Verdict
+from specq.runtime import Faults
 from specq.verifier.rounds import NO_FLAGS, Round
 from specq.verifier.session import Session
+
+
+def verdicts_of(
+    rounds: Iterable[Round], min_accept_prob: int, step_us: int, started: float, faults: Faults
+) -> Iterator[Verdict]:
+    """Yield the verdicts of rounds; `faults` gets the sessions for which that raises."""
+    for done in rounds:
+        try:
+            verdict = verdict_of(done, min_accept_prob, (step_us, done.waited_us(started)))
+        except Exception as error:  # noqa: BLE001 - as in `Faults.of`, which costs more, for each session of each step
+            faults.note(done.session, "committed", error)
+        else:
+            yield verdict
 
 
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
