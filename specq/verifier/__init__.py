@@ -1,9 +1,10 @@
 """The verifier: sessions, their draft trees, and the step that checks them.
 
     core                      messages of the broker in, verdicts out, one engine inside
-    session, history          what is committed, and the unverified nodes below it; what penalties count
+    session, history          what is committed; what penalties count
+    trees/                    the unverified nodes of all sessions
     sources/                  what drafts: remote drafters, prompt lookup, a colocated draft model
-    grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them
+    grafting                  how drafts become nodes of the trees
     scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
     arms                      which sources of drafts are used: those that raise the tokens a second
     kv_admission              which sessions have room in the engine

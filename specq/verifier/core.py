@@ -11,12 +11,11 @@ ahead of the journal pauses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import structlog
 
-from specq.drafting import Calibration
 from specq.engines import Engine, check_works
 from specq.protocol import (
     Ack,
@@ -25,12 +24,12 @@ from specq.protocol import (
     Fault,
     FetchTokenizer,
     Heartbeat,
+    Judgement,
     Message,
     Open,
     ProtocolError,
     SpecqError,
     StepOutput,
-    Verdict,
     reason_against,
     stripped,
 )
@@ -43,7 +42,8 @@ from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.verdicts import failure, verdict_again, verdict_of
+from specq.verifier.trees import DraftTrees
+from specq.verifier.verdicts import failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 
@@ -82,7 +82,7 @@ class Verifier:
         )
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
-        self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
+        self.trees = DraftTrees()  # of all sessions
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -124,7 +124,7 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        session = self.sessions[message.session_id] = Session(message, ends, self._sampled_calibration)
+        session = self.sessions[message.session_id] = Session(message, ends, self.trees)
         if message.params.stop and self.codec is not None:
             session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
             session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())
@@ -186,9 +186,9 @@ class Verifier:
         shares = self._schedule(faults)
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
-        rounds = [committed for part in done for committed in self._commit(*part, faults)]
+        rounds = [committed for part in done for committed in self._commit(*part, ended, faults)]
         self.sources.observe(rounds, done, ended - started)
-        verdicts = list(self._verdicts(rounds, faults, started, ended))
+        verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
@@ -243,33 +243,20 @@ class Verifier:
         self.num_steps += 1
         return output
 
-    def _commit(self, shares: Sequence[ScheduledSession], output: StepOutput, faults: Faults) -> Iterator[Round]:
-        """Commit what the engine gave for these shares; yield the rounds of those that could be judged."""
+    def _commit(
+        self, shares: Sequence[ScheduledSession], output: StepOutput, ended: float, faults: Faults
+    ) -> list[Round]:
+        """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
         of_judged = iter(output.judgements)
+        judged: list[tuple[ScheduledSession, Judgement]] = []
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
             judgement = next(of_judged) if share.step.judged else None
-            if judgement is None:
-                continue
-            if judgement.fault is not None:
+            if judgement is not None and judgement.fault is not None:
                 faults.add(share, judgement.fault)
-                continue
-            done = None
-            with faults.of(share, "committed"):
-                done = commit(share, judgement, self._min_accept_prob)
-            if done is not None:
-                yield done
-
-    def _verdicts(self, rounds: Sequence[Round], faults: Faults, started: float, ended: float) -> Iterator[Verdict]:
-        """Yield what is reported of the rounds of a step."""
-        step_us, asked = int((ended - started) * 1e6), self._asked
-        for done in rounds:
-            done.session.committed_at = ended
-            verdict = None
-            with faults.of(done.share, "reported"):
-                verdict = verdict_of(done, asked, (step_us, done.waited_us(started)))
-            if verdict is not None:
-                yield verdict
+            elif judgement is not None:
+                judged.append((share, judgement))
+        return commit(judged, self._min_accept_prob, ended, faults)
 
     def _end_step(
         self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], ended: float, *, is_whole: bool
@@ -304,6 +291,7 @@ class Verifier:
         if session is None:
             return
         self.sources.close(session)
+        session.close()
         if session.is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
@@ -311,8 +299,8 @@ class Verifier:
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
         sessions = list(self.sessions.values())
-        for session in sessions:
-            session.beats_waited += session.awaits_draft
+        for session in filter(lambda session: session.awaits_draft, sessions):
+            session.wait_a_beat()
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,

@@ -14,6 +14,7 @@ from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import candidates, live_nodes
 
 PROMPT = [5, 6, 7]
 
@@ -191,7 +192,7 @@ def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
     )  # fmt: skip
     own.verifier.handle(drawn, 0.0)
     own.collect()
-    assert sum(node.reach_prob for node in session.candidates(0.0)) > own.drafter.choice.promise()
+    assert sum(node.reach_prob for node in candidates(session, 0.0)) > own.drafter.choice.promise()
     own.verifier.begin(0.0)
     before = own.drafter.num_passes
     own.collect()
@@ -210,8 +211,7 @@ def test_chains_carry_their_lane_beside_those_of_others() -> None:
     own.verifier.handle(gone, 0.0)
     own.drafter.fan_out = 1
     (verdict,) = turn(own)
-    assert verdict.seen == (0, 0)
-    assert len(verdict.node_ids)
+    assert verdict.seen == (0, 0, COLOCATED_LANE, len(verdict.node_ids) - 1)
     assert verdict.node_lanes.tolist() == [COLOCATED_LANE] * len(verdict.node_ids)
 
 
@@ -306,7 +306,7 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
     turn(own)
     own.verifier.begin(0.0)
     own.collect()
-    nodes = list(own.verifier.sessions[7].live_nodes())
+    nodes = live_nodes(own.verifier.sessions[7])
     assert nodes
     assert all(node.distribution is not None for node in nodes)
 

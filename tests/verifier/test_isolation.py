@@ -21,8 +21,9 @@ from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
+from specq.verifier import scheduler
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import graft
+from specq.verifier.grafting import graft, hang
 from specq.verifier.history import Past
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, PromptLookup, source_set
@@ -112,9 +113,9 @@ def test_several_at_once_are_all_found() -> None:
 
 
 PLACES: dict[str, tuple[object, str]] = {
-    "planned": (Session, "candidates"),
+    "planned": (scheduler, "choose_nodes"),
     "shared": (Session, "history"),
-    "committed": (Session, "commit"),
+    "committed": (Session, "append"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
 }
@@ -127,7 +128,7 @@ def test_what_raises_for_one_session_fails_that_one(where: str, monkeypatch: pyt
     original = getattr(owner, name)
 
     def raising(self: Any, *arguments: Any) -> Any:
-        ids = [self, *arguments]
+        ids = self if isinstance(self, list) else [self, *arguments]
         if 3 in [getattr(one, "session_id", one) for one in ids if isinstance(one, Session | int)]:
             raise OverflowError("too large")
         return original(self, *arguments)
@@ -178,14 +179,14 @@ def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.Monke
     verifier = make_verifier(ToyEngine())
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
 
-    def raising(session: Session, draft: Draft, now: float) -> None:
-        session.num_live += 5
-        raise KeyError(draft.lane)
+    def raising(batch: DraftBatch, now: float) -> None:
+        hang(batch, now)
+        raise KeyError(batch.lanes)
 
     monkeypatch.setattr(source_set, "hang", raising)
     verifier.handle(draft_for(0, [7, 8]), 0.0)
     texts, failed = run(verifier)
-    assert (verifier.sessions[0].num_live, verifier.sessions[0].roots) == (0, {})
+    assert (verifier.sessions[0].num_live, verifier.trees.num_nodes) == (0, 0)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
 
 
@@ -198,7 +199,7 @@ def test_a_lookup_that_raises_costs_only_lookups(monkeypatch: pytest.MonkeyPatch
         if session.session_id == 0:
             raise OverflowError("too large")
 
-    monkeypatch.setattr(SessionLookup, "draft", raising)
+    monkeypatch.setattr(SessionLookup, "chain", raising)
     verifier = make_verifier(ToyEngine(), sources=(PromptLookup(),))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier)
@@ -213,12 +214,12 @@ class BrokenSource(DraftSource):
     uses_scratch = True
 
     def __init__(self, where: str) -> None:
-        def raising(*arguments: object) -> DraftBatch:
+        def raising(*arguments: object) -> Sequence[DraftBatch]:
             raise RuntimeError(f"no {where} today")
 
         setattr(self, where, raising)
 
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         return ()
 
 

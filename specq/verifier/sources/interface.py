@@ -14,15 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, NamedTuple
 
 from specq.config import TargetConfig
-from specq.protocol import NO_SCRATCH, Draft, ModelInfo, ScratchRows, StepOutput
-from specq.verifier.draft_tree import Chain
+from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, StepOutput
+from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-
-# Drafts, each for a session; a chain is for one that has no tree yet.
-DraftBatch = Sequence[tuple[Session, Draft | Chain]]
 
 
 class Budget(NamedTuple):
@@ -81,7 +78,7 @@ class DraftSource(ABC):
         return False
 
     @abstractmethod
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return what was drafted. `sessions` decode and take part in the step; drafts may be of any."""
 
     def scratch(self, session: Session) -> ScratchRows:

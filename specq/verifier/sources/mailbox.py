@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from specq.protocol import Draft
 from specq.verifier.arms import REMOTE
+from specq.verifier.grafting import DraftBatch, batch_of
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource
+from specq.verifier.sources.interface import Budget, DraftSource
 
 MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
+BATCH_NODES = 512  # after which a batch ends
 
 
 class Mailbox(DraftSource):
-    """Drafts that have arrived. It refuses nobody: a drafter's next draft may be sound."""
+    """Drafts that have arrived, in that order. It refuses nobody: a drafter's next draft may be sound."""
 
     name = REMOTE
 
     def __init__(self) -> None:
-        self._drafts: list[tuple[Session, Draft]] = []
+        self._drafts: deque[tuple[Session, Draft]] = deque()
         self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._drafts)
 
     @property
     def has_work(self) -> bool:
@@ -34,14 +40,18 @@ class Mailbox(DraftSource):
         self._num_waiting += count
         return True
 
-    def collect(
-        self, sessions: Sequence[Session] = (), budget: Budget | None = None, clock: Callable[[], float] | None = None
-    ) -> DraftBatch:
-        """Return what has arrived, in that order."""
-        drafts, self._drafts, self._num_waiting = self._drafts, [], 0
-        return drafts
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Return the first of what has arrived, up to BATCH_NODES nodes or one draft."""
+        taken: list[tuple[Session, Draft]] = []
+        num_nodes = 0
+        while self._drafts and num_nodes < BATCH_NODES:
+            taken.append(self._drafts.popleft())
+            num_nodes += len(taken[-1][1].token_ids)
+        self._num_waiting -= num_nodes
+        return [batch_of(taken)] if taken else ()
 
-    def close(self, session: Session) -> None:
-        """Drop what has arrived for a session."""
-        self._drafts = [entry for entry in self._drafts if entry[0] is not session]
-        self._num_waiting = sum(len(draft.token_ids) for _, draft in self._drafts)
+    def clear(self) -> int:
+        """Drop what is left; return how many drafts that were."""
+        count, self._num_waiting = len(self._drafts), 0
+        self._drafts.clear()
+        return count

@@ -9,13 +9,13 @@ import structlog
 
 from specq.engines import Engine
 from specq.protocol import NO_SCRATCH, NO_TAP, ConfigError, Draft, EngineLostError, StepOutput, Tap
-from specq.runtime import Faults, traced
+from specq.runtime import traced
 from specq.verifier.arms import Arm
-from specq.verifier.grafting import hang
+from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, Computed, DraftBatch, DraftSource
+from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.mailbox import Mailbox
 
 log = structlog.get_logger(__name__)
@@ -73,7 +73,7 @@ class SourceSet:
 
     def collect(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, clock: Callable[[], float]) -> None:
         """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
-        self._take_mail(clock)
+        self._take_mail(budget, clock)
         self._ask(
             "collect", lambda source: self._collect(source, _drafted_for(sessions, source, allowed), budget, clock)
         )
@@ -85,9 +85,9 @@ class SourceSet:
     def _collect(
         self, source: DraftSource, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]
     ) -> None:
-        batch = source.collect(sessions, budget, clock)
-        self._hang(source, batch, clock())
-        self.num_sent[source.name] += sum(len(draft.token_ids) for _, draft in batch)
+        for batch in source.collect(sessions, budget, clock):
+            self._hang(source, batch, clock())
+            self.num_sent[source.name] += len(batch.token_ids)
 
     def _set_scratch(self, sessions: Sequence[Session]) -> None:
         """Ask for scratch rows; a session has those of the first source that has some."""
@@ -109,16 +109,15 @@ class SourceSet:
         whole = {one.session_id for one in sessions if any(source.wants_prompt(one) for source in tapping)}
         return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
 
-    def _take_mail(self, clock: Callable[[], float]) -> None:
+    def _take_mail(self, budget: Budget, clock: Callable[[], float]) -> None:
         """Hang what has arrived, for as long as there is time; learn what a node costs."""
         started = clock()
         last = started + max(self.mail_s - self._receiving_s, 0.0)
-        mail = self.mailbox.collect()
-        for place, entry in enumerate(mail):
-            if place and clock() > last:
-                self.num_dropped += len(mail) - place
-                break
-            self._hang(self.mailbox, (entry,), started)
+        while self.mailbox.has_work:
+            for batch in self.mailbox.collect((), budget, clock):
+                self._hang(self.mailbox, batch, started)
+            if clock() > last:
+                self.num_dropped += self.mailbox.clear()
         num_sent = self.num_sent[self.mailbox.name]
         num_nodes, self._num_counted = num_sent - self._num_counted, num_sent
         if num_nodes:
@@ -127,14 +126,17 @@ class SourceSet:
         self._receiving_s = 0.0
 
     def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
-        """Hang drafts onto their sessions' trees. Where one raises, the session's drafts are forgotten."""
-        faults = Faults()
-        for session, draft in batch:
-            with faults.of(session, "drafted for"):
-                hang(session, draft, now)
-            if faults.found and session in faults:
-                session.forget_drafts()
-                source.refuse(session)
+        """Hang drafts onto their sessions' trees. If that raises, what was drafted for these sessions is forgotten."""
+        try:
+            hang(batch, now)
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._not_hung(source, batch, error)
+
+    def _not_hung(self, source: DraftSource, batch: DraftBatch, error: Exception) -> None:
+        log.error("drafts_not_hung", source=source.name, num_drafts=len(batch.sessions), **traced(error))
+        for session in batch.sessions:
+            session.forget_drafts()
+            source.refuse(session)
 
     def observe(
         self, rounds: Sequence[Round], done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], step_s: float
