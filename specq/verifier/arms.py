@@ -188,7 +188,7 @@ class LoadLevel:
         self.num_trials += 1
         challenger = self.challengers[arm]
         challenger.learn(gain)
-        log.info(
+        log.debug(
             "sources_tried",
             sources=sorted(arm),
             beside=sorted(self.used),
