@@ -103,7 +103,7 @@ class Challenger:
         self.until_trial = self.patience
 
     def miss(self) -> None:
-        """Set when it is tried next, where a source of it sent nothing."""
+        """Set when it is tried next, where a source of it sent nothing or the load changed."""
         self.patience = self.until_trial = min(2 * self.patience, MOST_PATIENCE)
 
     def like(self) -> Challenger:
@@ -144,6 +144,12 @@ class LoadLevel:
     def arm(self) -> Arm:
         """The arm that is to be measured now."""
         return self.used if self.trial is None else self.trial
+
+    def resume(self) -> None:
+        """Come back from another load, which ended a trial that was under way: visits may be too short for any."""
+        if self.trial is not None:
+            self.challengers[self.trial].miss()
+            self.trial, self.window = None, Window()
 
     def close(self, heard: Arm) -> None:
         """Take a full window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
@@ -188,7 +194,7 @@ class LoadLevel:
         self.num_trials += 1
         challenger = self.challengers[arm]
         challenger.learn(gain)
-        log.info(
+        log.debug(
             "sources_tried",
             sources=sorted(arm),
             beside=sorted(self.used),
@@ -267,7 +273,9 @@ class Arms:
             nearest = min(tried, key=lambda known: abs(known - number), default=number)
             if self._levels[nearest].used != level.used:
                 level = self._levels[number] = self._levels[nearest].like()
-        self._number = number
+        if number != self._number:
+            self._number = number
+            level.resume()
         return level
 
     def _is_warm(self, seconds: float) -> bool:

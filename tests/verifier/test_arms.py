@@ -161,10 +161,13 @@ def test_loads_that_never_last_go_by_those_that_do():
         arms.serve(1, rates, sessions=16)
         for sessions in (8, 4, 2, 1):
             arms.serve(0.07, rates, sessions=sessions)
-    arms.serve(0.1, rates, sessions=16)
-    for sessions in (8, 4, 2, 1):
-        arms.serve(0.07, rates, sessions=sessions)
-        assert arms.share(RL) == 0.0
+    with_drafts = []
+    for _ in range(10):
+        arms.serve(1, rates, sessions=16)
+        for sessions in (8, 4, 2, 1):
+            arms.serve(0.07, rates, sessions=sessions)
+            with_drafts.append(arms.share(RL))
+    assert sum(with_drafts) / len(with_drafts) < 0.15
 
 
 def test_a_load_that_flickers_is_one_load():

@@ -77,11 +77,14 @@ def command(
     if resume:
         report.resume()
     report.update(settings=pace)
+    about = {"pace": pace} | {
+        part: report.content[part] for part in ("date", "commit")
+    }  # of a cell: a report may hold older ones
     for cell in grid:
         if cell.name in report.content["results"]:
             continue
         found = attempt(cell.name, lambda cell=cell: measure_cell(cell, Pace(**pace), tell))  # type: ignore[misc]
-        report.update(figures=_figures(cell.name, found), results={cell.name: {"cell": asdict(cell)} | found})
+        report.update(figures=_figures(cell.name, found), results={cell.name: about | asdict(cell) | found})
     show([HEADER, *(_row(name, one) for name, one in report.content["results"].items())], [
         f"in brackets: {CONFIDENCE:.0%} confidence intervals of the median ratio; DRAFT CPU: processor share of the drafters"
     ])  # fmt: skip
