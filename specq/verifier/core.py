@@ -83,6 +83,7 @@ class Verifier:
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.trees = DraftTrees()  # of all sessions
+        self._num_rows = 0  # of the step that was planned last
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -225,6 +226,7 @@ class Verifier:
         planned = plan(
             sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
+        self._num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
         of_remote = self.min_accept_prob + planned.goodput * self.sources.node_s
         self._min_accept_prob = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
@@ -271,7 +273,7 @@ class Verifier:
 
     def _learn(self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], seconds: float) -> None:
         """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
-        self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self.sources.waited_s)
+        self.curve.learn(self._num_rows, seconds - self.sources.waited_s)
         modes = {share.session.speculation.mode if share.is_decoding else "prefill" for share in shares}
         if modes in ({"async"}, {"async", "plain"}):
             num_tokens = sum(len(done.token_ids) for done in rounds)

@@ -41,9 +41,10 @@ from specq.verification.faults import judge_each
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where a step's rows go: `slots` i32 for all of them, each session's chain, its nodes and its scratch rows."""
+    """Where a step's rows go: `slots` i32 for all of them, each session's chain, its nodes and its scratch rows; `sizes`: their numbers."""
 
     steps: Sequence[SessionStep]
+    sizes: Sequence[int]
     slots: Int32Array
     rows: PackedRows
 
@@ -157,20 +158,21 @@ class TorchEngine:
         """Check the steps, take their slots and lay out their rows; an error leaves everything as it was."""
         for step in steps:
             check_step(step, self._pool.length(step.session_id), self.info)
-        slots = self._pool.take(sum(step.num_rows for step in steps))
+        sizes = [step.num_rows for step in steps]
+        slots = self._pool.take(sum(sizes))
         try:
-            return _Plan(steps, slots, pack_steps(steps, slots, self._stage(steps, slots)))
+            return _Plan(steps, sizes, slots, pack_steps(steps, slots, self._stage(steps, sizes, slots)))
         except BaseException:
             self._pool.give(slots)
             raise
 
-    def _stage(self, steps: Sequence[SessionStep], slots: Int32Array) -> list[Int32Array]:
+    def _stage(self, steps: Sequence[SessionStep], sizes: Sequence[int], slots: Int32Array) -> list[Int32Array]:
         """Write each session's slots behind the end of its table; return the tables."""
         tables, taken = [], 0
-        for step in steps:
+        for step, size in zip(steps, sizes, strict=True):
             num_tokens = len(step.token_ids)
             tables.append(self._pool.stage(step.session_id, slots[taken : taken + num_tokens]))
-            taken += step.num_rows
+            taken += size
         return tables
 
     def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
@@ -179,16 +181,15 @@ class TorchEngine:
         token_ids, slots = plan.rows.token_ids, plan.slots
         rejected: list[int] = []
         first = 0
-        for step in plan.steps:
-            first_node = first + len(step.token_ids)
-            end = first + step.num_rows
+        for step, size in zip(plan.steps, plan.sizes, strict=True):
+            first_node, end = first + len(step.token_ids), first + size
             path = paths.get(step.session_id, ())
             if path:
                 rows = [*range(first, first_node), *(first_node + node for node in path)]
                 self._pool.append(step.session_id, token_ids[rows], slots[rows])
                 rejected += set(range(first_node, end)).difference(rows)
             else:
-                self._pool.append(step.session_id, token_ids[first:first_node], slots[first:first_node])
+                self._pool.extend(step.session_id, token_ids[first:first_node])
                 rejected += range(first_node, end)
             first = end
         self._pool.give(slots[rejected])
