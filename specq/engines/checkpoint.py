@@ -1,4 +1,4 @@
-"""What a checkpoint directory says of its model, whichever engine runs it."""
+"""What a checkpoint says of its model, whichever engine runs it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from specq.checkpoints import is_gguf, read_text
 from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
 from specq.protocol import ConfigError, ModelInfo
 from specq.text import num_tokens, tokenizer_hash
 
 
-def resolve_directory(model: str) -> Path:
-    """Return the checkpoint's directory, fetched from the hub unless `model` is one."""
-    if Path(model).is_dir():
+def resolve_checkpoint(model: str) -> Path:
+    """Return the checkpoint's directory or GGUF file; it is fetched from the hub unless `model` is one."""
+    if Path(model).is_dir() or is_gguf(model):
         return Path(model)
     from huggingface_hub import snapshot_download
 
@@ -26,8 +27,15 @@ def resolve_directory(model: str) -> Path:
     return directory
 
 
+def resolve_directory(model: str, needed_by: str) -> Path:
+    """Return the checkpoint's directory, for what takes no GGUF files; ConfigError, which names that, for one."""
+    if is_gguf(model):
+        raise ConfigError(f"{model} is a GGUF file, which {needed_by} does not take; the torch engine does")
+    return resolve_checkpoint(model)
+
+
 def describe(
-    directory: Path,
+    checkpoint: Path,
     *,
     engine: str,
     name: str,
@@ -35,22 +43,31 @@ def describe(
     vocab_size: int,
     max_length: int,
     kv_slots: int,
+    arithmetic: str = "",
     overrides: Mapping[str, Any] | None = None,
 ) -> ModelInfo:
-    """Return what a checkpoint's model is, as an engine runs it; `overrides`: its options that change the text."""
-    tokenizer = directory / "tokenizer.json"
-    text = tokenizer.read_text(encoding="utf-8") if tokenizer.exists() else ""
-    tensors = tensors_hash(directory)
+    """Return what a checkpoint's model is, as an engine runs it.
+
+    arithmetic   which kernels compute, see `ModelInfo`; empty: the engine has one kind
+    overrides    its options that change the text
+    """
+    text = read_text(checkpoint, "tokenizer.json") or ""
+    tensors = tensors_hash(checkpoint)
     return ModelInfo(
-        name=name or directory.name,
-        fingerprint=fingerprint(directory, overrides, tensors=tensors),
-        former_fingerprint=tensors,
+        name=name or _name(checkpoint),
+        fingerprint=fingerprint(checkpoint, overrides, tensors=tensors),
+        former_fingerprint="" if is_gguf(checkpoint) else tensors,  # older versions read none
         dtype=dtype,
+        arithmetic=arithmetic or engine,
         engine=engine,
         vocab_size=vocab_size,
         num_tokens=num_tokens(text) if text else vocab_size,
-        eos_ids=eos_ids(directory),
+        eos_ids=eos_ids(checkpoint),
         max_length=max_length,
         tokenizer_hash=tokenizer_hash(text) if text else "",
         kv_slots=kv_slots,
     )
+
+
+def _name(checkpoint: Path) -> str:
+    return checkpoint.stem if is_gguf(checkpoint) else checkpoint.name

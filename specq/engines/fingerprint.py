@@ -1,6 +1,6 @@
 """What the text of a checkpoint depends on, as one hash: verifiers of equal fingerprints (and number formats) say the same.
 
-It covers the tensors, `config.json`, the files that say how tensors are quantised, the end-of-text ids that hold
+It covers the tensors (of a GGUF file all of it), `config.json`, the files that say how tensors are quantised, the end-of-text ids that hold
 (`generation_config.json`'s where it has some), and the options by which a deployment runs the model otherwise than its files
 say. Files count by what they say, not by how it is written: the order of keys and spaces are left out, and so are the keys in
 `LEFT_OUT`, which name where a copy came from, or the number format, which stands beside the fingerprint.
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specq.protocol import ConfigError
+from specq.checkpoints import is_gguf, read_json
 
 LEFT_OUT = frozenset(
     {"_name_or_path", "name_or_path", "_commit_hash", "transformers_version", "torch_dtype", "dtype", "use_cache"}
@@ -26,24 +26,24 @@ _FILES = ("config.json", "quantize_config.json", "hf_quant_config.json", "quant_
 _MARK = "specq fingerprint 2"
 
 
-def fingerprint(directory: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "") -> str:
+def fingerprint(model: Path, overrides: Mapping[str, Any] | None = None, *, tensors: str = "") -> str:
     """Hash what the text of a checkpoint depends on.
 
     overrides   options of what runs it that change its text
     tensors     its `tensors_hash`, where that is known already: to read large weights takes long
     """
-    said: dict[str, Any] = {name: _relevant(read_json(directory / name)) for name in _FILES}
-    said["eos"] = eos_ids(directory)
+    said: dict[str, Any] = {name: _relevant(read_json(model, name)) for name in _FILES}
+    said["eos"] = eos_ids(model)
     if overrides:
         said["overrides"] = dict(overrides)
-    parts = [_MARK, tensors or tensors_hash(directory), said]
+    parts = [_MARK, tensors or tensors_hash(model), said]
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def tensors_hash(directory: Path) -> str:
+def tensors_hash(model: Path) -> str:
     """Hash the contents of the weight files, in the order of their names: all that fingerprints covered before."""
-    files = sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+    files = [model] if is_gguf(model) else _weight_files(model)
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
@@ -51,24 +51,17 @@ def tensors_hash(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def eos_ids(directory: Path) -> tuple[int, ...]:
+def _weight_files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.safetensors")) or sorted(directory.glob("pytorch_model*.bin"))
+
+
+def eos_ids(model: Path) -> tuple[int, ...]:
     """Return the end-of-sequence ids of generation_config.json, else of config.json."""
     for file in ("generation_config.json", "config.json"):
-        eos = read_json(directory / file).get("eos_token_id")
+        eos = read_json(model, file).get("eos_token_id")
         if eos is not None:
             return tuple(eos) if isinstance(eos, list) else (eos,)
     return ()
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return what a file says, nothing if there is none; raises ConfigError for one that is no JSON object."""
-    try:
-        said = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(said, dict):
-        raise ConfigError(f"{path} holds {type(said).__name__}; it must be a JSON object")
-    return said
 
 
 def _relevant(value: Any) -> Any:

@@ -1,7 +1,10 @@
-"""The models that ship with specq, and what a model's name means.
+"""The models that specq knows by name, and what a model's name means.
+
+    tiny       a pair that ships with specq; for tests
+    smollm2    a small chat model, whose weights a package brings (`packaged`)
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout beside this file, and a README.md in NAME or NAME/ROLE
-that says "licensed under ...".
+that says "licensed under ...". A draft model in smollm2/draft is used as soon as it lies there.
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
 """
@@ -12,58 +15,119 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from specq.checkpoints import is_gguf
+from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.shapes import PRESETS, Shape, parse_shape
 from specq.protocol import ConfigError
 
-__all__ = ["PRESETS", "ROLES", "BundledModel", "Shape", "bundled", "parse_shape", "resolve_model"]
+__all__ = [
+    "FALLBACK",
+    "PACKAGED",
+    "PREFERRED",
+    "PRESETS",
+    "ROLES",
+    "SHOWN_PAIR",
+    "KnownModel",
+    "Shape",
+    "default_model",
+    "default_pair",
+    "draft_for",
+    "known_models",
+    "parse_shape",
+    "pull",
+    "resolve_model",
+]
 
 ROLES = ("target", "draft")
+PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model where it is there, and elsewhere
+SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
 _HOME = Path(__file__).parent
 _LICENCE = re.compile(r"licensed under ([\w.+-]*\w)")
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class BundledModel:
-    """A model in the package: one role of a pair."""
+class KnownModel:
+    """A model that has a name: one role of a pair. `path` is None where it is not on this machine."""
 
     name: str
     role: str
-    path: Path
+    path: Path | None
     num_bytes: int
     licence: str
+    source: str
 
 
-def bundled() -> list[BundledModel]:
-    """Return the models in the package, by name, targets first."""
+def known_models() -> list[KnownModel]:
+    """Return the models that have names, by name, targets first."""
     return [
-        BundledModel(pair.name, role, pair / role, _num_bytes(pair / role), _licence(pair / role))
-        for pair in sorted(_HOME.iterdir())
+        model
+        for pair in sorted(path for path in _HOME.iterdir() if path.is_dir())
         for role in ROLES
-        if _is_model(pair / role)
+        if (model := _known(pair, role))
     ]
 
 
-def resolve_model(name_or_dir: str, role: str) -> str:
-    """Return the directory or hub name to load: of a bundled pair the model for `role`, a directory as it is.
+def _known(pair: Path, role: str) -> KnownModel | None:
+    home = pair / role
+    if _is_model(home):
+        return KnownModel(pair.name, role, home, _num_bytes(home), _licence(home), "bundled")
+    if role != "target" or pair.name not in PACKAGED:
+        return None
+    found, num_bytes = find_packaged(pair.name), PACKAGED[pair.name].num_bytes
+    path, source = found or (None, f"not here: specq models pull {pair.name}")
+    return KnownModel(pair.name, role, path, num_bytes, _licence(home), source)
 
-    Raises ConfigError for a directory that holds no model, and for what can be neither a directory nor a hub name.
+
+def default_model() -> str:
+    """Return the name of the target that is used where none is named."""
+    return PREFERRED if find_packaged(PREFERRED) else FALLBACK
+
+
+def default_pair() -> str:
+    """Return the name of the pair that is shown and measured where none is named: its draft model must be there, too."""
+    name = default_model()
+    return name if draft_for(name) else FALLBACK
+
+
+def draft_for(model: str) -> str:
+    """Return the name of the draft model that goes with a target of this name; "" for none."""
+    return model if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / "draft") else ""
+
+
+def resolve_model(name: str, role: str) -> str:
+    """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is.
+
+    Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, and for a model that
+    must be fetched first.
     """
-    if _is_model(_HOME / name_or_dir / role) and _HUB_NAME.fullmatch(name_or_dir):
-        return str(_HOME / name_or_dir / role)
-    path = Path(name_or_dir).expanduser()
-    if path.exists() or not _HUB_NAME.fullmatch(name_or_dir) or name_or_dir.startswith("."):
+    if _is_model(_HOME / name / role) and _HUB_NAME.fullmatch(name):
+        return str(_HOME / name / role)
+    path = Path(name).expanduser()
+    if path.exists() or not _HUB_NAME.fullmatch(name) or name.startswith(".") or is_gguf(name):
         return str(_checked(path))
-    if "/" not in name_or_dir and (_HOME / name_or_dir).is_dir():
-        raise ConfigError(f"the bundled pair {name_or_dir!r} has no {role} model")
-    return name_or_dir
+    if name in PACKAGED and role == "target":
+        return str(_packaged(name))
+    if "/" not in name and (_HOME / name).is_dir():
+        raise ConfigError(f"the pair {name!r} has no {role} model")
+    return name
+
+
+def _packaged(name: str) -> Path:
+    found = find_packaged(name)
+    if found is None:
+        raise ConfigError(f"{name} is not on this machine; fetch it: specq models pull {name}")
+    return found[0]
 
 
 def _checked(path: Path) -> Path:
     """Return a path that looks like a model, or raise ConfigError that says what is missing."""
+    if is_gguf(path) and path.is_file():
+        return path
     if not path.is_dir():
-        known = ", ".join(sorted({model.name for model in bundled()}))
-        raise ConfigError(f"there is no model directory {path}; bundled models are: {known or 'none'}")
+        kind = "GGUF file" if is_gguf(path) else "model directory"
+        known = ", ".join(sorted({model.name for model in known_models()}))
+        raise ConfigError(f"there is no {kind} {path}; models with a name are: {known or 'none'}")
     if not _is_model(path):
         raise ConfigError(f"{path} holds no model: config.json is missing")
     return path

@@ -48,7 +48,7 @@ class VllmModel:
         rng: np.random.Generator | None = None,
     ) -> None:
         prepare_environment(device)
-        directory = resolve_directory(model)
+        directory = resolve_directory(model, "the vllm proposer")
         arguments = make_options(
             directory,
             device=device,

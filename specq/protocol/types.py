@@ -27,9 +27,10 @@ NO_COUNTS.flags.writeable = False
 class ModelInfo:
     """What the broker must know of a worker's model.
 
-    fingerprint         a hash of the weights and of everything else that a text depends on; only models of equal fingerprint
-                        and dtype are taken to give equal texts
+    fingerprint         a hash of the weights and of everything else that a text depends on; only models of equal
+                        fingerprint, dtype and arithmetic are taken to give equal texts
     former_fingerprint  the fingerprint that older versions gave this model: jobs that began under it go on
+    arithmetic          which kernels compute: verifiers whose kernels differ round differently, which may decide a near-tie
     tokenizer_hash      a hash of vocabulary, merges and added tokens
     vocab_size          rows of the output head, which may be padded beyond the tokenizer's `num_tokens`
     """
@@ -45,6 +46,7 @@ class ModelInfo:
     tokenizer_hash: Annotated[str, bounds.NAME]
     kv_slots: Annotated[int, bounds.COUNT] = 0
     former_fingerprint: Annotated[str, bounds.NAME] = ""
+    arithmetic: Annotated[str, bounds.NAME] = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from tokenizers import Tokenizer
 
+from specq.checkpoints import read_text
 from specq.protocol import ConfigError, JobError
 
 TOKENIZER_FILES = (  # the large one last: a client that has it cached can compare all others by the first piece
@@ -24,25 +25,27 @@ TOKENIZER_FILES = (  # the large one last: a client that has it cached can compa
 )
 
 
-def load_tokenizer_files(model_dir: str | Path) -> dict[str, str]:
+def load_tokenizer_files(model: str | Path) -> dict[str, str]:
     """Return the tokenizer files of a checkpoint as name -> text; empty if it has no tokenizer.json."""
-    folder = Path(model_dir)
-    if not (folder / "tokenizer.json").is_file():
-        return {}
-    return {name: (folder / name).read_text("utf-8") for name in TOKENIZER_FILES if (folder / name).is_file()}
+    found = {name: read_text(Path(model), name) for name in TOKENIZER_FILES}
+    return {name: text for name, text in found.items() if text is not None} if found["tokenizer.json"] else {}
 
 
 # --- identity -----------------------------------------------------------------------------------------------------
 
 
 def tokenizer_hash(tokenizer_json: str) -> str:
-    """Return the SHA-256 (64 hex digits) of vocabulary, merges and added tokens; raises ConfigError for no tokenizer."""
+    """Return the SHA-256 (64 hex digits) of vocabulary, merges and added tokens; raises ConfigError for no tokenizer.
+
+    Some files list added tokens in the vocabulary, too, and others do not: that is no difference.
+    """
     content = _parse(tokenizer_json)
     model = content["model"]
+    added = [(token["id"], token["content"]) for token in content.get("added_tokens") or []]
     identity = {
-        "vocab": sorted(_vocabulary(content).items()),
+        "vocab": sorted((_vocabulary(content) | {text: token_id for token_id, text in added}).items()),
         "merges": [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or []],
-        "added": sorted((token["id"], token["content"]) for token in content.get("added_tokens") or []),
+        "added": sorted(added),
     }
     return hashlib.sha256(orjson.dumps(identity)).hexdigest()
 

@@ -333,9 +333,9 @@ def a_drafter_is_no_client(address: str, keys: str) -> None:
 def test_a_pipeline_over_it_says_the_same(spawn, free_address):
     """The bundled pair, the drafter 20 ms away: drafts arrive and are accepted, and the greedy text is plain decoding's."""
     spawn("broker", "--bind", free_address)
-    spawn("worker", "--role", "target", "--broker", free_address)
+    spawn("worker", "--role", "target", "--model", "tiny", "--broker", free_address)
     far = start(spawn, free_address, "--rtt-ms", "20", "--jitter-ms", "2")
-    spawn("worker", "--role", "draft", "--broker", far, "--nice", "0")
+    spawn("worker", "--role", "draft", "--model", "tiny", "--broker", far, "--nice", "0")
     with Client(free_address, timeout_s=5) as client:
         wait_ready(client)
         prompts = ["def add(a, b):", "Tom has 3 boxes with 12 pencils each."]

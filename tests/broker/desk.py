@@ -34,9 +34,15 @@ class Desk:
         self.asked: list[Find | FindFinished] = []
         self.hello(VERIFIER, max_sessions=max_sessions)
 
-    def hello(self, identity: bytes, fingerprint: str = "toy", max_sessions: int = 8) -> None:
-        model = replace(toy_info(), fingerprint=fingerprint)
-        hello = Hello(role="target", name="v", incarnation=1, model=model, endpoint="toy", max_sessions=max_sessions)
+    def hello(self, identity: bytes, max_sessions: int = 8, **model: str) -> None:
+        hello = Hello(
+            role="target",
+            name="v",
+            incarnation=1,
+            model=replace(toy_info(), **model),
+            endpoint="toy",
+            max_sessions=max_sessions,
+        )
         self.front(identity, hello)
 
     def front(self, identity: bytes, message: Message) -> list[Message]:

@@ -11,6 +11,7 @@ import pytest
 from specq.broker.core import Broker
 from specq.broker.effects import Effect, Send, Write
 from specq.broker.jobs.job import Job
+from specq.broker.workers.unserved import Missing
 from specq.journal import Opening, open_journal
 from specq.journal.records import JobBound, JobEnded, JobTaken, TokensAdded
 from specq.protocol.messages import Heartbeat, Hello, Open, Submit
@@ -139,3 +140,22 @@ def test_a_model_without_a_former_fingerprint_has_no_former_jobs() -> None:
     desk = Desk()
     (worker,) = desk.broker.state.workers.all()
     assert [worker.has_weights(weights) for weights in ("", "toy int", " int", "int")] == [True, True, False, False]
+
+
+# --- kernels ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_goes_on_only_where_the_same_kernels_compute() -> None:
+    """Others round differently, which may decide a near-tie."""
+    desk, job = begun()
+    desk.hello(b"compiled", arithmetic="native cpu")
+    desk.submit(2)
+    desk.front(b"compiled", Heartbeat(incarnation=1, state="leaving"))
+    assert job.session.weights == "toy int native cpu", "weights from before kernels counted are those of any"
+    desk.hello(b"portable", arithmetic="torch cpu")
+    assert not job.session.verifier
+    desk.hello(b"again", arithmetic="native cpu")
+    assert job.session.verifier == b"again"
+    reason = desk.broker.unserved._reason(Missing("toy", job.session.weights))
+    assert "with the weights toy int native cpu" in reason
+    assert "toy with toy int torch cpu" in reason

@@ -66,10 +66,15 @@ class Deployment:
 
     def _target(self, name: str) -> tuple[str, ...]:
         if self.real:
-            return (*SPECQ, "worker", "--role", "target", "--threads", "1", "--broker", self.address, "--name", name)
+            return self._tiny("target", name)
         bind = free_address()
         toy = (sys.executable, "-m", "tests.journal.toy_target")
         return (*toy, self.address, str(STEP_MS), bind, self._proxy(f"link-{name}", bind), str(self.max_sessions))
+
+    def _tiny(self, role: str, name: str) -> tuple[str, ...]:
+        """Return the command of a worker of the bundled pair."""
+        common = ("--model", "tiny", "--threads", "1", "--broker", self.address, "--name", name)
+        return (*SPECQ, "worker", "--role", role, *common)
 
     def _proxy(self, name: str, upstream: str) -> str:
         """Return the address at which others find what listens there: a link that delays and breaks, or itself."""
@@ -90,7 +95,7 @@ class Deployment:
 
     def _drafter(self, name: str) -> tuple[str, ...]:
         if self.real:
-            return (*SPECQ, "worker", "--role", "draft", "--threads", "1", "--broker", self.address, "--name", name)
+            return self._tiny("draft", name)
         return (sys.executable, "-m", "tests.chaos.toy_drafter", self.address, name)
 
     def __enter__(self) -> Self:

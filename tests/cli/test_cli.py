@@ -149,7 +149,7 @@ def test_models_lists_the_bundled_pair():
     listed = json.loads(_run("models", "--json").stdout)
 
     assert {("tiny", "target"), ("tiny", "draft")} <= {(model["name"], model["role"]) for model in listed}
-    assert _run("models").stdout.splitlines()[0].split() == ["NAME", "ROLE", "SIZE", "LICENCE", "PATH"]
+    assert _run("models").stdout.splitlines()[0].split() == ["NAME", "ROLE", "SIZE", "LICENCE", "SOURCE", "PATH"]
 
 
 def test_broker_process_answers_and_stops(spawn, free_address):

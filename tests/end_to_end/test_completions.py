@@ -33,7 +33,7 @@ def group() -> Iterator[Group]:
         config,
         up=replace(config.up, drafters=1),
         broker=replace(config.broker, bind=free_address(), heartbeat_ms=50),
-        target=replace(config.target, max_step_rows=STEP_ROWS, prompt_lookup="none"),
+        target=replace(config.target, model="tiny", max_step_rows=STEP_ROWS, prompt_lookup="none"),
     )
     with Group(members(config, ["--log-level", "error"])) as running:
         running.wait_ready(120)

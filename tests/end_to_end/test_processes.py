@@ -54,6 +54,7 @@ def start(drafters: int, draft_model: str = "tiny") -> Group:
         config,
         up=replace(config.up, drafters=drafters),
         broker=replace(config.broker, bind=free_address()),
+        target=replace(config.target, model="tiny"),
         draft=replace(config.draft, model=draft_model),
     )
     return Group(members(config, ["--log-level", "error"]))

@@ -32,7 +32,7 @@ def test_five_lines_set_up_keys(spawn, free_address, tmp_path, monkeypatch):
     assert len(keys) == 4
     for line in keys:
         subprocess.run([sys.executable, "-m", "specq", *line], check=True, capture_output=True)
-    spawn(*up, "--broker", free_address, "--journal", "none", "--drafters", "1")
+    spawn(*up, "--broker", free_address, "--journal", "none", "--drafters", "1", "--model", "tiny")
     with Client(free_address, keys="keys", timeout_s=READY_S) as client:
         client.wait_until_ready(num_drafters=1, timeout_s=READY_S)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "2 + 2 =", "max_tokens": 8}\n')

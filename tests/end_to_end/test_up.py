@@ -15,7 +15,7 @@ from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfi
 from specq.protocol.errors import ConfigError, EngineError
 from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.progress import EVERY_S, Readiness
-from workers.up import CoreShares, Group, Member, divide_cores, members
+from workers.up import CoreShares, Group, Member, divide_cores, members, notes
 
 KEEP_ALIVE = """
 import sys, time
@@ -62,7 +62,10 @@ def test_targets_get_most_and_nobody_nothing(num_cores, targets, drafters):
 def test_members_of_a_configuration():
     """Each process gets its name, cores and threads, and the broker's address, on its command line."""
     config = Config(
-        broker=BrokerConfig(bind="tcp://*:6000", insecure=True), draft=DraftConfig(width=4), up=UpConfig(1, 2)
+        broker=BrokerConfig(bind="tcp://*:6000", insecure=True),
+        draft=DraftConfig(width=4),
+        up=UpConfig(1, 2),
+        target=TargetConfig(model="tiny"),
     )
 
     broker, target, *drafters = members(config, ["--log-level", "error"])
@@ -74,6 +77,46 @@ def test_members_of_a_configuration():
     assert "--width 4" in " ".join(drafters[0].arguments)
     assert all(m.cores and set(m.cores) <= set(available_cores()) for m in (broker, target, *drafters))
     assert all(m.arguments[-2:] == ("--log-level", "error") for m in (broker, target, *drafters))
+
+
+@pytest.fixture
+def without_smollm2(monkeypatch):
+    """Neither fetched nor installed."""
+    monkeypatch.setattr("specq.models.find_packaged", lambda name: None)
+
+
+@pytest.fixture
+def with_smollm2(monkeypatch):
+    monkeypatch.setattr("specq.models.find_packaged", lambda name: (Path("/there.gguf"), "fetched"))
+
+
+def models_of(config: Config) -> list[str]:
+    return [member.about for member in members(config)[1:]]
+
+
+@pytest.mark.usefixtures("with_smollm2")
+def test_by_default_smollm2_is_served_with_what_drafts_for_it(monkeypatch):
+    """Without a draft model the verifier's lookups draft; one that lies beside it later is used as it comes."""
+    monkeypatch.setattr("workers.up.draft_for", lambda model: "")
+    assert models_of(Config()) == ["smollm2"]
+    assert notes(Config()) == ["smollm2 has no draft model: no drafters; its verifier drafts what the text repeats"]
+    assert models_of(Config(draft=DraftConfig(proposer="ngram"))) == ["smollm2", "", ""]
+    assert models_of(Config(draft=DraftConfig(model="/own"))) == ["smollm2", "/own", "/own"]
+    assert notes(Config(up=UpConfig(drafters=0))) == []
+    monkeypatch.setattr("workers.up.draft_for", lambda model: model)
+    assert models_of(Config()) == ["smollm2"] * 3
+    assert notes(Config()) == []
+
+
+@pytest.mark.usefixtures("without_smollm2")
+def test_without_smollm2_tiny_is_served_and_that_is_said():
+    assert models_of(Config()) == ["tiny"] * 3
+    assert notes(Config()) == ["smollm2 is not here (specq models pull smollm2); this runs on tiny, a toy that babbles"]
+    assert notes(Config(target=TargetConfig(model="tiny"))) == []
+
+
+def test_a_target_of_ones_own_gets_no_drafters_of_another():
+    assert models_of(Config(target=TargetConfig(model="/own"))) == ["/own"]
 
 
 def test_cores_and_threads_of_the_file_win():
@@ -213,7 +256,7 @@ def test_readiness_is_told_as_it_comes():
 @pytest.mark.slow
 def test_up_says_what_it_does(spawn, free_address):
     """From the start on: what is loaded, what is measured, who is ready; in this order for each process."""
-    process = spawn("up", "--drafters", "1", "--broker", free_address)
+    process = spawn("up", "--drafters", "1", "--broker", free_address, "--model", "tiny")
     said = _wait_for(lambda: "Ctrl-C stops all" in (text := process.output.read_text()) and text, 120).splitlines()
 
     assert [line for line in said if line.startswith("target-1:")][:2] == [

@@ -44,7 +44,7 @@ def answers(engine: str, kind: str, *, drafters: int = 1, **options: object) -> 
         config,
         up=replace(config.up, drafters=drafters),
         broker=replace(config.broker, bind=free_address()),
-        target=replace(config.target, engine=engine, device=kind, dtype=dtype, **options),
+        target=replace(config.target, model="tiny", engine=engine, device=kind, dtype=dtype, **options),
         draft=replace(config.draft, device=kind),
     )
     with Group(members(config, ["--log-level", "error"])) as group:

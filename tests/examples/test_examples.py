@@ -28,7 +28,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def broker() -> Iterator[str]:
     config = load()
-    config = replace(config, broker=replace(config.broker, bind=free_address(), journal="none"))
+    broker = replace(config.broker, bind=free_address(), journal="none")
+    config = replace(config, broker=broker, target=replace(config.target, model="tiny"))
     with Group(members(config, ["--log-level", "warning"])) as group:
         group.wait_ready(100)
         yield group.address

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specq.models import bundled, resolve_model
+from specq.models import known_models, resolve_model
 from specq.protocol.errors import ConfigError
 
 
@@ -29,7 +29,7 @@ def test_resolve_model_refuses_a_directory_without_a_model(tmp_path):
 
 def test_bundled_pair():
     """The package carries a target and a draft, whose licence and size are known, under the name `tiny`."""
-    models = {model.role: model for model in bundled() if model.name == "tiny"}
+    models = {model.role: model for model in known_models() if model.name == "tiny"}
 
     assert set(models) == {"target", "draft"}
     assert all(model.licence != "unknown" for model in models.values())

@@ -21,6 +21,7 @@ from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.roundtrip import roundtrip
 from specq.bench.suite import COUNT, suite
 from specq.client import Result
+from specq.models import SHOWN_PAIR, default_pair
 from specq.protocol import MODES
 from specq.runtime import available_cores, log
 from specq.simulate.calibration import Measured
@@ -33,8 +34,8 @@ Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 
 @suite("calibrate")
-@click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
-@click.option("--draft-model", default="tiny", show_default=True, help="Draft model: bundled, or a directory.")
+@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
+@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
 @click.option("--rtt", "rtts", type=click.FloatRange(0), multiple=True, help="Round trips in ms.  [default: 0, 20]")
 @click.option("--mode", "modes", type=click.Choice(MODES), multiple=True, help="May be repeated.  [default: all]")
 @click.option("--drafters", type=COUNT, default=1, show_default=True, help="Draft workers.")

@@ -13,14 +13,15 @@ from specq.bench.report import Report, figure, show, tell
 from specq.bench.run import run
 from specq.bench.settings import Settings
 from specq.bench.suite import COUNT, serving_options, suite
+from specq.models import SHOWN_PAIR, default_pair
 
 
 @suite("pair")
 @serving_options
 @click.option("--k", type=COUNT, default=5, show_default=True, help="Tokens that transformers' assistant drafts.")
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
-@click.option("--draft-model", default="tiny", show_default=True, help="Draft model: bundled, or a directory.")
+@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
+@click.option("--draft-model", default=default_pair, show_default=SHOWN_PAIR, help="Draft model, likewise.")
 @click.option("--random-draft", is_flag=True, help="Also measure specq with a drafter of random weights.")
 @click.option("--only", multiple=True, type=click.Choice(NAMES), help="Measure only this one; may be repeated.")
 def command(

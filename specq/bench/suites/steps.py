@@ -12,14 +12,14 @@ from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
 from specq.config import parsed, read_own
 from specq.engines import ENGINES, Engine, EngineSpec
-from specq.models import resolve_model
+from specq.models import SHOWN_PAIR, default_pair, resolve_model
 
 MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 
 
 @suite("steps")
 @click.option("--engine", type=click.Choice(list(ENGINES)), default="torch", show_default=True, help="What runs it.")
-@click.option("--model", default="tiny", show_default=True, help="Target: bundled, or a directory.")
+@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="Target: a name, or a path.")
 @click.option("--device", default="auto", show_default=True, help="As of `specq worker --role target`.")
 @click.option("--dtype", default="auto", show_default=True, help="Likewise.")
 @click.option("--engine-option", multiple=True, metavar="NAME=VALUE", help="Handed on to the engine; may be repeated.")

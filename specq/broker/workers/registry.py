@@ -48,13 +48,14 @@ class Worker:
 
     @property
     def weights(self) -> str:
-        """What a text depends on: verifiers of equal weights and number format say the same."""
-        return f"{self.model.fingerprint} {self.model.dtype}"
+        """What a text depends on: verifiers of equal weights, number format and kernels say the same."""
+        return f"{self.model.fingerprint} {self.model.dtype} {self.model.arithmetic}".rstrip()
 
     def has_weights(self, weights: str) -> bool:
         """Does it say the same as those weights (as a job is bound to them, perhaps by an older version; "": any)?"""
-        former = self.model.former_fingerprint
-        return weights in ("", self.weights) or bool(former and weights == f"{former} {self.model.dtype}")
+        model = self.model
+        by_older = [f"{known} {model.dtype}" for known in (model.fingerprint, model.former_fingerprint) if known]
+        return weights in ("", self.weights, *by_older)
 
     @property
     def has_room(self) -> bool:

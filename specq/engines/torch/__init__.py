@@ -1,20 +1,21 @@
 """The torch engine's parts, one job a file.
 
-    kv_pool     which slot holds whose token: sessions, prefix sharing, eviction; no torch
-    rows        the packed rows of one forward pass, as plain integer arrays; no torch
-    loading     a checkpoint -> `ModelInfo` and a forward
-    generic     forward through transformers' own modelling code; every device and architecture
-    native      forward in one C call (kernels/); Llama-like float32 models on a CPU
-    top         the best tokens of each row, for drafters
-    compiler    builds kernels/ at first use
+    kv_pool       which slot holds whose token: sessions, prefix sharing, eviction; no torch
+    rows          the packed rows of one forward pass, as plain integer arrays; no torch
+    loading       a checkpoint -> `ModelInfo` and a forward
+    gguf_network  a GGUF file -> a transformers model
+    generic       forward through transformers' own modelling code; every device and architecture
+    native        forward in one C call (kernels/); Llama-like float32 models on a CPU
+    top           the best tokens of each row, for drafters
+    compiler      builds kernels/ at first use
 
 Both forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
 engine and the draft-model proposer use either without knowing which.
 """
 
 from specq.engines.torch.kv_pool import KvPool
-from specq.engines.torch.loading import LoadedModel, chain_drafter, load
+from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network
 from specq.engines.torch.rows import ChainStart, RowPacker
 from specq.engines.torch.top import rank_tokens
 
-__all__ = ["ChainStart", "KvPool", "LoadedModel", "RowPacker", "chain_drafter", "load", "rank_tokens"]
+__all__ = ["ChainStart", "KvPool", "LoadedModel", "RowPacker", "chain_drafter", "load", "load_network", "rank_tokens"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -30,8 +30,12 @@ class ForwardOutput(NamedTuple):
 
 
 class Forward(Protocol):
-    """Runs packed rows: writes their KV into `kv` and returns what the judged rows say."""
+    """Runs packed rows: writes their KV into `kv` and returns what the judged rows say.
 
+    ARITHMETIC   names its kernels: forwards of other kernels round otherwise
+    """
+
+    ARITHMETIC: ClassVar[str]
     kv: KvStore
 
     def __call__(self, rows: PackedRows) -> ForwardOutput: ...

@@ -10,7 +10,7 @@ the largest size, or with longer lists of slots than fit, run the same kernels w
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ NUM_INBOXES = 2
 
 class FusedForward:
     """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `fused_weights.supports`."""
+
+    ARITHMETIC: ClassVar[str] = "fused"
 
     def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
         """`graphs` and `pdl` (programmatic dependent launch) default to what the device can do."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,8 @@ class _Plan:
 
 class GenericForward:
     """Runs packed rows through a transformers model on its own device."""
+
+    ARITHMETIC: ClassVar[str] = "torch"
 
     def __init__(self, model: Any, kv: KvStore) -> None:
         AttentionInterface.register(ATTENTION, paged_attention)

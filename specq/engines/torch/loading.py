@@ -1,4 +1,4 @@
-"""A checkpoint directory or hub name -> what the model is (`ModelInfo`) and a forward that runs it.
+"""A checkpoint directory, GGUF file or hub name -> what the model is (`ModelInfo`) and a forward that runs it.
 
 The architectures in TESTED are compared with transformers in the test suite. Any other decoder that goes through
 transformers' AttentionInterface is compared with transformers' own attention once, when it is loaded, and refused if the
@@ -7,7 +7,7 @@ logits differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,11 +18,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specq.engines.checkpoint import describe, resolve_directory
+from specq.checkpoints import is_gguf
+from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.torch import fused_weights
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
+from specq.engines.torch.gguf_network import load_gguf, values_format
 from specq.engines.torch.native import ALONE, NativeForward, Threads, supports
 from specq.engines.torch.rows import RowPacker
 from specq.protocol import ConfigError, ModelInfo
@@ -31,6 +33,7 @@ TESTED = ("llama", "opt", "qwen2", "qwen3")
 DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit
 CPU_KV_BYTES = 1 << 30
 DEVICE_MEMORY_SHARE = 0.85  # of what is free after the weights
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FUSED_CAPABILITY = (8, 0)  # bfloat16 on tensor cores
 PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below, a wrong mask well above
 
@@ -55,36 +58,63 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint.
 
-    model     a directory in Hugging Face layout, or a hub name
+    model     a directory in Hugging Face layout, a GGUF file, or a hub name
     device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
-    dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's
+    dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file "auto"
+              keeps the values in bfloat16, on a CPU too (`specq.engines.torch.gguf_network`)
     kv_slots  0: as many as memory allows
     eager     leave the compiled kernels and CUDA graphs out
     threads   who computes in the native kernels
 
     Raises ConfigError if the model cannot be found or used.
     """
-    directory = resolve_directory(model)
-    place = _pick_device(device)
-    network = _load_network(directory, place, _pick_dtype(dtype, place))
-    return assemble(network, directory, kv_slots=kv_slots, name=name, eager=eager, threads=threads)
+    checkpoint, place = resolve_checkpoint(model), _pick_device(device)
+    network = load_network(checkpoint, place, dtype)
+    overrides = {"gguf_values": values_format(dtype)} if is_gguf(checkpoint) else None
+    return assemble(
+        network, checkpoint, kv_slots=kv_slots, name=name, eager=eager, threads=threads, overrides=overrides
+    )
+
+
+def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
+    """Load a transformers model alone; arguments as of `load`. Raises ConfigError if there is none that can be used."""
+    kept = _pick_dtype(dtype, device)
+    if not is_gguf(checkpoint):
+        return _load_network(checkpoint, device, kept)
+    values = DTYPES[values_format(dtype)]
+    return load_gguf(checkpoint, device, values if isinstance(kept, str) else kept, values)
 
 
 def assemble(
     network: Any,
-    directory: Path,
+    checkpoint: Path,
     *,
     kv_slots: int = 0,
     name: str = "",
     eager: bool = False,
     threads: Threads = ALONE,
+    overrides: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
-    """Make KV and a forward for a transformers model that is in memory; `directory` has its tokenizer and files."""
+    """Make KV and a forward for a transformers model that is in memory; `checkpoint` has its tokenizer and files.
+
+    overrides   what the model's text depends on besides: see `specq.engines.fingerprint`
+    """
     slots = kv_slots or _default_slots(network)
     forward = _make_forward(network, _make_kv(network, slots), eager, threads)
     if network.config.model_type not in TESTED:
         _probe(network, forward)
-    return LoadedModel(_describe(directory, network, name, slots), forward)
+    info = describe(
+        checkpoint,
+        engine="torch",
+        arithmetic=f"{forward.ARITHMETIC} {network.device.type}",
+        name=name,
+        dtype=str(network.dtype).removeprefix("torch."),
+        vocab_size=network.get_output_embeddings().weight.shape[0],
+        max_length=network.config.max_position_embeddings,
+        kv_slots=slots,
+        overrides=overrides,
+    )
+    return LoadedModel(info, forward)
 
 
 def _make_forward(network: Any, kv: KvStore, eager: bool, threads: Threads) -> Forward:
@@ -125,11 +155,10 @@ def _pick_device(device: str) -> torch.device:
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
     """Return what from_pretrained takes."""
-    names = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if dtype in names:
-        return names[dtype]
+    if dtype in DTYPES:
+        return DTYPES[dtype]
     if dtype != "auto":
-        raise ConfigError(f"unknown dtype {dtype!r}; known are auto, {', '.join(names)}")
+        raise ConfigError(f"unknown dtype {dtype!r}; known are auto, {', '.join(DTYPES)}")
     return torch.float32 if device.type == "cpu" else "auto"
 
 
@@ -169,18 +198,6 @@ def _make_kv(network: Any, num_slots: int) -> KvStore:
     shape = (num_layers, num_kv_heads, num_slots, head_dim)
     keys, values = (torch.empty(shape, dtype=network.dtype, device=network.device) for _ in range(2))
     return KvStore(keys, values)
-
-
-def _describe(directory: Path, network: Any, name: str, num_slots: int) -> ModelInfo:
-    return describe(
-        directory,
-        engine="torch",
-        name=name,
-        dtype=str(network.dtype).removeprefix("torch."),
-        vocab_size=network.get_output_embeddings().weight.shape[0],
-        max_length=network.config.max_position_embeddings,
-        kv_slots=num_slots,
-    )
 
 
 def _probe(network: Any, forward: Forward) -> None:

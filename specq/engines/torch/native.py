@@ -16,7 +16,7 @@ import ctypes
 import weakref
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -93,6 +93,8 @@ ALONE = Threads()
 
 class NativeForward:
     """Runs packed rows of one model through the C library; see `supports` for which models it takes."""
+
+    ARITHMETIC: ClassVar[str] = "native"
 
     def __init__(self, model: Any, kv: KvStore, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
         self.kv = kv

@@ -83,7 +83,7 @@ class VllmEngine:
         way: str = "",
     ) -> None:
         prepare_environment(device, int((options or {}).get("tensor_parallel_size", 1)))
-        directory = resolve_directory(model)
+        directory = resolve_directory(model, "the vllm engine")
         arguments = make_options(
             directory,
             device=device,

@@ -1,0 +1,17 @@
+"""What a model's files say, in either layout: a directory as Hugging Face has it, or one GGUF file.
+
+    files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its metadata
+    gguf_file        the header of a GGUF file
+    gguf_config      its metadata as config.json
+    gguf_tokenizer   its metadata as tokenizer.json
+    gguf_tensors     its tensors, dequantised, as transformers names them
+
+In: a path. Out: texts, numbers. Nothing here needs torch, and nothing is written to disk.
+"""
+
+from __future__ import annotations
+
+from specq.checkpoints.files import read_json, read_text
+from specq.checkpoints.gguf_file import GgufFile, is_gguf, read_gguf
+
+__all__ = ["GgufFile", "is_gguf", "read_gguf", "read_json", "read_text"]

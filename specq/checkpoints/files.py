@@ -1,0 +1,43 @@
+"""The small texts of a model, by the names that they have in Hugging Face layout.
+
+Rule: whoever wants one asks here, and never has to know in which layout a model lies.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from specq.checkpoints.gguf_config import generation_config, model_config
+from specq.checkpoints.gguf_file import GgufFile, is_gguf, read_gguf
+from specq.checkpoints.gguf_tokenizer import tokenizer_files
+from specq.protocol import ConfigError
+
+
+def read_text(model: Path, name: str) -> str | None:
+    """Return one of a model's texts, None if it has none of that name; ConfigError for a GGUF file that is of no use."""
+    if is_gguf(model) and not model.is_dir():
+        return _made_of(read_gguf(model)).get(name)
+    path = model / name
+    return path.read_text("utf-8") if path.is_file() else None
+
+
+def read_json(model: Path, name: str) -> dict[str, Any]:
+    """Return what a text says, nothing if there is none; raises ConfigError for one that is no JSON object."""
+    text = read_text(model, name)
+    try:
+        said = {} if text is None else json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{model / name} is not valid JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise ConfigError(f"{model / name} holds {type(said).__name__}; it must be a JSON object")
+    return said
+
+
+@lru_cache(maxsize=2)
+def _made_of(file: GgufFile) -> dict[str, str]:
+    """Return the texts that a GGUF file's metadata amount to."""
+    made = {"config.json": model_config(file), "generation_config.json": generation_config(file)}
+    return {**{name: json.dumps(said) for name, said in made.items()}, **tokenizer_files(file)}

@@ -1,0 +1,137 @@
+"""The metadata of a GGUF file as the `config.json` and `generation_config.json` that such a model has in Hugging Face layout.
+
+To add an architecture: a name in ARCHITECTURES, if llama.cpp builds it as it builds Llama: its tensors have the names of
+`specq.checkpoints.gguf_tensors`, and its keys are in _KEYS.
+
+Rule: a key of the architecture that is not known here may change the text, so the file is refused; one that says 0 does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specq.checkpoints.gguf_file import GgufFile
+from specq.protocol import ConfigError
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_FACTORS = (
+    "rope_freqs.weight"  # what each frequency is divided by: llama.cpp's form of the rope of Llama 3.1 and later
+)
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NEEDED = {  # key of config.json -> key of the architecture
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+_SCALING = {"linear": ("factor",), "yarn": ("factor", "original_context_length")}
+_KEYS = frozenset(
+    {
+        *_NEEDED.values(),
+        *("attention.head_count_kv", "attention.key_length", "attention.value_length", "vocab_size"),
+        *("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"),
+        *("rope.scaling.original_context_length", "rope.scaling.finetuned", "tensor_data_layout"),
+    }
+)
+
+
+def model_config(file: GgufFile) -> dict[str, Any]:
+    """Return the `config.json` of a file's model; raises ConfigError for a model that is not supported."""
+    kind = file.architecture
+    if kind not in ARCHITECTURES:
+        raise ConfigError(
+            f"{file.path} holds the architecture {kind or 'of no name'!r}; supported in GGUF files are {', '.join(ARCHITECTURES)}"
+        )
+    said = _Said(file)
+    said.check_known()
+    config = {key: said.needed(own) for key, own in _NEEDED.items()}
+    head_dim = said.get("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
+    if {said.get(key, head_dim) for key in ("attention.value_length", "rope.dimension_count")} != {head_dim}:
+        raise said.unsupported("heads whose keys, values and rotated parts differ in size")
+    return {
+        "model_type": kind,
+        **config,
+        "rms_norm_eps": _shortest(config["rms_norm_eps"]),
+        "num_key_value_heads": said.get("attention.head_count_kv", config["num_attention_heads"]),
+        "head_dim": head_dim,
+        "vocab_size": _vocab_size(file),
+        "hidden_act": "silu",
+        "rope_parameters": _rope(said),
+        "attention_bias": "blk.0.attn_q.bias" in file.tensors,
+        "mlp_bias": "blk.0.ffn_gate.bias" in file.tensors,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _end_ids(file.metadata),
+        "pad_token_id": None,
+    }
+
+
+def generation_config(file: GgufFile) -> dict[str, Any]:
+    """Return the `generation_config.json` of a file's model: the tokens that end a text, by all names that a file has."""
+    return {"eos_token_id": _end_ids(file.metadata)}
+
+
+class _Said:
+    """The keys of a file's architecture."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file, start = file, file.architecture + "."
+        self._values = {k.removeprefix(start): v for k, v in file.metadata.items() if k.startswith(start)}
+
+    def check_known(self) -> None:
+        unknown = sorted(key for key, value in self._values.items() if key not in _KEYS and value)
+        if unknown:
+            raise self.unsupported(", ".join(f"{key} = {str(self._values[key])[:40]}" for key in unknown))
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key, default)
+        if isinstance(value, list):
+            raise self.unsupported(f"{key} that differs from layer to layer")
+        return value
+
+    def needed(self, key: str) -> Any:
+        value = self.get(key)
+        if not isinstance(value, int | float) or value <= 0:
+            raise ConfigError(
+                f"{self._file.path} lacks the key {self._file.architecture}.{key}, or it is no positive number"
+            )
+        return value
+
+    def unsupported(self, what: str) -> ConfigError:
+        return ConfigError(
+            f"{self._file.path} is a {self._file.architecture} model with {what}, which is not supported"
+        )
+
+
+def _rope(said: _Said) -> dict[str, Any]:
+    base = {"rope_theta": _shortest(said.get("rope.freq_base", 10_000.0))}
+    kind = said.get("rope.scaling.type", "none")
+    if kind == "none":
+        return {"rope_type": "default", **base}
+    if kind not in _SCALING:
+        raise said.unsupported(f"rope.scaling.type {kind!r} (supported are none, {', '.join(_SCALING)})")
+    scaling = {key: said.needed(f"rope.scaling.{key}") for key in _SCALING[kind]}
+    if "original_context_length" in scaling:
+        scaling["original_max_position_embeddings"] = scaling.pop("original_context_length")
+    return {"rope_type": kind, **base, **scaling}
+
+
+def _vocab_size(file: GgufFile) -> int:
+    if "token_embd.weight" not in file.tensors:
+        raise ConfigError(f"{file.path} has no tensor token_embd.weight")
+    return file.tensors["token_embd.weight"].shape[0]
+
+
+def _end_ids(metadata: Mapping[str, Any]) -> list[int]:
+    found = (metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    return list(dict.fromkeys(token_id for token_id in found if isinstance(token_id, int)))
+
+
+def _shortest(value: float) -> float:
+    """Return the shortest decimal of a float32: the number that whoever wrote the file had."""
+    return float(str(np.float32(value)))

@@ -1,0 +1,69 @@
+"""A GGUF file -> a transformers model in memory.
+
+The reference of such a model is arithmetic on exactly the values that are kept: those that dequantising gives, as float32
+holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint. On a CPU the default
+is to round to bfloat16 and to compute in float32: half the bytes a step, and the same model that a GPU runs in bfloat16.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specq.checkpoints import gguf_config, gguf_tensors, read_gguf
+from specq.protocol import ConfigError
+
+DEFAULT_VALUES = "bfloat16"
+
+
+def values_format(dtype: str) -> str:
+    """Return the format that a file's values are rounded to, for what `load` takes as `dtype`; float32 keeps them all."""
+    return DEFAULT_VALUES if dtype == "auto" else dtype
+
+
+def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torch.dtype) -> Any:
+    """Load a file's model; it computes in `dtype` with the file's numbers rounded to `values`.
+
+    Raises ConfigError for what is not supported, or not there.
+    """
+    file = read_gguf(path)
+    said = gguf_config.model_config(file)
+    config = AutoConfig.for_model(**said)
+    with torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    state = {}
+    for name, numbers in gguf_tensors.tensors(file, said):
+        state[name] = torch.tensor(numbers).to(device, values).to(dtype)
+    _check(path, network, state)
+    network.load_state_dict(state, strict=False, assign=True)
+    network.tie_weights()
+    _add_rope(network, gguf_tensors.rope_factors(file), device)
+    return network
+
+
+def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:
+    """Raise ConfigError unless these are all the tensors of the model, in its shapes."""
+    needed = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    if network.config.tie_word_embeddings:
+        needed.pop("lm_head.weight", None)
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ConfigError(
+            f"{path} does not fit its own metadata: {name} has the shape {found.get(name, 'of no tensor')}, and should have "
+            f"{needed.get(name, 'none')} ({len(wrong)} tensors are wrong or missing)"
+        )
+
+
+def _add_rope(network: Any, factors: Any, device: torch.device) -> None:
+    """Make the rotary frequencies, which no file holds; some files say what to divide them by."""
+    rope = type(network.model.rotary_emb)(config=network.config).to(device)
+    if factors is not None:
+        if rope.inv_freq.shape != factors.shape:
+            raise ConfigError(f"rope_freqs.weight has {factors.size} values; {rope.inv_freq.numel()} are needed")
+        rope.inv_freq = rope.inv_freq / torch.tensor(factors, device=device)
+    network.model.rotary_emb = rope

@@ -1,0 +1,138 @@
+"""Tiny GGUF files, written from a checkpoint as llama.cpp's converter writes them, and a checkpoint of the values they hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.quants import dequantize, quantize
+from safetensors.numpy import load_file, save_file
+
+from specq.protocol import Float32Array
+from specq.testing.tokenizer import TEMPLATE, tokenizer_json
+
+Q = gguf.GGMLQuantizationType
+NORMAL, CONTROL = 1, 3
+MADE = {  # sizes that every type's blocks of 32 fit into
+    "vocab_size": 352,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 600,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 0,
+    "eos_token_id": [2],
+    "pad_token_id": None,
+}
+
+
+def write_gguf(
+    source: Path,
+    path: Path,
+    *,
+    linear: Any = Q.Q8_0,
+    metadata: Mapping[str, Any] | None = None,
+    extra: Mapping[str, Float32Array] | None = None,
+) -> Path:
+    """Write a Llama-like checkpoint, its matrices in the type `linear`; `metadata` changes keys, None takes one away.
+
+    Where `source` shall have the same values, `keep_values` is to be called first. `extra` are tensors of the file's own.
+    """
+    config = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, config["model_type"])
+    keys = {**_keys(config), **tokenizer_keys(config["vocab_size"]), **(metadata or {})}
+    for key, value in keys.items():
+        _add(writer, key, value)
+    for name, values in {**_theirs(source, config), **(extra or {})}.items():
+        kind = linear if values.ndim == 2 else Q.F32
+        writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def keep_values(source: Path, linear: Any) -> None:
+    """Round the matrices of a checkpoint to what a type can hold."""
+    file = source / "model.safetensors"
+    kept = {
+        name: dequantize(quantize(values, linear), linear) if values.ndim == 2 else values
+        for name, values in load_file(file).items()
+    }
+    save_file(kept, file, metadata={"format": "pt"})
+
+
+def _theirs(source: Path, config: dict[str, Any]) -> dict[str, Float32Array]:
+    """Return a checkpoint's tensors as llama.cpp names and orders them."""
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == config["model_type"])
+    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    found = {}
+    for name, values in load_file(source / "model.safetensors").items():
+        theirs = str(names.get_name(name, try_suffixes=(".weight", ".bias")))
+        found[theirs] = _interleaved(values, theirs.split(".")[-2], config)
+    return found
+
+
+def _interleaved(values: Float32Array, own: str, config: dict[str, Any]) -> Float32Array:
+    """Return the rows of Llama's query and key projections as the converter puts them."""
+    if config["model_type"] != "llama" or own not in ("attn_q", "attn_k"):
+        return values
+    heads = config["num_attention_heads" if own == "attn_q" else "num_key_value_heads"]
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(values.shape))
+
+
+def _keys(config: dict[str, Any]) -> dict[str, Any]:
+    own = {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+    }
+    return {f"{config['model_type']}.{key}": value for key, value in own.items()}
+
+
+def tokenizer_keys(vocab_size: int) -> dict[str, Any]:
+    """Return the keys of the tokenizer of `specq.testing.tokenizer`, padded to the vocabulary as converters do."""
+    content = json.loads(tokenizer_json())
+    tokens = dict(sorted((i, token) for token, i in content["model"]["vocab"].items()))
+    special = {token["id"] for token in content["added_tokens"]}
+    padding = range(len(tokens), vocab_size)
+    merges = (merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"])
+    said = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": [*tokens.values(), *(f"[PAD{i}]" for i in padding)],
+        "token_type": [*(CONTROL if i in special else NORMAL for i in tokens), *(5 for _ in padding)],
+        "merges": list(merges),
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in said.items()} | {"tokenizer.chat_template": TEMPLATE}
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, str):
+        writer.add_string(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif value is not None:
+        writer.add_uint32(key, value)

@@ -1,0 +1,127 @@
+"""The header of a GGUF file, as the gguf package reads it; and files that are cut or damaged anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+
+from specq.checkpoints import is_gguf, read_gguf, read_json, read_text
+from specq.checkpoints.gguf_config import model_config
+from specq.checkpoints.gguf_tensors import tensors
+from specq.protocol import ConfigError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A file with a value of every kind, and tensors of three shapes."""
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "llama")
+    for add, value in (
+        *((writer.add_uint8, 200), (writer.add_int8, -5), (writer.add_uint16, 60_000), (writer.add_int16, -300)),
+        *(
+            (writer.add_uint32, 2**32 - 1),
+            (writer.add_int32, -(2**31)),
+            (writer.add_uint64, 2**63),
+            (writer.add_int64, -1),
+        ),
+        *(
+            (writer.add_float32, 0.5),
+            (writer.add_float64, 1e-300),
+            (writer.add_bool, True),
+            (writer.add_string, "né 🙂"),
+        ),
+    ):
+        add(add.__name__, value)
+    writer.add_array("texts", ["a", "", "中文"])
+    writer.add_array("numbers", [3, 1, 2])
+    writer.add_tensor("norm", np.arange(3, dtype=np.float32))
+    writer.add_tensor("half", np.ones((2, 5), np.float16))
+    writer.add_tensor("blocks", np.arange(68, dtype=np.uint8).reshape(1, 68), raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return tmp_path / "a.gguf"
+
+
+def test_it_is_read_as_the_package_reads_it(path):
+    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
+
+    fields = {name: field.contents() for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+    assert ours.metadata == fields
+    assert ours.architecture == "llama"
+    assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+    for tensor in theirs.tensors:
+        mine = ours.tensors[tensor.name]
+        assert (mine.shape, mine.type_id) == (tuple(tensor.shape.tolist()[::-1]), tensor.tensor_type)
+        assert mine.data.tobytes() == tensor.data.tobytes()
+
+
+def test_a_file_is_read_once_while_it_does_not_change(path):
+    first = read_gguf(path)
+    assert read_gguf(path) is first
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert read_gguf(path) is not first
+
+
+def test_wherever_it_is_cut_it_is_refused(path, tmp_path):
+    """The last byte that counts is the last tensor's; what follows only fills the file up."""
+    data = path.read_bytes()
+    last = read_gguf(path).tensors["blocks"].data
+    needed = data.index(last.tobytes()) + last.size
+    cut = tmp_path / "cut.gguf"
+    for length in (*range(0, needed, 7), needed - 1):
+        cut.write_bytes(data[:length])
+        with pytest.raises(ConfigError, match=r"cut\.gguf is (cut|no GGUF file)"):
+            read_gguf(cut)
+    cut.write_bytes(data[:needed])
+    assert read_gguf(cut).metadata["numbers"] == [3, 1, 2]
+
+
+def test_whatever_a_byte_of_the_header_becomes_there_is_a_file_or_a_reason(path, tmp_path):
+    """Numbers of things may become huge, texts no text: nothing else is raised, and no memory taken for it."""
+    data, rng = path.read_bytes(), np.random.default_rng(0)
+    end = data.index(b"blocks") + 30
+    for at in range(end):
+        (tmp_path / "b.gguf").write_bytes(data[:at] + bytes([data[at] ^ int(rng.integers(1, 256))]) + data[at + 1 :])
+        with contextlib.suppress(ConfigError):
+            found = read_gguf(tmp_path / "b.gguf")
+            list(tensors(found, model_config(found)))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "is no GGUF file: it has 0 bytes"),
+        (b"<!DOCTYPE html><html>", "does not begin with GGUF"),
+        (b"GGUF\1\0\0\0" + bytes(100), "has GGUF version 1"),
+        (b"GGUF\0\0\0\3" + bytes(100), "another byte order"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused(tmp_path, data, said):
+    (tmp_path / "a.gguf").write_bytes(data)
+    with pytest.raises(ConfigError, match=said):
+        read_gguf(tmp_path / "a.gguf")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.gguf cannot be read: No such file"):
+        read_gguf(tmp_path / "no.gguf")
+
+
+def test_texts_of_a_directory(tmp_path):
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "broken.json").write_text("{")
+    assert not is_gguf(tmp_path)
+    assert read_text(tmp_path, "config.json") == '{"a": 1}'
+    assert read_text(tmp_path, "tokenizer.json") is None
+    assert read_json(tmp_path, "config.json") == {"a": 1}
+    assert read_json(tmp_path, "tokenizer.json") == {}
+    with pytest.raises(ConfigError, match=r"list\.json holds list; it must be a JSON object"):
+        read_json(tmp_path, "list.json")
+    with pytest.raises(ConfigError, match=r"broken\.json is not valid JSON"):
+        read_json(tmp_path, "broken.json")

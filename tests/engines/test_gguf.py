@@ -1,0 +1,196 @@
+"""GGUF files in the torch engine: the same bits as the checkpoint that holds the same values, and clear refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf.quants import dequantize, quantize
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specq.engines.checkpoint import resolve_directory
+from specq.engines.torch import RowPacker, load
+from specq.protocol import ConfigError
+from specq.testing.checkpoints import load_reference, random_tokens, reference_logits
+from specq.testing.checkpoints_gguf import MADE, Q, keep_values, write_gguf
+
+KINDS = {
+    "llama": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama, untied": {"model_type": "llama", "tie_word_embeddings": False, "num_key_value_heads": 1},
+    "llama with biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, "head_dim": 16},
+    "qwen3": {"model_type": "qwen3", "tie_word_embeddings": False},
+}
+TYPES = (Q.F32, Q.F16, Q.BF16, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0)
+
+
+def make_source(directory: Path, linear=Q.Q8_0, **settings) -> Path:
+    """Save a random checkpoint, whose values a GGUF file of this type can hold."""
+    settings = {**MADE, **settings}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
+    model.save_pretrained(directory)
+    keep_values(directory, linear)
+    return directory
+
+
+def logits_of(model: Path, token_ids: list[int], **options) -> torch.Tensor:
+    packer = RowPacker()
+    packer.add_session(np.arange(64, dtype=np.int32))
+    packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
+    return load(str(model), device="cpu", kv_slots=64, **options).forward(packer.pack()).logits[0]
+
+
+@pytest.fixture(scope="module")
+def token_ids():
+    return random_tokens(np.random.default_rng(3), 40).tolist()
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_a_file_says_what_the_checkpoint_of_its_values_says(settings, tmp_path, token_ids):
+    source = make_source(tmp_path / "source", **settings)
+    path = write_gguf(source, tmp_path / "model.gguf")
+
+    ours = logits_of(path, token_ids, dtype="float32")
+
+    assert torch.equal(ours, logits_of(source, token_ids, dtype="float32"))
+    torch.testing.assert_close(ours, reference_logits(load_reference(source), token_ids), atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("linear", TYPES, ids=lambda kind: kind.name)
+def test_each_type_is_dequantised(linear, tmp_path, token_ids):
+    source = make_source(tmp_path / "source", linear, model_type="llama")
+    path = write_gguf(source, tmp_path / "model.gguf", linear=linear)
+    assert torch.equal(logits_of(path, token_ids, dtype="float32"), logits_of(source, token_ids, dtype="float32"))
+
+
+def test_by_default_values_are_kept_in_bfloat16(tmp_path, token_ids):
+    """Arithmetic stays float32; the two are two models, by their fingerprints, and both differ from the checkpoint."""
+    source = make_source(tmp_path / "source", model_type="llama")
+    path = write_gguf(source, tmp_path / "model.gguf")
+    rounded = load_reference(source).to(torch.bfloat16)
+    rounded.save_pretrained(tmp_path / "rounded")
+
+    infos = [load(str(path), device="cpu", kv_slots=64, dtype=dtype).info for dtype in ("auto", "float32", "bfloat16")]
+
+    ours = logits_of(path, token_ids)
+    assert torch.equal(ours, logits_of(tmp_path / "rounded", token_ids))
+    assert not torch.equal(ours, logits_of(path, token_ids, dtype="float32"))
+    assert [info.dtype for info in infos] == ["float32", "float32", "bfloat16"]
+    assert infos[0].fingerprint == infos[2].fingerprint != infos[1].fingerprint
+
+
+def test_the_rope_of_llama_3_is_taken_from_its_factors(tmp_path, token_ids):
+    """The converter writes no scaling, but what to divide each frequency by."""
+    scaled = {
+        "rope_type": "llama3",
+        "rope_theta": 5000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    source = make_source(tmp_path / "source", model_type="llama", rope_parameters=scaled)
+    plain = 5000.0 ** (-torch.arange(0, 32, 2) / 32)
+    factors = (plain / load_reference(source).model.rotary_emb.inv_freq).numpy()
+    path = write_gguf(source, tmp_path / "model.gguf", extra={"rope_freqs.weight": factors})
+
+    ours = logits_of(path, token_ids, dtype="float32")
+
+    torch.testing.assert_close(ours, logits_of(source, token_ids), atol=1e-4, rtol=1e-4)
+    without = write_gguf(source, tmp_path / "without.gguf")
+    assert (ours - logits_of(without, token_ids, dtype="float32")).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["linear", "yarn"])
+def test_rope_scaling_is_read(kind, tmp_path, token_ids):
+    scaled = {"rope_type": kind, "rope_theta": 5000.0, "factor": 4.0}
+    said = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 4.0}
+    if kind == "yarn":
+        scaled["original_max_position_embeddings"] = said["llama.rope.scaling.original_context_length"] = 150
+    source = make_source(tmp_path / "source", model_type="llama", rope_parameters=scaled)
+    path = write_gguf(source, tmp_path / "model.gguf", metadata=said)
+    assert torch.equal(logits_of(path, token_ids, dtype="float32"), logits_of(source, token_ids))
+
+
+def test_info_describes_the_file(tmp_path):
+    source = make_source(tmp_path / "source", model_type="llama")
+    path = write_gguf(source, tmp_path / "mine.gguf", metadata={"tokenizer.ggml.eot_token_id": 0})
+    info = load(str(path), device="cpu", kv_slots=64).info
+    assert (info.name, info.vocab_size, info.max_length, info.eos_ids) == ("mine", 352, 600, (2, 0))
+    assert info.num_tokens < 352, "padding of the vocabulary is no token"
+    assert info.former_fingerprint == ""
+    other = write_gguf(source, tmp_path / "other.gguf", linear=Q.Q5_1, metadata={"tokenizer.ggml.eot_token_id": 0})
+    assert load(str(other), device="cpu", kv_slots=64).info.fingerprint != info.fingerprint
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return make_source(tmp_path_factory.mktemp("source"), model_type="llama", num_hidden_layers=1)
+
+
+REFUSED = {
+    "architecture": (
+        {"general.architecture": "gemma2"},
+        r"architecture 'gemma2'; supported in GGUF files are llama, qwen2",
+    ),
+    "a key": ({"llama.attention.sliding_window": 512}, r"llama model with attention\.sliding_window = 512"),
+    "experts": ({"llama.expert_count": 8}, r"expert_count = 8"),
+    "scaling": (
+        {"llama.rope.scaling.type": "longrope"},
+        r"rope\.scaling\.type 'longrope' \(supported are none, linear",
+    ),
+    "a missing key": ({"llama.block_count": None}, r"lacks the key llama\.block_count"),
+    "layers that differ": (
+        {"llama.attention.head_count_kv": [1, 2]},
+        r"head_count_kv that differs from layer to layer",
+    ),
+    "too many layers": ({"llama.block_count": 2}, r"does not fit its own metadata: model\.layers\.1"),
+    "other sizes": ({"llama.feed_forward_length": 128}, r"down_proj\.weight has the shape \(64, 96\), and should have"),
+    "tokenizer": ({"tokenizer.ggml.model": "llama"}, r"tokenizer of the kind 'llama'; supported is 'gpt2'"),
+}
+
+
+@pytest.mark.parametrize(("metadata", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_is_not_supported_is_named(metadata, said, source, tmp_path):
+    path = write_gguf(source, tmp_path / "model.gguf", metadata=metadata)
+    with pytest.raises(ConfigError, match=said):
+        load(str(path), device="cpu", kv_slots=64)
+
+
+def test_a_tensor_that_llama_has_not_is_named(source, tmp_path):
+    path = write_gguf(source, tmp_path / "model.gguf", extra={"blk.0.attn_sinks.weight": np.ones(4, np.float32)})
+    with pytest.raises(ConfigError, match=r"tensor blk\.0\.attn_sinks\.weight, which a llama model"):
+        load(str(path), device="cpu", kv_slots=64)
+
+
+def test_a_type_that_cannot_be_dequantised_is_named(source, tmp_path):
+    """Q8_1 is known to the format, but no file's weights have it."""
+    path = write_gguf(source, tmp_path / "model.gguf")
+    data = path.read_bytes() + bytes(4096)  # other types take more
+    name = b"blk.0.attn_v.weight"
+    at = data.index(name) + len(name) + 4 + 16  # after the number of dimensions and two of them
+    path.write_bytes(data[:at] + bytes([Q.Q8_1]) + data[at + 1 :])
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_v\.weight has the type Q8_1; supported are F32, F16, Q4_0"):
+        load(str(path), device="cpu", kv_slots=64)
+    path.write_bytes(data[:at] + bytes([99]) + data[at + 1 :])
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_v\.weight has the type 99, which is not known"):
+        load(str(path), device="cpu", kv_slots=64)
+
+
+def test_vllm_takes_directories():
+    with pytest.raises(ConfigError, match=r"a\.gguf is a GGUF file, which the vllm engine does not take"):
+        resolve_directory("a.gguf", "the vllm engine")
+
+
+def test_quantised_values_are_those_of_the_package():
+    """What the comparisons above rest on: a type's values stay what they are when they are quantised again."""
+    values = np.random.default_rng(0).normal(size=(4, 64)).astype(np.float32)
+    for kind in TYPES:
+        once = dequantize(quantize(values, kind), kind)
+        assert np.array_equal(once, dequantize(quantize(once, kind), kind)), kind.name
