@@ -18,7 +18,7 @@ from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, load
 from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, pack_steps
-from specq.protocol import Int32Array, Judgement, SessionStep
+from specq.protocol import ConfigError, Int32Array, Judgement, SessionStep
 from specq.runtime import available_cores
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
@@ -67,6 +67,10 @@ class TorchEngine:
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
+        if loaded.token_ids is not None:
+            raise ConfigError(
+                f"{loaded.info.name} is a draft model, which knows only some tokens; it cannot be a target"
+            )
         self.info = loaded.info
         self._forward = loaded.forward
         self._device = loaded.forward.kv.keys.device

@@ -106,7 +106,7 @@ class NativeForward:
         self._team: _Pointer | None = None
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
-        self._vocab_size = int(model.config.vocab_size)
+        self._num_logits = int(model.lm_head.weight.shape[0])
         self._workspace = torch.empty(0)
 
     def __call__(self, rows: PackedRows) -> ForwardOutput:
@@ -122,7 +122,7 @@ class NativeForward:
             self._workspace = torch.empty(needed)
         pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
         self._library.specq_forward(model, ctypes.byref(batch), team, *pointers)
-        return ForwardOutput(logits[:, : self._vocab_size], hidden)
+        return ForwardOutput(logits[:, : self._num_logits], hidden)
 
     def _helpers(self) -> _Pointer | None:
         """Return the threads that share this model's steps, started when first asked for; they end with this object."""
