@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import is_gguf, read_text
-from specq.checkpoints.draft_form import draft_shape
+from specq.checkpoints import draft_form, is_gguf, read_text
 from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
 from specq.protocol import ConfigError, ModelInfo
 from specq.text import num_tokens, tokenizer_hash
@@ -72,7 +71,7 @@ def describe(
 
 def _tokenizer(checkpoint: Path, vocab_size: int) -> tuple[int, str]:
     """Return the number of tokens and the hash of a checkpoint's tokenizer, or of the one that it says it is for."""
-    if shape := draft_shape(checkpoint):
+    if shape := draft_form.draft_shape(checkpoint):
         return shape.num_tokens, shape.tokenizer_hash
     text = read_text(checkpoint, "tokenizer.json")
     return (num_tokens(text), tokenizer_hash(text)) if text else (vocab_size, "")

@@ -11,19 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from specq.checkpoints.draft_form import (
-    SCALE,
-    TOKEN_IDS,
-    WEIGHTS,
-    DraftShape,
-    draft_shape,
-    matrix_shapes,
-    norm_names,
-    to_int8,
-)
+from specq.checkpoints import draft_form
 
 VOCAB = 99
-MADE = DraftShape(
+MADE = draft_form.DraftShape(
     hidden_size=48,
     intermediate_size=72,
     num_hidden_layers=2,
@@ -41,36 +32,37 @@ MADE = DraftShape(
 )
 
 
-def make_draft(directory: Path, shape: DraftShape = MADE, seed: int = 0) -> Path:
+def make_draft(directory: Path, shape: draft_form.DraftShape = MADE, seed: int = 0) -> Path:
     """Write a random model, with weights large enough to matter; return its directory."""
-    rng, tensors = np.random.default_rng(seed), {}
-    for name, size in matrix_shapes(shape).items():
-        values, scales = to_int8(rng.normal(0, 0.25, size).astype(np.float32))
-        tensors |= {name: torch.from_numpy(values), name + SCALE: torch.from_numpy(scales)}
-    for name in norm_names(shape):
+    rng = np.random.default_rng(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in draft_form.matrix_shapes(shape).items():
+        values, scales = draft_form.to_int8(rng.normal(0, 0.25, size).astype(np.float32))
+        tensors |= {name: torch.from_numpy(values), name + draft_form.SCALE: torch.from_numpy(scales)}
+    for name in draft_form.norm_names(shape):
         tensors[name] = torch.from_numpy(rng.normal(1, 0.2, shape.hidden_size).astype(np.float32))
     ids = np.sort(rng.permutation(shape.num_tokens)[: shape.head_size]).astype(np.int32)
-    tensors[TOKEN_IDS] = torch.from_numpy(ids)
+    tensors[draft_form.TOKEN_IDS] = torch.from_numpy(ids)
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / WEIGHTS)
+    save_file(tensors, directory / draft_form.WEIGHTS)
     (directory / "config.json").write_text(json.dumps(shape.config()))
     return directory
 
 
 def head_tokens(directory: Path) -> list[int]:
     """Return the tokens that the head knows."""
-    found: list[int] = load_file(directory / WEIGHTS)[TOKEN_IDS].tolist()
+    found: list[int] = load_file(directory / draft_form.WEIGHTS)[draft_form.TOKEN_IDS].tolist()
     return found
 
 
 @torch.inference_mode()
 def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
     """Return what the model says after a context, f32[vocab_size] by token id: -inf for tokens that its head lacks."""
-    shape, tensors = draft_shape(directory), load_file(directory / WEIGHTS)
+    shape, tensors = draft_form.draft_shape(directory), load_file(directory / draft_form.WEIGHTS)
     assert shape is not None
 
     def matrix(name: str) -> torch.Tensor:
-        return (tensors[name].float() * tensors[name + SCALE][:, None]).bfloat16().float()
+        return (tensors[name].float() * tensors[name + draft_form.SCALE][:, None]).bfloat16().float()
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, (shape.hidden_size,), tensors[name], shape.rms_norm_eps)
@@ -85,13 +77,13 @@ def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
         gate, up = (y @ matrix(f"{layer}mlp.{name}_proj.weight").T for name in ("gate", "up"))
         x = x + (silu(gate) * up) @ matrix(layer + "mlp.down_proj.weight").T
     logits = torch.full((shape.vocab_size,), -torch.inf)
-    logits[tensors[TOKEN_IDS].long()] = norm(x[-1:], "model.norm.weight")[0] @ matrix("lm_head.weight").T
+    logits[tensors[draft_form.TOKEN_IDS].long()] = norm(x[-1:], "model.norm.weight")[0] @ matrix("lm_head.weight").T
     return logits
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: DraftShape) -> torch.Tensor:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: draft_form.DraftShape) -> torch.Tensor:
     dim = shape.head_dim
-    q, k, v = (x.unflatten(-1, (-1, dim)).transpose(0, 1) for x in (q, k, v))  # [heads, length, head_dim]
+    q, k, v = (x.view(len(x), -1, dim).transpose(0, 1) for x in (q, k, v))  # [heads, length, head_dim]
     frequencies = shape.rope_theta ** (-torch.arange(0, dim, 2) / dim)
     angle = torch.outer(torch.arange(q.shape[1]).float(), frequencies).repeat(1, 2)
     q, k = (_rotate(x, angle) for x in (q, k))
@@ -109,7 +101,7 @@ def change_draft(directory: Path, tensors: dict[str, Any] | None = None, **confi
     path = directory / "config.json"
     path.write_text(json.dumps(_changed(json.loads(path.read_text()), config)))
     if tensors:
-        save_file(_changed(load_file(directory / WEIGHTS), tensors), directory / WEIGHTS)
+        save_file(_changed(load_file(directory / draft_form.WEIGHTS), tensors), directory / draft_form.WEIGHTS)
 
 
 def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -15,17 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from specq.checkpoints.draft_form import (
-    EMBEDDING,
-    LIFT,
-    SCALE,
-    TOKEN_IDS,
-    WEIGHTS,
-    DraftShape,
-    matrix_shapes,
-    norm_names,
-    tensor_forms,
-)
+from specq.checkpoints import draft_form
 from specq.engines.torch.gguf_network import add_rope
 from specq.protocol import ConfigError, Int32Array
 
@@ -40,11 +30,11 @@ class SubsetHead(torch.nn.Linear):
         self.token_ids = token_ids
 
 
-def load_draft(directory: Path, shape: DraftShape, device: torch.device, dtype: torch.dtype) -> Any:
+def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.device, dtype: torch.dtype) -> Any:
     """Load the model; it computes in `dtype`. Raises ConfigError for weights that do not fit `shape`."""
-    tensors = _read(directory / WEIGHTS, shape)
-    token_ids = tensors[TOKEN_IDS].numpy()
-    _check_token_ids(directory / WEIGHTS, token_ids, shape)
+    tensors = _read(directory / draft_form.WEIGHTS, shape)
+    token_ids = tensors[draft_form.TOKEN_IDS].numpy()
+    _check_token_ids(directory / draft_form.WEIGHTS, token_ids, shape)
     with torch.device("meta"):
         network: Any = AutoModelForCausalLM.from_config(_llama(shape), dtype=dtype)  # type: ignore[no-untyped-call]
     network.lm_head = SubsetHead(shape.hidden_size, token_ids)
@@ -54,7 +44,7 @@ def load_draft(directory: Path, shape: DraftShape, device: torch.device, dtype: 
     return network.train(mode=False)
 
 
-def _llama(shape: DraftShape) -> Any:
+def _llama(shape: draft_form.DraftShape) -> Any:
     return AutoConfig.for_model(
         "llama",
         vocab_size=shape.vocab_size,
@@ -74,7 +64,7 @@ def _llama(shape: DraftShape) -> Any:
     )
 
 
-def _read(path: Path, shape: DraftShape) -> _Tensors:
+def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:
     """Read the file; it must have exactly the tensors that `shape` asks for."""
     if not path.is_file():
         raise ConfigError(f"{path.parent} has no {path.name}, which holds the weights of a draft model of this form")
@@ -82,7 +72,7 @@ def _read(path: Path, shape: DraftShape) -> _Tensors:
         tensors: _Tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
-    needed = tensor_forms(shape)
+    needed = draft_form.tensor_forms(shape)
     found = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
     wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
     if wrong:
@@ -97,19 +87,19 @@ def _read(path: Path, shape: DraftShape) -> _Tensors:
     return tensors
 
 
-def _check_token_ids(path: Path, token_ids: Int32Array, shape: DraftShape) -> None:
+def _check_token_ids(path: Path, token_ids: Int32Array, shape: draft_form.DraftShape) -> None:
     if token_ids[0] < 0 or token_ids[-1] >= shape.num_tokens or np.any(token_ids[1:] <= token_ids[:-1]):
         raise ConfigError(
-            f"{path}: {TOKEN_IDS} must ascend within the vocabulary, 0 to {shape.num_tokens - 1}; they range from "
+            f"{path}: {draft_form.TOKEN_IDS} must ascend within the vocabulary, 0 to {shape.num_tokens - 1}; they range from "
             f"{token_ids.min()} to {token_ids.max()}"
         )
 
 
-def _values(tensors: _Tensors, shape: DraftShape) -> _Tensors:
+def _values(tensors: _Tensors, shape: draft_form.DraftShape) -> _Tensors:
     """Return the weights by transformers' names, in float32."""
-    found = {name: tensors[name] for name in norm_names(shape)}
-    for name in matrix_shapes(shape):
-        values = tensors[name].float() * tensors[name + SCALE][:, None]
+    found = {name: tensors[name] for name in draft_form.norm_names(shape)}
+    for name in draft_form.matrix_shapes(shape):
+        values = tensors[name].float() * tensors[name + draft_form.SCALE][:, None]
         found[name] = values.to(torch.bfloat16).float()
-    found[EMBEDDING] = found[EMBEDDING] @ found.pop(LIFT).T
+    found[draft_form.EMBEDDING] = found[draft_form.EMBEDDING] @ found.pop(draft_form.LIFT).T
     return found

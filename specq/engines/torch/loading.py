@@ -18,8 +18,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specq.checkpoints import is_gguf
-from specq.checkpoints.draft_form import draft_shape
+from specq.checkpoints import draft_form, is_gguf
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.torch import fused_weights
 from specq.engines.torch.compiler import kernels
@@ -86,7 +85,7 @@ def load(
 def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
     """Load a transformers model alone; arguments as of `load`. Raises ConfigError if there is none that can be used."""
     kept = _pick_dtype(dtype, device)
-    if shape := draft_shape(checkpoint):
+    if shape := draft_form.draft_shape(checkpoint):
         return load_draft(checkpoint, shape, device, torch.bfloat16 if isinstance(kept, str) else kept)
     if not is_gguf(checkpoint):
         return _load_network(checkpoint, device, kept)
