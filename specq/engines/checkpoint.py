@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import is_gguf, read_text
+from specq.checkpoints import draft_form, is_gguf, read_text
 from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
 from specq.protocol import ConfigError, ModelInfo
 from specq.text import num_tokens, tokenizer_hash
@@ -51,7 +51,7 @@ def describe(
     arithmetic   which kernels compute, see `ModelInfo`; empty: the engine has one kind
     overrides    its options that change the text
     """
-    text = read_text(checkpoint, "tokenizer.json") or ""
+    tokens, tokenizer = _tokenizer(checkpoint, vocab_size)
     tensors = tensors_hash(checkpoint)
     return ModelInfo(
         name=name or _name(checkpoint),
@@ -61,12 +61,20 @@ def describe(
         arithmetic=arithmetic or engine,
         engine=engine,
         vocab_size=vocab_size,
-        num_tokens=num_tokens(text) if text else vocab_size,
+        num_tokens=tokens,
         eos_ids=eos_ids(checkpoint),
         max_length=max_length,
-        tokenizer_hash=tokenizer_hash(text) if text else "",
+        tokenizer_hash=tokenizer,
         kv_slots=kv_slots,
     )
+
+
+def _tokenizer(checkpoint: Path, vocab_size: int) -> tuple[int, str]:
+    """Return the number of tokens and the hash of a checkpoint's tokenizer, or of the one that it says it is for."""
+    if shape := draft_form.draft_shape(checkpoint):
+        return shape.num_tokens, shape.tokenizer_hash
+    text = read_text(checkpoint, "tokenizer.json")
+    return (num_tokens(text), tokenizer_hash(text)) if text else (vocab_size, "")
 
 
 def _name(checkpoint: Path) -> str:

@@ -1,10 +1,10 @@
 """The models that specq knows by name, and what a model's name means.
 
     tiny       a pair that ships with specq; for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`)
+    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model that ships with specq
 
-To bundle another: a directory NAME/ROLE in Hugging Face layout beside this file, and a README.md in NAME or NAME/ROLE
-that says "licensed under ...". A draft model in smollm2/draft is used as soon as it lies there.
+To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`) beside this file, and a README.md in NAME or NAME/ROLE
+that says "licensed under ...".
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
 """

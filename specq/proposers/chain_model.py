@@ -57,7 +57,7 @@ class ChainModel:
         self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info = self._contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng())
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self._contexts.token_ids)
         self._drafted: dict[int, _Drafted] = {}
         self._begun: tuple[list[int], Int32Array, list[_Part]] | None = None  # sessions, slots, parts
 
@@ -178,7 +178,7 @@ class ChainModel:
         logits = logits[alive]
         for level in range(depth):
             wanted = [ChildRequest(starts[i].params, starts[i].position + level, width) for i in alive]
-            made = self._maker.make(wanted, logits[:, : self.limit_vocab]) if wanted else []
+            made = self._maker.make(wanted, logits, self.limit_vocab) if wanted else []
             for i, children in zip(alive, made, strict=True):
                 _note(children, token_ids[level, i], scores[level, i], distributions[i])
             last = self.info.max_length - level - 1

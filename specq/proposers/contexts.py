@@ -36,7 +36,7 @@ class Contexts:
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
-        self.info = loaded.info
+        self.info, self.token_ids = loaded.info, loaded.token_ids
         self.pool = KvPool(self.info.kv_slots)
         self.sessions: dict[int, Context] = {}
         self._forward = loaded.forward
@@ -45,8 +45,10 @@ class Contexts:
 
     @property
     def chains(self) -> Any:
-        """A `specq.engines.torch.chain.ChainDrafter`, made when first asked for, or None where there can be none."""
-        self._chains = self._chains or chain_drafter(self._forward)
+        """A `specq.engines.torch.chain.ChainDrafter`, made when first asked for, or None where there can be none:
+        it takes a token's id for its column in the logits."""
+        if self.token_ids is None:
+            self._chains = self._chains or chain_drafter(self._forward)
         return self._chains
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:

@@ -108,7 +108,7 @@ class DraftModel:
         self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
         self.info, self._pool = self._contexts.info, self._contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng())
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self._contexts.token_ids)
         self._sessions: dict[int, _Session] = {}
 
     @property
@@ -259,7 +259,7 @@ class DraftModel:
             ChildRequest(session.params, session.child_position(key[1]), counts[key])
             for session, key in zip(sessions, rows, strict=True)
         ]
-        made = dict(zip(rows, self._maker.make(wanted, logits[:, : self.limit_vocab]), strict=True))
+        made = dict(zip(rows, self._maker.make(wanted, logits, self.limit_vocab), strict=True))
         return [self._answer(request, made.get((request.session_id, request.node_id))) for request in requests]
 
     def _answer(self, request: Expansion, found: Children | None) -> Children:

@@ -10,7 +10,7 @@ import torch
 
 from specq.engines.torch import rank_tokens
 from specq.proposers.interface import Children, draws_children
-from specq.protocol import DraftDistribution, SamplingParams
+from specq.protocol import DraftDistribution, Int32Array, SamplingParams
 from specq.verification.drafting import draw_children, truncated_distributions
 
 
@@ -30,17 +30,22 @@ class ChildMaker:
     distribution_size   most tokens of a draft distribution that travels
     rng                 draws from the distributions; it must be the drafter's own, since the job's seed tells what the
                         verifier will draw
+    token_ids           i32[columns] the token of each column of the logits, ascending; None: column i is token i
     """
 
     distribution_size: int
     rng: np.random.Generator
+    token_ids: Int32Array | None = None
 
-    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor) -> list[Children]:
-        """Return the children of each row of logits [rows, vocab]; some rows may have more than were asked for."""
+    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
+        """Return the children of each row of logits [rows, columns], tokens below limit_vocab; some rows may have more than
+        were asked for."""
+        ids = self.token_ids
+        logits = logits[:, : limit_vocab if ids is None else int(np.searchsorted(ids, limit_vocab))]
         drawn = [i for i, of_row in enumerate(wanted) if draws_children(of_row.params)]
         ranked = [i for i in range(len(wanted)) if i not in set(drawn)]
         found: dict[int, Children] = {}
-        for make, chosen in ((_rank, ranked), (self._draw, drawn)):
+        for make, chosen in ((self._rank, ranked), (self._draw, drawn)):
             if chosen:
                 rows = logits if len(chosen) == len(logits) else logits[chosen]
                 own = [wanted[i] for i in chosen]
@@ -50,8 +55,11 @@ class ChildMaker:
 
     def _draw(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
         """Return tokens drawn without replacement, with what they were drawn from."""
-        distributions = truncated_distributions(logits, [of_row.params for of_row in wanted], self.distribution_size)
-        drawn = draw_children(*distributions, most, self.rng)
+        params = [of_row.params for of_row in wanted]
+        ids, weights = truncated_distributions(logits, params, self.distribution_size)
+        if self.token_ids is not None:
+            ids = np.where(ids >= 0, self.token_ids[ids], -1)
+        drawn = draw_children(ids, weights, most, self.rng)
         counts = (drawn.token_ids >= 0).sum(1).tolist()
         return [
             Children(
@@ -62,10 +70,10 @@ class ChildMaker:
             for row, count in enumerate(counts)
         ]
 
-
-def _rank(wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
-    """Return the tokens of the highest perturbed scores."""
-    params, positions = [of_row.params for of_row in wanted], [of_row.position for of_row in wanted]
-    tokens, log_probs = rank_tokens(logits, params, positions, most)
-    counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
-    return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]
+    def _rank(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, most: int) -> list[Children]:
+        """Return the tokens of the highest perturbed scores."""
+        params, positions = [of_row.params for of_row in wanted], [of_row.position for of_row in wanted]
+        token_ids = None if self.token_ids is None else self.token_ids[: logits.shape[1]]
+        tokens, log_probs = rank_tokens(logits, params, positions, most, token_ids)
+        counts = np.isfinite(log_probs).sum(-1).tolist()  # what the sampler rules out is no child
+        return [Children(tokens[row, :count], log_probs[row, :count]) for row, count in enumerate(counts)]

@@ -94,7 +94,7 @@ class VllmModel:
             outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit))
             logits = self._asker.logits([row for output in outputs for row in self._last_rows(output, 1)])
             wanted = [self._wanted(requests[i], len(prompts[i])) for i in fit]
-            made = self._maker.make(wanted, logits[:, : self.info.num_tokens])
+            made = self._maker.make(wanted, logits, self.info.num_tokens)
             for i, children in zip(fit, made, strict=True):
                 answers[i] = self._answer(requests[i], children)
         return answers

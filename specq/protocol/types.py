@@ -32,7 +32,7 @@ class ModelInfo:
     former_fingerprint  the fingerprint that older versions gave this model: jobs that began under it go on
     arithmetic          which kernels compute: verifiers whose kernels differ round differently, which may decide a near-tie
     tokenizer_hash      a hash of vocabulary, merges and added tokens
-    vocab_size          rows of the output head, which may be padded beyond the tokenizer's `num_tokens`
+    vocab_size          token ids that it takes, which may be padded beyond the tokenizer's `num_tokens`
     """
 
     name: Annotated[str, bounds.NAME]

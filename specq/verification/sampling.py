@@ -38,15 +38,21 @@ def choose_tokens(logits: torch.Tensor, params: Sequence[SamplingParams], positi
     return target_rows(logits).own_tokens(make_rows(params, positions))()
 
 
-def perturbed_scores(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
+def perturbed_scores(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    token_ids: Int32Array | None = None,
+) -> torch.Tensor:
     """Return [rows, vocab], whose argmax is each row's token: at T = 0 the logits, else steps 1 to 5 above in float32.
 
-    logits [rows, vocab] of any float type; positions: where each row's token would stand in the context.
+    logits [rows, vocab] of any float type; positions: where each row's token would stand in the context; token_ids: the
+    token of each column, of logits that do not speak of all tokens in order.
     """
     parts = []
     for kind, which, own in by_kind(make_rows(params, positions)):
         rows = logits if len(which) == len(logits) else logits[torch.from_numpy(which).to(logits.device)]
-        parts.append((which, rows if kind == GREEDY else _noisy(rows, own, is_cut=kind == CUT)))
+        parts.append((which, rows if kind == GREEDY else _noisy(rows, own, token_ids, is_cut=kind == CUT)))
     if len(parts) == 1:
         return parts[0][1]
     order = np.argsort(np.concatenate([which for which, _ in parts]))
@@ -73,23 +79,25 @@ def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torc
     return probs
 
 
-def _noisy(logits: torch.Tensor, rows: Rows, *, is_cut: bool) -> torch.Tensor:
+def _noisy(logits: torch.Tensor, rows: Rows, token_ids: Int32Array | None, *, is_cut: bool) -> torch.Tensor:
     """Return f32[rows, vocab] of rows with T > 0: scaled logits plus noise, -inf where they are cut."""
     scaled = torch_rows.scale(logits, rows)
     if not is_cut:
-        return torch_rows.add_noise(scaled, rows)
+        return torch_rows.add_noise(scaled, rows, token_ids)
     own = rows.copy()
     own["logit_row"] = np.arange(len(rows))
     distributions, _ = target_rows(logits).distributions(own)(NO_NODES, NO_NODES[:, None])
     bounds = torch.from_numpy(distributions.found[:, 1:2].astype(np.float32)).to(logits.device)
     scaled.masked_fill_(scaled < bounds, -torch.inf)
-    return _add_to_kept(scaled, rows) if logits.device.type == "cpu" else torch_rows.add_noise(scaled, rows)
+    add = _add_to_kept if logits.device.type == "cpu" else torch_rows.add_noise
+    return add(scaled, rows, token_ids)
 
 
-def _add_to_kept(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
+def _add_to_kept(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None) -> torch.Tensor:
     """Add noise to the tokens that are kept, few as a rule."""
     flat = scaled.view(-1).numpy()
     places = np.flatnonzero(flat > -np.inf)
-    of_row, token_ids = np.divmod(places, scaled.shape[1])
-    flat[places] += noise.gumbel(noise_keys(rows)[of_row], token_ids.astype(np.int32)[:, None])[:, 0]
+    of_row, columns = np.divmod(places, scaled.shape[1])
+    tokens = columns.astype(np.int32) if token_ids is None else token_ids[columns]
+    flat[places] += noise.gumbel(noise_keys(rows)[of_row], tokens[:, None])[:, 0]
     return scaled

@@ -93,10 +93,11 @@ def perturbed(logits: torch.Tensor, rows: Rows, *, is_cut: bool) -> torch.Tensor
     return add_noise(scaled, rows)
 
 
-def add_noise(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Add the rows' noise to scaled logits f32[rows, vocab], in place."""
-    token_ids = torch.arange(scaled.shape[1], dtype=torch.int32, device=scaled.device)
-    return scaled.add_(noise.gumbel_torch(torch.from_numpy(noise_keys(rows)).to(scaled.device), token_ids))
+def add_noise(scaled: torch.Tensor, rows: Rows, token_ids: Int32Array | None = None) -> torch.Tensor:
+    """Add the rows' noise to scaled logits f32[rows, columns], in place; the columns are those of `token_ids`, if given."""
+    columns = np.arange(scaled.shape[1], dtype=np.int32) if token_ids is None else token_ids
+    keys, tokens = (torch.from_numpy(array).to(scaled.device) for array in (noise_keys(rows), columns))
+    return scaled.add_(noise.gumbel_torch(keys, tokens))
 
 
 def lower_bounds(scaled: torch.Tensor, rows: Rows) -> torch.Tensor:

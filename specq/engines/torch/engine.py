@@ -26,6 +26,7 @@ from specq.protocol import (
     FINAL,
     NO_SCRATCH,
     NO_TAP,
+    ConfigError,
     Int32Array,
     Judgement,
     SessionRows,
@@ -83,6 +84,10 @@ class TorchEngine:
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
+        if loaded.token_ids is not None:
+            raise ConfigError(
+                f"{loaded.info.name} is a draft model, which knows only some tokens; it cannot be a target"
+            )
         self.info = loaded.info
         self._forward = loaded.forward
         self.num_tap_layers = loaded.forward.num_tap_layers

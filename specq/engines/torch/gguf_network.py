@@ -40,7 +40,7 @@ def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torc
     _check(path, network, state)
     network.load_state_dict(state, strict=False, assign=True)
     network.tie_weights()
-    _add_rope(network, gguf_tensors.rope_factors(file), device)
+    add_rope(network, gguf_tensors.rope_factors(file), device)
     return network
 
 
@@ -59,7 +59,7 @@ def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:
         )
 
 
-def _add_rope(network: Any, factors: Any, device: torch.device) -> None:
+def add_rope(network: Any, factors: Any, device: torch.device) -> None:
     """Make the rotary frequencies, which no file holds; some files say what to divide them by."""
     rope = type(network.model.rotary_emb)(config=network.config).to(device)
     if factors is not None:

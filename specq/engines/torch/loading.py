@@ -18,17 +18,18 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specq.checkpoints import is_gguf
+from specq.checkpoints import draft_form, is_gguf
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.torch import fused_weights
 from specq.engines.torch.compiler import kernels
+from specq.engines.torch.draft_network import load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import load_gguf, values_format
 from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
 from specq.engines.torch.packing import BlockWeight
 from specq.engines.torch.rows import RowPacker
-from specq.protocol import ConfigError, ModelInfo
+from specq.protocol import ConfigError, Int32Array, ModelInfo
 
 TESTED = ("llama", "opt", "qwen2", "qwen3")
 DEFAULT_SLOTS = 64 * 1024  # where memory is not the limit
@@ -41,10 +42,14 @@ PROBE_TOLERANCE = 0.02  # of the largest logit; half precision stays well below,
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What `load` gives; the forward's KV has `info.kv_slots` slots."""
+    """What `load` gives; the forward's KV has `info.kv_slots` slots.
+
+    token_ids   i32[columns] the token that each column of the logits speaks of, ascending; None: column i of token i
+    """
 
     info: ModelInfo
     forward: Forward
+    token_ids: Int32Array | None = None
 
 
 def load(
@@ -59,7 +64,8 @@ def load(
 ) -> LoadedModel:
     """Load a checkpoint.
 
-    model     a directory in Hugging Face layout, a GGUF file, or a hub name
+    model     a directory in Hugging Face layout or of a draft model's form (`specq.checkpoints.draft_form`), a GGUF file,
+              or a hub name
     device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
     dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file "auto"
               keeps the values in bfloat16, on a CPU too (`specq.engines.torch.gguf_network`)
@@ -80,6 +86,8 @@ def load(
 def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
     """Load a transformers model alone; arguments as of `load`. Raises ConfigError if there is none that can be used."""
     kept = _pick_dtype(dtype, device)
+    if shape := draft_form.draft_shape(checkpoint):
+        return load_draft(checkpoint, shape, device, torch.bfloat16 if isinstance(kept, str) else kept)
     if not is_gguf(checkpoint):
         return _load_network(checkpoint, device, kept)
     values = DTYPES[values_format(dtype)]
@@ -112,12 +120,12 @@ def assemble(
         arithmetic=f"{forward.ARITHMETIC} {network.device.type}",
         name=name,
         dtype=str(network.dtype).removeprefix("torch."),
-        vocab_size=network.get_output_embeddings().weight.shape[0],
+        vocab_size=network.get_input_embeddings().weight.shape[0],
         max_length=network.config.max_position_embeddings,
         kv_slots=slots,
         overrides=overrides,
     )
-    return LoadedModel(info, forward)
+    return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None))
 
 
 def _make_forward(

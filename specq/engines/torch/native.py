@@ -152,7 +152,7 @@ class NativeForward:
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
         self.num_tap_layers = self._model.num_layers
-        self._vocab_size = int(model.config.vocab_size)
+        self._num_logits = int(model.lm_head.weight.shape[0])
         self._workspace = torch.empty(0)
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
@@ -173,7 +173,7 @@ class NativeForward:
         self._library.specq_forward(model, ctypes.byref(batch), team, *pointers, described)
         if team and not is_large:
             self._small_steps.note(self._library.specq_team_was_late(team))
-        return ForwardOutput(logits[:, : self._vocab_size], hidden, tapped)
+        return ForwardOutput(logits[:, : self._num_logits], hidden, tapped)
 
     def _helpers(self) -> _Pointer | None:
         """Return the threads that share this model's steps, started when first asked for; they end with this object."""

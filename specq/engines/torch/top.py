@@ -38,10 +38,17 @@ def top_tokens(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Arr
 
 
 def rank_tokens(
-    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], count: int
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    count: int,
+    token_ids: Int32Array | None = None,
 ) -> tuple[Int32Array, Float32Array]:
     """Return `top_tokens` of the perturbed scores (`specq.verification.sampling`) of logits [rows, vocab]: what the target
-    is likely to draw at these positions."""
+    is likely to draw at these positions. token_ids: the token of each column, where that is not its number."""
+    if token_ids is not None:
+        columns, log_probs = top_tokens(perturbed_scores(logits, params, positions, token_ids), count)
+        return token_ids.take(columns, mode="clip"), log_probs
     if _is_fused(logits, count):
         from specq.engines.torch.fused_top import is_uncut, rank_on_device
 

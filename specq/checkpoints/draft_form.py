@@ -1,0 +1,138 @@
+"""The form of the draft models that `specq train draft` makes: what their config.json says, and which tensors they have.
+
+Such a model is a directory of config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that costs
+little for a large vocabulary:
+
+- its input embedding is a product: a row of `model.embed_tokens.weight` [vocab_size, embedding_rank] times the transpose of
+  `model.embed_tokens.lift` [hidden_size, embedding_rank];
+- its output head `lm_head.weight` has a row for each of the tokens in `lm_head.token_ids` (int32, ascending) and for no others;
+- each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is their product, rounded to bfloat16. Norms
+  are float32;
+- it has no tokenizer of its own: config.json says which one by `tokenizer_hash` and `num_tokens`, see `specq.text`.
+
+The other names are those of transformers' Llama.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.checkpoints.files import read_json
+from specq.protocol import ConfigError, Float32Array
+
+MODEL_TYPE = "specq-draft"
+WEIGHTS = "draft.safetensors"
+EMBEDDING, LIFT = "model.embed_tokens.weight", "model.embed_tokens.lift"
+HEAD, TOKEN_IDS = "lm_head.weight", "lm_head.token_ids"
+SCALE = ".scale"
+HASH_LENGTH = 64
+MOST_INT8 = 127
+_NORMS = ("input", "post_attention")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """What config.json says besides its model_type."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    vocab_size: int  # rows of the input embedding
+    num_tokens: int  # of the tokenizer
+    embedding_rank: int
+    head_size: int  # rows of the output head
+    tokenizer_hash: str
+
+    def config(self) -> dict[str, Any]:
+        """Return the content of config.json."""
+        return {"model_type": MODEL_TYPE, **asdict(self)}
+
+
+def draft_shape(model: Path) -> DraftShape | None:
+    """Return what a checkpoint's config.json says, None if it is of another form; ConfigError if it is not usable."""
+    if not model.is_dir() or (said := read_json(model, "config.json")).get("model_type") != MODEL_TYPE:
+        return None
+    found = {field.name: _value(model, field.name, str(field.type), said) for field in fields(DraftShape)}
+    shape = DraftShape(**found)
+    _check(model, shape)
+    return shape
+
+
+def _value(model: Path, key: str, kind: str, said: dict[str, Any]) -> Any:
+    value = said.get(key)
+    if kind == "str":
+        fits = isinstance(value, str) and len(value) == HASH_LENGTH
+        wanted = f"{HASH_LENGTH} hex digits"
+    else:
+        fits = isinstance(value, (int, float) if kind == "float" else int) and not isinstance(value, bool) and value > 0
+        wanted = "a number above 0" if kind == "float" else "an integer above 0"
+    if not fits:
+        raise ConfigError(f"{model / 'config.json'}: {key} is {value!r}; a {MODEL_TYPE} model needs {wanted}")
+    return value
+
+
+def _check(model: Path, shape: DraftShape) -> None:
+    """Raise ConfigError for sizes that contradict one another."""
+    if not shape.head_size <= shape.num_tokens <= shape.vocab_size:
+        raise ConfigError(
+            f"{model / 'config.json'}: head_size {shape.head_size}, num_tokens {shape.num_tokens} and vocab_size "
+            f"{shape.vocab_size} must not decrease in this order"
+        )
+    if shape.num_attention_heads % shape.num_key_value_heads:
+        raise ConfigError(
+            f"{model / 'config.json'}: num_attention_heads {shape.num_attention_heads} is not a multiple of "
+            f"num_key_value_heads {shape.num_key_value_heads}"
+        )
+
+
+def matrix_shapes(shape: DraftShape) -> dict[str, tuple[int, int]]:
+    """Return the matrices by name, each [rows, columns]; each has scales, too."""
+    hidden, inner = shape.hidden_size, shape.intermediate_size
+    heads, kv_heads = (num * shape.head_dim for num in (shape.num_attention_heads, shape.num_key_value_heads))
+    shapes = {
+        EMBEDDING: (shape.vocab_size, shape.embedding_rank),
+        LIFT: (hidden, shape.embedding_rank),
+        HEAD: (shape.head_size, hidden),
+    }
+    for i in range(shape.num_hidden_layers):
+        shapes |= {
+            f"model.layers.{i}.self_attn.q_proj.weight": (heads, hidden),
+            f"model.layers.{i}.self_attn.k_proj.weight": (kv_heads, hidden),
+            f"model.layers.{i}.self_attn.v_proj.weight": (kv_heads, hidden),
+            f"model.layers.{i}.self_attn.o_proj.weight": (hidden, heads),
+            f"model.layers.{i}.mlp.gate_proj.weight": (inner, hidden),
+            f"model.layers.{i}.mlp.up_proj.weight": (inner, hidden),
+            f"model.layers.{i}.mlp.down_proj.weight": (hidden, inner),
+        }
+    return shapes
+
+
+def norm_names(shape: DraftShape) -> list[str]:
+    """Return the names of the norms, float32 [hidden_size] each."""
+    each = [f"model.layers.{i}.{name}_layernorm.weight" for i in range(shape.num_hidden_layers) for name in _NORMS]
+    return [*each, "model.norm.weight"]
+
+
+def tensor_forms(shape: DraftShape) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the number format and the shape of each tensor in the file."""
+    forms: dict[str, tuple[str, tuple[int, ...]]] = {TOKEN_IDS: ("int32", (shape.head_size,))}
+    for name, (rows, columns) in matrix_shapes(shape).items():
+        forms |= {name: ("int8", (rows, columns)), name + SCALE: ("float32", (rows,))}
+    return forms | dict.fromkeys(norm_names(shape), ("float32", (shape.hidden_size,)))
+
+
+def to_int8(values: Float32Array) -> tuple[npt.NDArray[np.int8], Float32Array]:
+    """Round a matrix to int8 [rows, columns] and scales [rows], so that each row's largest value is 127 or -127."""
+    scale = np.maximum(np.abs(values).max(1), 1e-12).astype(np.float32) / np.float32(MOST_INT8)
+    return np.rint(values / scale[:, None]).clip(-MOST_INT8, MOST_INT8).astype(np.int8), scale

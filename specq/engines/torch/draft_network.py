@@ -1,0 +1,105 @@
+"""A draft model in the form of `specq.checkpoints.draft_form` -> a transformers Llama in memory, whose head is smaller.
+
+The head's rows stand for the tokens in `SubsetHead.token_ids`. `specq.engines.torch.loading.LoadedModel` hands them on:
+whoever reads the logits must know that column i speaks of the token `token_ids[i]`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from specq.checkpoints import draft_form
+from specq.engines.torch.gguf_network import add_rope
+from specq.protocol import ConfigError, Int32Array
+
+_Tensors = dict[str, torch.Tensor]
+
+
+class SubsetHead(torch.nn.Linear):
+    """An output head over some tokens; `token_ids` i32[rows], ascending."""
+
+    def __init__(self, hidden_size: int, token_ids: Int32Array) -> None:
+        super().__init__(hidden_size, len(token_ids), bias=False, device="meta")
+        self.token_ids = token_ids
+
+
+def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.device, dtype: torch.dtype) -> Any:
+    """Load the model; it computes in `dtype`. Raises ConfigError for weights that do not fit `shape`."""
+    tensors = _read(directory / draft_form.WEIGHTS, shape)
+    token_ids = tensors[draft_form.TOKEN_IDS].numpy()
+    _check_token_ids(directory / draft_form.WEIGHTS, token_ids, shape)
+    with torch.device("meta"):
+        network: Any = AutoModelForCausalLM.from_config(_llama(shape), dtype=dtype)  # type: ignore[no-untyped-call]
+    network.lm_head = SubsetHead(shape.hidden_size, token_ids)
+    state = {name: tensor.to(device, dtype) for name, tensor in _values(tensors, shape).items()}
+    network.load_state_dict(state, assign=True)
+    add_rope(network, None, device)
+    return network.train(mode=False)
+
+
+def _llama(shape: draft_form.DraftShape) -> Any:
+    return AutoConfig.for_model(
+        "llama",
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_hidden_layers,
+        num_attention_heads=shape.num_attention_heads,
+        num_key_value_heads=shape.num_key_value_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        rms_norm_eps=shape.rms_norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:
+    """Read the file; it must have exactly the tensors that `shape` asks for."""
+    if not path.is_file():
+        raise ConfigError(f"{path.parent} has no {path.name}, which holds the weights of a draft model of this form")
+    try:
+        tensors: _Tensors = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
+    needed = draft_form.tensor_forms(shape)
+    found = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
+    wrong = sorted(name for name in needed.keys() | found.keys() if needed.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ConfigError(
+            f"{path} does not fit its config.json: {name} is {found.get(name, 'missing')}, and should be "
+            f"{needed.get(name, 'left out')} ({len(wrong)} tensors are wrong or missing)"
+        )
+    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+    if broken:
+        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
+    return tensors
+
+
+def _check_token_ids(path: Path, token_ids: Int32Array, shape: draft_form.DraftShape) -> None:
+    if token_ids[0] < 0 or token_ids[-1] >= shape.num_tokens or np.any(token_ids[1:] <= token_ids[:-1]):
+        raise ConfigError(
+            f"{path}: {draft_form.TOKEN_IDS} must ascend within the vocabulary, 0 to {shape.num_tokens - 1}; they range from "
+            f"{token_ids.min()} to {token_ids.max()}"
+        )
+
+
+def _values(tensors: _Tensors, shape: draft_form.DraftShape) -> _Tensors:
+    """Return the weights by transformers' names, in float32."""
+    found = {name: tensors[name] for name in draft_form.norm_names(shape)}
+    for name in draft_form.matrix_shapes(shape):
+        values = tensors[name].float() * tensors[name + draft_form.SCALE][:, None]
+        found[name] = values.to(torch.bfloat16).float()
+    found[draft_form.EMBEDDING] = found[draft_form.EMBEDDING] @ found.pop(draft_form.LIFT).T
+    return found

@@ -1,0 +1,131 @@
+"""Draft models of our own form in the torch engine: what they say, what is said of them, and clear refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from specq.checkpoints.draft_form import HEAD, SCALE, TOKEN_IDS, WEIGHTS, to_int8
+from specq.engines.torch import RowPacker, load
+from specq.engines.torch.engine import TorchEngine
+from specq.models import draft_for, resolve_model
+from specq.protocol import ConfigError
+from specq.testing.checkpoints_draft import MADE, VOCAB, change_draft, draft_logits, head_tokens, make_draft
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return make_draft(tmp_path / "draft")
+
+
+def logits_of(loaded, token_ids: list[int]) -> torch.Tensor:
+    packer = RowPacker()
+    packer.add_session(np.arange(64, dtype=np.int32))
+    packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
+    return loaded.forward(packer.pack()).logits[0]
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["native", "torch"])
+def test_logits_are_those_of_plain_arithmetic(directory, eager):
+    context = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
+    loaded = load(str(directory), device="cpu", kv_slots=64, eager=eager)
+
+    ours, plain = logits_of(loaded, context), draft_logits(directory, context)
+
+    assert loaded.info.arithmetic == ("torch cpu" if eager else "native cpu")
+    assert loaded.token_ids.tolist() == head_tokens(directory)
+    assert ours.shape == (MADE.head_size,)
+    torch.testing.assert_close(ours, plain[loaded.token_ids], atol=1e-3, rtol=1e-3)
+
+
+def test_info_speaks_of_the_targets_tokens(directory):
+    """The fit is checked by the tokenizer that config.json names; there is none in the directory."""
+    info = load(str(directory), device="cpu", kv_slots=64).info
+    assert (info.vocab_size, info.num_tokens, info.tokenizer_hash) == (VOCAB + 5, VOCAB, "a" * 64)
+    assert (info.max_length, info.dtype) == (600, "float32")
+
+
+def test_the_fingerprint_depends_on_the_weights(directory, tmp_path):
+    infos = [
+        load(str(path), device="cpu", kv_slots=64).info for path in (directory, make_draft(tmp_path / "b", seed=1))
+    ]
+    assert infos[0].fingerprint != infos[1].fingerprint
+
+
+def test_eight_bits_are_within_half_a_step_of_the_values():
+    values = np.random.default_rng(0).normal(0, 1, (5, 33)).astype(np.float32)
+    values[2] = 0
+    rounded, scales = to_int8(values)
+    assert np.abs(rounded).max(1).tolist() == [127, 127, 0, 127, 127]
+    assert np.all(np.abs(rounded * scales[:, None] - values) <= scales[:, None] * 0.501)
+
+
+def test_such_a_model_is_no_target(directory):
+    with pytest.raises(ConfigError, match="cannot be a target"):
+        TorchEngine(str(directory), device="cpu")
+
+
+def refused(directory, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        load(str(directory), device="cpu", kv_slots=64)
+
+
+def test_a_file_that_was_cut_off_is_refused(directory):
+    path = directory / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(directory, "may have been cut off")
+
+
+def test_a_missing_file_is_refused(directory):
+    (directory / WEIGHTS).unlink()
+    refused(directory, f"has no {WEIGHTS}")
+
+
+@pytest.mark.parametrize("ids", [[-1, 5], [5, VOCAB], [5, 5], [9, 5]], ids=["negative", "outside", "twice", "falling"])
+def test_head_tokens_must_ascend_within_the_vocabulary(tmp_path, ids):
+    directory = make_draft(tmp_path, replace(MADE, head_size=2))
+    change_draft(directory, {TOKEN_IDS: torch.tensor(ids, dtype=torch.int32)})
+    refused(directory, f"must ascend within the vocabulary, 0 to {VOCAB - 1}")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "match"),
+    [
+        ({HEAD: None}, r"lm_head\.weight is missing"),
+        ({HEAD: torch.zeros(36, 48, dtype=torch.int8)}, r"lm_head\.weight is \('int8', \(36, 48\)\)"),
+        ({HEAD: torch.zeros(37, 48)}, r"lm_head\.weight is \('float32'"),
+        ({"model.layers.2.norm": torch.zeros(3)}, r"should be left out"),
+        ({HEAD + SCALE: torch.full((37,), torch.nan)}, "values that are not finite, in lm_head"),
+    ],
+    ids=["missing", "shape", "format", "superfluous", "nan"],
+)
+def test_weights_that_do_not_fit_are_refused(directory, tensors, match):
+    change_draft(directory, tensors)
+    refused(directory, match)
+
+
+@pytest.mark.parametrize(
+    ("config", "match"),
+    [
+        ({"head_dim": None}, "head_dim is None"),
+        ({"rope_theta": "wide"}, "rope_theta is 'wide'"),
+        ({"num_hidden_layers": 2.5}, r"num_hidden_layers is 2\.5"),
+        ({"tokenizer_hash": "short"}, "needs 64 hex digits"),
+        ({"num_tokens": VOCAB + 6}, "must not decrease"),
+        ({"num_key_value_heads": 3}, "not a multiple"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused(directory, config, match):
+    change_draft(directory, **config)
+    refused(directory, match)
+
+
+def test_the_bundled_one_is_the_draft_model_of_smollm2():
+    """It names a tokenizer and knows a third of the tokens; its weights are whole."""
+    loaded = load(resolve_model("smollm2", "draft"), device="cpu", kv_slots=64)
+    assert draft_for("smollm2") == "smollm2"
+    assert (loaded.info.num_tokens, len(loaded.token_ids), loaded.info.arithmetic) == (49152, 16384, "native cpu")
+    assert logits_of(loaded, [1, 9690, 198]).isfinite().all()
