@@ -35,7 +35,7 @@ class CountingEngine:
 
     def __init__(self, model: str, *, kv_slots: int = 0, name: str = "", stride: int = 1, **_shared: Any) -> None:
         self._stride = stride
-        directory = resolve_directory(model)
+        directory = resolve_directory(model, "the counting engine")
         self.info = describe(
             directory,
             engine="counting",
