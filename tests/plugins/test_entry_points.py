@@ -73,9 +73,9 @@ def test_a_pipeline_of_other_packages_runs_without_torch(
     """A verifier imports torch only for an engine that needs it; the broker and drafters know the strategy too."""
     common = ("--broker", free_address, "--log-level", "error")
     spawn("broker", "--bind", free_address, "--journal", "none", "--log-level", "error", program=WITHOUT_TORCH)
-    own = ("--engine", "counting", "--engine-option", "stride=3")
+    own = ("--model", "tiny", "--engine", "counting", "--engine-option", "stride=3")
     spawn("worker", "--role", "target", *own, *common, program=WITHOUT_TORCH)
-    spawn("worker", "--role", "draft", "--proposer", "counting", *common, program=WITHOUT_TORCH)
+    spawn("worker", "--role", "draft", "--model", "tiny", "--proposer", "counting", *common, program=WITHOUT_TORCH)
     with Client(free_address, timeout_s=60) as client:
         client.wait_until_ready(num_drafters=1)
         tokens = {name: client.generate(PROMPT, max_tokens=40, strategy=name) for name in ("cautious", "deterministic")}
