@@ -28,7 +28,7 @@ PACKAGES = {
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
-    "training": ("protocol",),
+    "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
