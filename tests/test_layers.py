@@ -28,11 +28,12 @@ PACKAGES = {
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
+    "gateway": ("protocol", "runtime", "text", "client"),
     "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),
-        *("verifier", "broker", "client"),
+        *("verifier", "broker", "client", "gateway"),
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
@@ -40,7 +41,7 @@ PACKAGES = {
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "bench", "training", "simulate", "workers"),
+        *("client", "gateway", "bench", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
         *(

@@ -223,8 +223,9 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         **own_options(config, spec.options, ENGINES.names()).arguments(),
     )
     sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
-    tell(f"measuring steps of {sizes[0]} to {sizes[-1]} rows")
-    curve = StepCurve(sizes, engine.step_times(sizes))
+    tell("measuring steps")
+    times = engine.step_times(sizes)
+    curve = StepCurve(sizes[: len(times)], times)
     log.info(
         "engine_ready",
         name=name,
@@ -241,5 +242,6 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
+        measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
     )

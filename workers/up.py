@@ -1,4 +1,4 @@
-"""A broker, verifiers and drafters as processes of this machine, started and stopped together.
+"""A broker, verifiers, drafters and perhaps a gateway as processes of this machine, started and stopped together.
 
     with Group(members(config)) as group:
         group.wait_ready(timeout_s=60)
@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +26,15 @@ from typing import Any, Self
 import click
 
 from specq import Client
-from specq.config import BrokerConfig, Config, Section, connect_address, environment_of_children, to_arguments
+from specq.config import (
+    BrokerConfig,
+    Config,
+    Section,
+    connect_address,
+    environment_of_children,
+    host_and_port,
+    to_arguments,
+)
 from specq.models import FALLBACK, PREFERRED, default_model, draft_for
 from specq.proposers import PROPOSERS
 from specq.protocol import ConfigError, EngineError, JobError
@@ -38,6 +47,7 @@ MOST_RESTARTS, WINDOW_S = 5, 600.0  # of one worker within so many seconds
 BACKOFF_S = 0.5  # before the first of them
 WRONG_OPTIONS = 2  # the status of a process that would fail again: see `specq.cli`
 PROGRAM = ("-m", "specq")
+GATEWAY = "gateway"  # the name of the process that serves HTTP, which the broker does not know
 _PR_SET_PDEATHSIG = 1
 
 
@@ -89,6 +99,7 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
         Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
         *_workers("target", replace(config.target, broker=address), [_ids(here, s) for s in shares.targets], extra),
         *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
+        *([_gateway(config, address, broker.cores, extra)] if config.up.serve else []),
     ]
 
 
@@ -115,6 +126,14 @@ def notes(config: Config) -> list[str]:
     if chosen.up.drafters < config.up.drafters:
         said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
     return said
+
+
+def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequence[str]) -> Member:
+    """Return the process that serves HTTP; it shares the broker's core."""
+    section = replace(config.serve, broker=address, cores=config.serve.cores or cores)
+    if section.bind.endswith(":*"):
+        raise ConfigError(f"serve.bind is {section.bind}; to start it with others, give it a port")
+    return Member(GATEWAY, ("serve", *to_arguments(section), *extra), section.cores, section.bind)
 
 
 def _ids(here: Sequence[int], share: Sequence[int]) -> tuple[int, ...]:
@@ -184,7 +203,8 @@ class Group:
             workers = client.status()["workers"]
         except JobError:
             return set()
-        return {self.members[0].name, *(worker["name"] for worker in workers if worker["state"] == "ready")}
+        ready = {self.members[0].name, *(worker["name"] for worker in workers if worker["state"] == "ready")}
+        return ready | {member.name for member in self.members if member.name == GATEWAY and _listens(member.about)}
 
     def check(self) -> None:
         """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
@@ -221,6 +241,15 @@ class Group:
                 process.terminate()
             for process in ending:
                 _reap(process, max(1.0, deadline - time.monotonic()))
+
+
+def _listens(address: str) -> bool:
+    """Tell whether somebody listens at an address."""
+    try:
+        socket.create_connection(host_and_port(connect_address(address)), POLL_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def keys_of_broker(config: BrokerConfig) -> str:

@@ -14,6 +14,7 @@ specq and its rivals on the same prompts, the same pair of models and the same c
     agreement     do all say the same?
     figures       medians, ratios, speculation figures, and their table
     grid          strategies or draft shapes (variants) side by side, on the pairs that the user names (pairs, drafts)
+    never_slower  what the default makes of drafters: cells of models, drafters and sessions
     roundtrip     what the broker adds to a round trip
     demo          what `specq demo` shows: a few prompts in colours, then with and without drafters
     delay_proxy   a slow network in front of a broker, as a process

@@ -43,7 +43,7 @@ class Texts:
             for i, (tokens, kv, tree) in enumerate(zip(self.tokens, self.kv, drafts, strict=True))
         ]
         started = time.perf_counter()
-        judgements = self.engine.step(steps)
+        judgements = self.engine.step(steps).judgements
         seconds = time.perf_counter() - started
         for i, judgement in enumerate(judgements):
             self.kv[i] += 1 + len(judgement.path)

@@ -89,7 +89,7 @@ def decode(engine: Engine, jobs: list[Decoding], texts: dict[int, list[int]] | N
     while running := [job for job in jobs if not job.done]:
         chunk = CHUNK if texts is not None else 1 << 20
         steps = [job.step(_draft(job, texts, rng), chunk) for job in running]
-        judgements = iter(engine.step(steps))
+        judgements = iter(engine.step(steps).judgements)
         for job, step in zip(running, steps, strict=True):
             job.commit(step, next(judgements) if step.judged else None)
     for job in jobs:

@@ -6,11 +6,8 @@ Rule: a ratio is of medians over repetitions; each side's spread stands beside i
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any
-
-import orjson
 
 from specq.bench.report import Figure
 from specq.protocol import ConfigError
@@ -18,17 +15,6 @@ from specq.protocol import ConfigError
 Row = tuple[object, ...]
 HEADER: Row = ("FIGURE", "UNIT", "A", "SPREAD", "B", "SPREAD", "B/A")
 _SAME = ("settings", "machine", "versions", "commit")  # parts whose difference a reader should know of
-
-
-def read_report(path: Path) -> dict[str, Any]:
-    """Return a report of `specq bench`; raises ConfigError for a file that is not one."""
-    try:
-        report = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    if not isinstance(report, dict) or not {"suite", "figures"} <= set(report):
-        raise ConfigError(f"{path} is not a report of specq bench: it has no suite and no figures")
-    return report
 
 
 def compare_reports(a: dict[str, Any], b: dict[str, Any]) -> tuple[list[Row], list[str]]:

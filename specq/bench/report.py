@@ -23,7 +23,7 @@ import click
 import orjson
 
 from specq.bench.machine import describe
-from specq.protocol import SpecqError
+from specq.protocol import ConfigError, SpecqError
 from specq.runtime import columns
 
 _OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
@@ -37,6 +37,17 @@ def figure(unit: str, repeats: Iterable[float]) -> Figure:
     return {"unit": unit, "median": round(median(found), 4), "repeats": found}
 
 
+def read_report(path: Path) -> dict[str, Any]:
+    """Return a report of `specq bench`; raises ConfigError for a file that is not one."""
+    try:
+        report = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(report, dict) or not {"suite", "figures"} <= set(report):
+        raise ConfigError(f"{path} is not a report of specq bench: it has no suite and no figures")
+    return report
+
+
 class Report:
     """What a suite has measured so far."""
 
@@ -45,6 +56,18 @@ class Report:
         self._out = out
         about = describe(shlex.join(["specq", *sys.argv[1:]]), commit)
         self.content: dict[str, Any] = {"suite": suite, **about, "settings": {}, "figures": {}, "results": {}}
+
+    def resume(self) -> None:
+        """Take over figures and results of the file, if it is there; raises ConfigError if it is no report of this suite."""
+        if self._out is None or not self._out.exists():
+            return
+        earlier = read_report(self._out)
+        if earlier["suite"] != self.content["suite"]:
+            raise ConfigError(
+                f"{self._out} is a report of the suite {earlier['suite']}, not of {self.content['suite']}"
+            )
+        for part in ("figures", "results"):
+            self.content[part].update(earlier[part])
 
     def update(
         self,

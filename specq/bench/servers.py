@@ -64,9 +64,17 @@ class Servers:
         arguments = (self._drafters_at if part == self.address else part for part in member.arguments)
         return replace(member, arguments=tuple(arguments))
 
+    def process_id(self, name: str) -> int:
+        """Return the number of a process of the group."""
+        return self._group.processes[name].pid
+
     def table(self) -> str:
         """Return a line a process: its name, number, cores and what it runs."""
         return table(self._group)
+
+    def pids(self) -> dict[str, int]:
+        """Return the number of each process by its name."""
+        return {name: process.pid for name, process in self._group.processes.items()}
 
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late."""

@@ -31,6 +31,7 @@ COMMANDS = {
     "train": "specq.cli.train:train",
     "bench": "specq.cli.bench:bench",
     "simulate": "specq.cli.simulate:simulate",
+    "serve": "specq.cli.serve:serve",
     "broker": "specq.cli.broker:broker",
     "worker": "specq.cli.worker:worker",
 }
@@ -47,6 +48,7 @@ SUMMARIES = {
     "train": "Train models: a target and its draft.",
     "bench": "Measure specq and its rivals, in one of several suites.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",
+    "serve": "Serve OpenAI's HTTP API in front of a broker.",
     "broker": "Run the broker.",
     "worker": "Run one target verifier or one draft worker.",
 }

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from specq.bench.ratios import compare_reports, read_report
-from specq.bench.report import show
+from specq.bench.ratios import compare_reports
+from specq.bench.report import read_report, show
 from specq.bench.suites import DEFAULT, SUITES, SUMMARIES
 from specq.cli.groups import LazyGroup
 

@@ -16,6 +16,7 @@ from specq.config import Config, UpConfig, load, override
 @click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
+@click.option("--api-keys", help="File of API keys for --serve (specq keys api); none: everyone may ask.")
 @click.option("--journal", help="File that outlives the broker; none: memory only.  [default: one for each address]")
 @log_options("warning")
 @click.pass_context
@@ -28,12 +29,13 @@ def up(
     address: str | None,
     keys: str | None,
     journal: str | None,
+    api_keys: str | None,
     log_level: str,
     *,
     log_json: bool,
-    **values: int | None,
+    **values: int | bool | None,
 ) -> None:
-    """Run a broker, verifiers and drafters on this machine, dividing its cores among them; Ctrl-C stops them all."""
+    """Run a broker, verifiers and drafters (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
     config = replace(
         config,
@@ -41,6 +43,7 @@ def up(
         broker=override(config.broker, bind=address, journal=journal, keys=keys),
         target=override(config.target, model=model, keys=keys),
         draft=override(config.draft, model=draft_model, keys=keys),
+        serve=override(config.serve, keys=keys, api_keys=api_keys),
     )
     log_arguments = ["--log-level", log_level, *(["--log-json"] if log_json else [])]
     from workers.up import run  # here, since `--help` needs none of it

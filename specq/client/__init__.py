@@ -7,6 +7,7 @@
     request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
     completions, result   events to pieces and results
     base, sync, aio       what a client does, and its two faces: `Client` and `AsyncClient`
+    prepared              `AsyncClient` in two steps, for a gateway
     detached              jobs that nobody waits for, over the same core and link
     prompt_files, detached_files, results_file   files of prompts to files of results
 
@@ -14,13 +15,14 @@ In: prompts and parameters. Out: `Result`s and `Piece`s, or JobError.
 """
 
 from specq.client.aio import AsyncClient, AsyncJob
-from specq.client.base import count_ready
+from specq.client.base import PieceStream, count_ready
 from specq.client.detached import JobDesk, has_ended
 from specq.client.detached_files import detach_lines
 from specq.client.events import FoundJob
 from specq.client.job_options import id_of
+from specq.client.prepared import PreparedClient
 from specq.client.prompt_files import Line, read_lines, result_line, run_lines
-from specq.client.request import Request, check_values
+from specq.client.request import Request, Served, check_values, read_requests
 from specq.client.result import Piece, Result, failed_result, make_result
 from specq.client.results_file import ResultsFile
 from specq.client.sync import Client, Job
@@ -34,9 +36,12 @@ __all__ = [
     "JobDesk",
     "Line",
     "Piece",
+    "PieceStream",
+    "PreparedClient",
     "Request",
     "Result",
     "ResultsFile",
+    "Served",
     "check_values",
     "count_ready",
     "detach_lines",
@@ -45,6 +50,7 @@ __all__ = [
     "id_of",
     "make_result",
     "read_lines",
+    "read_requests",
     "result_line",
     "run_lines",
 ]

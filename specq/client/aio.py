@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
 
@@ -81,7 +81,7 @@ class AsyncJob(BaseJob):
         try:
             await self._ended.wait()
         except asyncio.CancelledError:
-            self.cancel()
+            self._give_up()
             raise
         return self._completions.results()
 
@@ -152,11 +152,12 @@ class AsyncClient(BaseClient):
         *,
         messages: list[dict[str, Any]] | None = None,
         token_ids: list[int] | None = None,
+        resume_from: Sequence[int] = (),
         **params: Any,
     ) -> AsyncIterator[Piece]:
         """Yield what `generate` completes as it comes; as of `specq.Client.stream`."""
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
-        stream = self._open_stream(*await self._read(arguments))
+        stream = self._open_stream(*await self._read_all(arguments), resume_from)
         try:
             while not stream.ended:
                 yield await stream.piece()

@@ -13,7 +13,7 @@ import contextlib
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -65,31 +65,59 @@ class BaseJob:
     def done(self) -> bool:
         return self._ended_flag.is_set()
 
+    def abandon(self) -> None:
+        """Wait for it no longer: it stops if nobody else waits for it, unless it shall keep running."""
+        self._connection.abandon(self._request, self._take)
+
+    def _give_up(self) -> None:
+        """Do what the end of the caller's patience means for the job."""
+        if self._request.keep_running:
+            self.abandon()
+        else:
+            self.cancel()
+
     def cancel(self) -> None:
         """Stop all completions; each result is what it has by then, with the finish reason "cancelled"."""
         self._connection.cancel(self._request)
 
 
 class PieceStream:
-    """The pieces of a request as they come; closing it early stops the jobs."""
+    """The pieces of some requests as they come; closing it early stops the jobs, unless they shall keep running."""
 
-    def __init__(self, connection: Connection, request: Request, served: Served, inbox: Inbox) -> None:
-        self._connection, self._request, self._inbox = connection, request, inbox
-        self._completions = Completions(request, served)
-        connection.submit(request, inbox.put)
+    def __init__(
+        self,
+        connection: Connection,
+        requests: Sequence[Request],
+        served: Served,
+        inbox: Inbox,
+        known: Sequence[int] = (),
+    ) -> None:
+        """`known`: of each completion, in order, how many tokens the reader has already."""
+        self._connection, self._requests, self._inbox = connection, requests, inbox
+        self._completions: dict[int | str, Completions] = {}  # by job
+        left = list(known)
+        for place, request in enumerate(requests):
+            count = len(request.submits)
+            completions = Completions(request, served, place, left[:count])
+            self._completions |= {job.job_id: completions for job in request.submits}
+            del left[:count]
+        for request in requests:
+            connection.submit(request, inbox.put)
 
     @property
     def ended(self) -> bool:
-        return self._completions.ended
+        return all(completions.ended for completions in self._completions.values())
 
     async def piece(self) -> Piece:
         """Wait for the next piece; raises JobError if a single completion failed."""
-        return self._completions.piece(await self._inbox.get())
+        event = await self._inbox.get()
+        return self._completions[event.key].piece(event)
 
     def close(self) -> None:
-        """Stop the jobs if they have not ended."""
-        if not self.ended:
-            self._connection.abandon(self._request)
+        """Stop the jobs that have not ended."""
+        for request in self._requests:
+            if not all(self._completions[job.job_id].ended for job in request.submits):
+                self._connection.abandon(request, self._inbox.put)
 
 
 class BaseClient(ABC):
@@ -133,17 +161,22 @@ class BaseClient(ABC):
 
     async def _generate(self, arguments: dict[str, Any]) -> Any:
         """Complete a prompt or a list of prompts; a failure of the whole call stops all of its jobs."""
-        served = await self._get_served()
-        requests = read_requests(arguments, served)
-        try:
-            jobs = [self._job(request, served) for request in requests]
-            answers = [_answer(request, await self._results(job)) for request, job in zip(requests, jobs, strict=True)]
-        except BaseException:
-            for request in requests:
-                self._connection.abandon(request)
-            raise
+        requests, served = await self._read_all(arguments)
+        found = await self._run(requests, served)
+        answers = [_answer(request, results) for request, results in zip(requests, found, strict=True)]
         is_single = len(requests) == 1 and not requests[0].in_batch
         return answers[0] if is_single else answers
+
+    async def _run(self, requests: Sequence[Request], served: Served) -> list[list[Result]]:
+        """Return the results of each request; a failure of one that is not in a list stops all."""
+        jobs: list[Any] = []
+        try:
+            jobs.extend(self._job(request, served) for request in requests)
+            return [await self._results(job) for job in jobs]
+        except BaseException:
+            for job in jobs:
+                job.abandon()
+            raise
 
     async def _submit(self, arguments: dict[str, Any]) -> Any:
         return self._job(*await self._read(arguments))
@@ -153,8 +186,13 @@ class BaseClient(ABC):
         served = await self._get_served()
         return read_request(arguments, served), served
 
-    def _open_stream(self, request: Request, served: Served) -> PieceStream:
-        return PieceStream(self._connection, request, served, self._inbox())
+    async def _read_all(self, arguments: dict[str, Any]) -> tuple[list[Request], Served]:
+        """Return the requests of one prompt or several, and the model that they were checked against."""
+        served = await self._get_served()
+        return read_requests(arguments, served), served
+
+    def _open_stream(self, requests: Sequence[Request], served: Served, known: Sequence[int]) -> PieceStream:
+        return PieceStream(self._connection, requests, served, self._inbox(), known)
 
     async def _get_served(self) -> Served:
         """Return the model and its tokenizer, fetched when first needed."""

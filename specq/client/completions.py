@@ -6,6 +6,8 @@ completion raises JobError. All raise it if the broker is gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specq.client.events import Event, JobDone, NewTokens, RequestFailed
 from specq.client.request import Request, Served
 from specq.client.result import Piece, PieceMaker, Result, failed_result, make_result
@@ -15,10 +17,14 @@ from specq.protocol import BROKER_GONE
 class Completions:
     """Turns the events of a request's jobs into pieces, and into results in order."""
 
-    def __init__(self, request: Request, served: Served) -> None:
+    def __init__(self, request: Request, served: Served, place: int = 0, num_known: Sequence[int] = ()) -> None:
+        """`place`: of the request among several; `num_known`: tokens of each completion of which nothing is to be shown."""
         self._request, self._codec = request, served.codec
+        known = [*num_known, *(0,) * len(request.submits)]
         self._positions: dict[int | str, int] = {job.job_id: i for i, job in enumerate(request.submits)}
-        self._makers = [PieceMaker(served.codec, job.params, i) for i, job in enumerate(request.submits)]
+        self._makers = [
+            PieceMaker(served.codec, job.params, i, place, known[i]) for i, job in enumerate(request.submits)
+        ]
         self._ends: dict[int, JobDone | RequestFailed] = {}
 
     def take(self, event: Event) -> None:

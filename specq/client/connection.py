@@ -59,7 +59,7 @@ class Connection:
     def submit(self, request: Request, sink: Sink) -> None:
         """Send the jobs of a request; `sink` gets their events."""
         for job in request.submits:
-            self.link.request(job.job_id, sink, _submission(job))
+            self.link.request(job.job_id, sink, _submission(job, request))
 
     def cancel(self, request: Request) -> None:
         """Stop the jobs of a request; they end with what they have."""
@@ -71,10 +71,11 @@ class Connection:
         with contextlib.suppress(JobError):  # closed, so that they are stopped already
             self.link.call(each)
 
-    def abandon(self, request: Request) -> None:
-        """Stop the jobs of a request that nobody waits for any more."""
-        self.link.abandon([job.job_id for job in request.submits])
+    def abandon(self, request: Request, sink: Sink) -> None:
+        """Send a sink nothing more of a request; its jobs stop when nobody else waits for them, unless they shall keep
+        running."""
+        self.link.abandon([job.job_id for job in request.submits], sink)
 
 
-def _submission(job: Submit) -> Action:
-    return lambda core, now: core.submit(job, now)
+def _submission(job: Submit, request: Request) -> Action:
+    return lambda core, now: core.submit(job, now, keep_running=request.keep_running)

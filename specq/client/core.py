@@ -93,10 +93,15 @@ class ClientCore:
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
-    def submit(self, job: Submit, now: float) -> None:
-        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id."""
+    def submit(self, job: Submit, now: float, *, keep_running: bool = False) -> list[Event]:
+        """Start a job: NewTokens, at the end JobDone or RequestFailed, with its id. One that is waited for here is joined; what
+        the one who joins has missed is returned."""
+        request = self._requests.get(job.job_id)
+        if request is not None and request.is_own:
+            return request.join(job)
         self._stops.forget(job.job_id)
-        self._requests.queue(job.job_id, own_job(job, self._patience, now), now)
+        self._requests.queue(job.job_id, own_job(job, self._patience, now, keep_running=keep_running), now)
+        return []
 
     def submit_detached(self, job: Submit, now: float) -> None:
         """Leave a job to the broker: JobTaken or RequestFailed with its id."""
@@ -119,8 +124,11 @@ class ClientCore:
             self._requests.outbox.append(self._stops.add(job_id, now))
 
     def abandon(self, key: int | str, now: float) -> None:
-        """Forget a request whose answer nobody waits for; an own job that the broker may know is stopped."""
+        """Forget a request whose answer nobody waits for; an own job is stopped, unless it shall keep running."""
         request = self._requests.get(key)
+        if request is not None and request.keep_running:
+            self._requests.leave(key)
+            return
         if request is not None and request.is_own and isinstance(key, int) and not self._requests.is_unsent(key):
             self.cancel(key, now)
         self._requests.forget(key)

@@ -93,7 +93,7 @@ class JobDesk:
                     under_way.discard(event.key)
                     yield event
         finally:
-            self._link.abandon(under_way)
+            self._link.abandon(under_way, inbox.put)
 
     def close(self) -> None:
         """Close the connection; the jobs stay."""

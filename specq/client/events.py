@@ -27,20 +27,31 @@ class Transcript:
         if not new:
             return None
         flags = (*message.accepted.tolist()[num_known:], *(0,) * len(new))[: len(new)]
+        start = len(self.token_ids)
         self.token_ids.extend(new)
         self.accepted.extend(flags)
         self.logprobs.extend(message, num_known)
         self.first_token = self.first_token or now
-        return NewTokens(message.job_id, new, flags)
+        return self._since(start, message.job_id)
+
+    def so_far(self, key: int) -> list[NewTokens]:
+        """Return all tokens that are known, for one who joins late."""
+        return [self._since(0, key)] if self.token_ids else []
+
+    def _since(self, start: int, key: int) -> NewTokens:
+        new, accepted = tuple(self.token_ids[start:]), tuple(self.accepted[start:])
+        return NewTokens(key, new, accepted, tuple(self.logprobs.to_list(new, start)))
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens of a job that were not known before; `accepted` flags those that a drafter guessed."""
+    """Tokens of a job that were not known before; `accepted` flags those that a drafter guessed; `logprobs` as in `Result`,
+    empty where none were asked for."""
 
     key: int
     token_ids: tuple[int, ...]
     accepted: tuple[int, ...]
+    logprobs: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

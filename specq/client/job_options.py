@@ -4,6 +4,8 @@
     deadline  seconds after which the job fails if it has not ended
     job_key   a job that is submitted again with the same key is the job that there is. Its seed follows from the key too,
               where one is needed and not given. None: the job is new
+    tenant    for whom a gateway submits the job: the broker gives each tenant its own share (`Submit`)
+    keep_running   the job runs on at the broker when nobody waits for it any more
 
 No option changes the text of a job with a seed.
 """
@@ -17,10 +19,10 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, JobError
+from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError
 
 LINE_OPTIONS = ("priority", "deadline")  # that a line of a prompts file may give
-OPTION_NAMES = (*LINE_OPTIONS, "job_key")
+OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class JobOptions:
     priority: int = 0
     deadline_ms: int = 0
     job_key: str | None = None
+    tenant: str = ""
+    keep_running: bool = False
 
     def job_id(self, index: int) -> int:
         """Return the job id of a completion: it follows from the job key; without a key it is random."""
@@ -48,7 +52,11 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     priority = values.get("priority")
     if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
         raise JobError(f"priority is {priority!r}; it must be a whole number {PRIORITY.allowed}")
-    return JobOptions(priority or 0, _milliseconds(values.get("deadline")), values.get("job_key"))
+    tenant = values.get("tenant", "")
+    if not isinstance(tenant, str) or not TENANT.admits(tenant):
+        raise JobError(f"tenant is {tenant!r}; it must be {TENANT.allowed}")
+    deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
+    return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running)
 
 
 def _milliseconds(seconds: Any) -> int:

@@ -11,7 +11,7 @@ import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import zmq
 
@@ -21,7 +21,7 @@ from specq.protocol import JobError, ProtocolError, decode, encode
 from specq.transport import Curve, connect_dealer, drain, try_send
 
 Sink = Callable[[Event], None]
-Action = Callable[[ClientCore, float], None]
+Action = Callable[[ClientCore, float], Sequence[Event] | None]
 
 _JOIN_S = 5.0
 PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
@@ -50,11 +50,15 @@ class Link:
     # --- from any thread --------------------------------------------------------------------------------------------
 
     def request(self, key: int | str, sink: Sink, action: Action) -> None:
-        """Run `action` on the core; events with this `key` go to `sink`, the last one included."""
+        """Run `action` on the core; events with this `key` go to `sink`, the last one included, and before them those that
+        the action returns."""
 
         def start(core: ClientCore, now: float) -> None:
-            self._sinks.setdefault(key, []).append(sink)
-            action(core, now)
+            missed = action(core, now) or ()
+            for event in missed:
+                sink(event)
+            if not any(isinstance(event, LAST) for event in missed):
+                self._sinks.setdefault(key, []).append(sink)
 
         self.call(start)
 
@@ -66,13 +70,17 @@ class Link:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def abandon(self, keys: Iterable[int | str]) -> None:
-        """Forget requests that nobody waits for any more; jobs that were submitted here are stopped."""
+    def abandon(self, keys: Iterable[int | str], sink: Sink) -> None:
+        """Send a sink nothing more of these requests. Those that nobody else waits for are forgotten; jobs that were
+        submitted here are stopped."""
 
         def forget(core: ClientCore, now: float) -> None:
             for key in keys:
-                core.abandon(key, now)
-                self._sinks.pop(key, None)
+                others = [other for other in self._sinks.pop(key, []) if other != sink]
+                if others:
+                    self._sinks[key] = others
+                else:
+                    core.abandon(key, now)
 
         with contextlib.suppress(JobError):  # closed, so that they are stopped already
             self.call(forget)

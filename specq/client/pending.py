@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from specq.client.events import FoundJob, Transcript
+from specq.client.events import Event, FoundJob, RequestFailed, Transcript
 from specq.protocol import Follow, JobError, JobInfo, LogprobRecord, Message, Submit
 
 MAX_UNANSWERED = 256  # jobs that were sent and not answered yet; the others wait their turn
@@ -23,7 +23,8 @@ class Pending:
     message: Callable[[], Message]
     patience: float  # silence after which it is sent again
     transcript: Transcript | None = None  # of a job whose tokens are wanted
-    is_own: bool = False  # a job that is stopped when nobody waits for it any more
+    is_own: bool = False  # a job that is waited for, and stopped when nobody does any more
+    keep_running: bool = False  # then it is left to the broker instead
     until_end: bool = True  # whether a search waits for the end of the job
     info: JobInfo | None = None  # of a job that is looked up, once it is known
     started: float = math.inf
@@ -38,6 +39,14 @@ class Pending:
     def is_search(self) -> bool:
         """Whether this looks up a job by its id."""
         return self.transcript is not None and not self.is_own
+
+    def join(self, job: Submit) -> list[Event]:
+        """Return what one who submits a job again, while it is waited for, has missed."""
+        message = self.message()
+        assert isinstance(message, Submit) and self.transcript is not None, "only own jobs are joined"  # noqa: PT018
+        if replace(message, have=0) != replace(job, have=0):
+            return [RequestFailed(job.job_id, JobError(f"job {job.job_id} exists with other content", "conflict"))]
+        return [*self.transcript.so_far(job.job_id)]
 
     def found(self, job_id: int, error: JobError | None = None) -> FoundJob:
         """Return the job that was looked up, as far as it is known; the times are the broker's."""
@@ -75,10 +84,11 @@ class Pending:
         return "lost", f"the broker at {address} has been silent for {timeout_s:g} s"
 
 
-def own_job(job: Submit, patience: float, now: float) -> Pending:
+def own_job(job: Submit, patience: float, now: float, *, keep_running: bool = False) -> Pending:
     """Return the request for a job that is submitted and waited for."""
     transcript = Transcript(now, logprobs=LogprobRecord(job.params.logprobs))
-    return Pending(lambda: replace(job, have=len(transcript.token_ids)), patience, transcript, is_own=True)
+    message = lambda: replace(job, have=len(transcript.token_ids))  # noqa: E731 - what it has grows
+    return Pending(message, patience, transcript, is_own=True, keep_running=keep_running)
 
 
 def search(job_id: int, patience: float, now: float, *, until_end: bool) -> Pending:

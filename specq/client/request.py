@@ -3,7 +3,7 @@
     read_request    one prompt, one chat or one list of token ids
     read_requests   the same, or several in a list, as vLLM's `LLM.generate` takes them
 
-The arguments are one source (`SOURCES`), optionally `id`, job options (`specq.client.job_options`) and parameters
+The arguments are one source (`SOURCES`), for a chat optionally `chat_template_kwargs`, optionally `id`, job options (`specq.client.job_options`) and parameters
 (`specq.client.parameters`); None means not given. To add one: its reader in one of these two modules.
 
 Rule: a request that cannot run is a JobError (code `invalid`) that names the field, its value and what is allowed. It is
@@ -13,8 +13,9 @@ raised before anything is sent.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from specq.text import TextCodec
 from specq.verification import derived_seed
 
 SOURCES = ("prompt", "messages", "token_ids")
+CHAT_VARIABLES = "chat_template_kwargs"  # for the chat template, beside `messages`: tools, add_generation_prompt, ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ class Served:
     asked: str = ""
 
 
+Reader = Callable[[Any, Served], tuple[str, Sequence[int]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A request that is ready to be sent.
@@ -46,6 +51,7 @@ class Request:
     submits   a job for each completion, in order; they differ in job id and seed
     listed    whether `n` was given, so that the answer is a list
     in_batch  whether it came in a list of prompts
+    keep_running   whether the jobs run on when nobody waits for them any more
     """
 
     id: Any
@@ -53,6 +59,7 @@ class Request:
     submits: tuple[Submit, ...]
     listed: bool = False
     in_batch: bool = False
+    keep_running: bool = False
 
 
 def read_request(arguments: dict[str, Any], served: Served) -> Request:
@@ -73,13 +80,15 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
             priority=options.priority,
             deadline_ms=options.deadline_ms,
             label=label_of(given["id"]) if "id" in given else "",
+            tenant=options.tenant,
         )
         for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )
     for submit in submits:
         if reason := too_large(submit):
             raise JobError(reason)
-    return Request(given.get("id", submits[0].job_id), prompt, submits, listed=parameters.n is not None)
+    given_id, listed = given.get("id", submits[0].job_id), parameters.n is not None
+    return Request(given_id, prompt, submits, listed=listed, keep_running=options.keep_running)
 
 
 def check_values(arguments: dict[str, Any]) -> None:
@@ -152,7 +161,7 @@ def _given(arguments: dict[str, Any]) -> dict[str, Any]:
 def _read_values(given: dict[str, Any]) -> tuple[JobOptions, Parameters]:
     """Return the job options and the parameters, checked as far as that needs no model."""
     options = read_job_options(given)
-    others = (*SOURCES, "id", *OPTION_NAMES)
+    others = (*SOURCES, CHAT_VARIABLES, "id", *OPTION_NAMES)
     return options, read_parameters({name: value for name, value in given.items() if name not in others})
 
 
@@ -161,7 +170,14 @@ def _read_source(given: dict[str, Any], served: Served) -> tuple[str, Int32Array
     names = [name for name in SOURCES if name in given]
     if len(names) != 1:
         raise JobError(f"give exactly one of {', '.join(SOURCES)}, not {' and '.join(names) or 'none'}")
-    readers = {"prompt": _from_text, "messages": _from_messages, "token_ids": _from_ids}
+    variables = given.get(CHAT_VARIABLES, {})
+    if variables and names != ["messages"]:
+        raise JobError(f"{CHAT_VARIABLES} is given without messages, the only source with a chat template")
+    readers: dict[str, Reader] = {
+        "prompt": _from_text,
+        "messages": partial(_from_messages, variables),
+        "token_ids": _from_ids,
+    }
     text, token_ids = readers[names[0]](given[names[0]], served)
     if not len(token_ids):
         raise JobError("the prompt is empty")
@@ -176,8 +192,14 @@ def _from_text(prompt: Any, served: Served) -> tuple[str, Sequence[int]]:
     return prompt, served.codec.encode(prompt)
 
 
-def _from_messages(messages: Any, served: Served) -> tuple[str, Sequence[int]]:
-    text = served.codec.render_chat(messages)
+def _from_messages(variables: Any, messages: Any, served: Served) -> tuple[str, Sequence[int]]:
+    if not isinstance(variables, dict) or not all(isinstance(name, str) for name in variables):
+        raise JobError(
+            f"{CHAT_VARIABLES} is a {type(variables).__name__}; it must be an object of the template's variables"
+        )
+    if "messages" in variables:
+        raise JobError(f"{CHAT_VARIABLES} has messages; they are given by themselves")
+    text = served.codec.render_chat(messages, **variables)
     return text, served.codec.encode_part(text)
 
 

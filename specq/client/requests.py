@@ -48,6 +48,13 @@ class Requests(dict[int | str, Pending]):
             request.progress = now
             self._turns.answered(job_id)
 
+    def leave(self, key: int | str) -> None:
+        """Wait for a job no longer than until the broker has it."""
+        request = self[key]
+        request.transcript, request.is_own = None, False
+        if request.progress is not None:
+            self.forget(key)
+
     def forget(self, key: int | str) -> None:
         """Drop a request."""
         self.pop(key, None)

@@ -61,9 +61,11 @@ class Piece:
 
     text      text that may be shown now; tokens whose text is not certain yet have none
     token_ids, accepted   the new tokens, and for each whether a drafter had guessed it
+    logprobs  if asked for, of each new token, as in `Result`
     spans     `text` cut by origin: (text, drafted)
     result    with the completion's last piece
     index     which of the prompt's completions this belongs to, from 0
+    place     which of several prompts, from 0
     """
 
     text: str
@@ -72,21 +74,36 @@ class Piece:
     spans: tuple[tuple[str, bool], ...] = ()
     result: Result | None = None
     index: int = 0
+    place: int = 0
+    logprobs: tuple[dict[str, Any], ...] = ()
 
 
 class PieceMaker:
-    """Turns new tokens of one completion into pieces of text."""
+    """Turns new tokens of one completion into pieces of text; of the first `num_known` tokens, nothing is shown."""
 
-    def __init__(self, codec: TextCodec, params: SamplingParams, index: int = 0) -> None:
-        self._matcher, self._index = StopMatcher(codec, params.stop, params.min_tokens), index
+    def __init__(
+        self, codec: TextCodec, params: SamplingParams, index: int = 0, place: int = 0, num_known: int = 0
+    ) -> None:
+        self._matcher = StopMatcher(codec, params.stop, params.min_tokens)
+        self._index, self._place, self._num_known = index, place, num_known
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
-        flags = tuple(map(bool, new.accepted))
-        parts = [(self._text(token), flag) for token, flag in zip(new.token_ids, flags, strict=True)]
-        shown = [part for part in parts if part[0]]
+        skipped = min(self._num_known, len(new.token_ids))
+        self._num_known -= skipped
+        texts = [self._text(token) for token in new.token_ids][skipped:]
+        flags = tuple(map(bool, new.accepted[skipped:]))
+        shown = [part for part in zip(texts, flags, strict=True) if part[0]]
         spans = tuple((_join(run), flag) for flag, run in groupby(shown, key=lambda part: part[1]))
-        return Piece(_join(spans), new.token_ids, flags, spans, index=self._index)
+        return Piece(
+            "".join(texts),
+            new.token_ids[skipped:],
+            flags,
+            spans,
+            index=self._index,
+            place=self._place,
+            logprobs=new.logprobs[skipped:],
+        )
 
     def _text(self, token_id: int) -> str:
         self._matcher.push((token_id,))
@@ -95,7 +112,8 @@ class PieceMaker:
     def last(self, result: Result) -> Piece:
         """Return what was held back, with the result."""
         text = self._matcher.finish()
-        return Piece(text, spans=((text, False),) if text else (), result=result, index=self._index)
+        spans = ((text, False),) if text else ()
+        return Piece(text, spans=spans, result=result, index=self._index, place=self._place)
 
 
 def _join(parts: Iterable[tuple[str, bool]]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, overload
@@ -144,17 +144,21 @@ class Client(BaseClient):
         *,
         messages: list[dict[str, Any]] | None = None,
         token_ids: list[int] | None = None,
+        resume_from: Sequence[int] = (),
         **params: Any,
     ) -> Iterator[Piece]:
         """Yield what `generate` completes as it comes; the last piece of each completion has its result.
 
-        Pieces of several completions come as they are made, each with its `index`. Closing early stops the jobs.
+        Pieces of several completions come as they are made, each with its `index`; of several prompts, each with the
+        `place` of its prompt. Closing early stops the jobs.
+
+        resume_from  of each completion, in order, how many tokens are known already: their text is not yielded again
         """
         arguments = {"prompt": prompt, "messages": messages, "token_ids": token_ids, **params}
-        return self._pieces(*run(self._read(arguments)))
+        return self._pieces(*run(self._read_all(arguments)), resume_from)
 
-    def _pieces(self, request: Request, served: Served) -> Iterator[Piece]:
-        stream = self._open_stream(request, served)
+    def _pieces(self, requests: list[Request], served: Served, known: Sequence[int]) -> Iterator[Piece]:
+        stream = self._open_stream(requests, served, known)
         try:
             while not stream.ended:
                 yield run(stream.piece())

@@ -11,7 +11,7 @@
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
 """
 
-from specq.config.addresses import check_bind, check_connect, connect_address, free_address
+from specq.config.addresses import check_bind, check_connect, connect_address, free_address, host_and_port
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
 from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override
@@ -26,6 +26,7 @@ from specq.config.sections import (
     Config,
     DraftConfig,
     Section,
+    ServeConfig,
     TargetConfig,
     UpConfig,
     kinds,
@@ -44,6 +45,7 @@ __all__ = [
     "Options",
     "OwnOptions",
     "Section",
+    "ServeConfig",
     "TargetConfig",
     "UpConfig",
     "cache_dir",
@@ -53,6 +55,7 @@ __all__ = [
     "environment_of_children",
     "free_address",
     "hidden",
+    "host_and_port",
     "journal_address",
     "kinds",
     "load",

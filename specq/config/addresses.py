@@ -64,6 +64,12 @@ def host_of(address: str) -> str:
     return match["host"] if match else ""
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the host of a TCP address as sockets take it, and its port; 0: any free one."""
+    host, port = host_of(address).strip("[]"), address.rpartition(":")[2]
+    return ("0.0.0.0" if host == "*" else host), (0 if port == "*" else int(port))  # noqa: S104 - asked for
+
+
 def is_wildcard(host: str) -> bool:
     """Tell whether `host` stands for every interface."""
     return host in _WILDCARDS

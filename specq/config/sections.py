@@ -10,7 +10,7 @@ import typing
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from specq.config.addresses import check_bind, check_connect, host_of, is_wildcard
+from specq.config.addresses import check_bind, check_connect, host_of, is_local, is_wildcard
 from specq.config.engine_options import Options
 from specq.config.options import Cores, Tables, check_limits, check_type, hidden, option
 from specq.protocol import ConfigError
@@ -158,6 +158,11 @@ class TargetConfig(Section):
         "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
         choices=("ngram", "none"),
     )
+    drafts: str = option(
+        "measured",
+        "measured: drafters, lookups and draft_model are used where they raise tokens a second; always: they are used anyway",
+        choices=("measured", "always"),
+    )
     draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
     fan_out: int = option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
     chain: int = option(8, "most levels that this process drafts for a step", low=1, high=32)
@@ -210,6 +215,7 @@ class UpConfig(Section):
 
     targets: int = option(1, "target verifiers to start", low=1, high=256)
     drafters: int = option(2, "draft workers to start", high=1024)
+    serve: bool = option(default=False, text="also serve OpenAI's HTTP API (section serve)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +228,53 @@ class ClientConfig(Section):
 
 
 @dataclass(frozen=True, slots=True)
+class ServeConfig(Section):
+    """The gateway: OpenAI's HTTP API in front of a broker."""
+
+    broker: str = _broker()
+    keys: str = _keys()
+    bind: str = option("tcp://127.0.0.1:8000", "address to listen on for HTTP")
+    api_keys: str = option("", "file of API keys (specq keys api); empty: everyone may ask")
+    tls_cert: str = option("", "certificate file, PEM; empty: no TLS")
+    tls_key: str = option("", "its private key, PEM")
+    hosts: str = option("", "names by which clients may call it, separated by commas, besides localhost and addresses")
+    insecure: bool = option(default=False, text="listen beyond this machine without API keys or without TLS")
+    timeout_s: float = option(10.0, "silence of the broker after which requests fail", low=0.001, high=86_400)
+    total_seconds: float = option(3600.0, "most seconds that a request may take in all", low=0.001, high=86_400)
+    idle_seconds: float = option(60.0, "seconds that a connection may be idle between requests", low=1, high=86_400)
+    header_seconds: float = option(10.0, "seconds that a client may take for its headers", low=0.001, high=86_400)
+    body_seconds: float = option(30.0, "seconds that a client may take for its body", low=0.001, high=86_400)
+    body_kb: int = option(4096, "kilobytes that a body may have", low=1, high=1_048_576)
+    header_kb: int = option(32, "kilobytes that the headers may have", low=1, high=1024)
+    connections: int = option(4096, "connections at a time", low=1, high=65_536)
+    requests_per_key: int = option(
+        1024, "requests of one API key at a time (of all callers where there are no keys)", low=1
+    )
+    drain_seconds: float = _drain()
+    cores: Cores = _cores()
+
+    def __post_init__(self) -> None:
+        Section.__post_init__(self)
+        _check_http(self)
+
+
+def _check_http(section: ServeConfig) -> None:
+    """Raise ConfigError for an address that HTTP cannot use, or that others reach without keys and TLS."""
+    check_bind("serve.bind", section.bind, insecure=True)
+    if not host_of(section.bind):
+        raise ConfigError(f"serve.bind is {section.bind}; HTTP takes tcp://HOST:PORT")
+    if bool(section.tls_cert) != bool(section.tls_key):
+        raise ConfigError("serve.tls_cert and serve.tls_key go together; give both or neither")
+    missing = [name for name in ("api_keys", "tls_cert") if not getattr(section, name)]
+    if missing and not section.insecure and not is_local(section.bind):
+        flags = " and ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise ConfigError(
+            f"serve.bind is {section.bind}, which others can reach: give {flags} (docs/http-api.md), bind 127.0.0.1, or allow "
+            "it with --insecure"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """All sections: what one file holds."""
 
@@ -230,6 +283,7 @@ class Config:
     draft: DraftConfig = field(default_factory=DraftConfig)
     up: UpConfig = field(default_factory=UpConfig)
     client: ClientConfig = field(default_factory=ClientConfig)
+    serve: ServeConfig = field(default_factory=ServeConfig)
 
 
 SECTIONS: dict[str, type[Section]] = {
@@ -238,6 +292,7 @@ SECTIONS: dict[str, type[Section]] = {
     "draft": DraftConfig,
     "up": UpConfig,
     "client": ClientConfig,
+    "serve": ServeConfig,
 }
 
 

@@ -8,10 +8,19 @@
 In: Assign, Release, Verdict. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
 """
 
-from specq.drafting.calibration import Calibration
+from specq.drafting.calibration import NUM_BINS, Calibration
 from specq.drafting.drafter import Drafter
 from specq.drafting.judged import judged
 from specq.drafting.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
 from specq.drafting.shapes import longest_chain
 
-__all__ = ["LEAST_CHANCE", "SIBLING_VALUE", "Calibration", "Drafter", "drafting_params", "judged", "longest_chain"]
+__all__ = [
+    "LEAST_CHANCE",
+    "NUM_BINS",
+    "SIBLING_VALUE",
+    "Calibration",
+    "Drafter",
+    "drafting_params",
+    "judged",
+    "longest_chain",
+]

@@ -13,11 +13,13 @@ MAX_MISSES = 5  # after this many misses in a row, one pass is made every 2**5 v
 class AcceptanceStats:
     """The statistics of sessions of one kind.
 
-    A miss is a pass that found nothing likely enough to be sent; `num_misses` counts those in a row.
+    A miss is a pass that found nothing likely enough to be sent; `num_misses` counts those in a row. `is_silenced`: whether the newest
+    verdict asked for more than any node can promise.
     """
 
     calibration: Calibration = field(default_factory=Calibration)
     num_misses: int = 0
+    is_silenced: bool = False
 
     def count_pass(self, *, is_miss: bool) -> int:
         """Count a pass; return the backoff."""

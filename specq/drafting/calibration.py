@@ -10,6 +10,7 @@ Rule: a false prediction gains nothing. After a few verdicts the estimate is the
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +24,23 @@ _FADE = 1.0 - 1.0 / MEMORY
 
 
 class Calibration:
-    """The measured acceptance of one lane, by bin of the predicted probability."""
+    """The measured acceptance of one lane, by bin of the predicted probability.
+
+    It keeps its counts in two sequences of NUM_BINS numbers, its own unless some are given.
+    """
 
     __slots__ = ("_accepted", "_trials")
 
-    def __init__(self) -> None:
-        self._trials = [0.0] * NUM_BINS
-        self._accepted = [0.0] * NUM_BINS
+    def __init__(self, trials: Any = None, accepted: Any = None) -> None:
+        self._trials = [0.0] * NUM_BINS if trials is None else trials
+        self._accepted = [0.0] * NUM_BINS if accepted is None else accepted
 
     def probability(self, score: float) -> float:
         """Return the estimated acceptance of a node with the predicted log-probability `score`, given its parent's."""
         predicted = math.exp(score) if score < 0.0 else 1.0
         i = int(predicted * NUM_BINS) if predicted < 1.0 else NUM_BINS - 1
-        return (self._accepted[i] + PRIOR_WEIGHT * predicted) / (self._trials[i] + PRIOR_WEIGHT)
+        found: float = (self._accepted[i] + PRIOR_WEIGHT * predicted) / (self._trials[i] + PRIOR_WEIGHT)
+        return found
 
     def observe(self, score: float, accepted: bool) -> None:
         """Count one node whose parent was committed; `accepted`: whether it was committed, too."""

@@ -1,7 +1,7 @@
 """One session at a drafter: the committed context, and the tree of nodes drafted beyond it.
 
-Rules: the tree grows best first, down to the acceptance probability that the verifier asks for; a verdict moves its root and
-cuts the rest.
+Rules: the tree grows best first, down to the acceptance probability that the verifier asks for, and not at all where it asks for
+more than 1; a verdict moves its root and cuts the rest.
 No I/O, no clock, no model.
 """
 
@@ -59,6 +59,7 @@ class DraftSession:
         self.floor = math.log(MIN_REACH_PROB)  # least log-probability of a node that is expanded or sent
         self.backoff = 0 if self.is_sync else acceptance_stats.backoff  # verdicts to wait for before the next pass
         self.unused = 0  # verdicts in a row that used nothing of what was sent
+        self.is_silenced = acceptance_stats.is_silenced and not self.is_sync
         self.awaits_verdict = False  # of a round that was sent as a whole
         self.was_hit = False  # whether the context's last token was drafted before it was committed
 
@@ -81,7 +82,7 @@ class DraftSession:
     def frontier(self) -> Iterator[tuple[float, DraftNode | None]]:
         """Yield (log-probability, node) of what may be expanded next; None stands for the context itself."""
         ahead = self.ahead
-        if self.backoff or self.awaits_verdict or ahead < 1 or self.num_live >= self.most_live:
+        if self.backoff or self.awaits_verdict or self.is_silenced or ahead < 1 or self.num_live >= self.most_live:
             return
         if not self.root_expanded:
             yield 0.0, None
@@ -253,6 +254,8 @@ class DraftSession:
         """
         self.backoff = max(0, self.backoff - 1)
         self.min_accept_prob = verdict.min_accept_prob / 1000
+        self.acceptance_stats.is_silenced = self.min_accept_prob > 1
+        self.is_silenced = self.acceptance_stats.is_silenced and not self.is_sync
         minimum = math.log(max(self.min_accept_prob, math.sqrt(MIN_REACH_PROB)))
         self.floor = 2 * minimum
         self._notice_loss(minimum, was_used=len(verdict.node_ids) > 0)

@@ -8,7 +8,7 @@ the table.
 from __future__ import annotations
 
 from specq.engines.checkpoint import describe, resolve_checkpoint, resolve_directory
-from specq.engines.checks import check_works
+from specq.engines.checks import check_asked, check_works
 from specq.engines.interface import Engine, EngineSpec
 from specq.runtime import Table
 
@@ -21,4 +21,13 @@ ENGINES = Table(
     },
 )
 
-__all__ = ["ENGINES", "Engine", "EngineSpec", "check_works", "describe", "resolve_checkpoint", "resolve_directory"]
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "EngineSpec",
+    "check_asked",
+    "check_works",
+    "describe",
+    "resolve_checkpoint",
+    "resolve_directory",
+]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.engines.interface import Engine
-from specq.protocol import EngineError, EngineLostError, Int32Array, ModelInfo, SamplingParams, SessionStep
+from specq.protocol import FINAL, EngineError, EngineLostError, Int32Array, ModelInfo, SamplingParams, SessionStep, Tap
 
 PROBE = -1  # the id of a session that is nobody's
 
@@ -17,12 +17,41 @@ def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
     num_tokens, num_nodes = len(step.token_ids), step.tree.num_nodes
     if step.start != kv_len:
         raise misfit(step, f"the step starts at {step.start}; its KV holds {kv_len} tokens")
-    if not num_tokens or (num_nodes and not step.judged):
-        raise misfit(step, "a step needs a token, and nodes only where it is judged")
+    if not num_tokens or (not step.judged and step.num_rows > num_tokens):
+        raise misfit(step, "a step needs a token, and nodes and scratch rows only where it is judged")
     if kv_len + num_tokens + num_nodes > info.max_length:  # as deep as so many nodes can be
         longest = step.base_len + int(step.tree.depths().max(initial=0))
         if longest > info.max_length:
             raise misfit(step, f"{longest} tokens; {info.name} takes {info.max_length}")
+    if step.scratch.num_rows:
+        _check_scratch(step, info)
+
+
+def _check_scratch(step: SessionStep, info: ModelInfo) -> None:
+    scratch, num_nodes, num_rows = step.scratch, step.tree.num_nodes, step.scratch.num_rows
+    if not len(scratch.parents) == len(scratch.positions) == num_rows:
+        raise misfit(step, "each scratch row needs a token, a parent and a position")
+    if scratch.parents.min() < -1 or (scratch.parents >= num_nodes + np.arange(num_rows)).any():
+        raise misfit(step, "a scratch row's parent is -1, a node, or an earlier scratch row")
+    end = min(info.max_length, info.kv_slots)
+    if scratch.positions.min() < step.base_len or scratch.positions.max() >= end:
+        raise misfit(step, f"scratch rows stand at positions from {step.base_len} to {end - 1}")
+
+
+def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
+    """Raise EngineError if an engine is asked for hidden states or scratch rows that it does not give."""
+    if tap.layers:
+        num_layers = engine.num_tap_layers
+        if not num_layers:
+            raise EngineError(f"the {engine.info.engine} engine returns no hidden states")
+        if min(tap.layers) < FINAL or max(tap.layers) >= num_layers:
+            raise EngineError(
+                f"hidden states of layers {tap.layers}; {engine.info.name} has layers 0 to {num_layers - 1}, and FINAL ({FINAL})"
+            )
+    if not engine.takes_scratch:
+        for step in steps:
+            if step.scratch.num_rows:
+                raise misfit(step, f"the {engine.info.engine} engine takes no scratch rows")
 
 
 def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: ModelInfo) -> None:
@@ -30,7 +59,7 @@ def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: Mode
     if token_ids.min() >= 0 and token_ids.max() < info.vocab_size:
         return
     for step in steps:
-        own = np.concatenate([step.token_ids, step.tree.token_ids])
+        own = np.concatenate([step.token_ids, step.tree.token_ids, step.scratch.token_ids])
         if own.min() < 0 or own.max() >= info.vocab_size:
             raise misfit(step, f"token ids outside [0, {info.vocab_size})")
 

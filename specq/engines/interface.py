@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specq.config import OwnOptions
-from specq.protocol import Int32Array, Judgement, ModelInfo, SessionStep
+from specq.protocol import NO_TAP, Int32Array, ModelInfo, SessionStep, StepOutput, Tap
 
 
 class Engine(Protocol):
@@ -19,6 +19,8 @@ class Engine(Protocol):
 
     info: ModelInfo
     max_chain: int  # a session's tree in one step must be a chain of so many nodes at most; 0: any tree
+    num_tap_layers: int  # hidden states may be asked for of layers 0 .. num_tap_layers - 1, and FINAL; 0: of none
+    takes_scratch: bool  # whether steps may have scratch rows
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
@@ -34,18 +36,23 @@ class Engine(Protocol):
         """KV slots that a step may still take, cached prefixes that can be dropped included."""
         ...
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
-        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order.
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order. Hidden states and
+        the logits of scratch rows are returned where they are asked for, which changes no judgement and costs nothing where
+        they are not; on a device they stay there, and nothing waits for them.
 
         Each step's `start` equals the session's KV length. Afterwards the KV holds start + m tokens plus the accepted
-        path (not the correction). A session that cannot be judged has a judgement with a `fault`, and is to be closed.
-        Raises EngineError, with nothing changed, if `free_slots` is less than the rows. After any other error but
+        path (not the correction), and nothing of scratch rows. A session that cannot be judged has a judgement with a `fault`, and is to be closed.
+        Raises EngineError, with nothing changed, if `free_slots` is less than the rows, or if the engine does not give what
+        is asked for. After any other error but
         EngineLostError nothing has changed either: the step may be repeated with some of its sessions.
         """
         ...
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up."""
+        """Measure seconds per step for so many rows each, of several short sessions; used to profile at start-up.
+
+        `sizes` ascend; an engine may leave out the last of them, of which the verifier then learns in service."""
         ...
 
     def shutdown(self) -> None:

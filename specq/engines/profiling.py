@@ -1,9 +1,13 @@
-"""How long steps of an engine take: measured at start-up, on a few short sessions."""
+"""How long steps of an engine take: measured at start-up, on a few short sessions.
+
+Where nothing is compiled for a size, `quick_step_times` measures few sizes for a short time and recalls what an earlier start
+found; larger sizes, and what is otherwise wrong, `specq.verifier.StepCurve` learns in service.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -12,26 +16,75 @@ from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
 
 SESSIONS = 8
 CONTEXT = 8  # tokens
-REPEATS = 7
+REPEATS, LEAST_REPEATS = 7, 2
+PATIENCE_S = 5.0  # after which no round begins but for the least that there must be
+QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after which no further size, and no further round of sizes, is begun
+QUICK_ROWS = 64
+QUICK_CONTEXT = 2  # tokens: one row of each session, before the step that is timed
+CHECKED = (1, 8)  # rows: where what is recalled must still hold
+SAME = 1.3  # times as long, or as short
 
 
 def step_times(engine: Engine, sizes: Sequence[int], settle: Callable[[], None] = lambda: None) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
     only ever adds to it. `settle` waits until the device has done what it was given. See `Engine.step_times`."""
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
-    rounds = [[_time_step(engine, size, random, settle) for size in sizes] for _ in range(REPEATS)]
+    started, rounds = time.monotonic(), list[list[float]]()
+    while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + PATIENCE_S):
+        rounds.append([_time_step(engine, size, random, settle) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
-def _time_step(engine: Engine, num_rows: int, random: np.random.Generator, settle: Callable[[], None]) -> float:
+def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int, float]) -> dict[int, float]:
+    """Return the least seconds of steps with so many rows, for the first of ascending sizes; two at least, where there are two.
+
+    recalled   what this gave at an earlier start; it is returned again unless steps take more or less time now
+    """
+    random = np.random.default_rng(0)
+    _quick_step(engine, min(CHECKED), random)  # the first step of all has more to do
+    if _holds(recalled, engine, random):
+        return dict(recalled)
+    started = time.perf_counter()
+    times: dict[int, float] = {}
+    for size in sizes:
+        late = time.perf_counter() - started > QUICK_ROUND_S
+        if len(times) >= 2 and (late or size > QUICK_ROWS):
+            break
+        times[size] = _quick_step(engine, size, random)
+    for _ in range(REPEATS - 1):
+        if time.perf_counter() - started > QUICK_S:
+            break
+        times = {size: min(seconds, _quick_step(engine, size, random)) for size, seconds in times.items()}
+    return times
+
+
+def _holds(recalled: Mapping[int, float], engine: Engine, random: np.random.Generator) -> bool:
+    """Whether steps take about as long as is recalled: the less of two measurements, of each size that is checked."""
+    for size in CHECKED:
+        seconds = recalled.get(size, 0.0)
+        found = min(_quick_step(engine, size, random) for _ in range(2)) if seconds else 0.0
+        if not found or not seconds / SAME <= found <= seconds * SAME:
+            return False
+    return True
+
+
+def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> float:
+    return _time_step(engine, num_rows, random, lambda: None, QUICK_CONTEXT)
+
+
+def _time_step(
+    engine: Engine, num_rows: int, random: np.random.Generator, settle: Callable[[], None], context: int = CONTEXT
+) -> float:
     """Return the seconds of a step with so many rows, divided among a few short sessions."""
     num_sessions = min(num_rows, SESSIONS)
     shares = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
-    steps = [_profiled(-1 - i, rows, engine, random) for i, rows in enumerate(shares)]  # real sessions have ids >= 0
+    steps = [
+        _profiled(-1 - i, rows, engine, random, context) for i, rows in enumerate(shares)
+    ]  # real sessions have ids >= 0
     try:
-        for step, context in steps:
-            engine.open(step.session_id, np.concatenate([context, step.token_ids]))
-        engine.step([SessionStep(s.session_id, 0, context, SamplingParams(), judged=False) for s, context in steps])
+        for step, before in steps:
+            engine.open(step.session_id, np.concatenate([before, step.token_ids]))
+        engine.step([SessionStep(s.session_id, 0, before, SamplingParams(), judged=False) for s, before in steps])
         settle()
         started = time.perf_counter()
         engine.step([step for step, _ in steps])
@@ -42,12 +95,12 @@ def _time_step(engine: Engine, num_rows: int, random: np.random.Generator, settl
 
 
 def _profiled(
-    session_id: int, num_rows: int, engine: Engine, random: np.random.Generator
+    session_id: int, num_rows: int, engine: Engine, random: np.random.Generator, length: int
 ) -> tuple[SessionStep, Int32Array]:
     """Return a decoding step of so many rows, as many of them nodes as the engine takes, and the context before it."""
     num_nodes = min(num_rows - 1, engine.max_chain or num_rows)
     parents = np.arange(num_nodes, dtype=np.int32) - 1 if engine.max_chain else np.full(num_nodes, -1, np.int32)
-    tokens = random.integers(0, engine.info.vocab_size, CONTEXT - 1 + num_rows, np.int32)
-    context, own = tokens[: CONTEXT - 1], tokens[CONTEXT - 1 : len(tokens) - num_nodes]
+    tokens = random.integers(0, engine.info.vocab_size, length - 1 + num_rows, np.int32)
+    context, own = tokens[: length - 1], tokens[length - 1 : len(tokens) - num_nodes]
     tree = Tree(tokens[len(tokens) - num_nodes :], parents, np.zeros(num_nodes, np.float32))
     return SessionStep(session_id, len(context), own, SamplingParams(), tree), context

@@ -2,6 +2,7 @@
 
     arrays          types of arrays, for all of specq
     types, params   draft trees, steps, judgements, models; what a job may ask for
+    step_output     what a step is asked for besides judgements, and what it returns
     messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
     bounds          what any number or text from outside may be
@@ -33,6 +34,7 @@ from specq.protocol.bounds import (
     MODES,
     NAME,
     PRIORITY,
+    TENANT,
     TOKEN_IDS,
 )
 from specq.protocol.draft_checks import reason_against, stripped
@@ -83,7 +85,9 @@ from specq.protocol.messages import (
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
 from specq.protocol.session_stats import RenamedCounts, SessionStats
 from specq.protocol.status_report import report_of, status_of
+from specq.protocol.step_output import FINAL, NO_TAP, SessionRows, StepOutput, Tap
 from specq.protocol.types import (
+    NO_SCRATCH,
     NO_TOKENS,
     NO_TREE,
     Bans,
@@ -94,6 +98,7 @@ from specq.protocol.types import (
     Judgement,
     Logprobs,
     ModelInfo,
+    ScratchRows,
     SessionStep,
     Tree,
 )
@@ -115,6 +120,7 @@ __all__ = [
     "COLOCATED_LANE",
     "COUNT",
     "DEADLINE_MS",
+    "FINAL",
     "ID",
     "LABEL",
     "LOOKUP_LANE",
@@ -123,9 +129,12 @@ __all__ = [
     "MAX_SEED",
     "MODES",
     "NAME",
+    "NO_SCRATCH",
+    "NO_TAP",
     "NO_TOKENS",
     "NO_TREE",
     "PRIORITY",
+    "TENANT",
     "TOKEN_IDS",
     "Accepted",
     "Ack",
@@ -172,13 +181,17 @@ __all__ = [
     "Release",
     "RenamedCounts",
     "SamplingParams",
+    "ScratchRows",
     "SessionFailed",
+    "SessionRows",
     "SessionStats",
     "SessionStep",
     "SpecqError",
     "Speculation",
     "Status",
+    "StepOutput",
     "Submit",
+    "Tap",
     "TokenizerChunk",
     "Tokens",
     "Tree",

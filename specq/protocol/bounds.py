@@ -231,6 +231,7 @@ PIECE = Range(0, 255)
 ROLE = Text(100)
 NAME = Text(1000)  # of a model, worker, engine; hashes
 LABEL = Text(1000)
+TENANT = Text(64)
 ENDPOINT = Text(1000)
 REASON = Text(10_000)
 CODE = Text(100)

@@ -47,7 +47,7 @@ BROKER_GONE = ("no_broker", "lost")  # codes of JobError that say nothing of the
 class JobError(SpecqError):
     """A job was refused or failed.
 
-    `code` is one of `invalid`, `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `unknown`,
+    `code` is one of `invalid`, `conflict` (the job exists with other content), `no_verifier`, `no_broker`, `busy`, `deadline`, `engine`, `unknown`,
     `lost`, `forbidden`.
     """
 

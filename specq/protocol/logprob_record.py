@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,8 +57,9 @@ class LogprobRecord:
             "top_logprobs": np.array(self.top[start * self.num_top :], np.float32),
         }
 
-    def to_list(self, token_ids: list[int]) -> list[dict[str, Any]]:
-        """Return a JSON-able entry a token: {"token_id", "logprob", "top": [[token id, logprob], ...]}."""
+    def to_list(self, token_ids: Sequence[int], start: int = 0) -> list[dict[str, Any]]:
+        """Return a JSON-able entry for each token from the one at `start` on: {"token_id", "logprob", "top": [[token id,
+        logprob], ...]}; none where nothing is recorded."""
         n = self.num_top
         return [
             {
@@ -68,5 +70,5 @@ class LogprobRecord:
                     for pair in zip(self.top_ids[i * n : i * n + n], self.top[i * n : i * n + n], strict=True)
                 ],
             }
-            for i, (token, logprob) in enumerate(zip(token_ids, self.tokens, strict=False))
+            for i, (token, logprob) in enumerate(zip(token_ids, self.tokens[start:], strict=False), start)
         ]

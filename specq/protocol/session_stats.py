@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from specq.protocol.bounds import MAX_INT64, MAX_NODES
-
-
-class PlacedNode(Protocol):
-    """A node of a draft tree: the position that its token would take, and its parent, None at the context."""
-
-    @property
-    def position(self) -> int: ...
-    @property
-    def parent(self) -> object | None: ...
 
 
 @dataclass(slots=True)
@@ -41,30 +31,6 @@ class SessionStats:
     depths: int = 0
     min_accept_probs: int = 0
     positions: list[list[int]] = field(default_factory=list)
-
-    def count_tree(self, nodes: Sequence[PlacedNode], length: int) -> None:
-        """Count the shape of a round's tree, at least one node, below a context of this length."""
-        inner = {id(node.parent) for node in nodes}
-        self.drafted_rounds += 1
-        self.leaves += sum(id(node) not in inner for node in nodes)
-        self.depths += max(node.position for node in nodes) - length + 1
-
-    def count_chain(self, num_verified: int, num_accepted: int) -> None:
-        """Count a round's chain, of any length, of which the first were accepted."""
-        if not num_verified:
-            return
-        self.drafted_rounds += 1
-        self.leaves += 1
-        self.depths += num_verified
-        for depth in range(1, num_verified + 1):
-            self.count_node(depth, depth <= num_accepted)
-
-    def count_node(self, depth: int, accepted: bool) -> None:
-        """Count one verified node at a depth of 1 or more."""
-        while len(self.positions) < depth:
-            self.positions.append([0, 0])
-        self.positions[depth - 1][0] += 1
-        self.positions[depth - 1][1] += accepted
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -101,6 +101,29 @@ class Tree:
 NO_TREE = Tree(NO_TOKENS, NO_TOKENS, np.zeros(0, np.float32))
 
 
+@dataclass(frozen=True, slots=True)
+class ScratchRows:
+    """Rows of a step that nobody judges: their logits come back, and nothing of them stays. In the window of lookahead
+    decoding, a row is a token of one trajectory, and its parent the token before it.
+
+    token_ids  i32[s]
+    parents    i32[s]: a row sees the context, and its parent and the parent's ancestors. -1: the context alone; below the
+               number n of the tree's nodes: that node; n + i: scratch row i, which comes before its children
+    positions  i32[s]: where each token stands, from the step's `base_len` on; they need not follow from the parents
+    """
+
+    token_ids: Int32Array
+    parents: Int32Array
+    positions: Int32Array
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+
+NO_SCRATCH = ScratchRows(NO_TOKENS, NO_TOKENS, NO_TOKENS)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Bans:
     """`bad_token_ids`, ready to be looked up at each row. A sequence is split before its last token: the tokens before it are
@@ -142,6 +165,7 @@ class SessionStep:
     tree        nodes hanging from the last of token_ids
     judged      False for a prefill chunk that does not reach the end of the context: it needs no logits
     history     there if `params.needs_history`
+    scratch     rows behind the tree's, in a step that is judged
     """
 
     session_id: int
@@ -151,10 +175,11 @@ class SessionStep:
     tree: Tree = NO_TREE
     judged: bool = True
     history: History | None = None
+    scratch: ScratchRows = NO_SCRATCH
 
     @property
     def num_rows(self) -> int:
-        return len(self.token_ids) + self.tree.num_nodes
+        return len(self.token_ids) + self.tree.num_nodes + self.scratch.num_rows
 
     @property
     def num_judged_rows(self) -> int:

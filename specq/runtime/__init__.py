@@ -10,7 +10,7 @@ isolation   an error is a fault of the session that it was raised for, and of no
 """
 
 from specq.runtime.columns import columns
-from specq.runtime.compiler import library
+from specq.runtime.compiler import library, processor
 from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
@@ -27,6 +27,7 @@ __all__ = [
     "columns",
     "in_halves",
     "library",
+    "processor",
     "resolve",
     "teller",
     "traced",

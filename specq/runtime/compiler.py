@@ -21,6 +21,7 @@ from specq.config import cache_dir
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
+NO_COMPILER = "no C compiler; without it the portable path computes, several times slower: install gcc or clang"
 
 log = structlog.get_logger()
 
@@ -31,7 +32,7 @@ def library(source: Path) -> ctypes.CDLL | None:
     machine cannot build it."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        log.info("kernels_unavailable", source=source.name, reason="no C compiler")
+        log.warning("kernels_unavailable", source=source.name, reason=NO_COMPILER)
         return None
     try:
         return ctypes.CDLL(str(built(source, compiler)))
@@ -62,12 +63,12 @@ def _build(source: Path, compiler: str, path: Path) -> None:
 def _digest(source: Path, compiler: str) -> str:
     """Hash all that the library depends on."""
     version = subprocess.run([compiler, "--version"], check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S).stdout
-    parts = [version, _processor().encode(), " ".join(FLAGS).encode(), source.name.encode()]
+    parts = [version, processor().encode(), " ".join(FLAGS).encode(), source.name.encode()]
     parts += [path.read_bytes() for path in sorted(source.parent.iterdir())]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
-def _processor() -> str:
+def processor() -> str:
     """Name the processor's instruction set as well as the system tells."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():

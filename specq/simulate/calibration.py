@@ -9,6 +9,7 @@ The JSON holds any of these (`specq bench calibrate` measures them all):
     acceptance, ranks   instead of `choices`, as in DraftSettings
     host        microseconds, as in HostSettings
     network     as in NetworkSettings
+    machine     as in MachineSettings
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Measured:
     ranks: list[float] | None = None
     host: dict[str, float] = field(default_factory=dict)
     network: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, float] = field(default_factory=dict)
 
     def applied_to(self, tables: dict[str, Any]) -> dict[str, Any]:
         """Return the tables of a scenario with what was measured in place of what stood there."""
@@ -49,7 +51,8 @@ class Measured:
         draft = {name: own[name] for name in ("pass_ms", "acceptance", "ranks") if own[name] is not None}
         if self.choices:
             draft |= drafting(self.choices)
-        measured = {"engine": engine, "draft": draft, "host": self.host, "network": self.network}
+        measured = {"engine": engine, "draft": draft}
+        measured |= {name: own[name] for name in ("host", "network", "machine")}
         return tables | {name: {**tables.get(name, {}), **table} for name, table in measured.items() if table}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import EngineError, Int32Array, Judgement, ModelInfo, SessionStep
+from specq.protocol import NO_TAP, EngineError, Int32Array, Judgement, ModelInfo, SessionStep, StepOutput, Tap
 from specq.simulate.curve import HardwareCurve
 from specq.simulate.settings import EngineSettings
 from specq.simulate.stub_text import StubText
@@ -22,8 +22,20 @@ class TimedEngine:
     """
 
     max_chain = 0
+    num_tap_layers = 0
+    takes_scratch = False
 
-    def __init__(self, settings: EngineSettings, text: StubText, info: ModelInfo, plan_us: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        text: StubText,
+        info: ModelInfo,
+        plan_us: float = 0.0,
+        *,
+        knows_prompts: bool = False,
+    ) -> None:
+        """`knows_prompts`: their KV is there, as where each prompt has been computed before."""
+        self._knows_prompts = knows_prompts
         self.settings, self.text, self.info = settings, text, info
         self._per_session_s = (settings.session_us + plan_us) / 1e6
         self.busy_s = 0.0
@@ -37,25 +49,28 @@ class TimedEngine:
         return self.info.kv_slots - self._num_held
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
-        """Start a session; nothing is shared."""
+        """Start a session; nothing is shared, but for prompts that are known."""
         if session_id in self._lengths:
             raise EngineError(f"session {session_id} is open already")
-        self._lengths[session_id] = 0
-        return 0
+        self._lengths[session_id] = num_cached = len(token_ids) - 1 if self._knows_prompts else 0
+        self._num_held += num_cached
+        return num_cached
 
     def close(self, session_id: int) -> None:
         """Free the session's KV."""
         self._num_held -= self._lengths.pop(session_id, 0)
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Judge the steps, and take the time of it."""
+        if tap.layers or any(step.scratch.num_rows for step in steps):
+            raise EngineError("a simulated engine has no hidden states and no logits")
         num_rows = sum(step.num_rows for step in steps)
         if num_rows > self.free_slots:
             raise EngineError(f"{num_rows} rows need as many KV slots; {self.free_slots} are free")
         self.busy_s += self._seconds(steps, num_rows)
         self.num_steps += 1
         self.num_rows += num_rows
-        return [judgement for step in steps if (judgement := self._run(step)) is not None]
+        return StepOutput([judgement for step in steps if (judgement := self._run(step)) is not None])
 
     def _seconds(self, steps: Sequence[SessionStep], num_rows: int) -> float:
         seconds = self._curve(num_rows) + len(steps) * self._per_session_s

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from specq.drafting import Drafter
 from specq.protocol import Draft, Message, Verdict, decode, encode
 from specq.simulate.run import Simulation
 from specq.simulate.settings import Scenario
@@ -90,9 +91,22 @@ def measure_host(scenario: Scenario, clock: Clock = time.perf_counter) -> dict[s
         "plan_us": 0.0,
         "verdict_us": watch.each_us("step") + coded[Verdict][0],
         "hear_us": watch.each_us("hear") + coded[Verdict][1],
-        "send_us": watch.each_us("pass") + coded[Draft][0],
+        "pass_us": watch.each_us("pass"),
+        "send_us": coded[Draft][0],
     }
     return {name: round(value, 2) for name, value in found.items()}
+
+
+class _Passes:
+    """Counts the passes of a drafter since the last call, and collects its drafts."""
+
+    def __init__(self, drafter: Drafter, drafts: list[Message]) -> None:
+        self._drafter, self._drafts, self._num_known = drafter, drafts, drafter.num_passes
+
+    def __call__(self, _: Any, result: Sequence[Message]) -> int:
+        self._drafts.extend(result)
+        num_new, self._num_known = self._drafter.num_passes - self._num_known, self._drafter.num_passes
+        return num_new
 
 
 def _watch_all(simulation: Simulation, watch: _Stopwatch) -> list[Message]:
@@ -115,7 +129,7 @@ def _watch_all(simulation: Simulation, watch: _Stopwatch) -> list[Message]:
             watch.watch(process.worker, "step", "step", noted)
         else:
             watch.watch(process.worker, "handle", "hear", lambda m, _: int(isinstance(m, Verdict)))
-            watch.watch(process.worker, "step", "pass", noted)
+            watch.watch(process.worker, "step", "pass", _Passes(process.worker, messages))
     return messages
 
 

@@ -2,7 +2,8 @@
 
 Each process does one thing at a time. A message is handled when it arrives if the process is idle, else right after what
 it is doing; either way before it does anything else, so that the order of handling is the order of arrival. A process
-that computes is ahead of the queue's clock until it is done: `ready_at` is when it will listen again.
+that computes is ahead of the queue's clock until it is done: `ready_at` is when it will listen again. How long it computes
+depends on who else does so on its machine.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 from specq.drafting import Drafter
 from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Welcome
 from specq.simulate.events import EventQueue
+from specq.simulate.machine import Machine, Tenant
 from specq.simulate.settings import HostSettings
 from specq.verifier import Verifier
 
@@ -30,14 +32,22 @@ class Timed(Protocol):
 class Process:
     """Base: registers, beats, handles, and works as long as there is work. `refusal` says why the broker refused it."""
 
-    def __init__(self, queue: EventQueue, identity: bytes, worker: Any, model: Timed, hello: Hello) -> None:
+    def __init__(
+        self, queue: EventQueue, identity: bytes, worker: Any, model: Timed, hello: Hello, host: HostSettings
+    ) -> None:
         self.queue, self.identity, self.worker, self.model, self.hello = queue, identity, worker, model, hello
+        self.host = host
+        self.place(Machine(), Tenant(core=0))  # of its own, unless it is put on another
         self.transmit: Transmit
         self.beat_s = 0.5
         self.alive, self.registered, self.refusal = True, False, ""
         self.ready_at = 0.0
         self.num_dropped = 0
         self._turning = False  # a turn is in the queue
+
+    def place(self, machine: Machine, tenant: Tenant) -> None:
+        """Share a machine with other processes."""
+        self.machine, self.tenant = machine, machine.add(tenant)
 
     def start(self, transmit: Transmit, beat_s: float) -> None:
         """Say hello and begin to beat."""
@@ -53,9 +63,13 @@ class Process:
         elif isinstance(message, Refused):
             self.registered, self.refusal = False, message.reason if message.fatal else ""
         else:
-            self.ready_at = max(self.ready_at, self.queue.now) + self.cost(message)
+            self.ready_at = self.compute(max(self.ready_at, self.queue.now), self.cost(message))
             self._handle(message)
             self._turn_later()
+
+    def compute(self, start: float, seconds: float) -> float:
+        """Return when computing ends that takes so long alone."""
+        return self.machine.compute(self.tenant, start, seconds) if seconds else start
 
     def cost(self, message: Message) -> float:
         """Return the seconds that handling a message takes."""
@@ -103,16 +117,22 @@ class Process:
             self.queue.at(self.queue.now + self.beat_s, self._beat)
 
 
+class _WorkClock:
+    """The clock of a process that computes from `start` on: it goes on by what its model has been busy with."""
+
+    def __init__(self, process: Process, start: float) -> None:
+        self._process, self._now, self._busy_s = process, start, process.model.busy_s
+
+    def __call__(self) -> float:
+        fresh, self._busy_s = self._process.model.busy_s - self._busy_s, self._process.model.busy_s
+        self._now = self._process.compute(self._now, fresh)
+        return self._now
+
+
 class VerifierProcess(Process):
     """As workers/target.py."""
 
     worker: Verifier
-
-    def __init__(
-        self, queue: EventQueue, identity: bytes, worker: Verifier, model: Timed, hello: Hello, host: HostSettings
-    ) -> None:
-        super().__init__(queue, identity, worker, model, hello)
-        self.host = host
 
     def cost(self, message: Message) -> float:
         if not isinstance(message, Draft):
@@ -125,14 +145,14 @@ class VerifierProcess(Process):
         return (self.ready_at,)
 
     def work(self, started: float) -> bool:
-        verifier, before = self.worker, self.model.busy_s
+        verifier, clock = self.worker, _WorkClock(self, started)
         verifier.begin(started)
         if not verifier.has_work:
             return False
-        messages = verifier.step(lambda: started + self.model.busy_s - before)
-        self.ready_at = started + self.model.busy_s - before
+        messages = verifier.step(clock)
+        self.ready_at = clock()
         for message in messages:
-            self.ready_at += self.host.verdict_us * MICROSECOND
+            self.ready_at = self.compute(self.ready_at, self.host.verdict_us * MICROSECOND)
             self.transmit(self.ready_at, self, message)
         return self.ready_at > started or bool(messages)
 
@@ -142,20 +162,15 @@ class DrafterProcess(Process):
 
     worker: Drafter
 
-    def __init__(
-        self, queue: EventQueue, identity: bytes, worker: Drafter, model: Timed, hello: Hello, host: HostSettings
-    ) -> None:
-        super().__init__(queue, identity, worker, model, hello)
-        self.host = host
-
     def cost(self, message: Message) -> float:
         return self.host.hear_us * MICROSECOND if isinstance(message, Verdict) else 0.0
 
     def work(self, started: float) -> bool:
-        before = self.model.busy_s
+        clock, before = _WorkClock(self, started), self.worker.num_passes
         drafts = self.worker.step()
-        self.ready_at = started + self.model.busy_s - before
+        num_passes = self.worker.num_passes - before
+        self.ready_at = self.compute(clock(), num_passes * self.host.pass_us * MICROSECOND)
         for draft in drafts:
-            self.ready_at += self.host.send_us * MICROSECOND
+            self.ready_at = self.compute(self.ready_at, self.host.send_us * MICROSECOND)
             self.transmit(self.ready_at, self, draft)
         return self.ready_at > started

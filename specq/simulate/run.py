@@ -14,7 +14,7 @@ from specq.simulate.figures import Counts, Figures, figures
 from specq.simulate.network import LineSettings
 from specq.simulate.proposer import TimedProposer
 from specq.simulate.settings import NetworkSettings, Scenario
-from specq.simulate.stub_text import StubGuesses, StubText
+from specq.simulate.stub_text import RecordedText, StubGuesses, StubText, Texts
 from specq.simulate.traffic import CLIENT, Users
 from specq.simulate.world import World
 from specq.verifier import StepCurve
@@ -40,13 +40,15 @@ class Speed:
 class Simulation:
     """A scenario's world, its stubs and its users."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, texts: Texts = ()) -> None:
+        """`texts`: what a real target said, in place of made-up texts; their prompts have been computed before."""
         self.scenario = scenario
         traffic, network = scenario.traffic, scenario.network
-        self.text = StubText(traffic.seed)
+        self.text = RecordedText(texts, traffic.seed) if texts else StubText(traffic.seed)
         self.world = World(
             seed=traffic.seed,
             host=scenario.host,
+            machine=scenario.machine,
             heartbeat_ms=network.heartbeat_ms,
             liveness_ms=6 * network.heartbeat_ms + int(2 * network.rtt_ms),
             max_jobs=10_000_000,
@@ -58,7 +60,13 @@ class Simulation:
 
     def _add_verifier(self, number: int) -> TimedEngine:
         settings = self.scenario.engine
-        engine = TimedEngine(settings, self.text, self._info("stub-target"), self.scenario.host.plan_us)
+        engine = TimedEngine(
+            settings,
+            self.text,
+            self._info("stub-target"),
+            self.scenario.host.plan_us,
+            knows_prompts=isinstance(self.text, RecordedText),
+        )
         sizes = [int(rows) for rows, _ in settings.step_ms]
         self.world.add_verifier(
             f"target-{number}".encode(),
@@ -109,6 +117,15 @@ class Simulation:
             self.users.open = traffic.num_jobs > 0
             queue.run_until(lambda: self.users.done, _MOST_DRAIN_S)
         return figures(traffic.seconds, counts, jobs, in_flight, (len(self.engines), len(self.proposers)))
+
+    def run_jobs(self) -> float:
+        """Let all of `num_jobs` be served, from an idle system on; return the seconds from the first submitted to the last
+        token."""
+        queue = self.world.queue
+        queue.run(_BOOT_S)
+        self.users.start()
+        queue.run_until(lambda: self.users.done, _MOST_DRAIN_S)
+        return queue.now - _BOOT_S
 
     def counts(self) -> Counts:
         """Return what has happened so far."""

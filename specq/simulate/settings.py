@@ -120,7 +120,7 @@ class HostSettings(Section):
     broker_us    the broker, for a message that it takes
     draft_us     a verifier, for a draft that it takes; graft_us: for each node in it
     verdict_us   a verifier, for a session's verdict; plan_us: for a session and step, before the forward pass
-    hear_us      a drafter, for a verdict that it hears; send_us: for a draft that it sends
+    hear_us      a drafter, for a verdict that it hears; pass_us: for a pass, besides the model's; send_us: for a draft that it sends
     """
 
     NAME = "host"
@@ -130,7 +130,24 @@ class HostSettings(Section):
     verdict_us: float = _option(60.0)
     plan_us: float = _option(20.0)
     hear_us: float = _option(60.0)
+    pass_us: float = _option(0.0)
     send_us: float = _option(60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSettings(Section):
+    """The one machine that all processes share, if they do; `specq.simulate.machine` says what of each other they feel.
+
+    draft_cores    cores for broker and drafters, which take turns there, as `specq up` divides them; each verifier
+                   has cores of its own. 0: each process has a machine of its own
+    step_stretch   how many times as long a verifier's work takes while another core computes with a model
+    pass_stretch   likewise a drafter's
+    """
+
+    NAME = "machine"
+    draft_cores: int = _option(0, high=1024)
+    step_stretch: float = _option(1.0, low=1.0, high=100.0)
+    pass_stretch: float = _option(1.0, low=1.0, high=100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +181,7 @@ class Scenario:
     draft: DraftSettings = field(default_factory=DraftSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     host: HostSettings = field(default_factory=HostSettings)
+    machine: MachineSettings = field(default_factory=MachineSettings)
     traffic: TrafficSettings = field(default_factory=TrafficSettings)
     speculation: Speculation = field(default_factory=Speculation)
 
@@ -183,7 +201,8 @@ class Scenario:
 
 
 SECTIONS: dict[str, type[Section]] = {
-    kind.NAME: kind for kind in (EngineSettings, DraftSettings, NetworkSettings, HostSettings, TrafficSettings)
+    kind.NAME: kind
+    for kind in (EngineSettings, DraftSettings, NetworkSettings, HostSettings, MachineSettings, TrafficSettings)
 }
 
 

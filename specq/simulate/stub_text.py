@@ -8,10 +8,13 @@ The drafter knows these chances and claims them, unless it is told to claim othe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
 from specq.protocol import Float32Array, Int32Array
+
+Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 _MASK = 2**64 - 1
 _SESSION, _POSITION, _TOKEN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7  # odd, without a pattern
@@ -42,6 +45,10 @@ class StubText:
         tokens = [self.token(session_id, position, -1) for position in range(count)]
         return np.array(tokens, np.int32)
 
+    def place(self, session_id: int, position: int) -> int:
+        """Return where in a list of chances by position a session's position stands; the list repeats itself."""
+        return position + mix(session_id)
+
     def follows(self, session_id: int, prompt: Sequence[int], tokens: Sequence[int]) -> bool:
         """Tell whether the tokens are what the target says after the prompt."""
         previous = prompt[-1]
@@ -50,6 +57,32 @@ class StubText:
                 return False
             previous = token
         return True
+
+
+class RecordedText(StubText):
+    """Texts that a real target has said: the sessions have them in turns, so that what repeats itself in them is there to be
+    looked up. Chances by position are along the texts, one after the other."""
+
+    def __init__(self, texts: Texts, seed: int = 0) -> None:
+        """`texts`: (prompt, what the target said to it), as token ids."""
+        super().__init__(seed)
+        self.texts = texts
+        self._starts = list(accumulate((len(tokens) for _, tokens in texts), initial=0))
+
+    def token(self, session_id: int, position: int, previous: int) -> int:
+        prompt, tokens = self.texts[session_id % len(self.texts)]
+        if position < len(prompt):
+            return prompt[position]
+        at = position - len(prompt)
+        return tokens[at] if at < len(tokens) else super().token(session_id, position, previous)
+
+    def prompt(self, session_id: int, count: int) -> Int32Array:
+        """Return a session's prompt i32[n], all of it."""
+        return np.array(self.texts[session_id % len(self.texts)][0], np.int32)
+
+    def place(self, session_id: int, position: int) -> int:
+        number = session_id % len(self.texts)
+        return self._starts[number] + position - len(self.texts[number][0])
 
 
 class StubGuesses:
@@ -91,7 +124,7 @@ class StubGuesses:
         """Return which choice is the target's token, from 0; len(ranks) + 1 if none is."""
         key = self._key + session_id * _POSITION + position * _TOKEN + previous * _SESSION
         draw = mix(key & _MASK) / 2**64
-        chances = _at(self._chances, session_id, position)
+        chances = self._at(self._chances, session_id, position)
         for rank, chance in enumerate(chances):
             draw -= chance
             if draw < 0:
@@ -101,7 +134,7 @@ class StubGuesses:
     def children(self, session_id: int, position: int, previous: int, count: int) -> tuple[list[int], Float32Array]:
         """Return the tokens of at most `count` choices and their log-probabilities f32[c], likeliest first."""
         right = self.text.token(session_id, position, previous)
-        scores = self._scores[_at(self._claims, session_id, position)][:count]
+        scores = self._scores[self._at(self._claims, session_id, position)][:count]
         num_others = self.text.vocab_size - 1  # token 0 is never said
         tokens = [1 + (right + i) % num_others for i in range(len(scores))]
         rank = self.rank(session_id, position, previous)
@@ -109,7 +142,6 @@ class StubGuesses:
             tokens[rank] = right
         return tokens, scores
 
-
-def _at(chances: Sequence[tuple[float, ...]], session_id: int, position: int) -> tuple[float, ...]:
-    """Return a position's entry of a list that repeats itself, begun at a place of the session's own."""
-    return chances[0] if len(chances) == 1 else chances[(position + mix(session_id)) % len(chances)]
+    def _at(self, chances: Sequence[tuple[float, ...]], session_id: int, position: int) -> tuple[float, ...]:
+        """Return a position's entry of a list that repeats itself."""
+        return chances[0] if len(chances) == 1 else chances[self.text.place(session_id, position) % len(chances)]

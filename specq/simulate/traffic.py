@@ -55,7 +55,7 @@ class Users:
         self.jobs: dict[int, JobRecord] = {}  # in flight
         self.finished: list[JobRecord] = []
         self.open = True  # jobs are submitted
-        self._params = SamplingParams(max_tokens=self.traffic.output_tokens)
+        self._params = SamplingParams(max_tokens=self.traffic.output_tokens, ignore_eos=True)
         self._num_submitted = 0
         self._random = random.Random(f"{self.traffic.seed} arrivals")
 

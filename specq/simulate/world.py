@@ -5,6 +5,7 @@ Everything travels as frames through `specq.protocol.wire`, as over sockets.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
@@ -13,9 +14,10 @@ from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting import Drafter
 from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, decode, encode
 from specq.simulate.events import EventQueue
+from specq.simulate.machine import Machine, Tenant
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
-from specq.simulate.settings import HostSettings
+from specq.simulate.settings import HostSettings, MachineSettings
 from specq.verifier import DraftSource, PromptLookup, StepCurve, Verifier
 
 ENDPOINT = "simulated"
@@ -32,6 +34,7 @@ class World:
         *,
         seed: int = 0,
         host: HostSettings | None = None,
+        machine: MachineSettings | None = None,
         heartbeat_ms: int = 500,
         liveness_ms: int = 3000,
         max_jobs: int = 10_000,
@@ -44,7 +47,9 @@ class World:
         self._beat_s = heartbeat_ms / 1000
         self._clients: dict[bytes, Hear] = {}
         self._incarnations = count(1)
-        self._broker_ready_at = 0.0
+        self._sharing = machine or MachineSettings()
+        self._machine, self._num_placed = Machine(), Counter[str]()
+        self._broker_at = self._machine.add(Tenant(self._sharing.draft_cores - 1, has_model=False))
         self.queue.at(self._beat_s / 2, self._tick)
 
     # --- who takes part ---------------------------------------------------------------------------------------------
@@ -87,12 +92,24 @@ class World:
 
     def kill(self, identity: bytes) -> None:
         """Stop a worker without a word."""
-        self.processes.pop(identity).alive = False
+        process = self.processes.pop(identity)
+        process.alive = False
+        process.machine.remove(process.tenant)
 
     def _start(self, process: Process, line: LineSettings) -> None:
         self.processes[process.identity] = process
+        if self._sharing.draft_cores:
+            process.place(self._machine, self._tenant(process.hello.role))
         self._connect(process.identity, line)
         process.start(self.transmit, self._beat_s)
+
+    def _tenant(self, role: str) -> Tenant:
+        """Return the place of the next verifier or drafter: drafters take turns on their cores, behind the broker."""
+        sharing, number = self._sharing, self._num_placed[role]
+        self._num_placed[role] += 1
+        if role == "target":
+            return Tenant(sharing.draft_cores + number, sharing.step_stretch)
+        return Tenant(number % sharing.draft_cores, sharing.pass_stretch, gives_way=True)
 
     def _connect(self, identity: bytes, line: LineSettings) -> None:
         name = identity.hex()
@@ -116,8 +133,9 @@ class World:
             self.queue.at(arrival, self._broker_takes, take, identity, frames)
 
     def _broker_takes(self, take: Callable[..., list[Effect]], identity: bytes, frames: Frames) -> None:
-        self._broker_ready_at = max(self._broker_ready_at, self.queue.now) + self.host.broker_us * MICROSECOND
-        self._apply(take(identity, frames, self._broker_ready_at), self._broker_ready_at)
+        start = max(self._broker_at.busy_until, self.queue.now)
+        done = self._machine.compute(self._broker_at, start, self.host.broker_us * MICROSECOND)
+        self._apply(take(identity, frames, done), done)
 
     def _tick(self) -> None:
         self._apply(self.broker.tick(self.queue.now), self.queue.now)

@@ -11,15 +11,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specq.engines import check_asked
 from specq.proposers import NO_TOKEN, Chains, Children, Expansion, chain_by_passes, draws_children, level_ids
 from specq.protocol import (
+    NO_TAP,
     DraftDistribution,
     EngineError,
+    Float32Array,
     Int32Array,
     Judgement,
     ModelInfo,
     SamplingParams,
+    SessionRows,
     SessionStep,
+    StepOutput,
+    Tap,
 )
 
 VOCAB = 50
@@ -57,7 +63,11 @@ def toy_text(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
 
 
 class ToyEngine:
-    """An engine that computes `next_token`, and checks that it is used as the protocol says."""
+    """An engine that computes `next_token`, and checks that it is used as the protocol says. The hidden state of a row in any
+    layer is (layer, position, token id); the logits of a scratch row are 1 at its next token, else 0."""
+
+    num_tap_layers = 2
+    takes_scratch = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         self.info = info or toy_info()
@@ -79,13 +89,29 @@ class ToyEngine:
     def close(self, session_id: int) -> None:
         self.contexts.pop(session_id, None)
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        check_asked(self, steps, tap)
         rows = sum(step.num_rows for step in steps)
         if rows > self.free_slots:
             raise EngineError("no slots")
         self.num_rows.append(rows)
         self.busy_s += self.step_times([rows])[0]
-        return [judgement for step in steps if (judgement := self._run(step)) is not None]
+        hidden = _session_rows([_hidden(step, tap) for step in steps]) if tap.layers else None
+        asked = any(step.scratch.num_rows for step in steps)
+        scratch = _session_rows([self._scratch_logits(step) for step in steps]) if asked else None
+        judgements = [judgement for step in steps if (judgement := self._run(step)) is not None]
+        return StepOutput(judgements, hidden, scratch)
+
+    def _scratch_logits(self, step: SessionStep) -> Float32Array:
+        logits = np.zeros((step.scratch.num_rows, VOCAB), np.float32)
+        token_ids = np.concatenate([step.tree.token_ids, step.scratch.token_ids]).tolist()
+        parents = np.concatenate([step.tree.parents, step.scratch.parents]).tolist()
+        for i, position in enumerate(step.scratch.positions.tolist()):
+            row = step.tree.num_nodes + i
+            before = token_ids[parents[row]] if parents[row] >= 0 else int(step.token_ids[-1])
+            context = [0] * (position - 1) + [before, token_ids[row]]  # of which only the length and the end count
+            logits[i, next_token(context, step.params.seed)] = 1
+        return logits
 
     def _run(self, step: SessionStep) -> Judgement | None:
         context = self.contexts[step.session_id]
@@ -123,6 +149,21 @@ class ToyEngine:
 
     def shutdown(self) -> None:
         pass
+
+
+def _hidden(step: SessionStep, tap: Tap) -> Float32Array:
+    """Return [rows, 3 * layers]: the toy hidden states that a tap wants of a step."""
+    positions = [
+        *range(step.start, step.base_len),
+        *(step.base_len + depth - 1 for depth in step.tree.depths().tolist()),
+    ]
+    token_ids = [*step.token_ids.tolist(), *step.tree.token_ids.tolist()]
+    rows = [[part for layer in tap.layers for part in (layer, *row)] for row in zip(positions, token_ids, strict=True)]
+    return np.array(rows, np.float32)[len(rows) - tap.num_rows(step) :]
+
+
+def _session_rows(parts: list[Float32Array]) -> SessionRows:
+    return SessionRows(np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32))
 
 
 class ToyProposer:

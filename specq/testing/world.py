@@ -16,16 +16,18 @@ from specq.drafting import Drafter
 from specq.engines import Engine
 from specq.proposers import Children, Expansion, Proposer
 from specq.protocol import (
+    NO_TAP,
     Accepted,
     Failed,
     Frames,
-    Judgement,
     Message,
     SamplingParams,
     SessionStep,
     Speculation,
     Status,
+    StepOutput,
     Submit,
+    Tap,
     Tokens,
     decode,
 )
@@ -59,10 +61,10 @@ class Timed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         self.busy_s += self._model.step_times([sum(step.num_rows for step in steps)])[0]
-        judgements: list[Judgement] = self._model.step(steps)
-        return judgements
+        output: StepOutput = self._model.step(steps, tap)
+        return output
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         self.busy_s += self.pass_s

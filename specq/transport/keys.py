@@ -31,6 +31,7 @@ CLIENT_ROLES = ("client", "broker")  # which keys a client takes: whoever has th
 MAX_PRIORITY = int(PRIORITY.high)  # of a job, and its negative the lowest
 SECRET, PUBLIC = ".secret", ".pub"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+RIGHTS = ("trusted", "max_priority", "tenants")
 _KEY_LENGTH = 40  # characters of a key in Z85, which are its 32 bytes
 
 
@@ -57,6 +58,7 @@ class Grant:
 
     trusted       of a drafter: its draft distributions are used
     max_priority  of a client: the highest priority that its jobs may have
+    tenants       of a client: whether it may submit jobs for tenants, as a gateway does
     """
 
     name: str
@@ -64,6 +66,7 @@ class Grant:
     roles: tuple[str, ...]
     trusted: bool = False
     max_priority: int = 0
+    tenants: bool = False
 
 
 class AllowList:
@@ -109,18 +112,26 @@ class AllowList:
 
 
 def make_keys(
-    directory: Path, name: str, roles: tuple[str, ...], *, trusted: bool = False, max_priority: int = 0
+    directory: Path,
+    name: str,
+    roles: tuple[str, ...],
+    *,
+    trusted: bool = False,
+    max_priority: int = 0,
+    tenants: bool = False,
 ) -> tuple[Path, Path]:
     """Write a new key pair; return the secret and the public file. Raises ConfigError; never overwrites a file."""
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not a valid name for keys: up to 64 letters, digits, and . _ - (not first)")
     if trusted and "draft" not in roles:
         raise ConfigError(f"only drafters can be trusted; the roles of {name} are {', '.join(roles)}")
-    if max_priority and "client" not in roles:
-        raise ConfigError(f"only clients have priorities; the roles of {name} are {', '.join(roles)}")
+    if (max_priority or tenants) and "client" not in roles:
+        right = "priorities" if max_priority else "tenants"
+        raise ConfigError(f"only clients have {right}; the roles of {name} are {', '.join(roles)}")
     if abs(max_priority) > MAX_PRIORITY:
         raise ConfigError(f"max_priority is {max_priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}")
-    rights = "trusted = true\n" * trusted + f"max_priority = {max_priority}\n" * bool(max_priority)
+    rights = "trusted = true\n" * trusted + "tenants = true\n" * tenants
+    rights += f"max_priority = {max_priority}\n" * bool(max_priority)
     public_key, secret_key = (key.decode() for key in zmq.curve_keypair())
     shared = f'roles = [{", ".join(map(_quoted, roles))}]\npublic_key = "{public_key}"\n'
     secret_path, public_path = (directory / f"{name}{ending}" for ending in (SECRET, PUBLIC))
@@ -188,7 +199,7 @@ def read_grants(directory: Path) -> Iterator[Grant]:
     names: dict[bytes, str] = {}
     for path in sorted(directory.glob("*" + PUBLIC)):
         values = _read(path)
-        rights = {right: values[right] for right in ("trusted", "max_priority") if right in values}
+        rights = {right: values[right] for right in RIGHTS if right in values}
         grant = Grant(path.stem, values["public_key"].encode(), tuple(values["roles"]), **rights)
         other = names.setdefault(grant.public_key, grant.name)
         if other != grant.name:
@@ -218,7 +229,7 @@ def _read(path: Path) -> dict[str, Any]:
     except ValueError:
         raise ConfigError(f"{path} is not a valid key file: it is not valid TOML") from None
     if not _is_key_file(values):
-        known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, trusted, max_priority"
+        known = f"roles (of {', '.join(ROLES)}), public_key, secret_key, {', '.join(RIGHTS)}"
         raise ConfigError(f"{path} is not a valid key file: a key has {known}; keys are {_KEY_LENGTH} characters")
     return values
 
@@ -227,12 +238,13 @@ def _is_key_file(values: dict[str, Any]) -> bool:
     roles, trusted, highest = values.get("roles"), values.get("trusted", False), values.get("max_priority", 0)
     keys = [values.get("public_key"), *([values["secret_key"]] if "secret_key" in values else [])]
     return (
-        values.keys() <= {"roles", "public_key", "secret_key", "trusted", "max_priority"}
+        values.keys() <= {"roles", "public_key", "secret_key", *RIGHTS}
         and isinstance(roles, list)
         and bool(roles)
         and all(role in ROLES for role in roles)
         and all(isinstance(key, str) and len(key) == _KEY_LENGTH for key in keys)
         and isinstance(trusted, bool)
+        and isinstance(values.get("tenants", False), bool)
         and type(highest) is int
         and abs(highest) <= MAX_PRIORITY
     )

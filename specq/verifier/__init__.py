@@ -1,11 +1,12 @@
 """The verifier: sessions, their draft trees, and the step that checks them.
 
     core                      messages of the broker in, verdicts out, one engine inside
-    session, history          what is committed, and the unverified nodes below it; what penalties count
+    session, history          what is committed; what penalties count
+    trees/                    the unverified nodes of all sessions
     sources/                  what drafts: remote drafters, prompt lookup, a colocated draft model
-    grafting, draft_tree      how a draft becomes nodes of the tree; lanes: who sent them
+    grafting                  how drafts become nodes of the trees
     scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
-    arms                      whether remote drafters are listened to
+    arms                      which sources of drafts are used: those that raise the tokens a second
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
 
@@ -13,13 +14,16 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 a socket.
 """
 
+from specq.verifier.arms import REMOTE
 from specq.verifier.core import Verifier
-from specq.verifier.sources import SOURCES, Budget, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
+from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
 from specq.verifier.step_curve import StepCurve
 
 __all__ = [
+    "REMOTE",
     "SOURCES",
     "Budget",
+    "Computed",
     "DraftBatch",
     "DraftSource",
     "PromptLookup",

@@ -17,57 +17,59 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from typing import Any
 
-from specq.verifier.draft_tree import Node
 from specq.verifier.session import Session
+from specq.verifier.trees import NONE
 
 
-def order_of_choice(session: Session, nodes: Sequence[Node]) -> Sequence[Node]:
+def order_of_choice(session: Session, nodes: Sequence[int]) -> list[int]:
     """Return nodes in the order in which they are chosen, with `depends_on` set: the last of those that must be chosen before one
     may be looked at.
 
-    `nodes` are what `session.candidates` returned, or some of them; if drafts are point masses, any order does. Nodes that wait
-    for one another in a circle, which only a broken drafter sends, are left out.
+    `nodes` are the session's candidates, or some of them; if drafts are point masses, any order does. Nodes that wait for one
+    another in a circle, which only a broken drafter sends, are left out.
     """
     if not session.takes_distributions:
-        return nodes
-    order = _Order(nodes)
+        return list(nodes)
+    t = session.trees.views
+    order = _Order(t, nodes)
     # Also those which are too unlikely to be chosen: they say what was expanded.
-    live = sorted(session.live_nodes(), key=lambda node: node.node_id)
-    for lane_id in {node.lane for node in nodes if node.distribution is not None}:
-        grown = [node for node in live if node.lane == lane_id]
-        first_after_loss = session.lanes[lane_id].first_after_loss
-        order.wait_for_growth(grown, _expanded_before(grown, first_after_loss, is_sync=session.is_sync))
+    live = sorted(session.trees.operations.live(session.place), key=lambda node: t.node_id[node])
+    for lane in {t.node_lane[node] for node in nodes if t.group[node] != NONE}:
+        grown = [node for node in live if t.node_lane[node] == lane]
+        expanded = _expanded_before(t, grown, t.first_after_loss[lane], is_sync=session.is_sync)
+        order.wait_for_growth(grown, expanded)
     return order.likeliest_first()
 
 
-def _expanded_before(grown: Sequence[Node], first_after_loss: int, *, is_sync: bool) -> Iterator[Sequence[Node]]:
+def _expanded_before(t: Any, grown: Sequence[int], first_after_loss: int, *, is_sync: bool) -> Iterator[Sequence[int]]:
     """Yield for each of a lane's nodes, in the order in which they were sent, which more than for those before it must be known."""
     is_before_loss = True
     for i, node in enumerate(grown):
-        if is_before_loss and node.node_id >= first_after_loss:
+        if is_before_loss and t.node_id[node] >= first_after_loss:
             is_before_loss = False
             yield grown[:i]
         elif is_sync:
             yield grown[max(i - 1, 0) : i]
         else:
-            yield [node.parent] if node.parent is not None else []
+            yield [t.parent[node]] if t.parent[node] != NONE else []
 
 
 class _Order:
     """Who waits for whom. Nodes are named by their places among `nodes`; further numbers are points in a lane's growth, which are
     reached when all nodes are chosen that had been expanded by then."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
-        self.nodes = nodes
-        self.index = {id(node): i for i, node in enumerate(nodes)}
+    def __init__(self, t: Any, nodes: Sequence[int]) -> None:
+        self.t, self.nodes = t, nodes
+        self.index = {node: i for i, node in enumerate(nodes)}
         self.num_awaited = [0] * len(nodes)
         self.waiting: defaultdict[int, list[int]] = defaultdict(list)
         for i, node in enumerate(nodes):
-            self._wait(i, node.depends_on)
+            self._wait(i, t.depends_on[node])
 
-    def _wait(self, i: int, node: Node | None) -> None:
-        awaited = self.index.get(id(node))
+    def _wait(self, i: int, node: int) -> None:
+        awaited = self.index.get(node)
         if awaited is not None:
             self._wait_for(i, awaited)
 
@@ -75,11 +77,11 @@ class _Order:
         self.num_awaited[i] += 1
         self.waiting[awaited].append(i)
 
-    def wait_for_growth(self, grown: Sequence[Node], expanded: Iterator[Sequence[Node]]) -> None:
+    def wait_for_growth(self, grown: Sequence[int], expanded: Iterator[Sequence[int]]) -> None:
         """Let each of a lane's nodes wait for the sampled ones that had been expanded before."""
         point: int | None = None
         for node, fresh in zip(grown, expanded, strict=True):
-            sampled = [one for one in fresh if one.distribution is not None]
+            sampled = [one for one in fresh if self.t.group[one] != NONE]
             if sampled:
                 last, point = point, len(self.num_awaited)
                 self.num_awaited.append(0)
@@ -87,18 +89,19 @@ class _Order:
                     self._wait(point, one)
                 if last is not None:
                     self._wait_for(point, last)
-            if point is not None and id(node) in self.index:
-                self._wait_for(self.index[id(node)], point)
+            if point is not None and node in self.index:
+                self._wait_for(self.index[node], point)
 
-    def likeliest_first(self) -> list[Node]:
+    def likeliest_first(self) -> list[int]:
         """Return the nodes in order: children after a parent that waits, as after any other."""
         for i, node in enumerate(self.nodes):
-            if node.parent is not None and self.num_awaited[self.index[id(node.parent)]]:
-                self._wait(i, node.parent)
-            node.depends_on = None
+            parent = self.t.parent[node]
+            if parent != NONE and self.num_awaited[self.index[parent]]:
+                self._wait(i, parent)
+            self.t.depends_on[node] = NONE
         ready = [self._entry(i) for i, count in enumerate(self.num_awaited) if not count]
         heapify(ready)
-        chosen: list[Node] = []
+        chosen: list[int] = []
         while ready:
             _, i = heappop(ready)
             if i < len(self.nodes):
@@ -112,8 +115,8 @@ class _Order:
 
     def _entry(self, i: int) -> tuple[float, int]:
         """Return what sorts the likeliest node first, and before all nodes the points that are reached."""
-        return (-self.nodes[i].reach_prob, i) if i < len(self.nodes) else (-2.0, i)
+        return (-self.t.reach_prob[self.nodes[i]], i) if i < len(self.nodes) else (-2.0, i)
 
-    def _know(self, i: int, chosen: Sequence[Node]) -> None:
+    def _know(self, i: int, chosen: Sequence[int]) -> None:
         if i < len(self.nodes) and chosen:
-            self.nodes[i].depends_on = chosen[-1]
+            self.t.depends_on[self.nodes[i]] = chosen[-1]

@@ -11,12 +11,11 @@ ahead of the journal pauses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import structlog
 
-from specq.drafting import Calibration
 from specq.engines import Engine, check_works
 from specq.protocol import (
     Ack,
@@ -30,20 +29,21 @@ from specq.protocol import (
     Open,
     ProtocolError,
     SpecqError,
-    Verdict,
+    StepOutput,
     reason_against,
     stripped,
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
-from specq.verifier.arms import Arms
+from specq.verifier.arms import REMOTE, Arms
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.rounds import Round, commit
 from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.verdicts import failure, verdict_again, verdict_of
+from specq.verifier.trees import DraftTrees
+from specq.verifier.verdicts import failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 
@@ -64,21 +64,26 @@ class Verifier:
         max_step_rows: int = 512,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
+        measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
         self.max_uncommitted, self.trust_drafts = max_uncommitted, trust_drafts
-        self.sources = SourceSet(sources)
+        self.sources = SourceSet(sources, engine)
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.sessions: dict[int, Session] = {}  # in order of precedence: those that have waited longest come first
         self.state = "ready"
         self.num_steps = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
-        self._min_accept_prob = 0  # of the last step, in thousandths, as in `Verdict`
-        self.arms = Arms()
-        self._sampled_calibration = Calibration()  # of sampled nodes, in all sessions: no drafter's own score counts
+        self._min_accept_prob = (
+            0  # of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node
+        )
+        self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
+        self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
+        self.trees = DraftTrees()  # of all sessions
+        self._num_rows = 0  # of the step that was planned last
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -120,7 +125,7 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        session = self.sessions[message.session_id] = Session(message, ends, self._sampled_calibration)
+        session = self.sessions[message.session_id] = Session(message, ends, self.trees)
         if message.params.stop and self.codec is not None:
             session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
             session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())
@@ -148,7 +153,7 @@ class Verifier:
         reason = reason_against(message, self.engine.info.vocab_size)
         if reason:
             raise ProtocolError(f"a draft was dropped: {reason}")
-        if session.answered < message.base_len == session.length:
+        if session.committed_at and session.answered < message.base_len == session.length:
             self.arms.learn_round_trip(now - session.committed_at)
             session.answered = session.length
         self.sources.put(session, message if self.trust_drafts else stripped(message))
@@ -172,26 +177,26 @@ class Verifier:
 
     def begin(self, now: float) -> None:
         """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
-        self.sources.begin(self._decoding(), self._budget(), now)
+        self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
         faults = Faults()
-        self.sources.collect(self._decoding(), self._budget(), clock)
+        self._propose(clock)
         started = clock()
         shares = self._schedule(faults)
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
-        rounds = [committed for part in done for committed in self._commit(*part, faults)]
-        self.sources.observe(rounds, ended - started)
-        verdicts = list(self._verdicts(rounds, faults, started, ended))
+        rounds = [committed for part in done for committed in self._commit(*part, ended, faults)]
+        self.sources.observe(rounds, done, ended - started)
+        verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
         return [*verdicts, *failed]
 
-    # --- schedule ---------------------------------------------------------------------------------------------------
+    # --- propose and schedule ---------------------------------------------------------------------------------------------------
 
     def _decoding(self) -> list[Session]:
         """Return the sessions whose next step gives a token."""
@@ -199,7 +204,11 @@ class Verifier:
         return decoding[: self.max_sessions]
 
     def _budget(self) -> Budget:
-        return Budget(self.curve, self._min_accept_prob / 1000)
+        return Budget(self.curve, self.min_accept_prob)
+
+    def _propose(self, clock: Callable[[], float]) -> None:
+        """Hang what has been drafted onto the trees."""
+        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
 
     def _schedule(self, faults: Faults) -> Sequence[ScheduledSession]:
         """Return the shares of those sessions that can be planned together."""
@@ -217,52 +226,39 @@ class Verifier:
         planned = plan(
             sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
         )
-        min_accept_prob = planned.goodput * (self.curve.slope(planned.num_rows) + self.sources.node_s)
-        self._min_accept_prob = min(int(min_accept_prob * 1000), MAX_MIN_ACCEPT_PROB)
+        self._num_rows = planned.num_rows
+        self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
+        of_remote = self.min_accept_prob + planned.goodput * self.sources.node_s
+        self._min_accept_prob = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
 
     @property
     def _asked(self) -> int:
         """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
-        return self._min_accept_prob if self.arms.wants_drafts else MAX_MIN_ACCEPT_PROB
+        return self._min_accept_prob if REMOTE in self.arms.allowed else MAX_MIN_ACCEPT_PROB
 
     # --- forward, judge, commit -------------------------------------------------------------------------------------
 
-    def _compute(self, shares: Sequence[ScheduledSession]) -> list[Judgement]:
+    def _compute(self, shares: Sequence[ScheduledSession]) -> StepOutput:
         """Run the target model for these shares, and have their nodes judged."""
-        judgements = self.engine.step([share.step for share in shares])
+        output = self.engine.step([share.step for share in shares], self.sources.tap(shares))
         self.num_steps += 1
-        return judgements
+        return output
 
     def _commit(
-        self, shares: Sequence[ScheduledSession], judgements: Sequence[Judgement], faults: Faults
-    ) -> Iterator[Round]:
-        """Commit what the engine gave for these shares; yield the rounds of those that could be judged."""
-        of_judged = iter(judgements)
+        self, shares: Sequence[ScheduledSession], output: StepOutput, ended: float, faults: Faults
+    ) -> list[Round]:
+        """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
+        of_judged = iter(output.judgements)
+        judged: list[tuple[ScheduledSession, Judgement]] = []
         for share in shares:
             share.session.kv_len += len(share.step.token_ids)
             judgement = next(of_judged) if share.step.judged else None
-            if judgement is None:
-                continue
-            if judgement.fault is not None:
+            if judgement is not None and judgement.fault is not None:
                 faults.add(share, judgement.fault)
-                continue
-            done = None
-            with faults.of(share, "committed"):
-                done = commit(share, judgement, self._min_accept_prob)
-            if done is not None:
-                yield done
-
-    def _verdicts(self, rounds: Sequence[Round], faults: Faults, started: float, ended: float) -> Iterator[Verdict]:
-        """Yield what is reported of the rounds of a step."""
-        step_us, asked = int((ended - started) * 1e6), self._asked
-        for done in rounds:
-            done.session.committed_at = ended
-            verdict = None
-            with faults.of(done.share, "reported"):
-                verdict = verdict_of(done, asked, (step_us, done.waited_us(started)))
-            if verdict is not None:
-                yield verdict
+            elif judgement is not None:
+                judged.append((share, judgement))
+        return commit(judged, self._min_accept_prob, ended, faults)
 
     def _end_step(
         self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], ended: float, *, is_whole: bool
@@ -276,11 +272,12 @@ class Verifier:
                 self.sessions[share.session_id] = self.sessions.pop(share.session_id)
 
     def _learn(self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], seconds: float) -> None:
-        """Learn what a step takes; and, where all sessions decode and wait for no drafter, whether remote drafts pay."""
-        self.curve.learn(sum(share.step.num_rows for share in shares), seconds - self.sources.waited_s)
-        if all(share.step.judged and len(share.step.token_ids) == 1 and not share.session.is_sync for share in shares):
+        """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
+        self.curve.learn(self._num_rows, seconds - self.sources.waited_s)
+        modes = {share.session.speculation.mode if share.is_decoding else "prefill" for share in shares}
+        if modes in ({"async"}, {"async", "plain"}):
             num_tokens = sum(len(done.token_ids) for done in rounds)
-            self.arms.learn(len(shares), num_tokens, seconds, self.sources.num_remote_nodes)
+            self.arms.learn(len(shares), num_tokens, seconds, self.sources.num_sent)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -296,6 +293,7 @@ class Verifier:
         if session is None:
             return
         self.sources.close(session)
+        session.close()
         if session.is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
@@ -303,8 +301,8 @@ class Verifier:
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
         sessions = list(self.sessions.values())
-        for session in sessions:
-            session.beats_waited += session.awaits_draft
+        for session in filter(lambda session: session.awaits_draft, sessions):
+            session.wait_a_beat()
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,

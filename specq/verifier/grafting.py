@@ -1,8 +1,8 @@
-"""How a draft becomes nodes of a session's tree: checked, aligned with the transcript, attached.
+"""How drafts become nodes on the trees of sessions: as one batch of arrays, aligned with the transcripts.
 
-Rules: drafts are hints. A well-formed draft never raises (the verifier refuses others when they arrive). A draft is aligned by
-content. It may speak of a position that has been passed (what the transcript agrees with survives), of parents that
-never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
+Rules: drafts are hints. A well-formed draft never raises (the verifier refuses others when they arrive). It is aligned by content
+(`specq.verifier.trees.reference_graft`). It may speak of a position that has been passed (what the transcript agrees with
+survives), of parents that never arrived (orphans) or that were cut (stale); it may arrive twice. None of that is an error.
 
 Which sampled nodes are dropped must never depend on their tokens (decision 0008).
 """
@@ -10,145 +10,155 @@ Which sampled nodes are dropped must never depend on their tokens (decision 0008
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from specq.protocol import Draft, DraftDistribution
-from specq.verifier.draft_tree import Chain, Node
-from specq.verifier.lanes import Lane, lane_of
+from specq.protocol import Draft, DraftDistribution, Float64Array, Int32Array, Int64Array
 from specq.verifier.session import Session
+from specq.verifier.trees import NEXT_IDS, Grafted
 
-MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 LEAST_SCORE = -1e9  # of a node that nothing was left to be drawn from
+CHAIN: Int32Array = np.arange(-1, 1024, dtype=np.int32)  # the parents of a chain's nodes, as places among them
 
 
-def hang(session: Session, draft: Draft | Chain, now: float) -> None:
-    """Hang what a source drafted onto a session's tree; a chain stands alone where nothing else is live."""
-    if isinstance(draft, Draft):
-        graft(session, draft, now)
-    else:
-        session.offer(draft)
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftBatch:
+    """Drafts for some sessions: d of them with n nodes, of one draft after the other, parents before children.
+
+    sessions, lanes, base_lens, first_ids, sizes   [d], or one number for all drafts: as in `Draft`, and how many nodes each has. With
+                  NEXT_IDS as first id, parents are places in the draft
+    token_ids, parent_ids i32[n], scores f[n]: log-probabilities given the parent
+    is_whole      [d]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
+    is_measured   scores of point masses are measured already, over all sessions
+    rows          i32[n]: which of `distributions` a node was drawn from; -1, or None for all: a point mass
+    """
+
+    sessions: Sequence[Session]
+    lanes: npt.ArrayLike
+    base_lens: npt.ArrayLike
+    first_ids: npt.ArrayLike
+    sizes: npt.ArrayLike
+    token_ids: Int32Array
+    parent_ids: Int32Array
+    scores: npt.NDArray[np.floating]
+    is_whole: npt.ArrayLike = False
+    is_measured: bool = False
+    rows: Int32Array | None = None
+    distributions: Sequence[DraftDistribution] = ()
+
+
+def hang(batch: DraftBatch, now: float) -> Grafted:
+    """Attach those nodes of well-formed drafts that the transcripts do not contradict, in this order, in one call. All sessions are in
+    the same draft trees; drafts for those that are closed have no effect."""
+    return batch.sessions[0].trees.graft(
+        [session.place for session in batch.sessions],
+        batch.lanes,
+        batch.base_lens,
+        batch.first_ids,
+        batch.sizes,
+        batch.token_ids,
+        batch.parent_ids,
+        batch.scores,
+        arrived=now,
+        is_whole=batch.is_whole,
+        is_measured=batch.is_measured,
+        rows=batch.rows,
+        distributions=batch.distributions,
+    )
+
+
+def batch_of(arrived: Sequence[tuple[Session, Draft]]) -> DraftBatch:
+    """Return at least one well-formed draft as a batch; those with distributions are dropped as a whole if they do not fit."""
+    drafts = [draft for _, draft in arrived]
+    drawn = _drawn(arrived)
+    return DraftBatch(
+        sessions=[session for session, _ in arrived],
+        lanes=[draft.lane for draft in drafts],
+        base_lens=[draft.base_len for draft in drafts],
+        first_ids=[draft.first_id for draft in drafts],
+        sizes=[len(draft.token_ids) for draft in drafts],
+        token_ids=_joined([draft.token_ids for draft in drafts]),
+        parent_ids=_joined([draft.parent_ids for draft in drafts]),
+        scores=_joined([draft.scores for draft in drafts]) if drawn is None else drawn.scores,
+        is_whole=[bool(draft.q_size) for draft in drafts],
+        rows=None if drawn is None else drawn.rows,
+        distributions=() if drawn is None else drawn.distributions,
+    )
+
+
+def batch_of_chains(
+    sessions: Sequence[Session],
+    lane: int,
+    token_ids: Int32Array,
+    counts: Int64Array,
+    scores: npt.NDArray[np.floating],
+    *,
+    is_measured: bool,
+) -> DraftBatch:
+    """Return chains of point masses below the committed contexts, one for each session, as a batch.
+
+    token_ids i32[sessions, depth], of which the first counts[i] are session i's; scores f[sessions, depth]
+    """
+    is_there = np.arange(token_ids.shape[1]) < counts[:, None]  # [sessions, depth]
+    parents = np.broadcast_to(CHAIN[: token_ids.shape[1]], token_ids.shape)
+    base_lens = [session.length for session in sessions]
+    nodes = token_ids[is_there], parents[is_there], scores[is_there]
+    return DraftBatch(sessions, lane, base_lens, NEXT_IDS, counts, *nodes, is_measured=is_measured)
 
 
 def graft(session: Session, draft: Draft, now: float) -> int:
-    """Attach those nodes of a well-formed draft that the transcript does not contradict; return how many nodes became live.
-
-    A draft with distributions that does not fit is dropped as a whole.
-    """
-    lane = lane_of(session.lanes, draft.lane)
-    if lane is None:
-        return 0
-    num_nodes, num_before, seen_before = len(draft.token_ids), session.num_live, lane.seen
-    session.note_draft(draft.base_len, num_nodes)
-    lane.note(draft.first_id, num_nodes)
-    is_too_much = draft.q_size and num_before + num_nodes > MAX_LIVE_NODES
-    if is_too_much or not lane.has_room(num_nodes, session.length):
-        session.stats.stale += num_nodes
-        lane.first_after_loss = lane.seen + 1
-        return 0
-    _align(session, lane, draft, seen_before, now)
-    return session.num_live - num_before
-
-
-def _align(session: Session, lane: Lane, draft: Draft, seen_before: int, now: float) -> None:
-    """Attach each node below its parent, note it as committed, or count it as dropped.
-
-    `above` is where a node hangs: a live node, or a length of the transcript; None where the parent is unknown or was cut. A
-    parent that is neither in this draft nor in one that arrived before makes an orphan; what else does not fit is stale.
-    """
-    length, token_ids, stats = session.length, session.token_ids, session.stats
-    groups = Groups()
-    rows = zip(draft.token_ids.tolist(), draft.parent_ids.tolist(), *_scores(session, draft), strict=True)
-    for rank, (token, parent_id, score, distribution) in enumerate(rows):
-        node_id = draft.first_id + rank
-        if node_id in lane.node_table:
-            continue
-        above = draft.base_len if parent_id < 0 else lane.find(parent_id)
-        if isinstance(above, Node):
-            node = Node(draft.lane, node_id, token, above, above.position + 1, score, now)
-            attach(session, lane, node, groups.of(session, node, distribution), rank)
-        elif above == length:
-            node = Node(draft.lane, node_id, token, None, length, score, now)
-            attach(session, lane, node, groups.of(session, node, distribution), rank)
-        elif above is not None and above < length and token_ids[above] == token:
-            lane.node_table[node_id] = above + 1
-        elif seen_before < parent_id < draft.first_id:
-            stats.orphans += 1
-        else:
-            stats.stale += 1
-
-
-class Groups:
-    """Which sibling groups of a draft are the sampled ones of their positions.
-
-    A position has one sampled sibling group, the first that came; what is sampled there later counts as point masses, which
-    is exact whatever they are.
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[int, DraftDistribution] = {}  # by position, as far as this draft has asked
-
-    def of(self, session: Session, fresh: Node, distribution: DraftDistribution | None) -> DraftDistribution | None:
-        """Return what a fresh node counts as drawn from."""
-        if distribution is None:
-            return None
-        siblings = _siblings(session, fresh)
-        first = self._first.get(id(siblings))
-        if first is None:
-            known = (node.distribution for node in siblings.values() if node.distribution is not None)
-            first = self._first[id(siblings)] = next(known, distribution)
-        return distribution if first is distribution else None
-
-
-def attach(session: Session, lane: Lane, fresh: Node, distribution: DraftDistribution | None, rank: int) -> None:
-    """Hang a node onto the tree, or let its id stand for the sibling that has the same token already. A sampled node takes the
-    place of a point mass with its token."""
-    siblings = _siblings(session, fresh)
-    node = siblings.get(fresh.token)
-    if node is None:
-        if session.num_live >= MAX_LIVE_NODES:
-            return
-        node = siblings[fresh.token] = fresh
-        session.num_live += 1
-    elif node.lane == fresh.lane:
-        node.node_id = fresh.node_id  # sent again
-    lane.node_table[fresh.node_id] = node
-    if distribution is not None:
-        node.draw(distribution, rank, fresh, session.sampled_calibration.probability(fresh.score))
-
-
-def _siblings(session: Session, node: Node) -> dict[int, Node]:
-    return session.roots if node.parent is None else node.parent.children
+    """Attach a well-formed draft; return how many nodes became live."""
+    return int(hang(batch_of([(session, draft)]), now).num_added[0])
 
 
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------
 
 
-def _scores(session: Session, draft: Draft) -> tuple[list[float], list[DraftDistribution | None]]:
-    """Return each node's score, and its draft distribution where the session takes those."""
-    if not session.takes_distributions:
-        return draft.scores.tolist(), [None] * len(draft.scores)
-    return predicted_scores(draft), distributions_of(draft)
+class Drawn(NamedTuple):
+    """What some drafts, of which one has distributions at least, say of their nodes: scores f64[n]; rows i32[n]: which of the
+    distributions a node was drawn from, -1 for a point mass."""
+
+    scores: Float64Array
+    rows: Int32Array
+    distributions: list[DraftDistribution]
 
 
-def distributions_of(draft: Draft) -> list[DraftDistribution | None]:
-    """Return the draft distribution of each node of a well-formed draft; None for point masses."""
-    size = draft.q_size
-    if not size:
-        return [None] * len(draft.token_ids)
-    rows = zip(draft.q_ids.reshape(-1, size), draft.q_weights.reshape(-1, size), strict=True)
-    distributions = [DraftDistribution(ids, weights) for ids, weights in rows]
-    return [distributions[row] if row >= 0 else None for row in draft.q_rows.tolist()]
+def _drawn(arrived: Sequence[tuple[Session, Draft]]) -> Drawn | None:
+    """Return what drafts say of their nodes; None if no session takes distributions that a draft for it has."""
+    if not any(draft.q_size and session.takes_distributions for session, draft in arrived):
+        return None
+    scores, rows, distributions = list[Float64Array](), list[Int32Array](), list[DraftDistribution]()
+    for session, draft in arrived:
+        is_drawn = draft.q_size and session.takes_distributions
+        scores.append(predicted_scores(draft) if is_drawn else draft.scores.astype(np.float64))
+        own = draft.q_rows if is_drawn else np.full(len(draft.token_ids), -1, np.int32)
+        rows.append(np.where(own < 0, -1, own + len(distributions)).astype(np.int32))
+        distributions += distributions_of(draft) if is_drawn else []
+    return Drawn(np.concatenate(scores), np.concatenate(rows), distributions)
 
 
-def predicted_scores(draft: Draft) -> list[float]:
-    """Return the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
+def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def distributions_of(draft: Draft) -> list[DraftDistribution]:
+    """Return the draft distributions of a well-formed draft."""
+    rows = zip(draft.q_ids.reshape(-1, draft.q_size), draft.q_weights.reshape(-1, draft.q_size), strict=True)
+    return [DraftDistribution(ids, weights) for ids, weights in rows]
+
+
+def predicted_scores(draft: Draft) -> Float64Array:
+    """Return f64[n]: the predicted log-probability that each node of a well-formed draft is accepted, given its parent.
 
     Of a point mass it is the drafter's score. Of a sampled node it is the probability that a second draw from its draft
     distribution, without the earlier siblings' tokens, gives the same token. An honest drafter starts from that value, too; but
     here it cannot depend on the node's own token.
     """
-    scores: list[float] = draft.scores.tolist()
+    scores = draft.scores.astype(np.float64)
     if not draft.q_size:
         return scores
     ids = draft.q_ids.reshape(-1, draft.q_size)  # [num_groups, q_size]

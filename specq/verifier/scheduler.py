@@ -16,16 +16,28 @@ Pure: sessions in, a plan out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from specq.protocol import Float64Array, IntpArray, SessionStep
+from specq.protocol import (
+    NO_SCRATCH,
+    NO_TOKENS,
+    NO_TREE,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    IntpArray,
+    ScratchRows,
+    SessionStep,
+    Tree,
+)
 from specq.verifier.choice_order import order_of_choice
-from specq.verifier.draft_tree import Node, best_chain, tree_of
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 
 FLOOR = 0.02  # nodes less likely than this are not considered
 
@@ -41,27 +53,32 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledSession:
-    """One session's part in a step; `chain_len` counts the verified nodes of its offered chain, which are on no tree."""
+    """One session's part in a step; nodes i32[n]: those of its tree that are verified, as in `step.tree`."""
 
     session: Session
     step: SessionStep
-    nodes: Sequence[Node] = ()
-    chain_len: int = 0
+    nodes: Int32Array
 
     @property
     def session_id(self) -> int:
         return self.session.session_id
 
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all of the session's text but the last token has its KV already."""
+        return self.step.judged and len(self.step.token_ids) == 1
+
 
 class Chosen(NamedTuple):
-    """Nodes to verify, by session id.
+    """Nodes to verify.
 
-    nodes    of trees, parents before children; chains: how many of an offered chain
+    firsts   i64[sessions + 1]: where each session's nodes begin
+    nodes    i32[n], parents before children
     tokens   the expected number of those that are accepted
     """
 
-    nodes: dict[int, list[Node]]
-    chains: dict[int, int]
+    firsts: Int64Array
+    nodes: Int32Array
     tokens: float
 
 
@@ -71,15 +88,17 @@ def plan(
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
-    `max_chain` is the engine's.
+    `max_chain` is the engine's. All sessions are in the same draft trees.
     """
     room = min(max_rows, free_slots)
     chunks = _chunks(sessions, room)
     num_rows = sum(size for _, size in chunks)
     decoding = [session for session, size in chunks if size == session.num_pending]
+    num_rows += _fit_scratch(decoding, room - num_rows)
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
-    shares = [_share(session, size, chosen) for session, size in chunks]
-    num_rows = sum(share.step.num_rows for share in shares)
+    parts = _parts(decoding, chosen)
+    shares = [_share(session, size, *parts.get(session.session_id, NO_PART)) for session, size in chunks]
+    num_rows += len(chosen.nodes)
     return StepPlan(shares, num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
 
 
@@ -94,19 +113,56 @@ def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]
     return chunks
 
 
-def _share(session: Session, size: int, chosen: Chosen) -> ScheduledSession:
-    nodes, chain_len = chosen.nodes.get(session.session_id, ()), chosen.chains.get(session.session_id, 0)
+NO_PART = NO_TOKENS, NO_TREE
+
+
+def _parts(sessions: Sequence[Session], chosen: Chosen) -> dict[int, tuple[Int32Array, Tree]]:
+    """Return, by session id, the chosen nodes of the sessions that have some, and the same as a tree."""
+    if not len(chosen.nodes):
+        return {}
+    trees, parts = sessions[0].trees, dict[int, tuple[Int32Array, Tree]]()
+    token_ids, parents, scores = trees.operations.flatten(chosen.firsts, chosen.nodes)
+    for session, (first, end) in zip(sessions, pairwise(chosen.firsts.tolist()), strict=True):
+        if first < end:
+            nodes = chosen.nodes[first:end]
+            distributions = trees.distributions_of(nodes) if session.takes_distributions else None
+            tree = Tree(token_ids[first:end], parents[first:end], scores[first:end], distributions)
+            parts[session.session_id] = nodes, tree
+    return parts
+
+
+def _fit_scratch(sessions: Iterable[Session], room: int) -> int:
+    """Leave out the scratch rows for which there is no room; return how many are left."""
+    taken = 0
+    for session in sessions:
+        count = session.scratch.num_rows
+        if count > room - taken:
+            session.scratch = NO_SCRATCH
+        else:
+            taken += count
+    return taken
+
+
+def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
+    """Return scratch rows as they stand behind this many nodes; their parents are -1 or earlier ones of them."""
+    if not (rows.num_rows and num_nodes):
+        return rows
+    return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
+
+
+def _share(session: Session, size: int, nodes: Int32Array, tree: Tree) -> ScheduledSession:
     is_judged = size == session.num_pending
     step = SessionStep(
         session_id=session.session_id,
         start=session.kv_len,
         token_ids=np.array(session.token_ids[session.kv_len : session.kv_len + size], np.int32),
         params=session.params,
-        tree=session.chain.tree(chain_len) if session.chain is not None else tree_of(nodes),
+        tree=tree,
         judged=is_judged,
         history=session.history() if is_judged else None,
+        scratch=_below(session.scratch, tree.num_nodes) if is_judged else NO_SCRATCH,
     )
-    return ScheduledSession(session, step, nodes, chain_len)
+    return ScheduledSession(session, step, nodes)
 
 
 def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
@@ -116,87 +172,78 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain from each session; at
     most `room` rows may be added.
     """
-    trees = [(session, _candidates(session, max_chain)) for session in sessions if session.num_live]
-    on_trees = [(session, node) for session, nodes in trees for node in nodes]
-    chains = [(session, _chain_reach_prob(session, max_chain)) for session in sessions if session.chain is not None]
-    if not (on_trees or chains) or room <= 0:
-        return Chosen({}, {}, 0.0)
-    # An index into reach_prob stands for a node: first those of trees, then those of one chain after the other.
-    of_trees = np.array([node.reach_prob for _, node in on_trees])
-    reach_prob = np.concatenate([of_trees, *(own for _, own in chains)])  # [num_offered]
-    order = np.argsort(-_precedence(trees, reach_prob), kind="stable")  # [num_offered]
-    count = best_count(reach_prob[order], _num_needed(on_trees, order), len(sessions), num_rows, room, curve)
-    chosen = order[:count]
-    return Chosen(
-        nodes=_by_session(on_trees, chosen[chosen < len(on_trees)]),
-        chains=_chain_lengths(chains, chosen[chosen >= len(on_trees)] - len(on_trees)),
-        tokens=float(reach_prob[chosen].sum()),
-    )
+    if room <= 0 or not sessions or not sessions[0].trees.num_nodes:
+        return Chosen(np.zeros(len(sessions) + 1, np.int64), NO_TOKENS, 0.0)
+    trees = sessions[0].trees
+    firsts, nodes = offered(sessions, max_chain)
+    reach_prob = trees.reach_prob[nodes]  # [num_offered]
+    order = np.argsort(-_precedence(sessions, firsts, reach_prob), kind="stable")  # [num_offered]
+    count = best_count(reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve)
+    chosen = np.sort(order[:count])
+    return Chosen(chosen.searchsorted(firsts), nodes[chosen], float(reach_prob[chosen].sum()))
 
 
-def _candidates(session: Session, max_chain: int) -> Sequence[Node]:
-    room = session.limit - session.length - 1  # the correction takes one position
-    last = session.length + room
-    nodes = [node for node in session.candidates(FLOOR) if node.position < last]
-    return order_of_choice(session, best_chain(nodes, max_chain) if max_chain else nodes)
+def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array, Int32Array]:
+    """Return (firsts, nodes): what may be verified of some sessions, of each in the order of choice, with `reach_prob` and
+    `depends_on` set. The correction takes the last position that is left."""
+    ends = [session.limit - 1 for session in sessions]
+    operations = sessions[0].trees.operations
+    firsts, nodes = operations.candidates([session.place for session in sessions], ends, FLOOR)
+    if max_chain:
+        firsts, nodes = operations.best_chains(firsts, nodes, max_chain)
+    return _in_order_of_choice(sessions, firsts, nodes)
+
+
+def _in_order_of_choice(
+    sessions: Sequence[Session], firsts: Int64Array, nodes: Int32Array
+) -> tuple[Int64Array, Int32Array]:
+    """Order the nodes of sessions that may have sampled ones."""
+    if not any(session.takes_distributions for session in sessions):
+        return firsts, nodes
+    of_each = zip(sessions, np.split(nodes, firsts[1:-1]), strict=True)
+    ordered = [
+        np.array(order_of_choice(session, own.tolist()), np.int32) if session.takes_distributions else own
+        for session, own in of_each
+    ]
+    return np.cumsum([0, *map(len, ordered)], dtype=np.int64), np.concatenate(ordered)
 
 
 def promised(session: Session) -> float:
     """Return how many tokens a session's tree promises, without a look at drawn ones that are not known (decision 0008)."""
     if not session.num_live:
         return 0.0
-    nodes = order_of_choice(session, session.candidates(FLOOR))
-    return sum(node.reach_prob for node in nodes if node.depends_on is None)
+    trees = session.trees
+    found = trees.operations.candidates([session.place], [NO_LIMIT], FLOOR)
+    _, nodes = _in_order_of_choice([session], *found)
+    return float(trees.reach_prob[nodes[trees.depends_on[nodes] == NONE]].sum())
 
 
-def _precedence(trees: Sequence[tuple[Session, Sequence[Node]]], reach_prob: Float64Array) -> Float64Array:
+def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
     choice no more than that of the nodes before."""
-    precedence, start = reach_prob.copy(), 0
-    for session, nodes in trees:
-        own = slice(start, start + len(nodes))
+    precedence = reach_prob
+    for i, session in enumerate(sessions):
         if session.takes_distributions:
+            precedence = reach_prob.copy() if precedence is reach_prob else precedence
+            own = slice(firsts[i], firsts[i + 1])
             precedence[own] = np.minimum.accumulate(reach_prob[own])
-        start = own.stop
     return precedence
 
 
-def _chain_reach_prob(session: Session, max_chain: int) -> Float64Array:
-    """Return f64[at most n]: the cumulative acceptance probabilities of the nodes that may be taken of an offered chain."""
-    assert session.chain is not None
-    room = session.limit - session.length - 1
-    return session.chain.reach_prob[: min(room, max_chain) if max_chain else room]
-
-
-def _by_session(on_trees: Sequence[tuple[Session, Node]], chosen: IntpArray) -> dict[int, list[Node]]:
-    """Return the chosen nodes of each session in the order in which they were offered: parents before children."""
-    nodes: dict[int, list[Node]] = {}
-    for i in np.sort(chosen).tolist():
-        session, node = on_trees[i]
-        nodes.setdefault(session.session_id, []).append(node)
-    return nodes
-
-
-def _chain_lengths(chains: Sequence[tuple[Session, Float64Array]], chosen: IntpArray) -> dict[int, int]:
-    """Return how many nodes of each chain are chosen; `chosen` are indices into all chains, one after the other."""
-    owners = np.repeat(np.arange(len(chains)), [len(reach_prob) for _, reach_prob in chains])[chosen]
-    lengths = np.bincount(owners, minlength=len(chains)).tolist()
-    return {session.session_id: length for (session, _), length in zip(chains, lengths, strict=True)}
-
-
-def _num_needed(on_trees: Sequence[tuple[Session, Node]], order: IntpArray) -> IntpArray:
+def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpArray:
     """Return i64[num_offered], likeliest first: how many nodes must be in the step before each is known.
 
-    It is 0 for a node that depends on no other; chains never do. For others it is the place of the node that they depend on,
-    plus 1. That node comes first in the order, so a node is known at the latest when it is next.
+    It is 0 for a node that depends on no other. For others it is the place of the node that they depend on, plus 1. That node
+    comes first in the order, so a node is known at the latest when it is next.
     """
     needed = np.zeros(len(order), np.intp)
-    depending = [i for i, (_, node) in enumerate(on_trees) if node.depends_on is not None]
-    if depending:
+    depends_on = trees.depends_on[nodes]
+    depending = np.flatnonzero(depends_on != NONE)
+    if len(depending):
         place = np.empty(len(order), np.intp)  # of each node in the order
         place[order] = np.arange(len(order))
-        index = {id(node): i for i, (_, node) in enumerate(on_trees)}
-        needed[place[depending]] = [place[index[id(on_trees[i][1].depends_on)]] + 1 for i in depending]
+        trees.mark[nodes] = place
+        needed[place[depending]] = trees.mark[depends_on[depending]] + 1
     return needed
 
 

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from specq.protocol import COLOCATED_LANE, Fault, Int32Array, Open, SessionFailed, Verdict
-from specq.verifier.rounds import Round
+from specq.runtime import Faults
+from specq.verifier.rounds import NO_FLAGS, Round
 from specq.verifier.session import Session
+
+
+def verdicts_of(
+    rounds: Iterable[Round], min_accept_prob: int, step_us: int, started: float, faults: Faults
+) -> Iterator[Verdict]:
+    """Yield the verdicts of rounds; `faults` gets the sessions for which that raises."""
+    for done in rounds:
+        try:
+            verdict = verdict_of(done, min_accept_prob, (step_us, done.waited_us(started)))
+        except Exception as error:  # noqa: BLE001 - as in `Faults.of`, which costs more, for each session of each step
+            faults.note(done.session, "committed", error)
+        else:
+            yield verdict
 
 
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
     """Return the verdict of a round; `us`: the step's time and the longest wait of a node, as in `Verdict`."""
-    if not done.share.nodes and not done.share.chain_len:
+    if not len(done.nodes):
         return _verdict(done.session, done.base_len, done.token_ids, min_accept_prob, us=us)
-    node_ids, node_lanes = _verified(done)
     return _verdict(
         done.session,
         done.base_len,
         done.token_ids,
         min_accept_prob,
         us=us,
-        node_ids=np.array(node_ids, np.int32),
-        mask=np.array([i in done.accepted for i in range(len(node_ids))], np.uint8),
-        node_lanes=np.array(node_lanes, np.uint8),
+        node_ids=done.node_ids,
+        mask=done.is_accepted,
+        node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) else done.lanes,
     )
 
 
@@ -42,7 +55,7 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
         base_len=base_len,
         finish=session.finish,
         min_accept_prob=min_accept_prob,
-        seen=session.seen(),
+        seen=session.trees.seen(session.place),
         stats=session.stats.to_dict() if session.finish else {},
         token_ids=token_ids,
         **session.logprobs.arrays(base_len - session.opened_len),
@@ -50,14 +63,10 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
     )
 
 
-def _verified(done: Round) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the ids of the verified nodes and their lanes; no lanes where the session has one only. The nodes of an offered
-    chain are on no tree, and get their positions as ids."""
-    share = done.share
-    if share.chain_len:
-        return range(done.base_len, done.base_len + share.chain_len), [COLOCATED_LANE] * share.chain_len
-    has_one_lane = len(done.session.lanes) <= 1
-    return [node.node_id for node in share.nodes], [] if has_one_lane else [node.lane for node in share.nodes]
+def _has_one_remote_lane(session: Session) -> bool:
+    """Return whether all nodes are of the only drafter, which need not be said then; the verifier's own lanes are named always."""
+    seen = session.trees.seen(session.place)
+    return len(seen) == 2 and seen[0] < COLOCATED_LANE
 
 
 def failure(session: Session | Open, fault: Fault) -> SessionFailed:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from specq.bench.calibrate import hardware
+from specq.bench.calibrate import hardware, neighbours, sockets
 from specq.simulate.calibration import drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
@@ -44,14 +46,14 @@ def nobody() -> TimedProposer:
 
 
 def test_steps_are_timed_by_rows_and_sessions(stub_clock):
-    """A stub engine of known times gives them back."""
+    """A stub engine of known times gives them back: no session is counted twice."""
     settings = EngineSettings(step_ms=((1, 3.0), (64, 66.0)), session_us=500)
     engine = stub_clock(TimedEngine(settings, TEXT, toy_info()))
     models = hardware.Models(engine, nobody(), here(), here())
     models.sweep(3)
     found = models.step_ms()
     assert [rows for rows, _ in found] == list(hardware.STEP_ROWS)
-    assert [ms for _, ms in found] == pytest.approx([2.5 + rows for rows in hardware.STEP_ROWS])
+    assert [ms for _, ms in found] == pytest.approx([2.0 + rows for rows in hardware.STEP_ROWS])
     assert models.session_us() == pytest.approx(500)
     assert engine.free_slots == engine.info.kv_slots
 
@@ -83,6 +85,51 @@ def test_choices_tell_the_drafters_chances():
     assert chances["ranks"][:2] == pytest.approx([0.5, 0.5], abs=0.06)
 
 
+class StoppedProcess:
+    """A neighbour that computes while it is not stopped."""
+
+    def __init__(self) -> None:
+        self.computes = True
+
+    def send_signal(self, number: int) -> None:
+        self.computes = number == signal.SIGCONT
+
+
+@pytest.mark.parametrize(("beside", "found"), [(13.0, 1.3), (9.0, 1.0)])
+def test_a_stretch_is_the_time_beside_a_neighbour_to_that_alone(monkeypatch, beside, found):
+    """And never less than 1, which noise would make it."""
+    process = StoppedProcess()
+
+    @contextmanager
+    def neighbour(kind, model, cores):
+        assert (kind, model, cores) == ("pass", "tiny", [1])
+        yield process
+
+    monkeypatch.setattr(neighbours, "_neighbour", neighbour)
+    times = lambda: [beside if process.computes else 10.0] * 3 + [99.0]  # noqa: E731
+    assert neighbours.stretch(times, "pass", "tiny", [1], repeats=3) == found
+
+
+@pytest.mark.slow
+def test_a_real_neighbour_computes_and_is_gone_afterwards():
+    """Its times are some of a real model's; it is stopped, let go on, and reaped."""
+    found = neighbours.stretch(lambda: [1.0], "pass", "tiny", here()[-1:], repeats=2)
+    assert found == 1.0
+    assert neighbours_left() == []
+
+
+def neighbours_left() -> list[str]:
+    """Return the command lines of processes that this one started and that compute as neighbours."""
+    own = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+    lines = [Path(f"/proc/{child}/cmdline").read_text() for child in own]
+    return [line for line in lines if "neighbours" in line]
+
+
+def test_an_end_of_a_message_takes_some_microseconds():
+    with hardware.pinned(here()[:1]):
+        assert 0 < sockets.end_us(50) < 1e5
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(560)
 def test_the_whole_calibration_ends_with_ratios(tmp_path):
@@ -101,5 +148,6 @@ def test_the_whole_calibration_ends_with_ratios(tmp_path):
     assert all(run["ratio"]["tokens_per_second"] > 0 for run in record["runs"])
     assert record["runs"][1]["measured"]["accepted_tokens"] > 0
     assert len(record["measured"]["choices"]) == 48
+    assert min(record["measured"]["machine"].values()) >= 1
     (point,) = points(read_measured(out).applied_to({}))
     assert len(point.scenario.draft.acceptance) == 48

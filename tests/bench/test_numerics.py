@@ -13,6 +13,7 @@ from specq.bench.suites import numerics as suite
 from specq.cli import main
 from specq.engines import EngineSpec
 from specq.protocol import Judgement, Logprobs, SamplingParams
+from specq.protocol.step_output import NO_TAP, StepOutput
 
 PROMPTS = [[5, 6, 7 + i] for i in range(20)]
 GREEDY = SamplingParams(max_tokens=6, logprobs=20)
@@ -31,9 +32,9 @@ class Counting:
     def close(self, session_id):
         pass
 
-    def step(self, steps):
+    def step(self, steps, tap=NO_TAP):
         self.widths.append(len(steps))
-        return [self._judge(step, alone=len(steps) == 1) for step in steps if step.judged]
+        return StepOutput([self._judge(step, alone=len(steps) == 1) for step in steps if step.judged])
 
     def _judge(self, step, *, alone):
         token, path, said, tops = int(step.token_ids[-1]), [], [], []

@@ -20,6 +20,7 @@ from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
 from specq.testing.toy import VOCAB, ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import World
+from specq.verifier import REMOTE
 
 EVIL = b"evil"
 HOST = HostSettings(broker_us=10)
@@ -147,7 +148,7 @@ def test_no_attack_changes_a_text(mode):
 
     assert [text.token_ids for text in texts] == [toy_text([*PROMPT[:2], job_id], 60) for job_id in range(1, 5)]
     assert evil.num_sent > 100
-    assert verifier.sources.num_remote_nodes > evil.num_sent
+    assert verifier.sources.num_sent[REMOTE] > evil.num_sent
     assert world.simulated.processes[b"v0"].num_dropped > 20
     assert world.broker.state.counts["dropped_front"] > 20
 

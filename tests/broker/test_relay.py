@@ -59,6 +59,13 @@ def test_a_busy_verifiers_verdicts_go_together() -> None:
     assert [t for v in found for t in v.token_ids.tolist()] == job.transcript.token_ids[: sum(n for _, n in received)]
 
 
+def test_where_drafters_shall_be_silent_they_receive_one_verdict_that_says_so() -> None:
+    """And then as few as can be; a verdict that asks for drafts goes at once, with all that was held."""
+    job = make_job()
+    assert [len(v.token_ids) for v in relayed(job, [9999] * 70)] == [1, MOST_HELD, MOST_HELD]
+    assert [len(v.token_ids) for v in relayed(job, [100])] == [6]
+
+
 def test_when_drafts_are_of_use_again_all_is_sent_at_once() -> None:
     """What was held goes out with the first verdict that is not busy; from then on each passes as before."""
     job = make_job()

@@ -182,11 +182,23 @@ def test_cancelling_who_waits_stops_all(tmp_path):
         assert run_async(scenario(broker)) == 0
 
 
-def test_submit_and_stream_take_one(tmp_path, broker):
+def test_submit_takes_one(tmp_path, broker):
+    with (
+        Client(broker.address, cache_dir=tmp_path) as client,
+        pytest.raises(JobError, match="prompt is a list; it must be a string"),
+    ):
+        client.submit(["a"])
+
+
+def test_a_stream_of_several_says_whose_a_piece_is(tmp_path, broker):
     with Client(broker.address, cache_dir=tmp_path) as client:
-        for call in (client.submit, client.stream):
-            with pytest.raises(JobError, match="prompt is a list; it must be a string"):
-                call(["a"])
+        pieces = list(client.stream(["a", "b"], n=2, temperature=1.0, seed=1, max_tokens=100))
+    texts = {}
+    for piece in pieces:
+        at = (piece.place, piece.index)
+        texts[at] = texts.get(at, "") + piece.text
+    assert texts == {(place, index): prompt for place, prompt in enumerate("ab") for index in (0, 1)}
+    assert sorted(piece.result.prompt for piece in pieces if piece.result) == ["a", "a", "b", "b"]
 
 
 def test_jobs_of_a_batch_have_keys_of_their_own():

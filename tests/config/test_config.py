@@ -36,7 +36,7 @@ def test_file_sets_what_it_names(write):
     ("text", "said"),
     [
         ("[broker]\nbindd = 'x'", ["broker.bindd", "bind, heartbeat_ms, liveness_ms"]),
-        ("[brokr]\n", ["unknown section brokr", "broker, target, draft, up, client"]),
+        ("[brokr]\n", ["unknown section brokr", "broker, target, draft, up, client, serve"]),
         ("broker = 3", ["broker is 3", "[broker]"]),
         ("[broker]\nheartbeat_ms = '5'", ["broker.heartbeat_ms is '5'", "a whole number"]),
         ("[broker]\nheartbeat_ms = true", ["broker.heartbeat_ms is True", "a whole number"]),

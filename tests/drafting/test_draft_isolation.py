@@ -18,7 +18,6 @@ from specq.protocol.messages import Assign, Open, Verdict
 from specq.protocol.params import SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
 from specq.verifier.core import Verifier
-from specq.verifier.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 
@@ -142,18 +141,9 @@ class FailingChains(ToyChains):
         return chains
 
 
-@pytest.mark.parametrize("where", ["start", "finish", "open", "commit", "offer"])
-def test_a_colocated_drafter_goes_on_with_the_others(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["start", "finish", "open", "commit"])
+def test_a_colocated_drafter_goes_on_with_the_others(where: str) -> None:
     """All texts are right, and the others are drafted for."""
-    if where == "offer":
-        original = Session.offer
-
-        def raising(self: Session, *arguments: Any) -> Any:
-            if self.session_id == BAD:
-                raise OverflowError("too large")
-            return original(self, *arguments)
-
-        monkeypatch.setattr(Session, "offer", raising)
     drafter = ColocatedDrafter(FailingChains(where, Failing(where)), StepCurve([1, 64], [0.0001, 0.0002]))
     verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), (drafter,), incarnation=1)
     for i in range(NUM):

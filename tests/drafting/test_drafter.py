@@ -104,13 +104,13 @@ def test_what_was_lost_is_sent_again() -> None:
 
 
 def test_where_no_node_pays_the_drafter_backs_off() -> None:
-    """With a minimum acceptance probability above 1 it sends nothing, and drafts one token ahead ever more rarely; it comes back when
-    the minimum falls."""
+    """With a minimum acceptance probability that no node reaches it sends nothing, and drafts one token ahead ever more rarely; it comes
+    back when the minimum falls."""
     drafter = make_drafter(max_tokens=1000)
     text = toy_text(PROMPT, 200)
     busy = []
     for i in range(100):
-        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=1500))
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=1000))
         busy.append(drafter.has_work)
         assert passes(drafter, 4) == []
     assert [i for i, b in enumerate(busy) if b] == [0, 1, 4, 11, 26, 57, 88]
@@ -119,6 +119,32 @@ def test_where_no_node_pays_the_drafter_backs_off() -> None:
         drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=100))
         sent += passes(drafter, 2)
     assert sent
+
+
+def test_a_drafter_that_is_asked_for_more_than_there_can_be_is_silent() -> None:
+    """It has nothing to do, for sessions that are assigned meanwhile neither, and drafts again with the first verdict that asks for less:
+    no backoff has built up."""
+    drafter = make_drafter(max_tokens=1000)
+    text = toy_text(PROMPT, 200)
+    for i in range(100):
+        drafter.handle(verdict(3 + i, [text[i]], min_accept_prob=9999))
+        assert not drafter.has_work
+    drafter.handle(
+        Assign(
+            session_id=8, epoch=1, lane=0, prompt_len=3, params=SamplingParams(), token_ids=np.array(PROMPT, np.int32)
+        )
+    )
+    assert not drafter.has_work
+    drafter.handle(verdict(103, [text[100]], min_accept_prob=100))
+    assert passes(drafter, 2)
+
+
+def test_a_synchronous_round_is_drafted_whatever_is_asked() -> None:
+    """Its verifier waits for it."""
+    drafter = make_drafter(max_tokens=1000, speculation=Speculation(mode="sync"))
+    passes(drafter, 40)
+    drafter.handle(verdict(3, [toy_text(PROMPT, 1)[0]], min_accept_prob=9999))
+    assert drafter.has_work
 
 
 def test_the_floor_follows_the_minimum_acceptance_probability() -> None:

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from specq.cli import main
 from specq.engines import ENGINES, EngineSpec
 from specq.engines.torch.engine import TorchEngine
-from specq.protocol.types import Judgement, SessionStep
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
+from specq.protocol.types import SessionStep
 
 STEP_S = 0.008
 
@@ -22,10 +23,10 @@ STEP_S = 0.008
 class SlowEngine(TorchEngine):
     """See the module."""
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Step, and wait."""
         time.sleep(STEP_S)
-        return super().step(steps)
+        return super().step(steps, tap)
 
 
 SLOW = EngineSpec(SlowEngine)

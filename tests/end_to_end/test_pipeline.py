@@ -5,6 +5,7 @@ import pytest
 
 from specq.protocol.messages import Cancel, Submit
 from specq.protocol.params import SamplingParams
+from specq.protocol.step_output import NO_TAP
 from specq.testing.toy import EOS, ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import World
 from tests.end_to_end.pipeline import PROMPT, finished
@@ -229,9 +230,9 @@ def test_eos_ends_a_job_unless_ignored() -> None:
     """The end-of-sequence token ends the text, and does not with ignore_eos."""
 
     class Ender(ToyEngine):
-        def step(self, steps):  # type: ignore[no-untyped-def]
-            found = super().step(steps)
-            for judgement in found:
+        def step(self, steps, tap=NO_TAP):  # type: ignore[no-untyped-def]
+            found = super().step(steps, tap)
+            for judgement in found.judgements:
                 if len(self.contexts[judgement.session_id]) >= 12:
                     judgement.token_ids[-1] = EOS
             return found

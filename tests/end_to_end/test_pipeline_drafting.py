@@ -131,7 +131,9 @@ def test_drafters_of_different_models_share_a_job() -> None:
     job = world.submit(1, PROMPT, max_tokens=100)
     world.run_until(lambda: sum(len(drafter.sessions) for drafter in world.drafters.values()) == 2)
     assert len(world.drafters[b"d1"].sessions) == 1
-    assert {lane for session in world.verifiers[b"v0"].sessions.values() for lane in session.lanes} <= {0, 1}
+    assert {
+        lane for session in world.verifiers[b"v0"].sessions.values() for lane in session.trees.lanes(session.place)
+    } <= {0, 1}
     world.run_until(lambda: finished(world, 1))
     assert job.token_ids == toy_text(PROMPT, 100)
     assert job.stats["accepted_tokens"]

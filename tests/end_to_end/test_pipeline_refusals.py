@@ -5,6 +5,7 @@ import pytest
 
 from specq.protocol.errors import EngineError
 from specq.protocol.messages import Draft, GetStatus
+from specq.protocol.step_output import NO_TAP
 from specq.protocol.wire import encode
 from specq.testing.toy import ToyEngine, ToyProposer, toy_info, toy_text
 from specq.testing.world import CLIENT, World
@@ -15,7 +16,7 @@ def test_a_failed_job_tells_its_reason_again() -> None:
     """A client that lost the reason and submits again hears it, and what was committed."""
 
     class Broken(ToyEngine):
-        def step(self, steps):  # type: ignore[no-untyped-def]
+        def step(self, steps, tap=NO_TAP):  # type: ignore[no-untyped-def]
             raise EngineError("out of order")
 
     world = World()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.engines.checkpoint import resolve_directory
 from specq.engines.torch import RowPacker, load
-from specq.protocol import ConfigError
+from specq.models import resolve_model
+from specq.protocol import ConfigError, fits, mismatch
+from specq.testing import tokenizer_json
 from specq.testing.checkpoints import load_reference, random_tokens, reference_logits
 from specq.testing.checkpoints_gguf import MADE, Q, keep_values, write_gguf
 
@@ -194,3 +197,15 @@ def test_quantised_values_are_those_of_the_package():
     for kind in TYPES:
         once = dequantize(quantize(values, kind), kind)
         assert np.array_equal(once, dequantize(quantize(once, kind), kind)), kind.name
+
+
+def test_drafts_fit_a_file_by_its_tokenizer(source, tmp_path):
+    """A checkpoint with the same tokenizer fits, one with another is refused with both sizes."""
+    target = load(str(write_gguf(source, tmp_path / "target.gguf")), device="cpu", kv_slots=64).info
+    same = shutil.copytree(source, tmp_path / "same")
+    (same / "tokenizer.json").write_text(tokenizer_json())
+    other = load(resolve_model("tiny", "draft"), device="cpu", kv_slots=64).info
+    assert fits(load(str(same), device="cpu", kv_slots=64).info, target)
+    assert not fits(other, target)
+    assert f"({other.num_tokens} tokens" in mismatch(other, [target])
+    assert f"target ({target.num_tokens} tokens" in mismatch(other, [target])

@@ -6,12 +6,16 @@ import shutil
 
 import numpy as np
 import pytest
+import structlog
 import torch
+from transformers import AutoModelForCausalLM
 
 from specq.engines.torch.compiler import SOURCE, kernels
+from specq.engines.torch.forward import KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import NativeForward, pack_panels
+from specq.engines.torch.native import NativeForward
+from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, Weight, pack
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.engines.torch.top import top_tokens
 from specq.runtime import compiler
@@ -89,22 +93,83 @@ def ancestors(parents: np.ndarray, node: int) -> list[int]:
     return line[::-1]
 
 
+def packed(*weights: Weight, interleave: bool = False) -> PackedMatrix:
+    return pack(kernels(), Arena(1 << 20), weights, interleave)
+
+
 def test_weights_are_halved_only_where_that_is_exact():
     weight = torch.randn(32, 24)
-    assert pack_panels(weight).dtype == torch.float32
+    assert packed(weight).format == F32
     rounded = weight.to(torch.bfloat16).float()
-    packed = pack_panels(rounded)
-    assert packed.dtype == torch.int32
-    assert packed.shape == (2, 24, 8)
-    low, high = (packed << 16).view(torch.float32), (packed & -65536).view(torch.float32)
+    half = packed(rounded)
+    assert (half.format, half.num_panels, half.k) == (BF16, 2, 24)
+    pairs = half.data.view(torch.int32).view(2, 24, 8)
+    low, high = (pairs << 16).view(torch.float32), (pairs & -65536).view(torch.float32)
     assert torch.equal(torch.cat([low, high], -1).transpose(1, 2).reshape(32, 24), rounded)
+
+
+def test_matrices_are_packed_one_below_the_other_or_in_turns():
+    weights = [torch.randn(24, 8), torch.randn(24, 8)]
+    for interleave in (False, True):
+        data = packed(*weights, interleave=interleave).data.view(torch.float32).view(3, 8, 16).transpose(1, 2)
+        expected = torch.stack([w.view(3, 8, 8) for w in weights], 1) if interleave else torch.cat(weights)
+        assert torch.equal(data.reshape(48, 8), expected.reshape(48, 8))
+    padded = packed(torch.ones(17, 8))
+    assert padded.num_panels == 2
+    assert padded.data.view(torch.int16).count_nonzero() == 17 * 8
+
+
+def random_blocks(kind: str, num_rows: int, k: int, rng: np.random.Generator) -> tuple[BlockWeight, torch.Tensor]:
+    """Return blocks as GGUF lays them out, and what they dequantise to in float32."""
+    scale, minimum = (rng.normal(0, 0.05 if kind == "Q4_1" else 0.003, (2, num_rows, k // 32, 1))).astype(np.float16)
+    minimum[..., 0].flat[0] = np.float16(3e-7)  # one that half precision holds only as a subnormal number
+    if kind == "Q4_1":
+        numbers = rng.integers(0, 16, (num_rows, k // 32, 32), np.uint8)
+        low, high = numbers[..., :16], numbers[..., 16:]
+        parts = scale.view(np.uint8), minimum.view(np.uint8), low | high << 4
+        values = scale.astype(np.float32) * numbers + minimum.astype(np.float32)
+    else:
+        numbers = rng.integers(-128, 128, (num_rows, k // 32, 32), np.int8)
+        parts = scale.view(np.uint8), numbers.view(np.uint8)
+        values = scale.astype(np.float32) * numbers
+    blocks = torch.from_numpy(np.concatenate(parts, -1).reshape(num_rows, -1))
+    return BlockWeight(kind, blocks), torch.from_numpy(values.reshape(num_rows, k))
+
+
+@pytest.mark.parametrize("kind", list(BLOCK_TYPES))
+def test_a_files_blocks_give_the_bits_of_their_values(tmp_path, kind):
+    """Each number of rows takes another tile, or the way by which a panel is expanded once for all of them."""
+    network = AutoModelForCausalLM.from_pretrained(make_checkpoint("qwen2", tmp_path), dtype=torch.float32)
+    rng, blocks = np.random.default_rng(0), {}
+    for name, module in network.named_modules():
+        if isinstance(module, torch.nn.Linear) and module.in_features % 32 == 0 and "k_proj" not in name:
+            blocks[name], values = random_blocks(kind, module.out_features, module.in_features, rng)
+            module.weight = torch.nn.Parameter(values)
+    attention = network.model.layers[0].self_attn
+    shape = (network.config.num_hidden_layers, network.config.num_key_value_heads, 512, attention.head_dim)
+    plain, quantised = (
+        NativeForward(network, KvStore(*torch.zeros(2, *shape)), kernels(), blocks=given) for given in ({}, blocks)
+    )
+    assert {plain._model.head.format, quantised._model.head.format} == {F32, BLOCK_TYPES[kind][0]}
+    table, start = rng.permutation(512).astype(np.int32), 0
+    for length in (*range(1, 15), 40, 100):
+        rows = chain_rows(random_tokens(rng, length).tolist(), start, table, judged=True)
+        start += length
+        expected, output = plain(rows), quantised(rows)
+        assert torch.isfinite(expected.logits).all()
+        assert torch.equal(expected.logits, output.logits)
+    assert torch.equal(plain.kv.keys, quantised.kv.keys)
+    assert torch.equal(plain.kv.values, quantised.kv.values)
 
 
 def test_without_a_compiler_the_portable_path_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     compiler.library.cache_clear()
     try:
-        assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
+        with structlog.testing.capture_logs() as logs:
+            assert isinstance(load(str(make_checkpoint("llama", tmp_path)), device="cpu").forward, GenericForward)
+        assert [(entry["log_level"], entry["event"]) for entry in logs] == [("warning", "kernels_unavailable")]
+        assert "slower" in logs[0]["reason"]
     finally:
         compiler.library.cache_clear()
 

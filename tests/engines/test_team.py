@@ -15,7 +15,7 @@ import torch
 from specq.engines.torch import compiler, native
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
+from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, SmallSteps, Threads
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.protocol.errors import ConfigError
 from specq.runtime.cpu import available_cores
@@ -80,7 +80,7 @@ def settles(expected: set[int], patience_s: float = 10) -> bool:
 @pytest.mark.parametrize("kind", [kind for kind in CONFIGS if kind not in ("opt", "llama-odd")])
 def test_threads_change_no_bit(tmp_path, monkeypatch, kind, threads):
     """Hundreds of random steps one after the other, on the same KV: a race would show."""
-    monkeypatch.setattr(native, "MIN_SHARED_ROWS", 2)
+    monkeypatch.setattr(native, "MIN_SHARED_ROWS", 1)
     directory = str(make_checkpoint(kind, tmp_path))
     alone, shared = (load(directory, device="cpu", kv_slots=SLOTS, threads=t).forward for t in (ALONE, threads))
     for forward in (alone, shared):
@@ -97,16 +97,55 @@ def test_threads_change_no_bit(tmp_path, monkeypatch, kind, threads):
 
 
 @on_linux
-def test_helpers_come_with_the_first_large_step_and_go_with_the_forward(llama):
+@pytest.mark.parametrize("num_rows", [1, MIN_SHARED_ROWS])
+def test_helpers_come_with_the_first_step_and_go_with_the_forward(llama, num_rows):
     forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(3)).forward
     before = threads_of_this_process()
-    forward(a_step(MIN_SHARED_ROWS - 1))
-    assert threads_of_this_process() == before
-    forward(a_step(MIN_SHARED_ROWS))
+    forward(a_step(num_rows))
     forward(a_step(MIN_SHARED_ROWS + 5))
     assert len(threads_of_this_process() - before) == 2
     del forward
     assert settles(before)
+
+
+@on_linux
+def test_small_steps_are_left_alone_while_helpers_are_late_and_large_ones_are_not(llama, monkeypatch):
+    forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(2)).forward
+    shared, share = [], forward._helpers
+    monkeypatch.setattr(forward, "_helpers", lambda: shared.append(True) or share())
+    forward._small_steps.note(was_late=True)
+    for _ in range(SmallSteps.LEAST_ALONE - 1):
+        forward(a_step(1))
+    assert not shared
+    forward(a_step(MIN_SHARED_ROWS))
+    assert len(shared) == 1
+    forward(a_step(1))
+    assert len(shared) == 2
+
+
+def test_small_steps_alone_double_with_each_late_helper_and_are_slowly_forgiven():
+    steps = SmallSteps()
+
+    def steps_alone() -> int:
+        count = 0
+        while not steps.should_share():
+            count += 1
+        return count
+
+    assert steps_alone() == 0
+    found = []
+    for _ in range(9):
+        steps.note(was_late=True)
+        found.append(steps_alone())
+    assert found == [15, 31, 63, 127, 255, 511, 1023, 1023, 1023]
+    steps.note(was_late=False)
+    assert steps_alone() == 0
+    steps.note(was_late=True)
+    assert steps_alone() == 1023
+    for _ in range(300):
+        steps.note(was_late=False)
+    steps.note(was_late=True)
+    assert steps_alone() == 15
 
 
 @on_linux

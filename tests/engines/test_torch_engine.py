@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from specq.engines.profiling import REPEATS
+from specq.engines.profiling import REPEATS, step_times
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import ForwardOutput
+from specq.engines.torch.forward import ForwardOutput, RowTap
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
@@ -61,8 +61,8 @@ class Recorder:
     def kv(self):
         return self.forward.kv
 
-    def __call__(self, rows: PackedRows) -> ForwardOutput:
-        self.outputs.append(self.forward(rows))
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        self.outputs.append(self.forward(rows, tap))
         return self.outputs[-1]
 
 
@@ -71,14 +71,15 @@ def prefill(engine: TorchEngine, session_id: int, token_ids: Int32Array, chunk: 
     start = engine.open(session_id, token_ids)
     while start < len(token_ids) - 1:
         end = min(start + chunk, len(token_ids) - 1)
-        assert engine.step([SessionStep(session_id, start, token_ids[start:end], GREEDY, judged=False)]) == []
+        step = SessionStep(session_id, start, token_ids[start:end], GREEDY, judged=False)
+        assert engine.step([step]).judgements == []
         start = end
 
 
 def decode(engine: TorchEngine, session_id: int, context: list[int], tree: Tree = NO_TREE) -> Judgement:
     """Judge a tree after a context of which all but the last token has KV; extend the context by the outcome."""
     last = np.array(context[-1:], np.int32)
-    (judgement,) = engine.step([SessionStep(session_id, len(context) - 1, last, GREEDY, tree)])
+    (judgement,) = engine.step([SessionStep(session_id, len(context) - 1, last, GREEDY, tree)]).judgements
     context.extend(judgement.token_ids.tolist())
     return judgement
 
@@ -105,7 +106,7 @@ def test_logits_of_random_trees_equal_transformers_on_each_path(checkpoint, eage
     prefill(engine, 1, context)
     tree = random_tree(rng, 12)
     decode(engine, 1, context.tolist(), tree)
-    logits, hidden = recorder.outputs[-1]
+    logits, hidden, _ = recorder.outputs[-1]
     for row in range(13):
         expected = reference_logits(reference, context.tolist() + path_tokens(tree, row - 1))
         torch.testing.assert_close(logits[row], expected, atol=TOLERANCE, rtol=TOLERANCE)
@@ -151,7 +152,7 @@ def test_many_ragged_sessions_in_one_step_equal_each_alone(checkpoint, eager):
         SessionStep(i, len(c) - 1, c[-1:], GREEDY, t) for i, (c, t) in enumerate(zip(contexts, trees, strict=True))
     ]
     steps.insert(3, SessionStep(99, 0, random_tokens(rng, 40)[:30], GREEDY, judged=False))
-    judgements = engine.step(steps)
+    judgements = engine.step(steps).judgements
     assert [j.session_id for j in judgements] == list(range(6))
     torch.testing.assert_close(recorder.outputs[-1].logits, torch.cat(alone), atol=TOLERANCE, rtol=TOLERANCE)
 
@@ -259,7 +260,7 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
     monkeypatch.setattr(
         engine, "step", lambda steps: seen.append("timed" if steps[0].judged else "context") or step(steps)
     )
-    engine.step_times([2])
+    step_times(engine, [2], engine._settle)
     assert seen == ["context", "settled", "timed"] * REPEATS
 
 

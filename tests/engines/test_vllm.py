@@ -77,7 +77,7 @@ class Text:
 
 def run(engine, steps: list[SessionStep], texts: dict[int, Text]) -> None:
     """Run one step and let the texts grow."""
-    judgements = {judgement.session_id: judgement for judgement in engine.step(steps)}
+    judgements = {judgement.session_id: judgement for judgement in engine.step(steps).judgements}
     assert list(judgements) == [step.session_id for step in steps if step.judged]
     for step in steps:
         text = texts[step.session_id]
@@ -191,7 +191,7 @@ def test_log_probabilities_are_the_torch_engines(engine, directory):
     found = []
     for who in (engine, TorchEngine(str(directory), device="cpu")):
         who.open(1, prompt)
-        found.append(who.step([step])[0].logprobs)
+        found.append(who.step([step]).judgements[0].logprobs)
         who.close(1)
     assert np.array_equal(found[0].top_ids, found[1].top_ids)
     np.testing.assert_allclose(found[0].top, found[1].top, atol=1e-4)

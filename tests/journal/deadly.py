@@ -15,7 +15,8 @@ from dataclasses import replace
 from specq.cli import main as specq
 from specq.config.sections import BrokerConfig, Config, TargetConfig, UpConfig
 from specq.protocol.errors import EngineLostError
-from specq.protocol.types import Judgement, SessionStep
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
+from specq.protocol.types import SessionStep
 from specq.runtime import log
 from specq.testing.tokenizer import tokenizer_files, tokenizer_json
 from specq.testing.toy import toy_info
@@ -37,7 +38,7 @@ BEATS = {"heartbeat_ms": 100, "liveness_ms": 600}
 class DeadlyEngine(SlowEngine):
     """A toy engine that ends the process in a step with the magic token."""
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Die, or judge."""
         token_ids = {token for step in steps for token in step.token_ids.tolist()}
         if MAGIC in token_ids:
@@ -46,7 +47,7 @@ class DeadlyEngine(SlowEngine):
             raise EngineLostError("the device is in error")
         if RAISES in token_ids:
             raise ValueError("magic")
-        return super().step(steps)
+        return super().step(steps, tap)
 
 
 def work(broker: str, name: str) -> None:

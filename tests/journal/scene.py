@@ -212,7 +212,9 @@ class Scene:
             return
         known = self.journal.find(message.job_id)
         if isinstance(message, Failed):
-            assert known is None or message.code in ("invalid", known.code), "a failure that the journal does not have"
+            assert known is None or message.code in ("invalid", "conflict", known.code), (
+                "a failure that the journal does not have"
+            )
             return
         assert known is not None, "a client heard of a job that is not in the journal"
         if isinstance(message, Tokens):

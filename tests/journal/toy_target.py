@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specq.config.sections import TargetConfig
-from specq.protocol.types import Judgement, ModelInfo, SessionStep
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
+from specq.protocol.types import ModelInfo, SessionStep
 from specq.runtime import log
 from specq.testing.tokenizer import tokenizer_files, tokenizer_json
 from specq.testing.toy import ToyEngine, toy_info
@@ -30,10 +31,10 @@ class SlowEngine(ToyEngine):
         super().__init__(info)
         self.seconds = seconds
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Wait, and judge."""
         time.sleep(self.seconds)
-        return super().step(steps)
+        return super().step(steps, tap)
 
 
 def main(

@@ -34,14 +34,15 @@ def fixed_length(count):
     """Let the scheduler take `count` nodes of each session, the likeliest, as far as there are any."""
 
     def choose_nodes(sessions, num_rows, room, curve, max_chain):
-        nodes, tokens = {}, 0.0
-        for session in sessions:
-            offers = scheduler._candidates(session, max_chain) if session.num_live else []
-            best = np.argsort([-node.reach_prob for node in offers], kind="stable")[: min(count, room)]
-            nodes[session.session_id] = [offers[i] for i in np.sort(best)]
+        chosen, tokens = [np.zeros(0, np.int32)], 0.0
+        firsts, nodes = scheduler.offered(sessions, max_chain) if sessions else ([], chosen[0])
+        for first, end in itertools.pairwise(firsts):
+            reach_prob = sessions[0].trees.reach_prob[nodes[first:end]]
+            best = np.argsort(-reach_prob, kind="stable")[: min(count, room)]
+            chosen.append(nodes[first + np.sort(best)])
             room -= len(best)
-            tokens += sum(offers[i].reach_prob for i in best)
-        return scheduler.Chosen(nodes, {}, tokens)
+            tokens += float(reach_prob[best].sum())
+        return scheduler.Chosen(np.cumsum([0, *map(len, chosen[1:])]), np.concatenate(chosen), tokens)
 
     with mock.patch.object(scheduler, "choose_nodes", choose_nodes):
         yield

@@ -128,7 +128,7 @@ def test_the_engine_follows_its_text_down_the_tree(engine):
     last = prompted(engine, 1)
     first, second, third = say(1, 4, last, 3)
     drafted = tree([first + 1, first, second, second + 1, second], [-1, -1, 0, 1, 1])
-    (judgement,) = engine.step([decoding(1, 3, last, drafted)])
+    (judgement,) = engine.step([decoding(1, 3, last, drafted)]).judgements
     assert judgement.path == (1, 4)
     assert judgement.token_ids.tolist() == [first, second, third]
     assert (engine.num_rounds, engine.num_nodes, engine.num_accepted) == (1, 5, 2)

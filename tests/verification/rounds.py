@@ -18,10 +18,13 @@ from specq.protocol.types import DraftDistribution
 from specq.verifier.grafting import graft
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
+from specq.verifier.trees import DraftTrees
+from tests.verifier.sessions import commit
 
 CONTEXT = (0,)
 TARGET, DRAFT, SCORE, SHAPE, POINT = range(5)  # what random functions of a context say
 POINT_LANE, FIRST_LANE = 7, 0
+TREES = DraftTrees()  # of all sessions; the reference where bugs are planted
 
 
 @lru_cache(100_000)
@@ -195,12 +198,13 @@ def open_session(drafts, serving):
     session = Session(Open(
         session_id=1, epoch=1, prompt_len=len(CONTEXT), tokens_left=serving.tokens_left, params=params,
         token_ids=np.array(CONTEXT, np.int32), speculation=serving.speculation,
-    ))  # fmt: skip
+    ), trees=TREES)  # fmt: skip
     for draft in drafts:
         graft(session, draft, 0.0)
     for lane, score, accepted in serving.seen:
-        if lane in session.lanes:
-            session.lanes[lane].calibration.observe(score, accepted)
+        known = session.lane(lane)
+        if known is not None:
+            known.calibration.observe(score, accepted)
     return session
 
 
@@ -274,7 +278,7 @@ def _play(world, serving, drafts, said, probability, num_rounds, found, known):
     """Add what further rounds commit after some rounds have said these tokens, a tuple a round."""
     session = open_session(drafts, serving)
     for tokens in said:
-        session.commit(tokens, 0)
+        commit(session, tokens, 0)
     prefix = tuple(session.token_ids[len(CONTEXT) :])
     tree = share_of(session, serving).step.tree
     rows = () if tree.distributions is None else tuple(tree.distributions.rows.tolist())
@@ -285,6 +289,7 @@ def _play(world, serving, drafts, said, probability, num_rounds, found, known):
         rows,
         tree.distributions and tree.distributions.weights.tobytes(),
     )
+    session.close()
     if key not in known:
         known[key] = judged(world, tree, prefix)
     for text, chance in known[key].items():

@@ -6,6 +6,7 @@ pairs of tokens; the bugs that are planted below do.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +15,16 @@ import torch
 from specq.proposers import Children, Expansion
 from specq.protocol.arrays import Int32Array
 from specq.protocol.params import Speculation
-from specq.protocol.types import DraftDistribution, Judgement, SessionStep
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
+from specq.protocol.types import DraftDistribution, SessionStep
 from specq.testing.toy import VOCAB, ToyEngine, ToyProposer
 from specq.testing.world import World
 from specq.verification.drafting import draw_children
 from specq.verification.judge import judge
 from specq.verifier import scheduler
 from specq.verifier.choice_order import order_of_choice
-from specq.verifier.draft_tree import Node
 from specq.verifier.session import Session
+from specq.verifier.trees import draft_trees, reference_choice
 
 TARGET = np.array([0.0, 0.35, 0.2, 0.15, 0.1, 0.08, 0.06, 0.04, 0.02])  # of tokens 0 to 8; 0 ends a text
 NUM_TOKENS = 1500
@@ -33,7 +35,7 @@ PAIR_LIMIT = 120.0
 class MemorylessEngine(ToyEngine):
     """An engine whose logits are the same in every row."""
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         self.num_rows.append(sum(step.num_rows for step in steps))
         self.busy_s += self.step_times(self.num_rows[-1:])[0]
         logits = torch.full((sum(step.num_judged_rows for step in steps), VOCAB), -torch.inf)
@@ -43,7 +45,7 @@ class MemorylessEngine(ToyEngine):
             self.contexts[step.session_id].extend(step.token_ids.tolist())
         for judgement in judgements:
             self.contexts[judgement.session_id].extend(judgement.token_ids[:-1].tolist())
-        return judgements
+        return StepOutput(judgements)
 
 
 class DrawingProposer(ToyProposer):
@@ -162,27 +164,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def _cut_by_content(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
-    for node in siblings.values():
-        node.reach_prob = reach_prob * (0.9 if node.token <= 3 else 0.0)
-    return sorted(siblings.values(), key=lambda node: -node.reach_prob)
+def _cut_by_content(t: Any, siblings: Sequence[int], reach_prob: float) -> list[int]:
+    for node in siblings:
+        t.reach_prob[node] = reach_prob * (0.9 if t.token[node] <= 3 else 0.0)
+    return sorted(siblings, key=lambda node: -t.reach_prob[node])
 
 
-def _last_first(session: Session, nodes: Sequence[Node]) -> list[Node]:
-    return sorted(order_of_choice(session, nodes), key=lambda node: (node.position, -node.rank))
+def _last_first(session: Session, nodes: Sequence[int]) -> list[int]:
+    t = session.trees.views
+    return sorted(order_of_choice(session, nodes), key=lambda node: (t.position[node], -t.rank[node]))
 
 
-def _first_cut(session: Session, siblings: dict[int, Node], reach_prob: float) -> list[Node]:
-    nodes = list(siblings.values())
-    for node in nodes:
-        node.reach_prob = reach_prob * 0.5
-    return nodes[1:]
+def _first_cut(t: Any, siblings: Sequence[int], reach_prob: float) -> list[int]:
+    for node in siblings:
+        t.reach_prob[node] = reach_prob * 0.5
+    return list(siblings[1:])
 
 
 BUGS = {
-    "cut by their own token": (Session, "_weighed", _cut_by_content),
+    "cut by their own token": (reference_choice, "weighed", _cut_by_content),
     "judged in another order than drawn": (scheduler, "order_of_choice", _last_first),
-    "without earlier siblings": (Session, "_weighed", _first_cut),
+    "without earlier siblings": (reference_choice, "weighed", _first_cut),
 }
 
 
@@ -190,6 +192,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_show(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of sampled nodes; in the frequencies of tokens."""
+    monkeypatch.setattr(draft_trees, "kernels", lambda: None)  # the reference, in which the bug is
     monkeypatch.setattr(*BUGS[bug])
     tokens, _ = text_of("sharp", SHAPES["candidates"])
     assert chi_squares(tokens)[0] > LIMIT

@@ -134,7 +134,7 @@ def step_once(engine):
         a_step(SamplingParams(), [1, 2], [-1, -1]), session_id=3, start=0, token_ids=np.array([5, 6], np.int32)
     )
     with structlog.testing.capture_logs() as events:
-        [judgement] = engine.step([step])
+        [judgement] = engine.step([step]).judgements
     return judgement, [event for event in events if event["event"] == "node_judged"]
 
 

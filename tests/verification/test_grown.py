@@ -16,9 +16,8 @@ from specq.proposers import Children, Expansion
 from specq.protocol.messages import Assign, Draft
 from specq.protocol.params import SamplingParams, Speculation
 from specq.verifier import choice_order, scheduler
-from specq.verifier.lanes import Lane
-from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import DraftTrees, reference_graft
 from tests.verification import rounds
 from tests.verification.rounds import CONTEXT, Serving, World
 from tests.verification.test_rounds import BIAS, CURVES, EXACT, curve_of, other_session
@@ -173,18 +172,18 @@ def growth_unseen(order, grown, expanded):
 
 def likely_ones_only(session, nodes):
     """Expansions are seen only where children are likely enough to be chosen."""
-    with mock.patch.object(Session, "live_nodes", return_value=nodes):
+    with mock.patch.object(session.trees.operations, "live", return_value=nodes):
         return order_of_choice(session, nodes)
 
 
-def rounds_as_they_grew(grown, first_after_loss, *, is_sync):
+def rounds_as_they_grew(t, grown, first_after_loss, *, is_sync):
     """A synchronous round is taken for one that is not."""
-    return expanded_before(grown, first_after_loss, is_sync=False)
+    return expanded_before(t, grown, first_after_loss, is_sync=False)
 
 
-def loss_unseen(lane, first_id, num_nodes):
+def loss_unseen(t, lane, first_id, size):
     """A gap in the node ids is no matter."""
-    lane.seen = max(lane.seen, first_id + num_nodes - 1)
+    t.newest_id[lane] = max(t.newest_id[lane], first_id + size - 1)
 
 
 order_of_choice, expanded_before = scheduler.order_of_choice, choice_order._expanded_before
@@ -192,7 +191,7 @@ MUTANTS = {
     "growth unseen": (choice_order._Order, "wait_for_growth", growth_unseen, "run-ahead"),
     "likely ones only": (scheduler, "order_of_choice", likely_ones_only, "run-ahead"),
     "rounds as they grew": (choice_order, "_expanded_before", rounds_as_they_grew, "synchronous"),
-    "loss unseen": (Lane, "note", loss_unseen, "lost"),
+    "loss unseen": (reference_graft, "note", loss_unseen, "lost"),
 }
 SHOWN_BY = {  # some whose bias is large
     "growth unseen": (35, 44),
@@ -206,6 +205,7 @@ SHOWN_BY = {  # some whose bias is large
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
     *patch, kind = MUTANTS[mutant]
+    monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
     assert all(distance(entropy, kind) < EXACT for entropy in SHOWN_BY[mutant])
     monkeypatch.setattr(*patch)
     assert all(distance(entropy, kind) > BIAS for entropy in SHOWN_BY[mutant])

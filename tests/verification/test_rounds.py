@@ -13,10 +13,11 @@ from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
 from specq.testing import exact
 from specq.verifier import grafting, scheduler
-from specq.verifier.draft_tree import in_order
 from specq.verifier.grafting import graft
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import NONE, DraftTrees, reference_choice
+from specq.verifier.trees.reference_graft import siblings_from
 from tests.verification import rounds
 from tests.verification.rounds import FIRST_LANE, POINT_LANE, Serving, World, distance, num_draws
 from tests.verifier.sessions import make_draft
@@ -53,12 +54,12 @@ def other_session(number, rng, count=None):
     session = Session(Open(
         session_id=100 + number, epoch=1, prompt_len=3, tokens_left=50, params=SamplingParams(),
         token_ids=np.array([1, 2, 3], np.int32),
-    ))  # fmt: skip
+    ), trees=rounds.TREES)  # fmt: skip
     session.kv_len = 2
     count = int(rng.integers(0, 4)) if count is None else count
     graft(session, make_draft(3, 0, list(range(4, 4 + count)), list(range(-1, count - 1))), 0.0)
     for accepted in rng.random(3) < 0.5 if count > 1 else ():
-        for lane in session.lanes.values():
+        for lane in session.trees.lanes(session.place).values():
             lane.calibration.observe(np.log(0.5), bool(accepted))
     return session
 
@@ -181,26 +182,25 @@ def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve):
 
 def younger_siblings_known(session, nodes):
     """Whether an earlier sibling is verified depends on the chance of a later one, and so on the earlier one's token."""
-    nodes = order_of_choice(session, nodes)
+    nodes, t = order_of_choice(session, nodes), session.trees.views
     for node in nodes:
-        while node.depends_on is not None and node.depends_on.parent is node.parent:
-            node.depends_on = node.depends_on.depends_on
+        while (earlier := t.depends_on[node]) != NONE and t.parent[earlier] == t.parent[node]:
+            t.depends_on[node] = t.depends_on[earlier]
     return nodes
 
 
 def descendants_known(session, nodes):
     """Whether a node is verified depends on what hangs from it."""
     nodes = order_of_choice(session, nodes)
-    for node in nodes:
-        node.depends_on = None
+    session.trees.depends_on[nodes] = NONE
     return nodes
 
 
-def uncapped(session, siblings, reach_prob):
+def uncapped(t, siblings, reach_prob):
     """A later sibling may be likelier than the earlier one, and be offered without it."""
-    nodes = in_order(siblings.values())
+    nodes = reference_choice.in_order(t, siblings)
     for node in nodes:
-        node.reach_prob = reach_prob * session.lanes[node.lane].calibration.probability(node.score)
+        t.reach_prob[node] = reach_prob * reference_choice.probability(t, node)
     return nodes
 
 
@@ -209,21 +209,20 @@ def known_within_the_room(reach_prob, needed, num_sessions, num_rows, room, curv
     return best_count(reach_prob[:room], needed[:room], num_sessions, num_rows, room, curve)
 
 
-def chain_by_promise(nodes, most):
+def chain_by_promise(t, nodes, most):
     """Of point masses that is taken which promises most, drawn nodes and what hangs from these included: the rule before
     decision 0008, for engines that take no trees."""
-    chain, above = [], None
-    while len(chain) < most and (siblings := [node for node in nodes if node.parent is above]):
-        first = siblings[:1] if siblings[0].distribution is not None else siblings
-        above = max(first, key=lambda node: promise(node, most - len(chain)))
+    chain, above = [], NONE
+    while len(chain) < most and (siblings := [node for node in nodes if t.parent[node] == above]):
+        first = siblings[:1] if t.group[siblings[0]] != NONE else siblings
+        above = max(first, key=lambda node: promise(t, node, most - len(chain)))
         chain.append(above)
     return chain
 
 
-def promise(node, most):
-    return node.reach_prob + max(
-        (promise(child, most - 1) for child in node.children.values() if most > 1), default=0.0
-    )
+def promise(t, node, most):
+    children = siblings_from(t, t.first_child[node]) if most > 1 else []
+    return t.reach_prob[node] + max((promise(t, child, most - 1) for child in children), default=0.0)
 
 
 best_count, order_of_choice = scheduler.best_count, scheduler.order_of_choice
@@ -231,9 +230,9 @@ MUTANTS = {
     "the most goodput": (scheduler, "best_count", most_goodput),
     "descendants known": (scheduler, "order_of_choice", descendants_known),
     "later siblings known": (scheduler, "order_of_choice", younger_siblings_known),
-    "a later sibling first": (Session, "_weighed", uncapped),
-    "what a drafter says": (grafting, "predicted_scores", lambda draft: draft.scores.tolist()),
-    "a chain by all it promises": (scheduler, "best_chain", chain_by_promise),
+    "a later sibling first": (reference_choice, "weighed", uncapped),
+    "what a drafter says": (grafting, "predicted_scores", lambda draft: draft.scores),
+    "a chain by all it promises": (reference_choice, "best_chain", chain_by_promise),
     "known within the room": (scheduler, "best_count", known_within_the_room),
 }
 
@@ -266,7 +265,8 @@ def cases_for(mutant):
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""
-    if MUTANTS[mutant][1] == "_weighed":
+    monkeypatch.setattr(rounds, "TREES", DraftTrees(is_compiled=False))
+    if MUTANTS[mutant][1] == "weighed":
         monkeypatch.setattr(scheduler, "FLOOR", 0.2)  # the order is kept anyway; what is not offered is left out
     cases = list(cases_for(mutant))
     assert all(distance(world, serving, length_of(world)) < EXACT for world, serving in cases)

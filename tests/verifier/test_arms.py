@@ -1,94 +1,241 @@
-"""Whether drafters are listened to, by what they were measured to bring."""
+"""Which sources of drafts are used, by what they were measured to bring."""
+
+import math
 
 import numpy as np
 import pytest
 
-from specq.verifier.arms import FIRST_PATIENCE, MOST_PATIENCE, WINDOW_S, Arms
+from specq.verifier.arms import COLOCATED, FIRST_PATIENCE, LOOKUP, MOST_PATIENCE, REMOTE, WINDOW_S, Arms, LoadLevel
 
 STEP_S = 0.01
+NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({LOOKUP}), frozenset({COLOCATED})
+RL = R | L
 
 
 class Service(Arms):
-    """Arms, and drafters that bring something or not."""
+    """Arms, and sources that bring something or not."""
 
-    def __init__(self):
-        super().__init__()
-        self.drafted = 0
+    def __init__(self, sources=RL, **options):
+        super().__init__(sources, **options)
+        self.sent = dict.fromkeys(sources, 0)
+        self.seconds = {}  # by arm, of the last `serve`
 
-    def serve(self, seconds, gain, *, sessions=1, drafters=True, noise=0.0, rng=None, drift=0.0):
-        """Serve for so long with drafts that bring `gain` times the tokens a second; return the share of time with drafts."""
-        spent, with_drafts = 0.0, 0.0
+    def serve(self, seconds, rates, *, sessions=1, silent=NONE, lazy=NONE, noise=0.0, rng=None, drift=0.0):
+        """Serve for so long at these rates of each arm; return the tokens as a share of those of the best arm.
+
+        `silent`: sources that send nothing, so that an arm is worth what it is without them; `lazy`: sources that send nothing, and
+        cost what they cost.
+        """
+        spent, tokens_each, self.seconds = 0.0, 0.0, {}
         while spent < seconds:
-            listens = self.wants_drafts
+            arm = self.allowed
             step_s = STEP_S * (1 + drift * spent / seconds)
-            tokens = 100 * sessions * (gain if listens and drafters else 1.0)
-            if noise:
-                tokens *= max(0.1, 1 + noise * rng.standard_normal())
-            self.drafted += 5 if listens and drafters else 0
-            self.learn(sessions, round(tokens), step_s, self.drafted)
+            rate = rates[arm - silent]
+            tokens = 100 * sessions * rate * (max(0.1, 1 + noise * rng.standard_normal()) if noise else 1.0)
+            for source in arm - silent - lazy:
+                self.sent[source] += 5
+            self.learn(sessions, round(tokens), step_s, self.sent)
             spent += step_s
-            with_drafts += step_s * listens
-        return with_drafts / spent
+            tokens_each += rate * step_s
+            self.seconds[arm] = self.seconds.get(arm, 0.0) + step_s
+        return tokens_each / spent / max(rates[arm] for arm in rates if not arm & silent)
+
+    def share(self, arm):
+        """Return the share of time of an arm in the last `serve`."""
+        return self.seconds.get(arm, 0.0) / sum(self.seconds.values())
 
 
-@pytest.mark.parametrize(
-    ("gain", "least", "most"), [(1.3, 0.9, 1.0), (1.05, 0.9, 1.0), (0.95, 0.0, 0.1), (0.6, 0.0, 0.1)]
-)
-def test_the_better_arm_has_nearly_all_of_the_time(gain, least, most):
-    """After half a minute; before that it finds out."""
-    arms = Service()
-    arms.serve(30, gain)
-    assert least <= arms.serve(100, gain) <= most
+def rates_of(**gains):
+    """Return the rate of each set of these sources, each of which multiplies it."""
+    sources = sorted(gains)
+    subsets = [[s for i, s in enumerate(sources) if bits >> i & 1] for bits in range(2 ** len(sources))]
+    return {frozenset(some): math.prod(gains[source] for source in some) for some in subsets}
 
 
-@pytest.mark.parametrize("gain", [1.1, 0.9])
-def test_noise_is_averaged_out(gain):
-    """Steps whose tokens vary by two thirds, on ten seeds: what is lost against the better arm is at most 2%."""
-    for seed in range(10):
+@pytest.mark.parametrize("remote", [1.5, 1.05, 0.95, 0.6])
+@pytest.mark.parametrize("lookup", [1.2, 0.9])
+def test_the_best_arm_has_nearly_all_of_the_time(remote, lookup):
+    """After some seconds, in which it finds out; trials cost no more than a hundredth, of which the far arms' are a part."""
+    arms, rates = Service(), rates_of(remote=remote, lookup=lookup)
+    arms.serve(20, rates)
+    assert arms.serve(100, rates) >= 0.985
+    best = max(rates, key=lambda arm: rates[arm])
+    assert arms.share(best) > 0.8
+
+
+def test_eight_arms_cost_no_more_than_four():
+    """With a third source that is of no use beside the others, and one set that loses nearly everything."""
+    rates = rates_of(remote=1.3, lookup=1.1, colocated=0.9) | {R | L | C: 0.2}
+    arms = Service(R | L | C)
+    arms.serve(30, rates)
+    assert arms.serve(120, rates) >= 0.985
+    assert arms.share(RL) > 0.8
+    assert arms.share(R | L | C) < 0.01, "what loses badly is hardly tried"
+
+
+@pytest.mark.parametrize("rates", [
+    {RL: 0.86, L: 1.0, R: 0.8, NONE: 0.75},  # only lookup
+    {RL: 0.7, L: 0.9, R: 0.75, NONE: 1.0},  # nothing pays, and that is two changes away
+    {RL: 1.0, L: 0.7, R: 0.8, NONE: 0.6},  # both
+    {RL: 0.9, L: 0.7, R: 1.0, NONE: 0.6},  # drafters without lookups
+])  # fmt: skip
+def test_noise_is_averaged_out(rates):
+    """Steps whose tokens vary by two thirds, on five seeds."""
+    for seed in range(5):
         rng, arms = np.random.default_rng(seed), Service()
-        share = arms.serve(120, gain, noise=0.67, rng=rng)
-        rate = share * gain + 1 - share
-        assert rate >= 0.98 * max(gain, 1.0)
+        arms.serve(20, rates, noise=0.67, rng=rng)
+        assert arms.serve(60, rates, noise=0.67, rng=rng) >= 0.97
+
+
+def test_the_first_answer_comes_within_seconds():
+    """Drafts that cost a third are dropped after two windows and a trial."""
+    arms, rates = Service(), {RL: 0.67, L: 1.0, R: 0.6, NONE: 0.9}
+    arms.serve(6 * WINDOW_S, rates)
+    assert REMOTE not in arms.allowed
+
+
+def test_what_is_known_of_others_is_known_beside_a_new_arm():
+    """What beat the old one by 0.1 loses 0.1 against what beat it by 0.2, and the old one is to be tried again soon."""
+    level = LoadLevel.of(RL)
+    level.challengers[NONE].learn(0.1)
+    level._compare(L, 0.2)
+    assert level.used == L
+    assert level.challengers[NONE].gain == pytest.approx(-0.1)
+    assert level.challengers[RL].gain == pytest.approx(-0.2)
+    assert level.challengers[RL].until_trial == FIRST_PATIENCE
+
+
+def test_what_loses_in_each_of_its_changes_is_tried_late():
+    """Without drafters two thirds are lost, and likewise without lookups: without both is no early question."""
+    arms, rates = Service(), rates_of(remote=3.0, lookup=3.0)
+    arms.serve(12, rates)
+    assert arms.share(NONE) == 0.0
+    assert arms.share(L) > 0.0
+    arms.serve(60, rates)
+    assert arms.share(NONE) > 0.0
 
 
 def test_a_machine_that_slows_down_says_nothing_about_drafts():
     """A trial is compared with what was before and after it: a drift of the steps' time by half moves no arm."""
     arms = Service()
-    assert arms.serve(60, 1.04, drift=0.5) > 0.8
+    arms.serve(60, rates_of(remote=1.04, lookup=1.04), drift=0.5)
+    assert arms.share(RL) > 0.7
 
 
 def test_the_answer_changes_with_what_is_measured():
-    """Drafts that were useless bring something now, and are heard again within some trials."""
+    """Drafts that were useless bring something now, and are used again."""
     arms = Service()
-    arms.serve(60, 0.8)
-    assert not arms.wants_drafts
-    arms.serve(60, 1.4)
-    assert arms.serve(60, 1.4) > 0.8
+    arms.serve(60, rates_of(remote=0.8, lookup=1.1))
+    assert arms.share(L) > 0.7
+    arms.serve(60, rates_of(remote=1.4, lookup=1.1))
+    arms.serve(60, rates_of(remote=1.4, lookup=1.1))
+    assert arms.share(RL) > 0.8
 
 
 def test_each_load_has_its_own_answer():
     """Drafts pay for one session and not for sixteen."""
-    arms = Service()
+    few, many, arms = rates_of(remote=1.3, lookup=1.1), rates_of(remote=0.8, lookup=1.1), Service()
     for _ in range(30):
-        arms.serve(2, 1.3, sessions=1)
-        arms.serve(2, 0.8, sessions=16)
-    assert arms.serve(2, 1.3, sessions=1) > 0.8
-    assert arms.serve(2, 0.8, sessions=16) < 0.2
+        arms.serve(2, few, sessions=1)
+        arms.serve(2, many, sessions=16)
+    arms.serve(2, few, sessions=1)
+    assert arms.share(RL) > 0.8
+    arms.serve(2, many, sessions=16)
+    assert arms.share(L) > 0.7
 
 
-def test_without_drafters_nothing_is_tried():
-    """There is nobody to silence."""
+def test_a_load_that_is_new_begins_with_the_answer_of_the_nearest():
+    """Sixteen sessions end one by one, and what was found for them holds until something else is found."""
+    arms, rates = Service(), rates_of(remote=0.5, lookup=1.1)
+    arms.serve(20, rates, sessions=16)
+    for sessions in (8, 4, 2, 1):
+        arms.serve(0.1, rates, sessions=sessions)  # until that is the load
+        arms.serve(0.4, rates, sessions=sessions)
+        assert arms.share(L) == 1.0
+
+
+def test_loads_that_never_last_go_by_those_that_do():
+    """Batches of sixteen sessions whose ends are short: at first all loads are new, and later ends go by what was found for sixteen."""
+    arms, rates = Service(), rates_of(remote=0.5, lookup=1.1)
+    for _ in range(20):
+        arms.serve(1, rates, sessions=16)
+        for sessions in (8, 4, 2, 1):
+            arms.serve(0.07, rates, sessions=sessions)
+    with_drafts = []
+    for _ in range(10):
+        arms.serve(1, rates, sessions=16)
+        for sessions in (8, 4, 2, 1):
+            arms.serve(0.07, rates, sessions=sessions)
+            with_drafts.append(arms.share(RL))
+    assert sum(with_drafts) / len(with_drafts) < 0.15
+
+
+def test_a_load_that_flickers_is_one_load():
+    """One of sixteen sessions is replaced again and again: no change of arms comes from that."""
+    arms, rates = Service(), rates_of(remote=0.7, lookup=1.1)
+    arms.serve(20, rates, sessions=16)
+    used = 0.0
+    for _ in range(200):
+        arms.serve(0.05, rates, sessions=15)
+        arms.serve(0.05, rates, sessions=16)
+        used += arms.share(L) / 200
+    assert used > 0.9
+
+
+def test_a_step_with_few_sessions_is_no_other_load():
+    """Drafts pay for four and not for sixteen, and each tenth step has four, since others are late."""
+    few, many, arms = rates_of(remote=1.5, lookup=1.1), rates_of(remote=0.6, lookup=1.1), Service()
+    for _ in range(10):
+        arms.serve(3, few, sessions=4)
+        arms.serve(3, many, sessions=16)
+    used = 0.0
+    for _ in range(50):
+        arms.serve(9 * STEP_S, many, sessions=16)
+        used += arms.share(L) / 50
+        arms.serve(STEP_S, many, sessions=4)
+    assert used > 0.9
+
+
+def test_what_is_late_is_no_round_trip():
+    """A drafter that answers after minutes makes no window longer than five seconds."""
     arms = Service()
-    assert arms.serve(30, 1.0, drafters=False) == 1.0
+    for _ in range(100):
+        arms.learn_round_trip(100.0)
+    assert arms.round_trip_s <= 1.0
+
+
+def test_without_drafters_none_are_missed():
+    """There is nobody to silence, and whoever comes is heard; lookups are measured all the same."""
+    arms, rates = Service(), rates_of(remote=1.0, lookup=0.8)
+    arms.serve(30, rates, silent=R)
+    assert arms.serve(30, rates, silent=R) > 0.97
+    assert arms.share(R) > 0.9
+    rates = rates_of(remote=1.5, lookup=0.8)
+    assert arms.serve(10, rates) > 0.95
+
+
+def test_drafters_that_send_hardly_anything_are_silenced_if_they_cost_something():
+    """A bad drafter backs off, but receives verdicts and tries again, on a core that it shares with the broker."""
+    arms, rates = Service(), rates_of(remote=0.93, lookup=1.2)
+    arms.serve(STEP_S, rates)
+    arms.serve(20, rates, lazy=R)
+    arms.serve(60, rates, lazy=R)
+    assert arms.share(L) > 0.9
 
 
 def test_drafters_that_have_gone_are_looked_for_more_and_more_rarely():
     """Once silenced, they are waited for in vain: each trial lasts a window."""
-    arms = Service()
-    arms.serve(20, 0.7)
-    arms.serve(60, 0.7, drafters=False)
-    share = arms.serve(200, 0.7, drafters=False)
-    assert 0 < share < 4 / MOST_PATIENCE
+    arms, rates = Service(), rates_of(remote=0.7, lookup=1.1)
+    arms.serve(20, rates)
+    arms.serve(600, rates, silent=R)
+    arms.serve(200, rates, silent=R)
+    assert 0 < arms.share(RL) < 4 / MOST_PATIENCE
+
+
+def test_where_nothing_is_measured_all_is_used():
+    arms = Service(is_measured=False)
+    arms.serve(20, rates_of(remote=0.5, lookup=0.5))
+    assert arms.share(RL) == 1.0
 
 
 def test_a_window_holds_some_round_trips():
@@ -96,10 +243,10 @@ def test_a_window_holds_some_round_trips():
     arms = Service()
     for _ in range(200):
         arms.learn_round_trip(0.5)
-    spent, drafted = 0.0, 0
-    while arms.wants_drafts:
-        drafted += 1
-        arms.learn(1, 10, STEP_S, drafted)
+    spent = 0.0
+    while arms.allowed == RL:
+        arms.sent = {source: count + 1 for source, count in arms.sent.items()}
+        arms.learn(1, 10, STEP_S, arms.sent)
         spent += STEP_S
-    assert spent == pytest.approx(FIRST_PATIENCE * 5 * 0.5 + 2 * 0.5, rel=0.05)
+    assert spent == pytest.approx(5 * 0.5 + 2 * 0.5, rel=0.05)
     assert spent > 4 * WINDOW_S

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specq.protocol.types import DraftDistribution
 from specq.testing.toy import ToyEngine, ToyProposer, toy_text
 from specq.testing.world import World
-from specq.verifier.draft_tree import Node, best_chain, in_order
+from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from tests.verification.test_draft_distributions import (
     DRAFTS,
     LIMIT,
@@ -18,35 +17,67 @@ from tests.verification.test_draft_distributions import (
     MemorylessEngine,
     chi_squares,
 )
+from tests.verifier.sessions import Node
 
 PROMPT = [5, 6, 7]
-DISTRIBUTION = DraftDistribution(np.arange(1, 9, dtype=np.int32), np.ones(8, np.uint16))
+GROUP = 0  # what sampled nodes are drawn from
 
 
-def random_nodes(rng: np.random.Generator, count: int) -> list[Node]:
-    """Candidates in order, each no likelier than its parent."""
-    nodes: list[Node] = []
+@pytest.fixture(params=[True, False], ids=["compiled", "reference"])
+def trees(request) -> DraftTrees:
+    return DraftTrees(is_compiled=request.param)
+
+
+def make_node(trees: DraftTrees, parent: Node | None, reach_prob: float, group: int = NONE, rank: int = 0) -> Node:
+    """A candidate; it is in no session."""
+    index = trees.take("nodes")
+    trees.parent[index], trees.reach_prob[index] = NONE if parent is None else parent.index, reach_prob
+    trees.group[index], trees.rank[index] = group, rank
+    return Node(trees, index)
+
+
+def best_chain(nodes: list[Node], most: int) -> list[Node]:
+    """The chain of one session's candidates, between those of two others."""
+    if not nodes:
+        return []
+    trees, indices = nodes[0].trees, [node.index for node in nodes]
+    other = make_node(trees, None, 0.5)
+    firsts = np.array([0, 1, 1 + len(nodes), 2 + len(nodes)], np.int64)
+    firsts, found = trees.operations.best_chains(firsts, np.array([other.index, *indices, other.index], np.int32), most)
+    assert found[[0, -1]].tolist() == [other.index] * 2
+    assert firsts.tolist() == [0, 1, len(found) - 1, len(found)]
+    return [Node(trees, index) for index in found[1:-1].tolist()]
+
+
+def random_nodes(trees: DraftTrees, rng: np.random.Generator, count: int) -> list[Node]:
+    """Candidates in order, each no likelier than its parent: siblings side by side, parents first."""
+    parents = [int(rng.integers(i)) if i and rng.random() < 0.8 else -1 for i in range(count)]
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    made: dict[int, Node] = {}
     for i in range(count):
-        parent = nodes[rng.integers(len(nodes))] if nodes and rng.random() < 0.8 else None
-        node = Node(0, i, i, parent, parent.position + 1 if parent else 10, 0.0, 0.0)
-        node.reach_prob = float(rng.random()) * (parent.reach_prob if parent else 1.0)
-        nodes.append(node)
-    return nodes
+        above = made.get(parents[i])
+        made[i] = make_node(trees, above, float(rng.random()) * (above.reach_prob if above else 1.0))
+    order: list[int] = [i for i in range(count) if parents[i] < 0]
+    for i in order:
+        order += [child for child in range(count) if parents[child] == i]
+    return [made[i] for i in order]
 
 
 def paths(nodes: list[Node]) -> list[list[Node]]:
     """All chains from the context down."""
     found: list[list[Node]] = [[]]
     for node in nodes:
-        found += [[*path, node] for path in found if (path[-1] if path else None) is node.parent]
+        found += [[*path, node] for path in found if (path[-1] if path else None) == node.parent]
     return found
 
 
 @pytest.mark.parametrize("most", [1, 2, 4, 20])
-def test_no_other_chain_promises_more(most):
+def test_no_other_chain_promises_more(trees, most):
     rng = np.random.default_rng(most)
     for count in range(15):
-        nodes = random_nodes(rng, count)
+        nodes = random_nodes(trees, rng, count)
         chain = best_chain(nodes, most)
         assert chain in paths(nodes)
         promised = max(sum(node.reach_prob for node in path) for path in paths(nodes) if len(path) <= most)
@@ -54,26 +85,23 @@ def test_no_other_chain_promises_more(most):
         assert len(chain) <= most
 
 
-def test_of_drawn_siblings_the_first_is_taken_whatever_they_promise():
+def test_of_drawn_siblings_the_first_is_taken_whatever_they_promise(trees):
     """By its place in the draw, though another's children are likelier; a point mass beside them is never taken."""
-    siblings = [Node(0, rank, 3 - rank, None, 10, 0.0, 0.0) for rank in range(3)]
-    for rank, node in enumerate(siblings[:2]):
-        node.distribution, node.rank, node.reach_prob = DISTRIBUTION, rank, 0.3 - rank / 10
-    siblings[2].reach_prob = 0.9
-    child = Node(0, 5, 1, siblings[1], 11, 0.0, 0.0)
-    child.reach_prob = 0.19
-    assert best_chain([*in_order(reversed(siblings)), child], 5) == [siblings[0]]
+    siblings = [make_node(trees, None, 0.3 - rank / 10, GROUP, rank) for rank in range(2)]
+    siblings.append(make_node(trees, None, 0.9))
+    child = make_node(trees, siblings[1], 0.19)
+    in_order = reference_choice.in_order(trees.views, [node.index for node in reversed(siblings)])
+    assert in_order == [node.index for node in siblings]
+    assert best_chain([*siblings, child], 5) == [siblings[0]]
 
 
-def test_what_hangs_from_a_drawn_node_does_not_choose_it():
+def test_what_hangs_from_a_drawn_node_does_not_choose_it(trees):
     """The chain goes where most is promised down to the first drawn node: what follows there depends on its token."""
-    points = [Node(0, i, i, None, 10, 0.0, 0.0) for i in range(2)]
-    drawn = [Node(0, 2 + i, 5, points[i], 11, 0.0, 0.0) for i in range(2)]
-    follower = Node(0, 4, 5, drawn[1], 12, 0.0, 0.0)
-    for node, reach_prob in zip([*points, *drawn, follower], [0.9, 0.8, 0.7, 0.75, 0.7], strict=True):
-        node.reach_prob, node.distribution = reach_prob, DISTRIBUTION if node in drawn or node is follower else None
+    points = [make_node(trees, None, chance) for chance in (0.9, 0.8)]
+    drawn = [make_node(trees, points[i], chance, GROUP) for i, chance in enumerate((0.7, 0.75))]
+    follower = make_node(trees, drawn[1], 0.7, GROUP)
     assert best_chain([*points, *drawn, follower], 5) == [points[0], drawn[0]]
-    drawn[1].distribution = follower.distribution = None
+    trees.group[[drawn[1].index, follower.index]] = NONE
     assert best_chain([*points, *drawn, follower], 5) == [points[1], drawn[1], follower]
 
 

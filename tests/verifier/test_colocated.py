@@ -9,10 +9,12 @@ import pytest
 from specq.protocol.messages import COLOCATED_LANE, Ack, Close, Draft, Open, Verdict
 from specq.protocol.params import SamplingParams, Speculation
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
+from specq.verifier.arms import COLOCATED, REMOTE, Arms
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import candidates, live_nodes
 
 PROMPT = [5, 6, 7]
 
@@ -28,7 +30,7 @@ class World:
 
     def collect(self) -> None:
         """Hang what was drafted onto the trees, without a step."""
-        self.verifier.sources.collect((), Budget(self.verifier.curve, 0.0), lambda: 0.0)
+        self.verifier.sources.collect((), frozenset([REMOTE, COLOCATED]), Budget(self.verifier.curve, 0.0), lambda: 0.0)
 
 
 def make(proposer: ToyProposer | None = None) -> World:
@@ -190,7 +192,7 @@ def test_what_a_drawn_tree_promises_is_not_looked_at() -> None:
     )  # fmt: skip
     own.verifier.handle(drawn, 0.0)
     own.collect()
-    assert sum(node.reach_prob for node in session.candidates(0.0)) > own.drafter.choice.promise()
+    assert sum(node.reach_prob for node in candidates(session, 0.0)) > own.drafter.choice.promise()
     own.verifier.begin(0.0)
     before = own.drafter.num_passes
     own.collect()
@@ -209,8 +211,7 @@ def test_chains_carry_their_lane_beside_those_of_others() -> None:
     own.verifier.handle(gone, 0.0)
     own.drafter.fan_out = 1
     (verdict,) = turn(own)
-    assert verdict.seen == (0, 0)
-    assert len(verdict.node_ids)
+    assert verdict.seen == (0, 0, COLOCATED_LANE, len(verdict.node_ids) - 1)
     assert verdict.node_lanes.tolist() == [COLOCATED_LANE] * len(verdict.node_ids)
 
 
@@ -305,7 +306,7 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
     turn(own)
     own.verifier.begin(0.0)
     own.collect()
-    nodes = list(own.verifier.sessions[7].live_nodes())
+    nodes = live_nodes(own.verifier.sessions[7])
     assert nodes
     assert all(node.distribution is not None for node in nodes)
 
@@ -313,3 +314,15 @@ def test_drawn_chains_are_judged_as_drawn() -> None:
 def sources(own: World) -> dict[int, list[int]]:
     """Return the contexts that the source of chains holds."""
     return own.chains.proposer.contexts
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: str) -> None:
+    """The controller that measures it decides; what is drafted is counted for it."""
+    own = make()
+    assert COLOCATED in own.verifier.arms.allowed
+    open_session(own, mode=mode)
+    own.verifier.arms = Arms([], is_measured=False)
+    for _ in range(5):
+        turn(own)
+    assert bool(own.verifier.sources.num_sent[COLOCATED]) == bool(own.drafter.num_passes) == (mode == "sync")

@@ -69,11 +69,11 @@ def test_a_session_that_is_opened_again_or_elsewhere_has_the_same_past():
     running = opened([1, 2, 3])
     for committed in ([4], [4, 2, 9], [1]):
         running.history()
-        running.commit(committed, 0)
+        running.append(committed)
     moved = opened(running.token_ids)
     assert fields(running.history()) == fields(moved.history())
-    moved.commit([4], 0)
-    running.commit([4], 0)
+    moved.append([4])
+    running.append([4])
     assert fields(running.history()) == fields(moved.history())
 
 

@@ -12,19 +12,21 @@ import torch
 from specq.engines.torch.engine import TorchEngine
 from specq.models import resolve_model
 from specq.protocol.errors import EngineError, EngineLostError
-from specq.protocol.messages import Draft, Open, SessionFailed, Verdict
+from specq.protocol.messages import Close, Draft, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
+from specq.protocol.step_output import NO_TAP, StepOutput, Tap
 from specq.protocol.types import Judgement, SessionStep, Tree
 from specq.runtime.isolation import Faults, in_halves
 from specq.testing.toy import ToyEngine, toy_text
 from specq.text.detokenizer import StopMatcher
 from specq.verification import faults as judging
 from specq.verification.devices import check_alive
+from specq.verifier import scheduler
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import graft
+from specq.verifier.grafting import graft, hang
 from specq.verifier.history import Past
 from specq.verifier.session import Session
-from specq.verifier.sources import DraftBatch, PromptLookup, source_set
+from specq.verifier.sources import Budget, DraftBatch, DraftSource, PromptLookup, source_set
 from specq.verifier.sources.lookup import SessionLookup
 from specq.verifier.step_curve import StepCurve
 
@@ -39,10 +41,10 @@ class Broken(ToyEngine):
 
     error: Exception = ValueError("what a user sent")
 
-    def step(self, steps: Steps) -> list[Judgement]:
+    def step(self, steps: Steps, tap: Tap = NO_TAP) -> StepOutput:
         if any(MAGIC in step.token_ids.tolist() for step in steps):
             raise self.error
-        return super().step(steps)
+        return super().step(steps, tap)
 
 
 def make_verifier(engine: Any, **options: Any) -> Verifier:
@@ -111,9 +113,9 @@ def test_several_at_once_are_all_found() -> None:
 
 
 PLACES: dict[str, tuple[object, str]] = {
-    "planned": (Session, "candidates"),
+    "planned": (scheduler, "choose_nodes"),
     "shared": (Session, "history"),
-    "committed": (Session, "commit"),
+    "committed": (Session, "append"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
 }
@@ -126,7 +128,7 @@ def test_what_raises_for_one_session_fails_that_one(where: str, monkeypatch: pyt
     original = getattr(owner, name)
 
     def raising(self: Any, *arguments: Any) -> Any:
-        ids = [self, *arguments]
+        ids = self if isinstance(self, list) else [self, *arguments]
         if 3 in [getattr(one, "session_id", one) for one in ids if isinstance(one, Session | int)]:
             raise OverflowError("too large")
         return original(self, *arguments)
@@ -177,14 +179,14 @@ def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.Monke
     verifier = make_verifier(ToyEngine())
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
 
-    def raising(session: Session, draft: Draft, now: float) -> None:
-        session.num_live += 5
-        raise KeyError(draft.lane)
+    def raising(batch: DraftBatch, now: float) -> None:
+        hang(batch, now)
+        raise KeyError(batch.lanes)
 
     monkeypatch.setattr(source_set, "hang", raising)
     verifier.handle(draft_for(0, [7, 8]), 0.0)
     texts, failed = run(verifier)
-    assert (verifier.sessions[0].num_live, verifier.sessions[0].roots) == (0, {})
+    assert (verifier.sessions[0].num_live, verifier.trees.num_nodes) == (0, 0)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
 
 
@@ -197,7 +199,7 @@ def test_a_lookup_that_raises_costs_only_lookups(monkeypatch: pytest.MonkeyPatch
         if session.session_id == 0:
             raise OverflowError("too large")
 
-    monkeypatch.setattr(SessionLookup, "draft", raising)
+    monkeypatch.setattr(SessionLookup, "chain", raising)
     verifier = make_verifier(ToyEngine(), sources=(PromptLookup(),))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier)
@@ -205,24 +207,31 @@ def test_a_lookup_that_raises_costs_only_lookups(monkeypatch: pytest.MonkeyPatch
     assert (asked.count(0), asked.count(1) > LENGTH // 2) == (1, True)
 
 
-class BrokenSource:
-    """A source whose every call raises."""
+class BrokenSource(DraftSource):
+    """A source of which one call raises."""
 
     name = "broken"
+    uses_scratch = True
 
-    def __getattr__(self, name: str) -> Any:
-        def raising(*arguments: Any) -> DraftBatch:
-            raise RuntimeError(f"no {name} today")
+    def __init__(self, where: str) -> None:
+        def raising(*arguments: object) -> Sequence[DraftBatch]:
+            raise RuntimeError(f"no {where} today")
 
-        return raising
+        setattr(self, where, raising)
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        return ()
 
 
-def test_a_source_that_raises_costs_its_drafts(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("where", ["begin", "collect", "scratch", "observe", "close"])
+def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     """Whatever it is asked: no session is harmed, and it is asked no more."""
-    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(), PromptLookup()))
+    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(where), PromptLookup()))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier, lambda: verifier.begin(0.0))
+    verifier.handle(Close(session_id=0, epoch=1), 0.0)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
+    assert [source.name for source in verifier.sources.sources] == ["remote", "lookup"]
 
 
 # --- what is nobody's fault ---------------------------------------------------------------------------------------------
@@ -243,7 +252,7 @@ def test_an_engine_that_fails_with_everything_ends_the_process() -> None:
     """It is tried with a session of the verifier's own before the blame is laid on others."""
 
     class Dead(ToyEngine):
-        def step(self, steps: Steps) -> list[Judgement]:
+        def step(self, steps: Steps, tap: Tap = NO_TAP) -> StepOutput:
             raise RuntimeError("out of order")
 
     verifier = make_verifier(Dead())

@@ -11,20 +11,27 @@ from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children
-from specq.verifier.choice_order import order_of_choice
-from specq.verifier.draft_tree import tree_of
-from specq.verifier.grafting import MAX_LIVE_NODES, graft, predicted_scores
+from specq.verifier.grafting import batch_of, graft, hang, predicted_scores
 from specq.verifier.session import Session
-from tests.verifier.sessions import make_draft, make_session
+from specq.verifier.trees import MAX_LIVE_NODES, DraftTrees
+from tests.verifier.sessions import (
+    candidates,
+    commit,
+    count_round,
+    in_order_of_choice,
+    make_draft,
+    make_session,
+    tree_of,
+)
 
 WARM = SamplingParams(strategy="probabilistic", temperature=1.0)
 
 
-def make_warm_session(sampled_calibration: Calibration | None = None) -> Session:
+def make_warm_session(trees: DraftTrees | None = None) -> Session:
     """Return a session of `probabilistic` with the context [1, 2, 3]."""
     token_ids = np.array([1, 2, 3], np.int32)
     message = Open(session_id=7, epoch=1, prompt_len=3, tokens_left=100, params=WARM, token_ids=token_ids)
-    return Session(message, (), sampled_calibration)
+    return Session(message, (), trees)
 
 
 def make_drawn(
@@ -45,7 +52,7 @@ def test_sampled_nodes_keep_their_distribution_and_the_order_of_their_draws() ->
     """In the arrays, siblings stand in draw order, each naming its sibling group's distribution."""
     session = make_warm_session()
     graft(session, make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1]), 0.0)
-    tree = tree_of(session.candidates(0.0))
+    tree = tree_of(session, candidates(session, 0.0))
     assert tree.distributions is not None
     assert tree.token_ids.tolist() == [9, 4, 6, 5]
     assert tree.distributions.rows.tolist() == [0, 0, -1, 1]
@@ -57,7 +64,7 @@ def test_a_position_has_one_sampled_sibling_group() -> None:
     session = make_warm_session()
     graft(session, make_drawn([9], [-1], [0]), 0.0)
     graft(session, make_drawn([4, 9], [-1, -1], [0, 0], first_id=1), 0.0)
-    tree = tree_of(session.candidates(0.0))
+    tree = tree_of(session, candidates(session, 0.0))
     assert tree.distributions is not None
     assert tree.token_ids.tolist() == [9, 4]
     assert tree.distributions.rows.tolist() == [0, -1]
@@ -69,7 +76,7 @@ def test_a_sampled_node_takes_the_place_of_a_point_mass() -> None:
     session = make_warm_session()
     graft(session, make_draft(3, 0, [4, 8, 5], [-1, -1, 0], lane=1), 0.0)
     graft(session, make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
-    tree = tree_of(session.candidates(0.0))
+    tree = tree_of(session, candidates(session, 0.0))
     assert tree.distributions is not None
     assert tree.token_ids.tolist() == [9, 4, 8, 5]
     assert tree.distributions.rows.tolist() == [0, 0, -1, -1]
@@ -80,7 +87,7 @@ def test_other_strategies_ignore_distributions() -> None:
     """Only `probabilistic` judges by them."""
     session = make_session()
     graft(session, make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
-    assert tree_of(session.candidates(0.0)).distributions is None
+    assert tree_of(session, candidates(session, 0.0)).distributions is None
 
 
 def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
@@ -95,7 +102,7 @@ def test_a_draft_with_distributions_fits_as_a_whole_or_not_at_all() -> None:
     assert graft(session, make_drawn(tokens, [-1] * 20, [0] * 20), 0.0) == 0
     assert session.stats.stale == 20
     assert graft(session, make_drawn(tokens[:3], [-1] * 3, [0] * 3, first_id=50), 0.0) == 0
-    assert tree_of(session.candidates(0.0)).distributions is not None
+    assert tree_of(session, candidates(session, 0.0)).distributions is not None
 
 
 def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_drawn() -> None:
@@ -115,17 +122,17 @@ def test_the_acceptance_probability_of_a_sampled_node_is_known_before_it_is_draw
 
 def test_what_became_of_sampled_nodes_raises_the_chances_of_those_to_come() -> None:
     """In all sessions of a verifier; a bad start takes nothing from what the next one is given."""
-    sampled_calibration = Calibration()
+    trees = DraftTrees()
     for accepted in (True, False):
         for _ in range(30):
-            session = make_warm_session(sampled_calibration)
+            session = make_warm_session(trees)
             graft(session, make_drawn([9], [-1], [0]), 0.0)
-            session.count_round(session.candidates(0.0), {0} if accepted else set())
-        later = make_warm_session(sampled_calibration)
+            count_round(session, candidates(session, 0.0), {0} if accepted else set())
+        later = make_warm_session(trees)
         graft(later, make_drawn([9], [-1], [0]), 0.0)
         (predicted,) = predicted_scores(make_drawn([9], [-1], [0]))
-        (node,) = later.candidates(0.0)
-        assert node.score == pytest.approx(max(predicted, np.log(sampled_calibration.probability(predicted))))
+        (node,) = candidates(later, 0.0)
+        assert node.score == pytest.approx(max(predicted, np.log(trees.sampled_calibration.probability(predicted))))
         assert (node.reach_prob > 0.9) if accepted else (np.exp(predicted) * 0.99 < node.reach_prob < 0.6)
 
 
@@ -134,7 +141,7 @@ def test_a_point_mass_that_is_drawn_gets_the_id_of_its_new_drafter() -> None:
     session = make_warm_session()
     graft(session, make_draft(3, 5, [4], [-1], lane=1), 0.0)
     graft(session, make_drawn([9, 4], [-1, -1], [0, 0]), 0.0)
-    assert [(node.lane, node.node_id) for node in session.candidates(0.0)] == [(0, 0), (0, 1)]
+    assert [(node.lane, node.node_id) for node in candidates(session, 0.0)] == [(0, 0), (0, 1)]
 
 
 def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
@@ -143,7 +150,7 @@ def test_point_masses_come_after_what_was_drawn_beside_them() -> None:
     likely = replace(make_draft(3, 0, [8, 5], [-1, 0], lane=1), scores=np.zeros(2, np.float16))
     graft(session, likely, 0.0)
     graft(session, make_drawn([9, 4, 6], [-1, -1, 1], [0, 0, 1]), 0.0)
-    nodes = order_of_choice(session, session.candidates(0.0))
+    nodes = in_order_of_choice(session, candidates(session, 0.0))
     assert [node.token for node in nodes] == [9, 4, 8, 5, 6]
     depends_on = {node.token: node.depends_on and node.depends_on.token for node in nodes}
     assert depends_on == {9: None, 4: 9, 8: 4, 6: 4, 5: 8}
@@ -162,8 +169,8 @@ def test_a_cut_by_probability_takes_the_last_sibling_first(
     drawn = make_drawn(list(range(count)), [-1] * count, [0] * count)
     graft(session, replace(drawn, q_weights=np.array(weights, np.uint16)), 0.0)
     for predicted, accepted in seen:
-        session.lanes[0].calibration.observe(np.log(predicted), accepted)
-    reaches = [node.reach_prob for node in session.candidates(0.0)]
+        session.lane(0).calibration.observe(np.log(predicted), accepted)
+    reaches = [node.reach_prob for node in candidates(session, 0.0)]
     assert reaches == sorted(reaches, reverse=True)
     assert sum(reaches) <= 1 + 1e-9
 
@@ -172,10 +179,10 @@ def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
     """The first was rejected, the second accepted, the third never judged; an unverified one teaches nothing."""
     session = make_warm_session()
     graft(session, make_drawn([9, 4, 5, 8], [-1, -1, -1, 1], [0, 0, 0, 1]), 0.0)
-    nodes = session.candidates(0.0)[:3]
-    calibration = session.lanes[0].calibration
-    session.count_round(nodes, {1})
-    session.commit([4, 7], 3)
+    nodes = candidates(session, 0.0)[:3]
+    calibration = session.lane(0).calibration
+    count_round(session, nodes, {1})
+    commit(session, [4, 7], 3)
     expected = Calibration()
     expected.observe(nodes[0].score, accepted=False)
     expected.observe(nodes[1].score, accepted=True)
@@ -184,12 +191,38 @@ def test_sampled_lanes_learn_from_judged_nodes_only() -> None:
     assert found != [Calibration().probability(score) for score in np.log([0.02, 0.05, 0.1, 0.2])]
 
 
+def test_drafts_of_many_sessions_are_grafted_in_one_call() -> None:
+    """With the outcome of one after the other: drawn ones, point masses, and what a session does not take."""
+    drafts = [
+        (0, make_drawn([9, 4, 6, 5], [-1, -1, -1, 1], [0, 0, -1, 1])),
+        (1, make_drawn([8, 4], [-1, -1], [0, 0])),
+        (2, make_draft(3, 0, [7, 8], [-1, 0])),
+        (0, make_draft(3, 0, [4, 8, 5], [-1, -1, 0], lane=1)),
+        (1, make_drawn([3], [0], [0], first_id=2)),
+    ]
+    found = []
+    for is_batch in (True, False):
+        trees = DraftTrees()
+        sessions = [make_warm_session(trees), make_session(trees=trees), make_warm_session(trees)]
+        arrived = [(sessions[i], draft) for i, draft in drafts]
+        if is_batch:
+            added = hang(batch_of(arrived), 0.0).num_added.tolist()
+        else:
+            added = [graft(session, draft, 0.0) for session, draft in arrived]
+        nodes = [node for session in sessions for node in candidates(session, 0.0)]
+        drawn_from = [node.distribution and node.distribution.weights.tolist() for node in nodes]
+        found.append((added, [(node.lane, node.node_id, node.token, node.reach_prob) for node in nodes], drawn_from))
+    assert found[0] == found[1]
+    assert sum(found[0][0]) == len(found[0][1]) == 10
+    assert sum(weights is not None for weights in found[0][2]) == 3
+
+
 # --- in which order they are chosen ---------------------------------------------------------------------------------------
 
 
 def order(session: Session, floor: float = 0.0) -> list[tuple[int, int | None]]:
     """Return (token, token of the node that it waited for) in the order of choice."""
-    nodes = order_of_choice(session, session.candidates(floor))
+    nodes = in_order_of_choice(session, candidates(session, floor))
     return [(node.token, node.depends_on and node.depends_on.token) for node in nodes]
 
 
@@ -214,7 +247,7 @@ def test_expansions_are_seen_where_children_are_too_unlikely_to_be_chosen() -> N
     """7 waits for 5, which was expanded before it, also where 6 is no candidate; and for nothing that is none itself."""
     session = make_warm_session()
     grow(session)
-    nodes = {node.token: node for node in session.candidates(0.0)}
+    nodes = {node.token: node for node in candidates(session, 0.0)}
     assert nodes[6].reach_prob < nodes[5].reach_prob
     for floor, tokens in ((nodes[6].reach_prob * 1.01, {19, 18, 5, 7}), (nodes[5].reach_prob * 1.01, {19, 18})):
         found = dict(order(session, floor))
@@ -235,13 +268,14 @@ def test_a_node_that_is_sent_again_has_its_new_id() -> None:
     session = make_warm_session()
     graft(session, make_drawn([19], [-1], [0]), 0.0)
     graft(session, make_drawn([19, 18], [-1, -1], [0, 0], first_id=1), 0.0)
-    assert [(node.token, node.node_id) for node in session.candidates(0.0)] == [(19, 1), (18, 2)]
+    assert [(node.token, node.node_id) for node in candidates(session, 0.0)] == [(19, 1), (18, 2)]
 
 
 def test_nodes_that_wait_for_one_another_are_left_out() -> None:
     """No honest drafter sends such; here two nodes are made to."""
     session = make_warm_session()
     graft(session, make_drawn([19, 18], [-1, -1], [0, 0]), 0.0)
-    nodes = session.candidates(0.0)
-    nodes[0].depends_on, nodes[1].depends_on = nodes[1], nodes[0]
-    assert list(order_of_choice(session, nodes)) == []
+    nodes = candidates(session, 0.0)
+    depends_on = session.trees.views.depends_on
+    depends_on[nodes[0].index], depends_on[nodes[1].index] = nodes[1].index, nodes[0].index
+    assert in_order_of_choice(session, nodes) == []

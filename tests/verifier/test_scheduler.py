@@ -1,26 +1,26 @@
 """The one rule: nodes join while they raise the goodput."""
 
 from dataclasses import replace
-from unittest import mock
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.drafting.calibration import Calibration
-from specq.verifier.draft_tree import Chain
-from specq.verifier.grafting import graft
+from specq.protocol import COLOCATED_LANE
+from specq.verifier.grafting import batch_of_chains, graft, hang
 from specq.verifier.scheduler import ScheduledSession, best_count, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.sessions import make_draft, make_session
+from specq.verifier.trees import DraftTrees
+from tests.verifier.sessions import candidates, commit, make_draft, make_session, observe
 
 FLAT = StepCurve([1, 512], [1.0, 1.0])
 STEEP = StepCurve([1, 512], [0.01, 5.12])
 
 
-def decoding(**options: int) -> Session:
+def decoding(**options: Any) -> Session:
     """Return a session whose KV lacks only its last token."""
     session = make_session(**options)
     session.kv_len = session.length - 1
@@ -144,57 +144,58 @@ def test_a_curve_never_falls(seconds: list[float]) -> None:
     assert curve.times(1, 50).tolist() == times[:50]
 
 
-def offer(session: Session, chances: list[float]) -> None:
-    """Let the colocated drafter offer a chain of tokens 4, 5, ... with these chances given the ones before."""
+def chain(session: Session, chances: list[float]) -> None:
+    """Let the colocated drafter draft a chain of tokens 4, 5, ... with these chances given the ones before."""
     count = len(chances)
-    tokens = np.arange(4, 4 + count, dtype=np.int32)
-    session.offer(Chain(tokens, np.log(chances).astype(np.float32), np.cumprod(chances)))
+    tokens, scores = np.arange(4, 4 + count, dtype=np.int32)[None], np.log(chances).astype(np.float32)[None]
+    hang(batch_of_chains([session], COLOCATED_LANE, tokens, np.array([count]), scores, is_measured=True), 0.0)
 
 
-def test_chains_are_cut_like_trees() -> None:
-    """The same nodes are verified of a chain offered in arrays and of the same one on a tree."""
+def test_measured_chances_are_taken_as_they_are() -> None:
+    """The same nodes are verified of a chain of the colocated drafter, whatever its lane has seen, and of a draft whose lane
+    confirms its scores."""
     rng = np.random.default_rng(0)
     for cost in (0.0001, 0.001, 0.003, 0.01):
         curve = StepCurve([1, 512], [0.005, 0.005 + 511 * cost])
         chances = [np.sort(rng.uniform(0.1, 1.0, rng.integers(1, 8)))[::-1] for _ in range(6)]
-        grafted, offered = ([decoding() for _ in chances] for _ in range(2))
-        for i, own in enumerate(chances):
-            grafted[i].session_id = offered[i].session_id = i
-            offer(offered[i], own.tolist())
+        drafted, chained = DraftTrees(), DraftTrees()
+        sessions = [decoding(trees=drafted, session_id=i) for i in range(6)]
+        own_sessions = [decoding(trees=chained, session_id=i) for i in range(6)]
+        for session, own_session, own in zip(sessions, own_sessions, chances, strict=True):
+            observe(own_session, COLOCATED_LANE, float(np.log(own[0])), accepted=False)
             draft = make_draft(3, 0, list(range(4, 4 + len(own))), list(range(-1, len(own) - 1)))
-            graft(grafted[i], replace(draft, scores=np.log(own).astype(np.float16)), 0.0)
-            for node, reach_prob in zip(grafted[i].live_nodes(), offered[i].chain.reach_prob, strict=True):
-                offered[i].chain.reach_prob[node.position - 3] = min(reach_prob, 1.0)
-        with mock.patch.object(Calibration, "probability", lambda _, score: float(np.exp(score))):
-            found = shares(grafted, curve, max_rows=40, free_slots=1000)
-        expected = [share.step.tree.token_ids.tolist() for share in found]
-        own_shares = shares(offered, curve, max_rows=40, free_slots=1000)
-        assert [share.step.tree.token_ids.tolist() for share in own_shares] == expected
-        assert [share.chain_len for share in own_shares] == list(map(len, expected))
-        assert all(share.step.tree.parents.tolist() == list(range(-1, share.chain_len - 1)) for share in own_shares)
+            scores = np.log(own).astype(np.float16)
+            graft(session, replace(draft, scores=scores), 0.0)
+            chain(own_session, np.exp(scores.astype(np.float64)).tolist())
+        expected = [share.step.tree for share in shares(sessions, curve, max_rows=40, free_slots=1000)]
+        found = [share.step.tree for share in shares(own_sessions, curve, max_rows=40, free_slots=1000)]
+        assert [tree.token_ids.tolist() for tree in found] == [tree.token_ids.tolist() for tree in expected]
+        assert all(tree.parents.tolist() == list(range(-1, tree.num_nodes - 1)) for tree in found)
+        for own_session, own in zip(own_sessions, chances, strict=True):
+            expected_probs = np.cumprod(np.exp(np.log(own).astype(np.float16).astype(np.float64)))
+            found_probs = [node.reach_prob for node in candidates(own_session, 0.0)]
+            assert found_probs == pytest.approx(expected_probs.tolist())
 
 
 def test_chains_keep_to_the_engine_and_to_the_room_that_is_left() -> None:
     """At most as long as the engine takes, and one token less than the session may still generate."""
     session = decoding()
-    offer(session, [0.99] * 5)
+    chain(session, [0.99] * 5)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64, max_chain=3)
-    assert share.chain_len == 3
+    assert len(share.nodes) == 3
     session.limit = session.length + 3
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
-    assert share.chain_len == 2
+    assert len(share.nodes) == 2
     (share,) = shares([session], FLAT, max_rows=2, free_slots=64)
-    assert share.chain_len == 1
+    assert len(share.nodes) == 1
 
 
-def test_a_draft_of_others_takes_the_place_of_a_chain() -> None:
-    """They are never both; committing ends either."""
+def test_a_draft_of_others_hangs_beside_a_chain() -> None:
+    """They are one tree; committing cuts what it contradicts of either."""
     session = decoding()
-    offer(session, [0.9, 0.9])
+    chain(session, [0.9, 0.9])
     graft(session, make_draft(3, 0, [7], [-1]), 0.0)
     (share,) = shares([session], FLAT, max_rows=64, free_slots=64)
-    assert share.step.tree.token_ids.tolist() == [7]
-    other = decoding()
-    offer(other, [0.9, 0.9])
-    other.commit([4, 9], 0)
-    assert other.chain is None
+    assert share.step.tree.token_ids.tolist() == [4, 7, 5]
+    commit(session, [4, 9], 0)
+    assert session.num_live == 0

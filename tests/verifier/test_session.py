@@ -5,12 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.protocol import COLOCATED_LANE
 from specq.protocol.messages import Draft
 from specq.protocol.params import Speculation
-from specq.verifier.draft_tree import Chain, tree_of
-from specq.verifier.grafting import graft
+from specq.verifier.grafting import batch_of_chains, graft, hang
 from specq.verifier.sources.lookup import LOOKUP_TOKENS, lookup_tokens
-from tests.verifier.sessions import make_draft, make_session, paths
+from tests.verifier.sessions import (
+    candidates,
+    commit,
+    count_round,
+    live_nodes,
+    make_draft,
+    make_session,
+    paths,
+    tree_of,
+)
 
 
 def test_a_chain_hangs_from_the_context() -> None:
@@ -23,7 +32,7 @@ def test_a_chain_hangs_from_the_context() -> None:
 def test_a_late_draft_keeps_what_the_transcript_agrees_with() -> None:
     """A draft from before two commits loses its first two nodes, and its rest hangs from the new end."""
     session = make_session()
-    session.commit([4, 5], 0)
+    commit(session, [4, 5], 0)
     assert graft(session, make_draft(3, 0, [4, 5, 6, 7], [-1, 0, 1, 2]), 0.0) == 2
     assert paths(session) == {(6,), (6, 7)}
 
@@ -31,7 +40,7 @@ def test_a_late_draft_keeps_what_the_transcript_agrees_with() -> None:
 def test_a_contradicted_draft_is_stale() -> None:
     """Nodes below a token that the transcript contradicts are dropped and counted."""
     session = make_session()
-    session.commit([9], 0)
+    commit(session, [9], 0)
     assert graft(session, make_draft(3, 0, [4, 5], [-1, 0]), 0.0) == 0
     assert (session.stats.stale, session.stats.orphans) == (2, 0)
 
@@ -41,7 +50,7 @@ def test_a_child_of_an_unknown_parent_is_an_orphan() -> None:
     session = make_session()
     assert graft(session, make_draft(3, 5, [4], [4]), 0.0) == 0
     assert session.stats.orphans == 1
-    assert session.seen() == (0, 5)
+    assert session.trees.seen(session.place) == (0, 5)
 
 
 def test_a_draft_beyond_the_context_is_dropped() -> None:
@@ -73,7 +82,7 @@ def test_a_lane_knows_its_nodes_after_they_are_committed_through_another() -> No
     session = make_session()
     graft(session, make_draft(3, 0, [4], [-1], lane=0), 0.0)
     graft(session, make_draft(3, 0, [4], [-1], lane=1), 0.0)
-    session.commit([4], 1)
+    commit(session, [4], 1)
     graft(session, make_draft(3, 1, [5], [0], lane=1), 0.0)
     assert paths(session) == {(5,)}
 
@@ -82,7 +91,7 @@ def test_the_branch_of_the_correction_lives_on() -> None:
     """A pre-drafted outcome gives the session live nodes at once; everything else is cut."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 8, 9, 5], [-1, -1, 1, 0]), 0.0)
-    session.commit([8], 1)
+    commit(session, [8], 1)
     assert paths(session) == {(9,)}
     graft(session, make_draft(4, 4, [10], [2]), 0.0)
     assert paths(session) == {(9,), (9, 10)}
@@ -92,7 +101,7 @@ def test_a_miss_empties_the_tree() -> None:
     """A correction that nobody drafted leaves nothing, and children of what was cut are stale."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5], [-1, 0]), 0.0)
-    session.commit([7], 2)
+    commit(session, [7], 2)
     assert (paths(session), session.num_live) == (set(), 0)
     graft(session, make_draft(3, 2, [6], [1]), 0.0)
     assert (paths(session), session.stats.stale) == (set(), 1)
@@ -104,8 +113,8 @@ def test_candidates_are_calibrated() -> None:
     reaches = []
     for i in range(20):
         graft(session, make_draft(session.length, i, [4], [-1]), 0.0)
-        reaches.append(session.candidates(0.0)[0].reach_prob)
-        session.commit([5], 0)
+        reaches.append(candidates(session, 0.0)[0].reach_prob)
+        commit(session, [5], 0)
     assert reaches[0] == pytest.approx(0.5, abs=0.01)
     assert reaches[-1] < 0.06
 
@@ -114,17 +123,17 @@ def test_a_node_off_the_path_teaches_nothing() -> None:
     """Only nodes whose parent was committed are evidence, verified or not."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5, 6], [-1, 0, -1]), 0.0)
-    session.count_round(session.candidates(0.0), set())
-    session.commit([6], 3)
+    count_round(session, candidates(session, 0.0), set())
+    commit(session, [6], 3)
     assert session.stats.positions == [[2, 0], [1, 0]]
-    assert sum(session.lanes[0].calibration._trials) == pytest.approx(2, abs=0.1)
+    assert sum(session.lane(0).calibration._trials) == pytest.approx(2, abs=0.1)
 
 
 def test_tree_of_keeps_parents_before_children() -> None:
     """Chosen nodes become arrays whose parents point backwards."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 8, 5], [-1, -1, 0]), 0.0)
-    tree = tree_of(session.candidates(0.0))
+    tree = tree_of(session, candidates(session, 0.0))
     assert tree.parents.tolist() == [-1, -1, 0]
     assert tree.token_ids.tolist() == [4, 8, 5]
     assert tree.depths().tolist() == [1, 1, 2]
@@ -167,16 +176,16 @@ def test_no_schedule_of_drafts_changes_the_transcript(case: tuple[list[int], lis
             assert isinstance(value, int)
             tokens = text[done : done + value]
             done += len(tokens)
-            session.commit(tokens, 0)
+            commit(session, tokens, 0)
         else:
             assert isinstance(value, Draft)
             graft(session, value, 0.0)
-        live = list(session.live_nodes())
+        live = list(live_nodes(session))
         assert session.token_ids == [1, 2, 3, *text[:done]]
         assert session.num_live == len(live)
         for node in live:
             assert node.position == (session.length if node.parent is None else node.parent.position + 1)
-            assert node.parent is None or node.parent.children[node.token] is node
+            assert [other.token for other in live if other.parent == node.parent].count(node.token) == 1
 
 
 @pytest.mark.parametrize("cut", range(5))
@@ -186,8 +195,8 @@ def test_grafting_before_or_after_a_commit_is_the_same(cut: int) -> None:
     early, late = make_session(), make_session()
     draft = make_draft(3, 0, chain, [-1, 0, 1, 2, 3])
     graft(early, draft, 0.0)
-    early.commit(chain[:cut], 0)
-    late.commit(chain[:cut], 0)
+    commit(early, chain[:cut], 0)
+    commit(late, chain[:cut], 0)
     graft(late, draft, 0.0)
     assert paths(early) == paths(late)
 
@@ -196,7 +205,7 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
     """N and K as a job reports them."""
     session = make_session()
     graft(session, make_draft(3, 0, [4, 5, 6, 7], [-1, 0, 0, -1]), 0.0)
-    session.count_round(session.candidates(0.0), set())
+    count_round(session, candidates(session, 0.0), set())
     assert (session.stats.drafted_rounds, session.stats.leaves, session.stats.depths) == (1, 3, 2)
 
 
@@ -219,12 +228,12 @@ def test_prompt_lookup_keeps_to_what_the_job_asks_for(speculation: Speculation, 
 
 
 def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:
-    """Offered in arrays or grafted: the same statistics of a round."""
-    grafted, offered = make_session(), make_session()
+    """From the colocated drafter, for all sessions at once, or grafted as a draft: the same statistics of a round."""
+    grafted, chained = make_session(), make_session()
     graft(grafted, make_draft(3, 0, [4, 5, 6], [-1, 0, 1]), 0.0)
-    nodes = list(grafted.live_nodes())
-    grafted.count_round(nodes, {0})
-    offered.offer(Chain(np.array([4, 5, 6], np.int32), np.zeros(3, np.float32), np.ones(3)))
-    offered.count_chain_round(3, 1)
-    assert offered.stats == grafted.stats
-    assert offered.stats.positions == [[1, 1], [1, 0], [1, 0]]
+    tokens, scores = np.array([[4, 5, 6]], np.int32), np.zeros((1, 3), np.float32)
+    hang(batch_of_chains([chained], COLOCATED_LANE, tokens, np.array([3]), scores, is_measured=True), 0.0)
+    for session in (grafted, chained):
+        count_round(session, live_nodes(session), {0})
+    assert chained.stats == grafted.stats
+    assert chained.stats.positions == [[1, 1], [1, 0], [1, 0]]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
-from specq.protocol import Draft, Speculation
-from specq.testing.conformance.sources import Feed, SourceConformance
+from specq.protocol import ConfigError, Draft, ScratchRows
+from specq.testing.conformance.sources import Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from specq.verifier import SOURCES, Budget, DraftBatch, DraftSource, PromptLookup, StepCurve, Verifier
+from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, StepCurve, Verifier
+from specq.verifier.arms import COLOCATED, LOOKUP, REMOTE
 from specq.verifier.rounds import Round
 from specq.verifier.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.mailbox import MAX_NODES, Mailbox
+from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
 from specq.verifier.sources.source_set import LEAST_MAIL_S, SourceSet
-from tests.verifier.sessions import make_draft, make_session
+from specq.verifier.trees import DraftTrees
+from tests.verifier.sessions import live_nodes, make_draft, make_session
 
+ALL = frozenset([REMOTE, LOOKUP, COLOCATED])
 LEVELS = StepCurve([1, 64], [0.0005, 0.0005])
 BUDGET = Budget(StepCurve([1, 64], [0.005, 0.01]), 0.0)
 
 
-class Both:
+class Both(DraftSource):
     """A mixture: a colocated drafter and prompt lookup, as one source."""
 
     name = "both"
@@ -34,16 +37,16 @@ class Both:
     def has_work(self) -> bool:
         return any(part.has_work for part in self.parts)
 
-    def begin(self, sessions: list[Session], budget: Budget, now: float) -> bool:
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         begun = [part.begin(sessions, budget, now) for part in self.parts]
         return any(begun)
 
-    def collect(self, sessions: list[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         return [draft for part in self.parts for draft in part.collect(sessions, budget, clock)]
 
-    def observe(self, rounds: list[Round]) -> None:
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
         for part in self.parts:
-            part.observe(rounds)
+            part.observe(rounds, computed)
 
     def refuse(self, session: Session) -> None:
         for part in self.parts:
@@ -109,35 +112,38 @@ class TestSources(SourceConformance):
 
 
 def test_drafts_take_no_longer_than_the_last_step() -> None:
-    """However much they cost: of forty that take 1 ms each, as many are hung as there is time for; the rest is dropped."""
+    """However much they cost: of forty large ones that take 1 ms each, as many are hung as there is time for; the rest is dropped."""
     now = [100.0]
-    sources, session = SourceSet(()), make_session()
+    trees = DraftTrees()
+    sources, sessions = SourceSet((), ToyEngine()), [make_session(trees=trees, session_id=i) for i in range(80)]
 
     def clock() -> float:
         now[0] += 0.001
         return now[0]
 
-    for i in range(40):
-        sources.put(session, make_draft(3, i, [i + 4], [-1]))
-    sources.collect((), BUDGET, clock)
-    assert session.num_live == pytest.approx(LEAST_MAIL_S / 0.001, abs=1)
-    assert sources.num_dropped == 40 - session.num_live
-    sources.observe((), 0.02)
-    for i in range(40):
-        sources.put(session, make_draft(3, 40 + i, [i + 60], [-1]))
-    before = session.num_live
+    def put(some: Sequence[Session]) -> None:
+        for session in some:
+            sources.put(session, make_draft(3, 0, list(range(4, 4 + BATCH_NODES)), [-1] * BATCH_NODES))
+
+    put(sessions[:40])
+    sources.collect((), ALL, BUDGET, clock)
+    num_hung = sum(session.num_live > 0 for session in sessions)
+    assert num_hung == pytest.approx(LEAST_MAIL_S / 0.001, abs=1)
+    assert sources.num_dropped == 40 - num_hung
+    sources.observe((), (), 0.02)
+    put(sessions[40:])
     sources.account(0.01)  # half of it went on receiving them
-    sources.collect((), BUDGET, clock)
-    assert 9 <= session.num_live - before <= 11
+    sources.collect((), ALL, BUDGET, clock)
+    assert sum(session.num_live > 0 for session in sessions[40:]) == pytest.approx(10, abs=1)
 
 
 def test_a_mailbox_is_bounded() -> None:
     """What comes when it is full is dropped; when it was emptied, it takes drafts again."""
-    mailbox, session = Mailbox(), make_session(speculation=Speculation())
+    mailbox, session = Mailbox(), make_session()
     draft = make_draft(3, 0, list(range(512)), [-1] * 512)
     taken = [mailbox.put(session, draft) for _ in range(MAX_NODES // 512 + 1)]
     assert taken == [True] * (MAX_NODES // 512) + [False]
-    assert len(mailbox.collect()) == MAX_NODES // 512
+    assert mailbox.clear() == MAX_NODES // 512
     assert mailbox.put(session, draft)
 
 
@@ -147,11 +153,80 @@ def test_sources_see_what_those_before_them_drafted() -> None:
     session = make_session([*phrase, 1, 2, 3, *phrase[:3]])
     lookup = PromptLookup()
     (alone,) = lookup.collect([session], BUDGET, lambda: 0.0)
-    assert alone[1].token_ids[0] == phrase[3]
-    sources = SourceSet((lookup,))
+    assert alone.token_ids[0] == phrase[3]
+    sources = SourceSet((lookup,), ToyEngine())
     sources.put(session, make_draft(session.length, 0, [*phrase[3:], 1, 2, 3], list(range(-1, 11))))
-    sources.collect([session], BUDGET, lambda: 0.0)
-    assert {node.lane for node in session.live_nodes()} == {0}
+    sources.collect([session], ALL, BUDGET, lambda: 0.0)
+    assert {node.lane for node in live_nodes(session)} == {0}
+
+
+class Watcher(DraftSource):
+    """Drafts nothing, and keeps what it is shown: hidden states of both layers, and the logits of scratch rows."""
+
+    name = "watcher"
+    layers = (0, 1)
+    uses_scratch = True
+
+    def __init__(self) -> None:
+        self.hidden: list[tuple[int, int]] = []  # (layer, token) of each row that was shown
+        self.scratch_tokens: list[list[int]] = []
+        self.asked: list[list[int]] = []
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        return ()
+
+    def scratch(self, session: Session) -> ScratchRows:
+        """Return a chain of two tokens that follow the context."""
+        end = session.length
+        return ScratchRows(np.array([9, 8], np.int32), np.array([-1, 0], np.int32), np.array([end, end + 1], np.int32))
+
+    def wants_prompt(self, session: Session) -> bool:
+        return True
+
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+        for shares, output in computed:
+            assert output.hidden is not None
+            for i, share in enumerate(shares):
+                rows = output.hidden.of(i)  # [rows, (layer, position, token) of each layer]
+                self.hidden += [(int(row[3]), int(row[2])) for row in rows]
+                if share.step.judged and output.scratch_logits is not None:
+                    self.scratch_tokens.append(output.scratch_logits.of(i).argmax(1).tolist())
+                    self.asked.append([*share.session.token_ids[: share.step.base_len], 9, 8])
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_source_is_shown_what_it_asks_for(others: int) -> None:
+    """Hidden states of each row, the prompt's included, and logits of scratch rows behind any tree; the text is the target's."""
+    watcher = Watcher()
+    drafter = ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
+    serving = Serving([*[drafter][:others], watcher], lambda verifier: None)
+    serving.open(0)
+    assert serving.finish()[0] == toy_text([5, 6, 7], 40)
+    assert watcher.hidden[:3] == [(1, 5), (1, 6), (1, 7)]
+    assert len(watcher.scratch_tokens) > 10
+    for found, context in zip(watcher.scratch_tokens, watcher.asked, strict=True):
+        if found:
+            assert found == [toy_text(context[:-1], 1)[0], toy_text(context, 1)[0]]
+
+
+def test_scratch_rows_are_left_out_where_there_is_no_room() -> None:
+    """Sessions take part with their plain rows."""
+    watcher = Watcher()
+    serving = Serving([watcher], lambda verifier: None, max_step_rows=4)
+    for i in range(3):
+        serving.open(i, seed=i)
+    assert serving.finish() == {i: toy_text([5, 6, 7], 40, i) for i in range(3)}
+    assert any(watcher.scratch_tokens), "where two sessions are left, there is room for one's"
+    assert max(serving.verifier.engine.num_rows) <= 4
+
+
+@pytest.mark.parametrize(("limit", "said"), [("num_tap_layers", "gives none"), ("takes_scratch", "does not take")])
+def test_what_the_engine_does_not_give_is_refused_at_start(limit: str, said: str) -> None:
+    """With the source's name and the engine's."""
+    engine = ToyEngine()
+    setattr(engine, limit, 0)
+    with pytest.raises(ConfigError, match=f"watcher .* the toy engine {said}"):
+        Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), [Watcher()], incarnation=1)
 
 
 def test_a_verifier_serves_without_any_source() -> None:

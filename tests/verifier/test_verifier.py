@@ -18,12 +18,14 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.params import SamplingParams
+from specq.protocol.step_output import NO_TAP
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
+from specq.verifier.arms import LOOKUP, REMOTE
 from specq.verifier.core import Verifier
-from specq.verifier.sources import Budget
+from specq.verifier.sources import Budget, PromptLookup
 from specq.verifier.step_curve import StepCurve
 
 PROMPT = [5, 6, 7]
@@ -142,7 +144,7 @@ def test_an_engine_error_gives_the_sessions_back() -> None:
     """The broker is notified that another verifier may try."""
 
     class Broken(ToyEngine):
-        def step(self, steps):  # type: ignore[no-untyped-def]
+        def step(self, steps, tap=NO_TAP):  # type: ignore[no-untyped-def]
             raise EngineError("out of order")
 
     verifier = make_verifier(Broken())
@@ -164,20 +166,52 @@ def test_verdicts_carry_the_minimum_acceptance_probability() -> None:
     assert min_accept_probs[1] == pytest.approx(1000 * (0.005 / 63) / 0.005, abs=2)
 
 
+@pytest.mark.parametrize(
+    "allowed", [frozenset(), frozenset({REMOTE}), frozenset({LOOKUP}), frozenset({REMOTE, LOOKUP})]
+)
+def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
+    """Drafters are asked for more than any node can promise, and nothing is looked up."""
+    verifier = make_verifier(sources=(PromptLookup(),), measures_drafts=False)
+    prompt = np.array(PROMPT * 3, np.int32)
+    params = SamplingParams()
+    verifier.handle(Open(session_id=7, epoch=1, prompt_len=9, tokens_left=50, params=params, token_ids=prompt), 0.0)
+    verifier.arms.allowed = allowed
+    (first,) = step(verifier)
+    assert (first.min_accept_prob > 1000) == (REMOTE not in allowed)
+    session = verifier.sessions[7]
+    session.token_ids += PROMPT * 2  # text that repeats itself
+    session.kv_len = session.length - 1
+    verifier._propose(lambda: 0.0)
+    assert bool(verifier.sources.num_sent[LOOKUP]) == (LOOKUP in allowed)
+
+
+def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None:
+    """No verdict was answered by it. Later ones say how long it took, up to a second."""
+    verifier = make_verifier()
+    open_session(verifier)
+    verifier.handle(chain(toy_text(PROMPT, 1)), 1000.0)
+    assert verifier.arms.round_trip_s == 0.0
+    verifier.step(lambda: 1000.0)
+    verifier.handle(chain([1], base_len=verifier.sessions[7].length, first_id=1), 1000.5)
+    assert verifier.arms.round_trip_s == pytest.approx(0.05)
+
+
 def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
-    """Time spent on receiving and grafting raises the minimum acceptance probability."""
+    """Time spent on receiving and grafting raises the minimum acceptance probability that drafters are told; not that of what the
+    verifier looks up, which nobody sends."""
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
-    before = step(verifier)[0].min_accept_prob
+    before, of_lookups = step(verifier)[0].min_accept_prob, verifier.min_accept_prob
     budget = Budget(verifier.curve, 0.0)
     for number in range(500):
         passed = chain([8, 9], base_len=0, first_id=2 * number)
         verifier.handle(passed, 0.0)
         verifier.sources.account(0.004)
-        verifier.sources.collect((), budget, lambda: 0.0)
+        verifier.sources.collect((), frozenset(), budget, lambda: 0.0)
     after = step(verifier)[0].min_accept_prob
     assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
+    assert verifier.min_accept_prob == of_lookups
     verifier.sources.account(1.0)
     assert step(verifier)[0].min_accept_prob == after
 

@@ -21,6 +21,9 @@ STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
 SESSIONS = 8  # of which one row each is compared with as many rows of one session
+MOST_OF_A_STEP = 0.5  # that is taken for its session's own
+PAUSE_S = 0.001  # before each: what has waited for a message is slower at first (caches, branches, the core's clock)
+SOME_ROWS, SOME = 4, 20  # of steps and passes that are compared alone and beside others
 NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
 
 Points = list[list[float]]
@@ -66,23 +69,34 @@ class Models:
         """Time every size so many times, in turns."""
         with pinned(self._target_cores):
             for shape, times in [*self._steps.items()] * repeats:
-                times.extend(_step_times(self._engine, *shape, 1))
+                times.extend(step_times(self._engine, *shape, 1))
         with pinned(self._draft_cores):
             for rows, times in [*self._passes.items()] * repeats:
-                times.extend(_pass_times(self._proposer, rows, 1))
+                times.extend(pass_times(self._proposer, rows, 1))
 
     def step_ms(self) -> Points:
-        """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes."""
-        return [[rows, median(self._steps[1, rows])] for rows in STEP_ROWS]
+        """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes; without
+        the `session_us` of that one."""
+        one_ms = self.session_us() / 1e3
+        return [[rows, median(self._steps[1, rows]) - one_ms] for rows in STEP_ROWS]
 
     def session_us(self) -> float:
-        """Return what a row of a session of its own takes more than a further row of one session."""
+        """Return what a row of a session of its own takes more than a further row of one session; never all that a step takes."""
         many, one = (median(self._steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
-        return max(0.0, 1e3 * (many - one) / (SESSIONS - 1))
+        most = MOST_OF_A_STEP * min(median(self._steps[1, rows]) for rows in STEP_ROWS)
+        return 1e3 * min(max(0.0, (many - one) / (SESSIONS - 1)), most)
 
     def pass_ms(self) -> Points:
         """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
         return [[rows, median(times)] for rows, times in self._passes.items()]
+
+    def some_steps(self) -> list[float]:
+        """Return the milliseconds of some steps, all alike."""
+        return step_times(self._engine, 1, SOME_ROWS, SOME)
+
+    def some_passes(self) -> list[float]:
+        """Return the milliseconds of some passes, all alike."""
+        return pass_times(self._proposer, SOME_ROWS, SOME)
 
     def choices(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
         """See `choices`."""
@@ -93,7 +107,7 @@ class Models:
 # --- the target ---------------------------------------------------------------------------------------------------
 
 
-def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> list[float]:
+def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
@@ -103,8 +117,9 @@ def _step_times(engine: Engine, num_sessions: int, rows: int, repeats: int) -> l
     times = []
     for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
+        time.sleep(pause_s)
         began = time.perf_counter()
-        judged = engine.step(steps)
+        judged = engine.step(steps).judgements
         times.append(1e3 * (time.perf_counter() - began))
         starts = {one.session_id: starts[one.session_id] + 1 + len(one.path) for one in judged}
     for session_id in starts:
@@ -121,7 +136,7 @@ def _star(num_nodes: int) -> Tree:
 # --- the drafter --------------------------------------------------------------------------------------------------
 
 
-def _pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
+def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many passes that expand `rows` nodes, three children each, after one that is not counted."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     proposer.open(0, context, SamplingParams())
@@ -131,6 +146,7 @@ def _pass_times(proposer: Proposer, rows: int, repeats: int) -> list[float]:
     times = []
     for _ in range(repeats + 1):
         requests = [Expansion(0, node, tuple(next(ids) for _ in range(3))) for node in first[:rows]]
+        time.sleep(pause_s)
         began = time.perf_counter()
         proposer.expand(requests)
         times.append(1e3 * (time.perf_counter() - began))

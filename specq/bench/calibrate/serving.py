@@ -37,9 +37,9 @@ class Setting:
 
 @contextmanager
 def serving(setting: Setting, rtt_ms: float) -> Iterator[Client]:
-    """Start everything, the drafters `rtt_ms` away and at the others' priority; stop it all at the end."""
+    """Start everything, the drafters `rtt_ms` away; stop it all at the end."""
     config = pair_config(setting.model, setting.draft_model, setting.drafters)
-    config = replace(config, broker=replace(config.broker, journal="none"), draft=replace(config.draft, nice=0))
+    config = replace(config, broker=replace(config.broker, journal="none"))
     with ExitStack() as stack:
         is_far = rtt_ms or setting.line
         far = stack.enter_context(proxy(config.broker.bind, rtt_ms, setting.line)) if is_far else ""

@@ -9,7 +9,7 @@ import torch
 from specq.bench.engine_steps import GREEDY, Texts
 from specq.bench.gpu.parts import Found, Task
 from specq.bench.report import figure
-from specq.engines.torch.forward import ForwardOutput
+from specq.engines.torch.forward import ForwardOutput, RowTap
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.rows import PackedRows
 
@@ -21,10 +21,11 @@ class BothForwards:
 
     def __init__(self, forward: Any, generic: GenericForward) -> None:
         self.kv, self._forward, self._generic = forward.kv, forward, generic
+        self.num_tap_layers = forward.num_tap_layers
         self.logits: list[tuple[torch.Tensor, torch.Tensor]] = []  # both [num_rows, vocab]
 
-    def __call__(self, rows: PackedRows) -> ForwardOutput:
-        output: ForwardOutput = self._forward(rows)
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        output: ForwardOutput = self._forward(rows, tap)
         if len(output.logits):
             self.logits.append((output.logits.float().clone(), self._generic(rows).logits.float()))
         else:

@@ -110,7 +110,7 @@ def _chain(drafter: Proposer, session_id: int, depth: int) -> list[int]:
 def _verify(engine: Engine, drafter: Proposer | None, job: Decoding, chain: list[int]) -> None:
     """Verify a chain; the outcome goes to the drafter, if there is one."""
     step = job.step(chain, len(job.token_ids))
-    (judgement,) = engine.step([step])
+    (judgement,) = engine.step([step]).judgements
     job.commit(step, judgement)
     if drafter is not None:
         drafter.commit(job.session_id, judgement.token_ids, list(judgement.path))

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from specq.bench.calibrate import hardware
+from specq.bench.calibrate import hardware, neighbours, sockets
 from specq.bench.calibrate.compare import compared, predict, rows
 from specq.bench.calibrate.serving import Prompt, Setting, measure, serving
 from specq.bench.prompts import codec_of, load_prompts
@@ -27,10 +27,11 @@ from specq.runtime import available_cores, log
 from specq.simulate.calibration import Measured
 from specq.simulate.hosts import measure_host
 from specq.simulate.settings import Scenario, TrafficSettings
+from specq.simulate.stub_text import Texts
 from workers.up import divide_cores
 
 RTTS = (0.0, 20.0)
-Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
+SOCKET_ENDS = ("draft_us", "verdict_us", "hear_us", "send_us")  # of HostSettings: each is one end of a message
 
 
 @suite("calibrate")
@@ -77,9 +78,10 @@ def command(
     models = _load(setting)
     real = _run(setting, prompts, rtts or RTTS, modes or MODES, lambda: models.sweep(repeats))
     texts = next(iter(real.values()))[1]
-    measured = _measure(setting, models, list(zip(prompts, (result.token_ids for result in texts), strict=True)))
+    said = list(zip(prompts, (result.token_ids for result in texts), strict=True))
+    measured = _measure(setting, models, said, repeats)
     tables = _tables(setting, measured)
-    runs = [compared(*key, found, predict(tables, *key)) for key, (found, _) in real.items()]
+    runs = [compared(*key, found, predict(tables, said, *key)) for key, (found, _) in real.items()]
     report.update(figures=_figures(runs), results={"runs": runs, "measured": asdict(measured)})
     show(rows(runs))
 
@@ -131,13 +133,17 @@ def _run(
     return found
 
 
-def _measure(setting: Setting, models: hardware.Models, texts: Texts) -> Measured:
-    """Measure what the drafter thinks of the texts, the hosts' own time, and a hop; sum the models' times up."""
+def _measure(setting: Setting, models: hardware.Models, texts: Texts, repeats: int) -> Measured:
+    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, the hosts' own time, and a
+    hop; sum the models' times up."""
     choices = models.choices(texts)
+    tell("timing each of the pair beside the other")
+    stretches = _stretches(setting, models, repeats)
     tell("timing hosts and hops")
     hops = roundtrip(repeats=1, count=500, seconds=0.5)
     near_us = hops["direct"]["p50_us"]
-    with hardware.pinned(_cores(setting)[0]):
+    with hardware.pinned(_cores(setting)[0][:1]):
+        end_us = sockets.end_us()
         host = measure_host(Scenario(traffic=TrafficSettings(sessions=setting.in_flight, seconds=5.0)))
     broker_us = max(hops["broker"]["p50_us"] / 2 - near_us, host["broker_us"])
     return Measured(
@@ -145,9 +151,25 @@ def _measure(setting: Setting, models: hardware.Models, texts: Texts) -> Measure
         session_us=models.session_us(),
         pass_ms=_ascending(models.pass_ms()),
         choices=choices,
-        host=host | {"broker_us": broker_us},
+        host=host | {name: host[name] + end_us for name in SOCKET_ENDS} | {"broker_us": broker_us},
         network={"rtt_ms": near_us / 1e3, "near_rtt_ms": near_us / 1e3},
+        machine=stretches | {"draft_cores": _draft_cores(setting)},
     )
+
+
+def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
+    """Return `step_stretch` and `pass_stretch` as in MachineSettings: each of the pair is timed beside the other."""
+    target, draft = _cores(setting)
+    with hardware.pinned(target):
+        step = neighbours.stretch(models.some_steps, "pass", setting.draft_model, draft, repeats)
+    with hardware.pinned(draft):
+        own = neighbours.stretch(models.some_passes, "step", setting.model, target, repeats)
+    return {"step_stretch": step, "pass_stretch": own}
+
+
+def _draft_cores(setting: Setting) -> int:
+    """Return on how many cores of this machine the drafters serve."""
+    return len(set(divide_cores(len(available_cores()), 1, setting.drafters).drafters))
 
 
 def _ascending(points: list[list[float]]) -> list[list[float]]:
@@ -163,8 +185,6 @@ def _tables(setting: Setting, measured: Measured) -> dict[str, Any]:
     """Return the scenario of the real runs."""
     traffic = {
         "sessions": setting.in_flight,
-        "prompt_tokens": 1,  # the others have been computed before
         "output_tokens": setting.output_len,
-        "seconds": 60.0,
     }
     return measured.applied_to({"traffic": traffic, "draft": {"drafters": setting.drafters}})

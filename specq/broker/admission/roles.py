@@ -113,6 +113,13 @@ class Roles:
         where = "max_priority in its .pub file at the broker; specq keys --max-priority"
         return f"priority is {priority}; {most} ({where})"
 
+    def refused_tenant(self, identity: bytes, tenant: str) -> str:
+        """Return why this peer may not submit jobs for a tenant, or ""; without keys, it may."""
+        grant = self._grant(self.shown(identity))
+        if not tenant or grant is None or grant.tenants:
+            return ""
+        return f"the key {grant.name} may not submit for tenants (tenants in its .pub file at the broker; specq keys --tenants)"
+
     def public_key(self, identity: bytes) -> bytes:
         """Return the public key of a peer; b"" of a stranger."""
         grant = self._grant(self.shown(identity))

@@ -63,7 +63,7 @@ class FairQueue:
         """Let a job wait; one that waits already keeps its place."""
         if job.job_id in self._requirements:
             return
-        line = self._lines.setdefault(job.request.priority, OrderedDict()).setdefault(job.request.owner, _Line())
+        line = self._lines.setdefault(job.request.priority, OrderedDict()).setdefault(job.request.bucket, _Line())
         requirements = job.requirements
         self._requirements[job.job_id] = requirements
         self._kinds[requirements] += 1
@@ -81,12 +81,12 @@ class FairQueue:
         if not self._kinds[requirements]:
             del self._kinds[requirements]
         lines = self._lines[job.request.priority]
-        line = lines[job.request.owner]
+        line = lines[job.request.bucket]
         del line.jobs[requirements][job.job_id]
         if not line.jobs[requirements]:
             del line.jobs[requirements]
         if not line.jobs:
-            del lines[job.request.owner]
+            del lines[job.request.bucket]
         if not lines:
             del self._lines[job.request.priority]
 
@@ -138,7 +138,7 @@ class FairQueue:
             other.credit += missing
         if cost(job):
             line.credit -= cost(job)
-            lines.move_to_end(job.request.owner)
+            lines.move_to_end(job.request.bucket)
         return job
 
 

@@ -19,7 +19,7 @@ from specq.broker.effects import Find
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.readers import Reader
 from specq.broker.jobs.records import ended_record, restored, taken_record
-from specq.broker.jobs.request import JobRequest
+from specq.broker.jobs.request import JobRequest, bucket
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.status import status_report
@@ -94,14 +94,21 @@ class Intake:
             return "forbidden", f"job {message.job_id} is another client's; take another id"
         if known is not None:
             is_same = known.request.has_content(message)
-            return "invalid", "" if is_same else f"job {message.job_id} exists with other content"
+            return "conflict", "" if is_same else f"job {message.job_id} exists with other content"
         verifiers = self.state.workers.verifiers(message.model)
         if not verifiers:
             return "no_verifier", no_verifier(message.model)
-        if reason := overload(self.state, self.state.roles.owner(client)):
+        if reason := self.state.roles.refused_tenant(client, message.tenant):
+            return "forbidden", reason
+        if reason := overload(self.state, self._bucket(client, message.tenant)):
             return "busy", reason
         refused = self.state.roles.refused_priority(client, message.priority)
         return "invalid", too_large(message) or misfit(message, verifiers[0].model) or refused
+
+    def _bucket(self, client: bytes, tenant: str) -> str | None:
+        """Return whose share of the queue a job takes; None: nobody's in particular."""
+        roles = self.state.roles
+        return bucket(roles.peer(client), tenant) if tenant else roles.owner(client)
 
     def _refuse(self, client: bytes, job_id: int, code: str, reason: str) -> None:
         self.state.outbox.send_front(client, Failed(job_id=job_id, code=code, reason=clipped(reason)))

@@ -2,7 +2,8 @@
 
 At once and as they are, as a rule. But while the verifier is so busy that it would verify hardly any draft, a drafter that
 receives every verdict only takes processor time and memory bandwidth from it. Then verdicts are held back, and several go as
-one: less often the longer that lasts. A synchronous drafter receives each, since its round waits for it.
+one: less often the longer that lasts, and at once as rarely as can be where drafters are asked to be silent. A synchronous drafter
+receives each, since its round waits for it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from specq.broker.jobs.job import Job
 from specq.protocol import Verdict, encode
 
 BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches
+SILENT = 1000  # above it no node is likely enough
 MOST_HELD = 32  # verdicts that go as one
 
 
@@ -33,7 +35,8 @@ def relay(job: Job, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
     held.count += 1
     if is_busy and held.count < held.most:
         return []
-    held.most = min(2 * held.most, MOST_HELD) if is_busy else 1
+    growth = 2 if commit.min_accept_prob <= SILENT else MOST_HELD
+    held.most = min(growth * held.most, MOST_HELD) if is_busy else 1
     merged = encode(
         Verdict(
             session_id=job.job_id,

@@ -12,6 +12,11 @@ from specq.protocol import Int32Array, SamplingParams, Speculation, Submit
 PREFIX_LENGTHS = (16, 64, 256, 1024)  # tokens of prompts, at which they are compared
 
 
+def bucket(owner: str, tenant: str) -> str:
+    """Return in whose name a job takes its turns and its share of the queue; no owner has a slash in its name."""
+    return f"{owner}/{tenant}" if tenant else owner
+
+
 @dataclass(frozen=True, eq=False)
 class JobRequest:
     """A `Submit` that names its model, whose it is, and when it came; times in seconds since 1970, deadline 0: none."""
@@ -20,6 +25,10 @@ class JobRequest:
     owner: str = ""
     submitted: float = 0.0
     deadline: float = 0.0
+
+    @property
+    def bucket(self) -> str:
+        return bucket(self.owner, self.submit.tenant)
 
     @property
     def model(self) -> str:
@@ -57,6 +66,7 @@ class JobRequest:
         return tuple(hash(self.prompt_ids[:length].tobytes()) for length in [*lengths, self.prompt_len])
 
     def has_content(self, message: Submit) -> bool:
-        """Does the message ask for the same? One without a model does not care which it is."""
-        same = (message.params, message.speculation) == (self.params, self.speculation)
+        """Does the message ask for the same, under the same label? One without a model does not care which it is."""
+        mine, submit = self.submit, message
+        same = (submit.params, submit.speculation, submit.label) == (mine.params, mine.speculation, mine.label)
         return same and message.model in ("", self.model) and np.array_equal(message.prompt_ids, self.prompt_ids)

@@ -19,7 +19,7 @@ class Jobs:
         self.active: OrderedDict[int, Job] = OrderedDict()
         self.finished: OrderedDict[int, Job] = OrderedDict()
         self.queue = FairQueue()
-        self.held: Counter[str] = Counter()  # active jobs by owner
+        self.held: Counter[str] = Counter()  # active jobs by bucket
         self.num_tokens = 0  # that the active jobs have or may have, prompts included
         self.given_up: list[tuple[Job, str]] = []  # jobs that no verifier can go on with, and why
         self._num_kept = 0  # tokens of the finished
@@ -35,7 +35,7 @@ class Jobs:
     def add(self, job: Job, *, waits: bool = True) -> None:
         """Take a job that `waits` to be placed, or will do so later."""
         self.active[job.job_id] = job
-        self.held[job.request.owner] += 1
+        self.held[job.request.bucket] += 1
         self.num_tokens += job.request.max_length
         if waits:
             self.queue.add(job)
@@ -62,11 +62,11 @@ class Jobs:
         self.queue.discard(job)
         if self.active.pop(job.job_id, None) is None:
             return
-        owner = job.request.owner
+        bucket = job.request.bucket
         self.num_tokens -= job.request.max_length
-        self.held[owner] -= 1
-        if not self.held[owner]:
-            del self.held[owner]
+        self.held[bucket] -= 1
+        if not self.held[bucket]:
+            del self.held[bucket]
         self._quarantined.pop(job.job_id, None)
 
     def keep(self, job: Job) -> None:

@@ -36,6 +36,7 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
         "role": worker.hello.role,
         "model": worker.model.name,
         "engine": worker.model.engine,
+        "tokenizer": worker.model.tokenizer_hash,
         "state": worker.state,
         "jobs": len(worker.job_ids),
         "steps": worker.steps,

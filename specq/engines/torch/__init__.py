@@ -7,11 +7,13 @@
     draft_network a draft model of our own form -> a transformers model with a smaller head
     generic       forward through transformers' own modelling code; every device and architecture
     native        forward in one C call (kernels/); Llama-like float32 models on a CPU
+    fused         forward through Triton kernels and CUDA graphs, on a GPU (fused_*, attention_plan, gpu_kernels/)
+    forward       what the forwards share: KV tensors, results, hidden states that are asked for
     top           the best tokens of each row, for drafters
     compiler      builds kernels/ at first use
 
-Both forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
-engine and the draft-model proposer use either without knowing which.
+All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
+engine and the draft-model proposer use any without knowing which.
 """
 
 from specq.engines.torch.kv_pool import KvPool

@@ -1,13 +1,16 @@
-"""What the two forwards share: the KV tensors and the shape of a result."""
+"""What the forwards share: the KV tensors, the hidden states that are asked for, and the shape of a result."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from specq.engines.torch.rows import PackedRows
+from specq.protocol import Int32Array, SessionStep, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,20 +25,46 @@ class KvStore:
         return self.keys.shape[2]
 
 
+@dataclass(frozen=True, slots=True)
+class RowTap:
+    """Hidden states that a forward pass returns: layers as in `Tap`, at least one, of packed rows i32[n]."""
+
+    layers: tuple[int, ...]
+    rows: Int32Array
+
+
+def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:
+    """Return the packed rows i32[n] that a tap wants, and i32[steps + 1]: where those of each step begin."""
+    found, starts, first = [], [0], 0
+    for step in steps:
+        end = first + len(step.token_ids) + step.tree.num_nodes
+        count = tap.num_rows(step)
+        found.append(np.arange(end - count, end, dtype=np.int32))
+        starts.append(starts[-1] + count)
+        first += step.num_rows
+    return np.concatenate(found), np.array(starts, np.int32)
+
+
 class ForwardOutput(NamedTuple):
-    """Of the J judged rows: logits [J, vocab_size], and hidden [J, hidden_size] after the final norm."""
+    """Of the J rows in `logit_rows`: logits [J, vocab_size], and hidden [J, hidden_size] after the final norm.
+
+    tapped  None without a tap; else [n, layers * hidden_size]: of its rows, the layers beside each other
+    """
 
     logits: torch.Tensor
     hidden: torch.Tensor
+    tapped: torch.Tensor | None = None
 
 
 class Forward(Protocol):
-    """Runs packed rows: writes their KV into `kv` and returns what the judged rows say.
+    """Runs packed rows: writes their KV into `kv` and returns what the rows in `logit_rows` say.
 
-    ARITHMETIC   names its kernels: forwards of other kernels round otherwise
+    num_tap_layers  as of `specq.engines.Engine`
+    ARITHMETIC      names its kernels: forwards of other kernels round otherwise
     """
 
     ARITHMETIC: ClassVar[str]
     kv: KvStore
+    num_tap_layers: int
 
-    def __call__(self, rows: PackedRows) -> ForwardOutput: ...
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput: ...

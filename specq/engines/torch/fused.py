@@ -4,7 +4,8 @@ A step is one copy of integers to the device, one graph (all layers, for a padde
 head for the judged rows. Nothing waits for the device: logits stay there, and the host is free while the layers run.
 
 A graph is captured when its size is first asked for; the engine's profile at start-up asks for all of them. Steps beyond
-the largest size, or with longer lists of slots than fit, run the same kernels without a graph.
+the largest size, or with longer lists of slots than fit, run the same kernels without a graph. Passes that return hidden
+states have graphs of their own, for each set of layers, captured when first needed too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 
 from specq.engines.torch.attention_plan import BlockLayout, lay_out, max_list_length
-from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
+from specq.engines.torch.fused_taps import Taps
 from specq.engines.torch.fused_tiles import NARROW
 from specq.engines.torch.fused_weights import merge
 from specq.engines.torch.rows import PackedRows
@@ -47,41 +49,50 @@ class FusedForward:
         self._block = torch.zeros(largest.starts()["lists"] + LIST_ROOM, dtype=torch.int32, device=self.device)
         self._inboxes = [Inbox(len(self._block), self.device) for _ in range(NUM_INBOXES)]
         self._batches: dict[BlockLayout, Batch] = {}  # all over the same block
-        self._graphs: dict[BlockLayout, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[BlockLayout, tuple[int, ...]], torch.cuda.CUDAGraph] = {}
+        self._taps: dict[tuple[int, ...], Taps] = {}  # by layers
+        self.num_tap_layers = len(self.decoder.weights.layers)
 
     @torch.no_grad()
-    def __call__(self, rows: PackedRows) -> ForwardOutput:
-        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`."""
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`, and what
+        `tap` asks for."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             size = padded_size(rows.num_rows)
             if size > SIZES[-1] or max_list_length(rows) > LIST_ROOM:
-                return self._run_beyond(rows, size)
+                return self._run_beyond(rows, size, tap)
             batch = self._batch(self.decoder.layout(size, int(np.diff(rows.row_starts).max())))
             self._inboxes.append(self._inboxes.pop(0))
             self._inboxes[0].send(rows, batch.layout, self._block)
-            self._run(batch)
-            return self._finish(rows, batch, self._scratch)
+            taps = None if tap is None else self._taps_of(tap.layers)
+            self._run(batch, taps)
+            return self._finish(rows, batch, self._scratch, taps, tap)
+
+    def _taps_of(self, layers: tuple[int, ...]) -> Taps:
+        if layers not in self._taps:
+            self._taps[layers] = Taps(layers, SIZES[-1], self.decoder.weights.embedding)
+        return self._taps[layers]
 
     def _batch(self, layout: BlockLayout) -> Batch:
         if layout not in self._batches:
             self._batches[layout] = Batch.of(self._block, layout)
         return self._batches[layout]
 
-    def _run(self, batch: Batch) -> None:
+    def _run(self, batch: Batch, taps: Taps | None) -> None:
         """Run all layers, from a graph where graphs are used."""
-        layout = batch.layout
         if not self.uses_graphs:
-            self.decoder.run(batch, self._scratch)
+            self.decoder.run(batch, self._scratch, taps)
             return
-        if layout not in self._graphs:
-            self.decoder.run(batch, self._scratch)  # compiles what is not compiled yet, which a capture must not
+        key = (batch.layout, () if taps is None else taps.layers)
+        if key not in self._graphs:
+            self.decoder.run(batch, self._scratch, taps)  # compiles what is not compiled yet, which a capture must not
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.decoder.run(batch, self._scratch)
-            self._graphs[layout] = graph
-        self._graphs[layout].replay()
+                self.decoder.run(batch, self._scratch, taps)
+            self._graphs[key] = graph
+        self._graphs[key].replay()
 
-    def _run_beyond(self, rows: PackedRows, size: int) -> ForwardOutput:
+    def _run_beyond(self, rows: PackedRows, size: int, tap: RowTap | None) -> ForwardOutput:
         """Run a step that fits no graph, in memory of its own."""
         layout = self.decoder.layout(size, rows.num_rows)
         length = layout.starts()["lists"] + max_list_length(rows)
@@ -89,17 +100,21 @@ class FusedForward:
         Inbox(length, self.device).send(rows, layout, block)
         scratch = self.decoder.scratch(layout)
         batch = Batch.of(block, layout)
-        self.decoder.run(batch, scratch)
-        return self._finish(rows, batch, scratch)
+        taps = None if tap is None else Taps(tap.layers, size, self.decoder.weights.embedding)
+        self.decoder.run(batch, scratch, taps)
+        return self._finish(rows, batch, scratch, taps, tap)
 
-    def _finish(self, rows: PackedRows, batch: Batch, scratch: Scratch) -> ForwardOutput:
+    def _finish(
+        self, rows: PackedRows, batch: Batch, scratch: Scratch, taps: Taps | None, tap: RowTap | None
+    ) -> ForwardOutput:
+        tapped = None if taps is None or tap is None else taps.pick(tap)
         num_judged = len(rows.logit_rows)
         size = next((size for size in NARROW if num_judged <= size), num_judged)
         hidden = self.kv.keys.new_empty(size, self.decoder.weights.hidden)
         if not num_judged:
-            return ForwardOutput(self.kv.keys.new_empty(0, len(self.decoder.weights.head)), hidden[:0])
+            return ForwardOutput(self.kv.keys.new_empty(0, len(self.decoder.weights.head)), hidden[:0], tapped)
         self.decoder.hidden(batch, scratch, num_judged, hidden)
-        return ForwardOutput(self.decoder.head(hidden)[:num_judged], hidden[:num_judged])
+        return ForwardOutput(self.decoder.head(hidden)[:num_judged], hidden[:num_judged], tapped)
 
 
 class Inbox:

@@ -16,15 +16,16 @@ import triton
 
 from specq.engines.torch.attention_plan import BlockLayout
 from specq.engines.torch.forward import KvStore
-from specq.engines.torch.fused_tiles import NARROW, Tile, choose_tiles
+from specq.engines.torch.fused_taps import Taps
+from specq.engines.torch.fused_tiles import NARROW, Tile, choose_tiles, shared_bytes_of
 from specq.engines.torch.fused_weights import DecoderWeights, LayerWeights
 from specq.engines.torch.gpu_kernels.attention import attend_kernel, combine_kernel
 from specq.engines.torch.gpu_kernels.linear import add_kernel, gate_up_kernel, linear_kernel, qkv_kernel
 from specq.engines.torch.gpu_kernels.rows import add_norm_kernel, embed_kernel, rotate_kernel, silu_kernel
+from specq.protocol import FINAL
 
 LOG2_E = 1.4426950408889634
 KEY_BLOCK = 64  # slots that attention takes at a time
-HOPPER_SHARED_BYTES = 227 << 10
 STAGED_BYTES = 96 << 10  # of keys and values that may be on their way to one program
 TILE_LINES = 64  # rows times heads that attention takes in one tile of many; FEW_LINES in one of few
 FEW_LINES = 16
@@ -88,7 +89,7 @@ class FusedDecoder:
         self.weights, self.kv = weights, kv
         self.group = weights.num_heads // weights.num_kv_heads
         self.pdl = pdl
-        self.tiles = {rows: choose_tiles(weights, rows, _shared_bytes(weights.embedding)) for rows in NARROW}
+        self.tiles = {rows: choose_tiles(weights, rows, shared_bytes_of(weights.embedding)) for rows in NARROW}
         self.launch_options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
         block_bytes = 2 * KEY_BLOCK * weights.head_dim * kv.keys.itemsize
         self._attention_stages = max(1, min(3, STAGED_BYTES // block_bytes))
@@ -104,13 +105,23 @@ class FusedDecoder:
     def scratch(self, layout: BlockLayout) -> Scratch:
         return Scratch(self.weights, layout, max(self._parts(rows) for rows in NARROW))
 
-    def run(self, batch: Batch, scratch: Scratch) -> None:
+    def run(self, batch: Batch, scratch: Scratch, taps: Taps | None = None) -> None:
         """Compute all layers. `scratch.x` then holds the residual stream, without what `scratch.delta` adds to it if the
-        batch is not narrow."""
+        batch is not narrow. `taps` keeps the hidden states that it wants."""
         if batch.layout.num_rows in NARROW:
-            self._run_narrow(batch, scratch)
+            self._run_narrow(batch, scratch, taps)
         else:
-            self._run_wide(batch, scratch)
+            self._run_wide(batch, scratch, taps)
+        if taps is not None and FINAL in taps.layers:
+            self._keep_final(batch.layout.num_rows, scratch, taps)
+
+    def _keep_final(self, num_rows: int, scratch: Scratch, taps: Taps) -> None:
+        out = scratch.hidden[:num_rows]
+        if num_rows not in NARROW:  # what was to be added is added, once
+            scratch.x[:num_rows] += scratch.delta[:num_rows]
+            scratch.delta[:num_rows] = 0
+        self._norm(scratch, self.weights.final_norm, out, False, num_rows)
+        taps.keep(FINAL, out)
 
     def hidden(self, batch: Batch, scratch: Scratch, num_picked: int, out: torch.Tensor) -> None:
         """Out [num_picked, hidden] = the final norm of the batch's first `logit_rows`."""
@@ -126,7 +137,7 @@ class FusedDecoder:
         self._linear(hidden, None, head, logits, num_rows, self.tiles[num_rows].head)
         return logits
 
-    def _run_narrow(self, batch: Batch, scratch: Scratch) -> None:
+    def _run_narrow(self, batch: Batch, scratch: Scratch, taps: Taps | None) -> None:
         num_rows = batch.layout.num_rows
         tiles = self.tiles[num_rows]
         self._embed(batch, scratch, num_rows)
@@ -137,8 +148,10 @@ class FusedDecoder:
             self._add(scratch.attended, layer.out, layer.mlp_norm, scratch, num_rows, tiles.out)
             self._gate_up(layer, scratch, num_rows, self._parts_of(tiles.out))
             self._add(scratch.inner, layer.down, next_norm, scratch, num_rows, tiles.down)
+            if taps is not None:
+                taps.keep(index, scratch.x[:num_rows])
 
-    def _run_wide(self, batch: Batch, scratch: Scratch) -> None:
+    def _run_wide(self, batch: Batch, scratch: Scratch, taps: Taps | None) -> None:
         num_rows = batch.layout.num_rows
         normed, qkv, attended, delta = (
             getattr(scratch, name)[:num_rows] for name in ("xw", "qkv", "attended", "delta")
@@ -155,6 +168,8 @@ class FusedDecoder:
             torch.mm(normed, layer.gate_up.T, out=gate_up)
             self._silu(scratch, num_rows)
             torch.mm(inner, layer.down.T, out=delta)
+            if taps is not None:
+                taps.keep(index, scratch.x[:num_rows], delta)
 
     def _layers(self) -> Iterator[tuple[int, LayerWeights, torch.Tensor]]:
         """Yield each layer with its index and the norm that follows it."""
@@ -278,10 +293,3 @@ class FusedDecoder:
     def _product_options(self, num_rows: int, tile: Tile) -> dict[str, Any]:
         sizes = {"ROWS": num_rows, "BLOCK_N": tile.rows, "BLOCK_K": tile.depth, "CHAINS": tile.chains, "PDL": self.pdl}
         return sizes | {"num_warps": tile.warps, "num_stages": tile.stages} | self.launch_options
-
-
-def _shared_bytes(like: torch.Tensor) -> int:
-    """Return how much shared memory a program may have where a tensor lies."""
-    if like.device.type != "cuda":
-        return HOPPER_SHARED_BYTES
-    return int(torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin)  # type: ignore[attr-defined]

@@ -9,6 +9,7 @@ import torch
 from specq.engines.torch.fused_weights import DecoderWeights
 
 NARROW = (1, 16, 32)  # padded numbers of rows that our own products take; above, the vendor's
+HOPPER_SHARED_BYTES = 227 << 10
 MIN_TENSOR_TILE = 16  # least size of a tensor-core product's sides
 
 
@@ -35,6 +36,13 @@ class Tiles:
     gate_up: Tile
     down: Tile
     head: Tile
+
+
+def shared_bytes_of(like: torch.Tensor) -> int:
+    """Return how much shared memory a program may have where a tensor lies."""
+    if like.device.type != "cuda":
+        return HOPPER_SHARED_BYTES
+    return int(torch.cuda.get_device_properties(like.device).shared_memory_per_block_optin)  # type: ignore[attr-defined]
 
 
 def choose_tiles(weights: DecoderWeights, num_rows: int, shared_bytes: int) -> Tiles:

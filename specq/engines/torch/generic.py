@@ -8,6 +8,8 @@ Sessions with about as many rows share one call of SDPA; `_Group` holds its inde
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,9 +19,9 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.rows import PackedRows
-from specq.protocol import BoolArray, ConfigError, Int64Array
+from specq.protocol import FINAL, BoolArray, ConfigError, Int64Array
 
 ATTENTION = "specq"
 # What some architectures add to attention and this one has not.
@@ -58,20 +60,49 @@ class GenericForward:
         model.set_attn_implementation(ATTENTION)
         self.kv = kv
         self._model = model
+        self._layers = _decoder_layers(model)
+        self.num_tap_layers = len(self._layers)
 
     @torch.no_grad()
-    def __call__(self, rows: PackedRows) -> ForwardOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`."""
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks for."""
         device = self.kv.keys.device
         plan = _Plan(self.kv, _index(rows.slots, device), _make_groups(rows, device))
-        hidden = self._model.base_model(
-            input_ids=_index(rows.token_ids, device)[None],
-            position_ids=_index(rows.positions, device)[None],
-            use_cache=False,
-            specq_plan=plan,
-        )[0][0]
+        with self._kept(() if tap is None else tap.layers) as kept:
+            hidden = self._model.base_model(
+                input_ids=_index(rows.token_ids, device)[None],
+                position_ids=_index(rows.positions, device)[None],
+                use_cache=False,
+                specq_plan=plan,
+            )[0][0]
+        kept[FINAL] = hidden
         judged = hidden[_index(rows.logit_rows, device)]
-        return ForwardOutput(self._model.get_output_embeddings()(judged).float(), judged)
+        logits = self._model.get_output_embeddings()(judged).float()
+        if tap is None:
+            return ForwardOutput(logits, judged)
+        index = _index(tap.rows, device)
+        return ForwardOutput(logits, judged, torch.cat([kept[layer][index] for layer in tap.layers], 1))
+
+    @contextmanager
+    def _kept(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Keep what these layers put out, [R, hidden], while a pass runs."""
+        kept: dict[int, torch.Tensor] = {}
+
+        def keep(layer: int, output: Any) -> None:
+            kept[layer] = (output[0] if isinstance(output, tuple) else output)[0]
+
+        with ExitStack() as hooks:
+            for layer in {*layers} - {FINAL}:
+                hook = self._layers[layer].register_forward_hook(lambda _module, _in, out, i=layer: keep(i, out))
+                hooks.callback(hook.remove)
+            yield kept
+
+
+def _decoder_layers(model: Any) -> list[Any]:
+    """Return the modules that are the model's layers, first to last: the outermost list of as many; none if there is none."""
+    count = model.config.num_hidden_layers
+    lists = [m for m in model.base_model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count]
+    return list(lists[0]) if lists else []
 
 
 def paged_attention(

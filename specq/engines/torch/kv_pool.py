@@ -132,8 +132,12 @@ class KvPool:
     def append(self, session_id: int, token_ids: Int32Array, slots: Int32Array) -> None:
         """Commit tokens whose KV is in these taken slots, in the order of positions; blocks that fill become shared."""
         self.stage(session_id, slots)
+        self.extend(session_id, token_ids)
+
+    def extend(self, session_id: int, token_ids: Int32Array) -> None:
+        """Commit tokens whose KV is in the slots that were staged last, the first of them; see `append`."""
         session = self._session(session_id)
-        end = session.length + len(slots)
+        end = session.length + len(token_ids)
         session.token_ids[session.length : end] = token_ids
         session.length = end
         while end - len(session.blocks) * BLOCK >= BLOCK:

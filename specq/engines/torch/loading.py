@@ -26,7 +26,8 @@ from specq.engines.torch.draft_network import load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import load_gguf, values_format
-from specq.engines.torch.native import ALONE, NativeForward, Threads, supports
+from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
+from specq.engines.torch.packing import BlockWeight
 from specq.engines.torch.rows import RowPacker
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
@@ -102,13 +103,15 @@ def assemble(
     eager: bool = False,
     threads: Threads = ALONE,
     overrides: Mapping[str, Any] | None = None,
+    blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
 ) -> LoadedModel:
     """Make KV and a forward for a transformers model that is in memory; `checkpoint` has its tokenizer and files.
 
     overrides   what the model's text depends on besides: see `specq.engines.fingerprint`
+    blocks      as of `NativeForward`; other forwards compute with the model's own weights, which say the same
     """
     slots = kv_slots or _default_slots(network)
-    forward = _make_forward(network, _make_kv(network, slots), eager, threads)
+    forward = _make_forward(network, _make_kv(network, slots), eager, threads, blocks)
     if network.config.model_type not in TESTED:
         _probe(network, forward)
     info = describe(
@@ -125,14 +128,16 @@ def assemble(
     return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None))
 
 
-def _make_forward(network: Any, kv: KvStore, eager: bool, threads: Threads) -> Forward:
+def _make_forward(
+    network: Any, kv: KvStore, eager: bool, threads: Threads, blocks: Mapping[str, BlockWeight]
+) -> Forward:
     """Return the fastest forward that can run this model where it lies."""
     if not eager and _runs_fused(network):
         from specq.engines.torch.fused import FusedForward
 
         return FusedForward(network, kv)
     library = None if eager or not supports(network) else kernels()
-    return GenericForward(network, kv) if library is None else NativeForward(network, kv, library, threads)
+    return GenericForward(network, kv) if library is None else NativeForward(network, kv, library, threads, blocks)
 
 
 def _runs_fused(network: Any) -> bool:

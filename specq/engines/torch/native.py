@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 
-from specq.engines.torch.forward import ForwardOutput, KvStore
+from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
+from specq.engines.torch.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
 from specq.engines.torch.rows import PackedRows, address
 from specq.protocol import ConfigError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
-PANEL = 16
 MAX_ROPE_POSITIONS = 1 << 20
-# The least rows of a step for which the helpers are called. Two threads against one, bundled target, contexts of 256, on
-# two cores of an EPYC (Zen 3): 4 rows 1.1 to 1.6 times as fast, 8: 1.5, 12: 1.5 to 1.7, 16: 1.5 to 1.8, 96: 1.8. With one
-# niced (5) loop on the helper's core 16 rows: 1.2; with one that is not niced: 1.0, with several: 0.7.
+# A step of at least so many rows always calls the helpers; one of fewer only while they have cores of their own: a helper
+# that another process keeps waiting with work in hand costs such a step more than it gives. Two threads against one, bundled
+# target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as fast; with one niced (5) loop on the
+# helper's core 1.2; with one that is not niced 1.0, with several 0.7.
 MIN_SHARED_ROWS = 12
 
 _Pointer = ctypes.c_void_p
@@ -39,7 +42,7 @@ _Pointer = ctypes.c_void_p
 class _Matrix(ctypes.Structure):
     _fields_ = (
         *((name, _Pointer) for name in ("weights", "bias")),
-        *((name, ctypes.c_int32) for name in ("num_panels", "k", "is_bf16", "pad")),
+        *((name, ctypes.c_int32) for name in ("num_panels", "k", "format", "pad")),
     )
 
 
@@ -76,6 +79,13 @@ class _Batch(ctypes.Structure):
     )
 
 
+class _Tap(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("num_layers", "num_rows")),
+        *((name, _Pointer) for name in ("layers", "rows", "out")),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Threads:
     """Who computes: `own` threads where the process may run, the caller's included, and one on each of `helper_cores`."""
@@ -88,7 +98,30 @@ class Threads:
         return self.own - 1 + len(self.helper_cores)
 
 
+class SmallSteps:
+    """Whether steps of few rows are shared: as long as no helper is late, and after one was, again after some steps alone,
+    whose number doubles each time up to MOST_ALONE."""
+
+    LEAST_ALONE, MOST_ALONE = 16, 1024
+    FORGIVEN = 4  # steps alone fewer after a shared one that went well
+
+    def __init__(self) -> None:
+        self._alone = self._left = 0  # steps alone after a helper was late, and how many of them are left
+
+    def should_share(self) -> bool:
+        """Whether the next small step shall be shared; asked once a step."""
+        self._left -= self._left > 0
+        return self._left == 0
+
+    def note(self, was_late: bool) -> None:
+        """Note how a shared step went."""
+        more, fewer = max(2 * self._alone, self.LEAST_ALONE), max(self._alone - self.FORGIVEN, 0)
+        self._alone = min(more, self.MOST_ALONE) if was_late else fewer
+        self._left = self._alone if was_late else 0
+
+
 ALONE = Threads()
+NO_BLOCKS: Mapping[str, BlockWeight] = MappingProxyType({})
 
 
 class NativeForward:
@@ -96,33 +129,51 @@ class NativeForward:
 
     ARITHMETIC: ClassVar[str] = "native"
 
-    def __init__(self, model: Any, kv: KvStore, library: ctypes.CDLL, threads: Threads = ALONE) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kv: KvStore,
+        library: ctypes.CDLL,
+        threads: Threads = ALONE,
+        blocks: Mapping[str, BlockWeight] = NO_BLOCKS,
+    ) -> None:
+        """`blocks` has the weights of linear layers in a file's own blocks, by the layer's name in the model; the model's own
+        weights must be what these dequantise to."""
         self.kv = kv
+        self._blocks = {model.get_submodule(name): block for name, block in blocks.items()}
+        self._arena = Arena(_most_bytes(model))
         self._keep: list[torch.Tensor] = []  # owners of the memory that C points into
         self._library = library
         library.specq_workspace_floats.restype = ctypes.c_int64
         library.specq_team_new.restype = _Pointer
         self._threads = threads
         self._team: _Pointer | None = None
+        self._small_steps = SmallSteps()
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
+        self.num_tap_layers = self._model.num_layers
         self._num_logits = int(model.lm_head.weight.shape[0])
         self._workspace = torch.empty(0)
 
-    def __call__(self, rows: PackedRows) -> ForwardOutput:
-        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`."""
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+        """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks for."""
         batch, _tables = _describe_batch(rows)
         num_logits = len(rows.logit_rows)
         logits = torch.empty(num_logits, self._model.head.num_panels * PANEL)
         hidden = torch.empty(num_logits, self._model.hidden)
         model = ctypes.byref(self._model)
-        team = self._helpers() if rows.num_rows >= MIN_SHARED_ROWS else None
+        is_large = rows.num_rows >= MIN_SHARED_ROWS
+        team = self._helpers() if is_large or self._small_steps.should_share() else None
         needed = self._library.specq_workspace_floats(model, ctypes.byref(batch), team)
         if needed > len(self._workspace):
             self._workspace = torch.empty(needed)
         pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
-        self._library.specq_forward(model, ctypes.byref(batch), team, *pointers)
-        return ForwardOutput(logits[:, : self._num_logits], hidden)
+        tapped = None if tap is None else torch.empty(len(tap.rows), len(tap.layers) * self._model.hidden)
+        described, _layers = _describe_tap(tap, tapped)
+        self._library.specq_forward(model, ctypes.byref(batch), team, *pointers, described)
+        if team and not is_large:
+            self._small_steps.note(self._library.specq_team_was_late(team))
+        return ForwardOutput(logits[:, : self._num_logits], hidden, tapped)
 
     def _helpers(self) -> _Pointer | None:
         """Return the threads that share this model's steps, started when first asked for; they end with this object."""
@@ -178,18 +229,25 @@ class NativeForward:
 
     def _matrix(self, linears: list[Any], interleave: bool = False) -> _Matrix:
         """Pack the linear layers' rows one below the other, or, with interleave, in turns of 8."""
-        weight = _merge([linear.weight.detach().float() for linear in linears], interleave)
-        biases = [linear.bias for linear in linears]
-        bias = None if biases[0] is None else _merge([b.detach().float()[:, None] for b in biases], interleave)
-        packed = pack_panels(weight)
-        self._keep.append(packed)
+        weights: list[Weight] = [self._blocks.get(linear) or linear.weight.detach().float() for linear in linears]
+        if len({getattr(weight, "type", "") for weight in weights}) > 1:
+            weights = [linear.weight.detach().float() for linear in linears]
+        packed = pack(self._library, self._arena, weights, interleave)
+        self._keep.append(packed.data)
+        biases = [linear.bias.detach().float() for linear in linears if linear.bias is not None]
         return _Matrix(
-            weights=packed.data_ptr(),
-            bias=None if bias is None else self._vector(bias),
-            num_panels=len(weight) // PANEL,
-            k=weight.shape[1],
-            is_bf16=packed.dtype != torch.float32,
+            weights=packed.data.data_ptr(),
+            bias=self._vector(pack_bias(biases, interleave)) if biases else None,
+            num_panels=packed.num_panels,
+            k=packed.k,
+            format=packed.format,
         )
+
+
+def _most_bytes(model: Any) -> int:
+    """Return what the packed linear layers take at most: as floats, each matrix padded to whole panels."""
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    return sum(4 * (linear.out_features + PANEL) * linear.in_features + LINE for linear in linears)
 
 
 def _start_team(library: ctypes.CDLL, threads: Threads) -> _Pointer:
@@ -211,25 +269,6 @@ def supports(model: Any) -> bool:
     return whole_lines and config.hidden_act == "silu" and rope_type in ROPE_TYPES
 
 
-def pack_panels(weight: torch.Tensor) -> torch.Tensor:
-    """[n, k] float32, n a multiple of 16 -> [n / 16, k, 16], as pairs of bfloat16 in int32 if that is exact."""
-    panels = weight.view(-1, PANEL, weight.shape[1]).transpose(1, 2).contiguous()
-    bits = panels.view(torch.int32)
-    if (bits & 0xFFFF).any():
-        return panels
-    low = (bits[..., :8] >> 16) & 0xFFFF
-    return (low | bits[..., 8:]).contiguous()
-
-
-def _merge(tensors: list[torch.Tensor], interleave: bool) -> torch.Tensor:
-    """Stack [n, k] tensors and pad to whole panels; with interleave (equal n, a multiple of 8) in turns of 8 rows."""
-    if interleave:
-        merged = torch.stack([t.view(-1, 8, t.shape[1]) for t in tensors], 1).reshape(-1, tensors[0].shape[1])
-    else:
-        merged = torch.cat(tensors)
-    return torch.nn.functional.pad(merged, (0, 0, 0, -len(merged) % PANEL))
-
-
 def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines [positions, head_dim / 2] from the model's own rotary embedding; no session is longer."""
     length = min(decoder.config.max_position_embeddings, num_slots, MAX_ROPE_POSITIONS)
@@ -247,3 +286,12 @@ def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
     lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in _ROW_ARRAYS[:-1])
     addresses = accumulate(lengths, initial=address(rows.block))
     return _Batch(*sizes, *addresses, ctypes.addressof(tables)), tables
+
+
+def _describe_tap(tap: RowTap | None, out: torch.Tensor | None) -> tuple[Any, Any]:
+    """Return what C takes to fill `out`; it points into `tap`, `out` and the second value, which must outlive it."""
+    if tap is None or out is None:
+        return None, None
+    layers = (ctypes.c_int32 * len(tap.layers))(*tap.layers)
+    pointers = ctypes.addressof(layers), address(tap.rows), out.data_ptr()
+    return ctypes.byref(_Tap(len(tap.layers), len(tap.rows), *pointers)), layers

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
 
 import numpy as np
 
 from specq.engines.torch.compiler import kernels
-from specq.protocol import Int32Array, SamplingParams, SessionStep
+from specq.protocol import NO_SCRATCH, Int32Array, SamplingParams, SessionStep, Tree
 
 MANY_ROWS = 6  # from which on a call of C is faster than lists
 
@@ -29,7 +29,7 @@ class PackedRows:
     token_ids, positions, slots, ctx_lens   i32[R]; slots: where the row's own KV goes
     extra_starts i32[R + 1], extras i32[E]  row r's extras are extras[extra_starts[r] : extra_starts[r + 1]]
     row_starts   i32[S + 1]                 session s has the rows row_starts[s] .. row_starts[s + 1]
-    logit_rows   i32[J]                     ascending
+    logit_rows   i32[J]                     those of a session in ascending order
     """
 
     tables: list[Int32Array]
@@ -129,7 +129,34 @@ class RowPacker:
 
 
 def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
-    """Pack a step's rows, each session's chain and then its nodes; `slots` i32[rows] in that order, a table a session."""
+    """Pack a step's rows, each session's chain, its nodes and its scratch rows; `slots` i32[rows] in that order, a table a
+    session. Of `logit_rows`, the scratch rows are the last."""
+    if any(step.scratch is not NO_SCRATCH for step in steps):
+        rows = _pack([_grown(step) for step in steps], slots, tables)
+        _set_scratch_apart(steps, rows)
+        return rows
+    return _pack(steps, slots, tables)
+
+
+def _grown(step: SessionStep) -> SessionStep:
+    """Return the step with its scratch rows as nodes of its tree, whose numbers their parents go on with."""
+    tree, scratch = step.tree, step.scratch
+    token_ids = np.concatenate([tree.token_ids, scratch.token_ids])
+    parents = np.concatenate([tree.parents, scratch.parents])
+    return replace(step, tree=Tree(token_ids, parents, tree.scores), scratch=NO_SCRATCH)
+
+
+def _set_scratch_apart(steps: Sequence[SessionStep], rows: PackedRows) -> None:
+    """Give scratch rows, packed as nodes, their own positions, and move them to the end of `logit_rows`."""
+    is_scratch = np.zeros(rows.num_rows, np.bool_)
+    for end, step in zip(rows.row_starts[1:].tolist(), steps, strict=True):
+        is_scratch[end - step.scratch.num_rows : end] = True
+    rows.positions[is_scratch] = np.concatenate([step.scratch.positions for step in steps])
+    of_scratch = is_scratch[rows.logit_rows]
+    rows.logit_rows[:] = np.concatenate([rows.logit_rows[~of_scratch], rows.logit_rows[of_scratch]])
+
+
+def _pack(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
     library = kernels() if len(slots) >= MANY_ROWS else None
     return _pack_lists(steps, slots, tables) if library is None else _pack_native(library, steps, slots, tables)
 

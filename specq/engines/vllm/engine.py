@@ -13,11 +13,11 @@ import numpy as np
 import structlog
 
 from specq.engines.checkpoint import resolve_directory
-from specq.engines.checks import check_step, check_tokens, misfit
+from specq.engines.checks import check_asked, check_step, check_tokens, misfit
 from specq.engines.profiling import step_times
 from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
 from specq.engines.vllm.versions import ways_to_try
-from specq.protocol import ConfigError, EngineError, Int32Array, Judgement, SessionStep
+from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, Judgement, SessionStep, StepOutput, Tap
 from specq.runtime import resolve
 
 log = structlog.get_logger(__name__)
@@ -66,6 +66,9 @@ class VllmEngine:
     Raises ConfigError if vLLM cannot run the model so.
     """
 
+    num_tap_layers = 0
+    takes_scratch = False
+
     def __init__(
         self,
         model: str,
@@ -110,14 +113,15 @@ class VllmEngine:
     def free_slots(self) -> int:
         return self._way.free_slots
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Run and judge one forward pass; see `Engine.step`."""
+        check_asked(self, steps, tap)
         for step in steps:
             check_step(step, self._way.length(step.session_id), self.info)
             self._check_chain(step)
         check_tokens(np.concatenate([p for s in steps for p in (s.token_ids, s.tree.token_ids)]), steps, self.info)
         self._check_room(steps)
-        return self._way.step(steps)
+        return StepOutput(self._way.step(steps))
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""

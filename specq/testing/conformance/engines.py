@@ -9,6 +9,7 @@ import pytest
 
 from specq.engines import Engine
 from specq.protocol import NO_TREE, EngineError, SamplingParams, SessionStep, Tree
+from specq.testing.conformance.step_outputs import StepOutputConformance
 
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=11)
 
@@ -26,7 +27,7 @@ def generate(
     start = engine.open(session_id, np.array(prompt, np.int32))
     while len(text) < len(prompt) + count:
         step = SessionStep(session_id, start, np.array(text[start:], np.int32), params, draft(text))
-        (judgement,) = engine.step([step])
+        (judgement,) = engine.step([step]).judgements
         assert judgement.session_id == session_id
         assert len(judgement.token_ids) == len(judgement.path) + 1
         start = len(text) + len(judgement.path)
@@ -40,7 +41,7 @@ def no_draft(_text: list[int]) -> Tree:
     return NO_TREE
 
 
-class EngineConformance:
+class EngineConformance(StepOutputConformance):
     """Needs the fixture `engine`: a new one with 512 KV slots, a vocabulary of at least 64 tokens, and room for 600 in a text."""
 
     @pytest.mark.parametrize("params", [SamplingParams(), SAMPLED], ids=["greedy", "sampled"])
@@ -84,8 +85,9 @@ class EngineConformance:
 
     def test_a_step_of_only_prefill_judges_nothing(self, engine: Engine) -> None:
         engine.open(1, np.arange(10, dtype=np.int32))
-        assert engine.step([SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)]) == []
-        (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())])
+        chunk = SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)
+        assert engine.step([chunk]).judgements == []
+        (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())]).judgements
         assert judgement.path == ()
 
     def test_too_many_rows_are_refused_with_nothing_changed(self, engine: Engine) -> None:

@@ -10,9 +10,20 @@ To add one: a file with a class that fulfils `DraftSource` and a function `make`
 through the suite of `specq.testing.conformance.sources`.
 """
 
-from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource, Setup
+from specq.verifier.grafting import DraftBatch
+from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.lookup import PromptLookup
 from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.sources.table import SOURCES, make_sources
 
-__all__ = ["SOURCES", "Budget", "DraftBatch", "DraftSource", "PromptLookup", "Setup", "SourceSet", "make_sources"]
+__all__ = [
+    "SOURCES",
+    "Budget",
+    "Computed",
+    "DraftBatch",
+    "DraftSource",
+    "PromptLookup",
+    "Setup",
+    "SourceSet",
+    "make_sources",
+]

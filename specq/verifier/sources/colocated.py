@@ -1,8 +1,8 @@
 """A draft model in the verifier's own process: its drafts need no message, and are there for the very next step.
 
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
-until `collect`. A chain that stands alone goes into the step as arrays (`Chain`). Where other drafters have nodes on a session's
-tree, or the chain's levels have siblings or draft distributions, it is a draft like any other, in a lane of its own.
+until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters have there; those with siblings or
+draft distributions as drafts like any other.
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
 where it failed, this drafter drafts for the next round.
@@ -22,14 +22,24 @@ import structlog
 from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
 from specq.proposers import Chains, ChainSource
 from specq.proposers.profiling import level_times
-from specq.protocol import ConfigError, Draft, EngineError, EngineLostError, Float64Array, fits, mismatch
+from specq.protocol import (
+    COLOCATED_LANE,
+    ConfigError,
+    Draft,
+    EngineError,
+    EngineLostError,
+    Int64Array,
+    fits,
+    mismatch,
+)
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
-from specq.verifier.draft_tree import Chain
+from specq.verifier.arms import COLOCATED
+from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, Setup
+from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.offered_chains import OfferedChain, Outcome, draft_of_chain
 from specq.verifier.sources.round_choice import OtherLoad, RoundChoice
 from specq.verifier.step_curve import StepCurve
@@ -52,14 +62,14 @@ class _Begun:
     is_usual: bool  # contexts were computed but for the last round's tokens
 
 
-class ColocatedDrafter:
+class ColocatedDrafter(DraftSource):
     """Drafts with a source of chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
     children.
     """
 
-    name = "colocated"
+    name = COLOCATED
 
     def __init__(self, chains: ChainSource, levels: StepCurve, *, fan_out: int = 3, chain: int = 8) -> None:
         self.chains, self.fan_out = chains, fan_out
@@ -134,7 +144,7 @@ class ColocatedDrafter:
         self.chains.start([session.session_id for session in sessions], 1, 1)
         self.chains.finish()
 
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun; those of sessions that have ended meanwhile have no effect."""
         if self._begun is None:
             return ()
@@ -149,30 +159,34 @@ class ColocatedDrafter:
         self.num_passes += 1
         if begun.is_usual:
             self.choice.learn_draft(len(begun.sessions), begun.depth, clock() - begun.began)
-        return self._batch(begun, chains)
+        return self._batches(begun, chains)
 
-    def _batch(self, begun: _Begun, chains: Chains) -> DraftBatch:
-        """Return each session's chain, with calibrated scores."""
+    def _batches(self, begun: _Begun, chains: Chains) -> Sequence[DraftBatch]:
+        """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft distributions as
+        drafts."""
         accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
         scores = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)  # [sessions, depth, width]
-        reach_prob: Float64Array = np.cumprod(accept_probs[:, :, 0], 1, np.float64)  # [sessions, depth]
-        counts = (chains.token_ids[:, :, 0] >= 0).sum(1).tolist()
-        batch: list[tuple[Session, Draft | Chain]] = []
-        for i, (session, num_there) in enumerate(zip(begun.sessions, counts, strict=True)):
-            count = min(num_there, _room(session))
+        counts: Int64Array = (chains.token_ids[:, :, 0] >= 0).sum(1)
+        alone, drafts = list[int](), list[tuple[Session, Draft]]()  # places among the chains; drafts
+        for i, session in enumerate(begun.sessions):
+            count = counts[i] = min(int(counts[i]), _room(session))
             if not count or session.session_id in self._gone:
                 continue
             is_drawn, node_ids = bool(chains.distributions[i]), list[int]()
-            if begun.width > 1 or session.num_live or is_drawn:
+            if begun.width > 1 or is_drawn:
                 draft, node_ids = draft_of_chain(session, chains, i, scores[i, :count])
-                batch.append((session, draft))
+                drafts.append((session, draft))
             else:
-                chain = Chain(chains.token_ids[i, :count, 0], scores[i, :count, 0], reach_prob[i, :count])
-                batch.append((session, chain))
+                alone.append(i)
             self._offered[session.session_id] = OfferedChain(chains.scores[i, :count, 0], is_drawn, node_ids)
-        return batch
+        batches = [batch_of(drafts)] if drafts else []
+        if alone:
+            nodes = chains.token_ids[alone, :, 0], counts[alone], scores[alone, :, 0]
+            sessions = [begun.sessions[i] for i in alone]
+            batches.append(batch_of_chains(sessions, COLOCATED_LANE, *nodes, is_measured=True))
+        return batches
 
-    def observe(self, rounds: Sequence[Round]) -> None:
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
         """Let contexts follow the rounds, and learn what became of the chains."""
         outcomes, faults = list[Outcome](), Faults()
         for done in rounds:

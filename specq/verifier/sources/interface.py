@@ -9,18 +9,17 @@ EngineLostError, costs its drafts and nothing else. Its context of a session fol
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 from specq.config import TargetConfig
-from specq.protocol import Draft, ModelInfo
-from specq.verifier.draft_tree import Chain
+from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, StepOutput
+from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
+from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
-
-# Drafts, each for a session; a chain is for one that has no tree yet.
-DraftBatch = Sequence[tuple[Session, Draft | Chain]]
 
 
 class Budget(NamedTuple):
@@ -50,32 +49,53 @@ class Setup(NamedTuple):
     tell: Callable[[str], object]
 
 
-class DraftSource(Protocol):
-    """A source of drafts, driven by one thread. `name` is that of its table, by which the controller knows it."""
+class Computed(NamedTuple):
+    """What the engine computed at one call: the shares of some sessions, and what it returned of them, in their order."""
 
-    name: str
+    shares: Sequence[ScheduledSession]
+    output: StepOutput
+
+
+class DraftSource(ABC):
+    """A source of drafts, driven by one thread. Only `collect` must be written.
+
+    name          that of its table, by which the controller knows it
+    layers        the layers of the target whose hidden states it is given after each step (see `Tap`)
+    uses_scratch  whether it has rows of its own computed in steps; see `scratch`
+    """
+
+    name: ClassVar[str]
+    layers: tuple[int, ...] = ()
+    uses_scratch: ClassVar[bool] = False
 
     @property
     def has_work(self) -> bool:
         """Whether something waits to be collected; then a step is due, even if no session runs."""
-        ...
+        return False
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """Begin to draft for sessions that decode, if that pays; return whether `collect` will wait for it."""
-        ...
+        return False
 
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+    @abstractmethod
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return what was drafted. `sessions` decode and take part in the step; drafts may be of any."""
-        ...
 
-    def observe(self, rounds: Sequence[Round]) -> None:
-        """Take in what a step committed to each session, and so what became of the drafts."""
-        ...
+    def scratch(self, session: Session) -> ScratchRows:
+        """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents are -1 or earlier
+        ones of them. Where the step has no room for them, they are left out."""
+        return NO_SCRATCH
 
-    def refuse(self, session: Session) -> None:
+    def wants_prompt(self, session: Session) -> bool:
+        """Return whether hidden states are wanted of all rows of a session's context, not only of those that are judged."""
+        return False
+
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:  # noqa: B027 - need not be written
+        """Take in what a step committed to each session, and so what became of the drafts; `computed` has the hidden states and
+        the logits of scratch rows that were asked for, where the engine keeps them."""
+
+    def refuse(self, session: Session) -> None:  # noqa: B027
         """Draft no more for a session: its drafts could not be used."""
-        ...
 
-    def close(self, session: Session) -> None:
+    def close(self, session: Session) -> None:  # noqa: B027
         """Forget a session, known or not."""
-        ...

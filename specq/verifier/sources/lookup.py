@@ -4,59 +4,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from specq.drafting import longest_chain
+from specq.drafting import Calibration, longest_chain
 from specq.proposers import NgramIndex
-from specq.protocol import LOOKUP_LANE, Draft
+from specq.protocol import LOOKUP_LANE, Int64Array
 from specq.runtime import Faults
 from specq.verification import strategy
-from specq.verifier.lanes import lane_of
-from specq.verifier.rounds import Round
+from specq.verifier.arms import LOOKUP
+from specq.verifier.grafting import DraftBatch, batch_of_chains
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, Setup
+from specq.verifier.sources.interface import Budget, DraftSource, Setup
 
 LOOKUP_TOKENS = 8  # of a chain at most
 LOOKUP_RARITY = 16  # where no node is likely enough, one is tried once in this many rounds
 LEAD = 1.25  # times the tokens that the live nodes promise: what a looked-up chain must promise to be hung beside them
 
 
-class PromptLookup:
-    """The lookups of all sessions."""
+class PromptLookup(DraftSource):
+    """The lookups of all sessions. There is nothing to begin, since they take microseconds and wait for what others drafted."""
 
-    name = "lookup"
-    has_work = False
+    name = LOOKUP
 
     def __init__(self) -> None:
         self._lookups: dict[int, SessionLookup | None] = {}  # None: nothing is looked up for this session
 
-    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Nothing to do: looking up takes microseconds, and waits for what others drafted."""
-        return False
-
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> DraftBatch:
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return a chain for each session for which one pays. If looking up fails for one, it is left out from then on."""
-        found: list[tuple[Session, Draft]] = []
+        found: list[tuple[Session, LookedUp]] = []
         faults = Faults()
         for session in sessions:
             with faults.of(session, "looked up for"):
                 lookup = self._of(session)
-                draft = lookup and lookup.draft(session, budget.min_accept_prob)
-                if draft:
-                    found.append((session, draft))
+                chain = lookup and lookup.chain(session, budget.min_accept_prob)
+                if chain:
+                    found.append((session, chain))
             if faults.found and session in faults:
                 self.refuse(session)
-        return found
+        return [_batch(found)] if found else ()
 
     def _of(self, session: Session) -> SessionLookup | None:
         if session.session_id not in self._lookups:
             self._lookups[session.session_id] = SessionLookup(session) if lookup_tokens(session) else None
         return self._lookups[session.session_id]
-
-    def observe(self, rounds: Sequence[Round]) -> None:
-        """Nothing to do: the index follows the transcript, and the lane's calibration the tree."""
 
     def refuse(self, session: Session) -> None:
         """Look up no more for a session."""
@@ -67,6 +60,13 @@ class PromptLookup:
         self._lookups.pop(session.session_id, None)
 
 
+class LookedUp(NamedTuple):
+    """Tokens that followed the end of a text where it occurred before, and the score of each."""
+
+    tokens: list[int]
+    score: float
+
+
 class SessionLookup:
     """The lookups of one session, of chains of at most `max_tokens`."""
 
@@ -75,20 +75,20 @@ class SessionLookup:
         self._ngrams = NgramIndex(session.token_ids)
         self._num_declined = 0
 
-    def draft(self, session: Session, min_accept_prob: float) -> Draft | None:
+    def chain(self, session: Session, min_accept_prob: float) -> LookedUp | None:
         """Return a chain of what the text repeats, if it promises more than what is live."""
         room = min(self.max_tokens, session.limit - session.length - 1)
-        if session.chain is not None or room < 1:
+        if room < 1:
             return None
         tokens, score = self._ngrams.chain(room)
-        lane = lane_of(session.lanes, LOOKUP_LANE)
-        if not tokens or lane is None:
+        if not tokens:
             return None
-        accept_prob = lane.calibration.probability(score)
+        lane = session.lane(LOOKUP_LANE)
+        accept_prob = (Calibration() if lane is None else lane.calibration).probability(score)
         count = min(len(tokens), self._num_to_try(accept_prob, min_accept_prob))
         if not count or (session.num_live and promise_of_chain(accept_prob, count) < LEAD * promised(session)):
             return None
-        return _draft(session, lane.seen + 1, tokens[:count], score)
+        return LookedUp(tokens[:count], score)
 
     def _num_to_try(self, accept_prob: float, min_accept_prob: float) -> int:
         """Return how many nodes of a chain to graft: those likely enough, or now and then one to learn from."""
@@ -124,16 +124,12 @@ def promise_of_chain(accept_prob: float, count: int) -> float:
     return sum(accept_prob**depth for depth in range(1, count + 1))
 
 
-def _draft(session: Session, first_id: int, tokens: list[int], score: float) -> Draft:
-    """Return looked-up tokens as a draft."""
-    count = len(tokens)
-    return Draft(
-        session_id=session.session_id,
-        epoch=session.epoch,
-        lane=LOOKUP_LANE,
-        base_len=session.length,
-        first_id=first_id,
-        token_ids=np.array(tokens, np.int32),
-        parent_ids=np.array([-1, *range(first_id, first_id + count - 1)], np.int32),
-        scores=np.full(count, score, np.float16),
-    )
+def _batch(found: Sequence[tuple[Session, LookedUp]]) -> DraftBatch:
+    """Return looked-up chains as drafts."""
+    counts: Int64Array = np.array([len(chain.tokens) for _, chain in found], np.int64)
+    token_ids = np.zeros((len(found), counts.max()), np.int32)
+    scores = np.zeros(token_ids.shape, np.float16)
+    for row, (_, chain) in enumerate(found):
+        token_ids[row, : counts[row]], scores[row] = chain.tokens, chain.score
+    sessions = [session for session, _ in found]
+    return batch_of_chains(sessions, LOOKUP_LANE, token_ids, counts, scores, is_measured=False)

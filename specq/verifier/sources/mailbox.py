@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from specq.protocol import Draft
-from specq.verifier.rounds import Round
+from specq.verifier.arms import REMOTE
+from specq.verifier.grafting import DraftBatch, batch_of
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch
+from specq.verifier.sources.interface import Budget, DraftSource
 
 MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
+BATCH_NODES = 512  # after which a batch ends
 
 
-class Mailbox:
-    """Drafts that have arrived. `num_nodes`: in all that were put in since it was made."""
+class Mailbox(DraftSource):
+    """Drafts that have arrived, in that order. It refuses nobody: a drafter's next draft may be sound."""
 
-    name = "remote"
+    name = REMOTE
 
     def __init__(self) -> None:
-        self.num_nodes = 0
-        self._drafts: list[tuple[Session, Draft]] = []
+        self._drafts: deque[tuple[Session, Draft]] = deque()
         self._num_waiting = 0
+
+    def __len__(self) -> int:
+        return len(self._drafts)
 
     @property
     def has_work(self) -> bool:
@@ -33,27 +38,20 @@ class Mailbox:
             return False
         self._drafts.append((session, draft))
         self._num_waiting += count
-        self.num_nodes += count
         return True
 
-    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Nothing to do: drafters draft when they hear of verdicts."""
-        return False
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Return the first of what has arrived, up to BATCH_NODES nodes or one draft."""
+        taken: list[tuple[Session, Draft]] = []
+        num_nodes = 0
+        while self._drafts and num_nodes < BATCH_NODES:
+            taken.append(self._drafts.popleft())
+            num_nodes += len(taken[-1][1].token_ids)
+        self._num_waiting -= num_nodes
+        return [batch_of(taken)] if taken else ()
 
-    def collect(
-        self, sessions: Sequence[Session] = (), budget: Budget | None = None, clock: Callable[[], float] | None = None
-    ) -> DraftBatch:
-        """Return what has arrived, in that order."""
-        drafts, self._drafts, self._num_waiting = self._drafts, [], 0
-        return drafts
-
-    def observe(self, rounds: Sequence[Round]) -> None:
-        """Nothing to do: drafters learn from verdicts."""
-
-    def refuse(self, session: Session) -> None:
-        """Nothing to do: a drafter's next draft may be sound."""
-
-    def close(self, session: Session) -> None:
-        """Drop what has arrived for a session."""
-        self._drafts = [entry for entry in self._drafts if entry[0] is not session]
-        self._num_waiting = sum(len(draft.token_ids) for _, draft in self._drafts)
+    def clear(self) -> int:
+        """Drop what is left; return how many drafts that were."""
+        count, self._num_waiting = len(self._drafts), 0
+        self._drafts.clear()
+        return count

@@ -43,7 +43,8 @@ class OfferedChain(NamedTuple):
         """
         num_judged = min(num_followed + 1, len(self.scores), len(done.token_ids))
         if self.is_drawn:
-            verified = {node.node_id for node in done.share.nodes if node.lane == COLOCATED_LANE}
+            nodes = zip(done.node_ids.tolist(), done.lanes.tolist(), strict=True)
+            verified = {node_id for node_id, lane in nodes if lane == COLOCATED_LANE}
             unverified = (i for i, node_id in enumerate(self.node_ids[:num_judged]) if node_id not in verified)
             num_judged = next(unverified, num_judged)
         return Outcome(self.scores[:num_judged], min(num_followed, num_judged))
@@ -59,7 +60,7 @@ def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32
     token_ids = chains.token_ids[index, :depth, :width]  # [depth, width], -1 where there is no node
     is_there = token_ids >= 0
     sizes = is_there.sum(1).tolist()
-    lane = session.lanes.get(COLOCATED_LANE)
+    lane = session.lane(COLOCATED_LANE)
     first_id = lane.seen + 1 if lane is not None else 0
     firsts = [first_id + before for before in accumulate(sizes[:-1], initial=0)]  # the first node of each level
     distributions = chains.distributions[index][:depth]

@@ -7,12 +7,15 @@ from typing import TypeVar
 
 import structlog
 
-from specq.protocol import Draft, EngineLostError
-from specq.runtime import Faults, traced
-from specq.verifier.grafting import hang
+from specq.engines import Engine
+from specq.protocol import NO_SCRATCH, NO_TAP, ConfigError, Draft, EngineLostError, StepOutput, Tap
+from specq.runtime import traced
+from specq.verifier.arms import Arm
+from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.rounds import Round
+from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftBatch, DraftSource
+from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.mailbox import Mailbox
 
 log = structlog.get_logger(__name__)
@@ -29,79 +32,119 @@ class SourceSet:
     waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile included
     node_s       seconds that it takes to receive a draft node and to graft it
     mail_s       seconds that the drafts which arrive between two steps may take: as many as the last step took
+    num_sent     draft nodes in all, by the name of their source
     num_dropped  drafts for which there was no time or no room
     """
 
-    def __init__(self, sources: Iterable[DraftSource]) -> None:
+    def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
+        """Raises ConfigError if a source needs what the engine does not give."""
         self.mailbox = Mailbox()
         self.sources: list[DraftSource] = [self.mailbox, *sources]
+        for source in self.sources:
+            _check(source, engine)
+        self._uses_scratch = any(source.uses_scratch for source in self.sources)
         self.waited_s = self.node_s = 0.0
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
         self._began_at: float | None = None  # if the step waits for a source
         self._receiving_s = 0.0  # what drafts have cost since the last `collect`
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
+        self.num_sent = {source.name: 0 for source in self.sources}
 
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
 
-    @property
-    def num_remote_nodes(self) -> int:
-        """Nodes that remote drafters have sent in all."""
-        return self.mailbox.num_nodes
-
     def put(self, session: Session, draft: Draft) -> None:
         """Take a remote draft that was checked."""
-        if not self.mailbox.put(session, draft):
+        if self.mailbox.put(session, draft):
+            self.num_sent[self.mailbox.name] += len(draft.token_ids)
+        else:
             self.num_dropped += 1
 
     def account(self, seconds: float) -> None:
         """Take in what it took to receive the drafts that have arrived since the last `collect`."""
         self._receiving_s += seconds
 
-    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> None:
-        """Let the sources begin to draft for sessions that decode."""
-        begun = self._ask("begin", lambda source: source.begin(sessions, budget, now))
+    def begin(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, now: float) -> None:
+        """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous ones."""
+        begun = self._ask("begin", lambda source: source.begin(_drafted_for(sessions, source, allowed), budget, now))
         self._began_at = now if any(begun) else None
 
-    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> None:
-        """Hang what the sources have drafted onto the trees; `sessions` are those that decode."""
-        self._take_mail(clock)
-        self._ask("collect", lambda source: self._hang(source, source.collect(sessions, budget, clock), clock()))
+    def collect(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, clock: Callable[[], float]) -> None:
+        """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
+        self._take_mail(budget, clock)
+        self._ask(
+            "collect", lambda source: self._collect(source, _drafted_for(sessions, source, allowed), budget, clock)
+        )
+        if self._uses_scratch:
+            self._set_scratch(sessions)
         self.waited_s = 0.0 if self._began_at is None else clock() - self._began_at
         self._began_at = None
 
-    def _take_mail(self, clock: Callable[[], float]) -> None:
+    def _collect(
+        self, source: DraftSource, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]
+    ) -> None:
+        for batch in source.collect(sessions, budget, clock):
+            self._hang(source, batch, clock())
+            self.num_sent[source.name] += len(batch.token_ids)
+
+    def _set_scratch(self, sessions: Sequence[Session]) -> None:
+        """Ask for scratch rows; a session has those of the first source that has some."""
+        for session in sessions:
+            session.scratch = NO_SCRATCH
+        self._ask("scratch", lambda source: self._add_scratch(source, sessions))
+
+    def _add_scratch(self, source: DraftSource, sessions: Sequence[Session]) -> None:
+        for session in sessions if source.uses_scratch else ():
+            if not session.scratch.num_rows:
+                session.scratch = source.scratch(session)
+
+    def tap(self, shares: Sequence[ScheduledSession]) -> Tap:
+        """Return the hidden states that the sources want of these shares."""
+        tapping = [source for source in self.sources if source.layers]
+        if not tapping:
+            return NO_TAP
+        sessions = [share.session for share in shares if len(share.step.token_ids) > 1]
+        whole = {one.session_id for one in sessions if any(source.wants_prompt(one) for source in tapping)}
+        return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
+
+    def _take_mail(self, budget: Budget, clock: Callable[[], float]) -> None:
         """Hang what has arrived, for as long as there is time; learn what a node costs."""
         started = clock()
         last = started + max(self.mail_s - self._receiving_s, 0.0)
-        mail = self.mailbox.collect()
-        for place, entry in enumerate(mail):
-            if place and clock() > last:
-                self.num_dropped += len(mail) - place
-                break
-            self._hang(self.mailbox, (entry,), started)
-        num_nodes, self._num_counted = self.mailbox.num_nodes - self._num_counted, self.mailbox.num_nodes
+        while self.mailbox.has_work:
+            for batch in self.mailbox.collect((), budget, clock):
+                self._hang(self.mailbox, batch, started)
+            if clock() > last:
+                self.num_dropped += self.mailbox.clear()
+        num_sent = self.num_sent[self.mailbox.name]
+        num_nodes, self._num_counted = num_sent - self._num_counted, num_sent
         if num_nodes:
             seconds = self._receiving_s + clock() - started
             self.node_s += NODE_COST_FADE * (seconds / num_nodes - self.node_s)
         self._receiving_s = 0.0
 
     def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
-        """Hang drafts onto their sessions' trees. Where one raises, the session's drafts are forgotten."""
-        faults = Faults()
-        for session, draft in batch:
-            with faults.of(session, "drafted for"):
-                hang(session, draft, now)
-            if faults.found and session in faults:
-                session.forget_drafts()
-                source.refuse(session)
+        """Hang drafts onto their sessions' trees. If that raises, what was drafted for these sessions is forgotten."""
+        try:
+            hang(batch, now)
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._not_hung(source, batch, error)
 
-    def observe(self, rounds: Sequence[Round], step_s: float) -> None:
+    def _not_hung(self, source: DraftSource, batch: DraftBatch, error: Exception) -> None:
+        log.error("drafts_not_hung", source=source.name, num_drafts=len(batch.sessions), **traced(error))
+        for session in batch.sessions:
+            session.forget_drafts()
+            source.refuse(session)
+
+    def observe(
+        self, rounds: Sequence[Round], done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], step_s: float
+    ) -> None:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
-        self._ask("observe", lambda source: source.observe(rounds))
+        computed = [Computed(*part) for part in done]
+        self._ask("observe", lambda source: source.observe(rounds, computed))
 
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""
@@ -122,3 +165,18 @@ class SourceSet:
     def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
         self.sources.remove(source)
         log.error("source_failed", source=source.name, doing=doing, **traced(error))
+
+
+def _drafted_for(sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
+    """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
+    return sessions if source.name in allowed else [session for session in sessions if session.is_sync]
+
+
+def _check(source: DraftSource, engine: Engine) -> None:
+    """Raise ConfigError if a source needs what the engine does not give."""
+    name = engine.info.engine
+    if source.layers and max(source.layers) >= engine.num_tap_layers:
+        said = f"has layers 0 to {engine.num_tap_layers - 1}" if engine.num_tap_layers else "gives none"
+        raise ConfigError(f"{source.name} drafts by hidden states of layers {source.layers}; the {name} engine {said}")
+    if source.uses_scratch and not engine.takes_scratch:
+        raise ConfigError(f"{source.name} needs scratch rows in each step, which the {name} engine does not take")

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE /* for pthread_setaffinity_np */
 #include "attention.h"
 #include "matmul.h"
+#include "pack.h"
 #include "rows.h"
 #include "top.h"
 
@@ -21,17 +22,27 @@ typedef struct {
     int64_t num_slots;
 } Model;
 
+/* Hidden states that are copied out: of these rows, after these layers; FINAL: after the final norm. */
+typedef struct {
+    int32_t num_layers, num_rows;
+    const int32_t *layers, *rows;
+    float *out; /* [row][layer][hidden] */
+} Tap;
+
+enum { FINAL = -1 };
+
 /* Rows row .. end of one session, which attend together. */
 typedef struct {
     int32_t session, row, end;
 } Span;
 
 typedef struct {
-    float *hidden, *normed, *qkv, *attended, *act, *scores; /* scores: of each thread its own */
+    float *hidden, *normed, *qkv, *attended, *act;
+    float *scores, *expanded;                   /* of each thread its own */
     Span *spans;                                /* at most one a row */
     int ld_hidden, ld_qkv, ld_attended, ld_act; /* row strides in floats: whole panels */
     int num_spans;
-    long ld_scores;
+    long ld_scores, ld_expanded;
 } Workspace;
 
 /* What the threads of a forward pass have in common; the caller's alone to change, and only between tasks. */
@@ -40,6 +51,7 @@ typedef struct {
     const Batch *b;
     Workspace w;
     Team *team;
+    const Tap *tap; /* NULL: nothing is copied out */
     int layer;
     const float *norm;
 } Pass;
@@ -48,9 +60,15 @@ enum { FEW_ROWS = 4 }; /* a chunk of what is quickly done for a row */
 
 static int whole_panels(int n) { return (n + PANEL - 1) / PANEL * PANEL; }
 
+/* The most inputs that a linear layer has. */
+static long longest_input(const Model *m) {
+    long attended = m->num_heads * m->head_dim, most = m->hidden > attended ? m->hidden : attended;
+    return m->intermediate > most ? m->intermediate : most;
+}
+
 /* Divide `block` among the buffers; return how many floats they take. With NULL, only count. */
 static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *block, Workspace *w) {
-    int64_t rows = b->num_rows, used = 0;
+    int64_t rows = b->num_rows, threads = team ? team->num_threads : 1, used = 0;
     w->ld_hidden = whole_panels(m->hidden);
     w->ld_qkv = whole_panels((m->num_heads + 2 * m->num_kv_heads) * m->head_dim);
     w->ld_attended = m->num_heads * m->head_dim;
@@ -62,7 +80,9 @@ static int64_t lay_out(const Model *m, const Batch *b, const Team *team, float *
     w->attended = block + used, used += rows * w->ld_attended;
     w->act = block + used, used += rows * w->ld_act;
     w->spans = (Span *)(block + used), used += rows * (sizeof(Span) / sizeof(float));
-    w->scores = block + used, used += (team ? team->num_threads : 1) * MAX_QUERIES * w->ld_scores;
+    w->scores = block + used, used += threads * MAX_QUERIES * w->ld_scores;
+    w->ld_expanded = PANEL * longest_input(m);
+    w->expanded = block + used, used += threads * w->ld_expanded;
     return used;
 }
 
@@ -79,6 +99,13 @@ static void norm_some(const void *pass, int first, int end, int worker) {
     (void)worker;
     for (long r = first; r < end; r++)
         rms_norm(w->hidden + r * w->ld_hidden, p->norm, p->m->hidden, p->m->eps, w->normed + r * w->ld_hidden);
+}
+
+static void multiply_rows(Pass *p, const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
+                          enum epilogue epilogue) {
+    const Product product = {.m = m, .x = x, .out = out, .num_rows = num_rows, .ldx = ldx, .ldo = ldo,
+                             .epilogue = epilogue, .expanded = p->w.expanded, .ld_expanded = p->w.ld_expanded};
+    matmul(p->team, product);
 }
 
 static void norm_rows(Pass *p, const float *weight, int num_rows) {
@@ -163,45 +190,78 @@ static void find_spans(const Model *m, const Batch *b, Workspace *w) {
             w->spans[w->num_spans++] = (Span){s, row, MIN(row + step, end)};
 }
 
-/* Move the rows that are judged to the front; after the last layer's attention the others are needed no more. */
-static void keep_judged(const Batch *b, const Workspace *w) {
+/* Keep only the rows that give logits, in their order, in buffers that are free by then: after the last layer's attention
+ * the others are needed no more. */
+static void keep_logit_rows(const Batch *b, Workspace *w) {
+    float *hidden = w->normed, *attended = w->qkv;
     for (long j = 0; j < b->num_logit_rows; j++) {
         long r = b->logit_rows[j];
-        memmove(w->hidden + j * w->ld_hidden, w->hidden + r * w->ld_hidden, w->ld_hidden * sizeof(float));
-        memmove(w->attended + j * w->ld_attended, w->attended + r * w->ld_attended, w->ld_attended * sizeof(float));
+        memcpy(hidden + j * w->ld_hidden, w->hidden + r * w->ld_hidden, w->ld_hidden * sizeof(float));
+        memcpy(attended + j * w->ld_attended, w->attended + r * w->ld_attended, w->ld_attended * sizeof(float));
     }
+    w->normed = w->hidden, w->hidden = hidden;
+    w->attended = attended;
+}
+
+/* Copy out what is wanted after a layer, or after the final norm. */
+static void copy_out(const Pass *p, int layer) {
+    const Tap *t = p->tap;
+    const long hidden = p->m->hidden;
+    for (long k = 0; t && k < t->num_layers; k++)
+        for (long i = 0; t->layers[k] == layer && i < t->num_rows; i++) {
+            const float *from = p->w.hidden + t->rows[i] * (long)p->w.ld_hidden;
+            float *to = t->out + (i * t->num_layers + k) * hidden;
+            if (layer == FINAL)
+                rms_norm(from, p->m->final_norm, hidden, p->m->eps, to);
+            else
+                memcpy(to, from, hidden * sizeof(float));
+        }
+}
+
+/* Whether rows without logits are needed to the end of the last layer. */
+static int needs_all_rows(const Pass *p) {
+    for (int k = 0; p->tap && k < p->tap->num_layers; k++)
+        if (p->tap->layers[k] == FINAL || p->tap->layers[k] == p->m->num_layers - 1) return 1;
+    return 0;
 }
 
 static void run_layer(Pass *p) {
     const Layer *l = &p->m->layers[p->layer];
-    const Workspace *w = &p->w;
+    Workspace *w = &p->w;
     int rows = p->b->num_rows;
     norm_rows(p, l->attn_norm, rows);
-    matmul(p->team, &l->qkv, w->normed, w->ld_hidden, rows, w->qkv, w->ld_qkv, STORE);
+    multiply_rows(p, &l->qkv, w->normed, w->ld_hidden, rows, w->qkv, w->ld_qkv, STORE);
     share(p->team, prepare_some, p, rows, FEW_ROWS);
     share(p->team, attend_some, p, w->num_spans * p->m->num_kv_heads, 1);
-    if (p->layer == p->m->num_layers - 1) {
-        keep_judged(p->b, w);
+    if (p->layer == p->m->num_layers - 1 && !needs_all_rows(p)) {
+        keep_logit_rows(p->b, w);
         rows = p->b->num_logit_rows;
     }
-    matmul(p->team, &l->out, w->attended, w->ld_attended, rows, w->hidden, w->ld_hidden, ADD);
+    multiply_rows(p, &l->out, w->attended, w->ld_attended, rows, w->hidden, w->ld_hidden, ADD);
     norm_rows(p, l->mlp_norm, rows);
-    matmul(p->team, &l->gate_up, w->normed, w->ld_hidden, rows, w->act, w->ld_act, SILU_MUL);
-    matmul(p->team, &l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
+    multiply_rows(p, &l->gate_up, w->normed, w->ld_hidden, rows, w->act, w->ld_act, SILU_MUL);
+    multiply_rows(p, &l->down, w->act, w->ld_act, rows, w->hidden, w->ld_hidden, ADD);
 }
 
 static void run_pass(Pass *p, float *logits, float *hidden) {
     const Model *m = p->m;
-    const Workspace *w = &p->w;
+    Workspace *w = &p->w;
     int num_rows = p->b->num_logit_rows;
     for (long r = 0; r < p->b->num_rows; r++)
         memcpy(w->hidden + r * w->ld_hidden, m->embedding + (long)p->b->token_ids[r] * m->hidden,
                m->hidden * sizeof(float));
-    for (p->layer = 0; p->layer < m->num_layers; p->layer++) run_layer(p);
+    for (p->layer = 0; p->layer < m->num_layers; p->layer++) {
+        run_layer(p);
+        copy_out(p, p->layer);
+    }
+    if (needs_all_rows(p)) {
+        copy_out(p, FINAL);
+        keep_logit_rows(p->b, w);
+    }
     norm_rows(p, m->final_norm, num_rows);
     for (long j = 0; j < num_rows; j++)
         memcpy(hidden + j * m->hidden, w->normed + j * w->ld_hidden, m->hidden * sizeof(float));
-    matmul(p->team, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
+    multiply_rows(p, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
 }
 
 int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team) {
@@ -210,9 +270,9 @@ int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team)
 }
 
 /* logits [num_logit_rows][whole panels of vocab]; hidden [num_logit_rows][hidden]: after the final norm. `team` may be
- * NULL: then no thread but the caller's does anything. */
-void specq_forward(const Model *m, const Batch *b, Team *team, float *block, float *logits, float *hidden) {
-    Pass pass = {.m = m, .b = b, .team = team};
+ * NULL: then no thread but the caller's does anything. So may `tap`. */
+void specq_forward(const Model *m, const Batch *b, Team *team, float *block, float *logits, float *hidden, const Tap *tap) {
+    Pass pass = {.m = m, .b = b, .team = team, .tap = tap};
     lay_out(m, b, team, block, &pass.w);
     find_spans(m, b, &pass.w);
     call_team(team);

@@ -1,20 +1,14 @@
-/* out = x W^T for 1 to a few hundred rows, with W packed once into panels of 16 output columns.
+/* out = x W^T for 1 to a few hundred rows; weights.h says how W is packed.
  *
- * A panel is [k][16] contiguous; the kernel streams it once per tile of up to 6 rows. Few rows are bound by the bytes
- * of W, so a matrix whose every weight is exactly a bfloat16 is stored as such: word i of a 32-byte line holds column
- * i in its low half and column i + 8 in its high half, and a shift and a mask turn it into the same floats.
+ * Few rows are bound by the bytes of W: all of a tile's rows go over a panel at once, whose weights are expanded in
+ * registers. More rows than a tile has are bound by arithmetic: there a panel is expanded to floats once for all of them.
  */
 #pragma once
 #include "team.h"
+#include "weights.h"
 
-enum { PANEL = 16, GROUP = 4, TILE_ROWS = 6 };
+enum { GROUP = 6, TILE_ROWS = LANES == 16 ? 8 : 6 }; /* panels of a chunk of work; rows of a tile */
 enum epilogue { STORE, ADD, SILU_MUL };
-
-typedef struct {
-    const void *weights; /* [num_panels][k][PANEL], float or bfloat16 */
-    const float *bias;   /* [num_panels * PANEL] or NULL */
-    int32_t num_panels, k, is_bf16, pad;
-} Matrix;
 
 typedef struct {
     const Matrix *m;
@@ -22,19 +16,10 @@ typedef struct {
     float *out;     /* [num_rows][ldo]; ldo covers whole panels */
     int num_rows, ldx, ldo;
     enum epilogue epilogue;
-    int ahead; /* panels to fetch ahead: a thread's next group */
+    long ahead;      /* bytes to fetch ahead: to a thread's next group */
+    float *expanded; /* [threads][ld_expanded]: room for a panel each */
+    long ld_expanded;
 } Product;
-
-INLINE void load_columns(const void *line, int is_bf16, v8 *low, v8 *high) {
-    if (is_bf16) {
-        v8i bits = *(const v8iu *)line;
-        *low = (v8)(bits << 16);
-        *high = (v8)(bits & (int32_t)0xffff0000);
-    } else {
-        *low = load(line);
-        *high = load((const float *)line + 8);
-    }
-}
 
 /* Write a tile's sums [rows][panels][PANEL] to the output. A call of its own, or the constants of exp8 crowd the tile's
  * sums out of the registers. SILU_MUL: a panel holds 8 gate columns and the 8 up columns that go with them. */
@@ -54,74 +39,147 @@ static __attribute__((noinline)) void finish(enum epilogue epilogue, const float
         }
 }
 
-/* rows x panels of the output, all sums in registers; rows, panels and is_bf16 are constants where this is inlined. */
-INLINE void tile(int rows, int panels, int is_bf16, const Product *t, int panel, const float *x, float *out) {
-    const Matrix *m = t->m;
+/* sums += x[.][i] w for all rows of a tile. */
+INLINE void add_products(int rows, const vec w[PARTS], const float *x, int ldx, vec (*sums)[PARTS]) {
+    for (int r = 0; r < rows; r++) {
+        vec factor = vec_splat(x[r * ldx]);
+        for (int part = 0; part < PARTS; part++) sums[r][part] = vec_fma(factor, w[part], sums[r][part]);
+    }
+}
+
+/* rows x panels of the output, all sums in registers; rows, panels and format are constants where this is inlined. */
+INLINE void tile_of_lines(int rows, int panels, int format, const Product *t, const char *weights, const float *x,
+                          vec sums[][TILE_ROWS][PARTS]) {
+    const long line = panel_bytes(format, 1), next_panel = line * t->m->k, next = t->ahead;
     const int ldx = t->ldx;
-    const long line = is_bf16 ? 2 * PANEL : 4 * PANEL, panel_bytes = line * m->k, next = t->ahead * panel_bytes;
-    const char *w = (const char *)m->weights + panel * panel_bytes;
-    v8 sums[TILE_ROWS][GROUP][2] = {0};
-    for (long i = 0; i < m->k; i++)
+    for (long i = 0; i < t->m->k; i++)
         for (int p = 0; p < panels; p++) {
-            v8 low, high;
-            const char *columns = w + p * panel_bytes + i * line;
+            const char *columns = weights + p * next_panel + i * line;
+            vec w[PARTS];
             __builtin_prefetch(columns + next, 0, 2); /* into the L2 cache */
-            load_columns(columns, is_bf16, &low, &high);
-            for (int r = 0; r < rows; r++) {
-                v8 factor = splat(x[r * ldx + i]);
-                sums[r][p][0] = fma8(factor, low, sums[r][p][0]);
-                sums[r][p][1] = fma8(factor, high, sums[r][p][1]);
-            }
+            expand_line(format, columns, w);
+            add_products(rows, w, x + i, ldx, sums[p]);
         }
-    float done[TILE_ROWS * GROUP * PANEL];
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < panels; p++) {
-            store(done + (r * panels + p) * PANEL, sums[r][p][0]);
-            store(done + (r * panels + p) * PANEL + 8, sums[r][p][1]);
-        }
-    finish(t->epilogue, done, rows, panels, m->bias, panel, out, t->ldo);
 }
 
-/* One group of panels for one tile of rows: as many panels at once as fill the registers. */
-INLINE void group(int rows, int at_once, int is_bf16, const Product *t, int panel, int end, const float *x,
-                  float *out) {
-    for (; panel + at_once <= end; panel += at_once) tile(rows, at_once, is_bf16, t, panel, x, out);
-    for (; panel < end; panel++) tile(rows, 1, is_bf16, t, panel, x, out);
-}
-
-/* Tiles of 6 rows, but the last 7 to 10 in halves: few rows at once leave the multipliers waiting for their sums. */
-INLINE int next_rows(int left) { return left > TILE_ROWS && left <= 10 ? (left + 1) / 2 : MIN(left, TILE_ROWS); }
-
-INLINE void groups(int is_bf16, const Product *t, int first, int last) {
-    for (int panel = first * GROUP; panel < MIN(last * GROUP, t->m->num_panels); panel += GROUP) {
-        int end = MIN(panel + GROUP, t->m->num_panels);
-        for (int row = 0, rows; row < t->num_rows; row += rows) {
-            const float *x = t->x + (long)row * t->ldx;
-            float *out = t->out + (long)row * t->ldo;
-            rows = next_rows(t->num_rows - row);
-            switch (rows) {
-            case 1: group(1, 4, is_bf16, t, panel, end, x, out); break;
-            case 2: group(2, 2, is_bf16, t, panel, end, x, out); break;
-            case 3: group(3, 1, is_bf16, t, panel, end, x, out); break;
-            case 4: group(4, 1, is_bf16, t, panel, end, x, out); break;
-            case 5: group(5, 1, is_bf16, t, panel, end, x, out); break;
-            default: group(6, 1, is_bf16, t, panel, end, x, out);
+INLINE void tile_of_blocks(int rows, int format, const Product *t, const char *weights, const float *x,
+                           vec sums[TILE_ROWS][PARTS]) {
+    const int step = step_of(format), ldx = t->ldx;
+    const long next = t->ahead, block_bytes = panel_bytes(format, BLOCK), words = PANEL * (format == Q4_1 ? 4 : 2);
+    for (long i = 0; i < t->m->k; i += BLOCK, weights += block_bytes) {
+        const Scales s = load_scales(format, weights);
+        for (int j = 0; j < BLOCK; j += step) {
+            const char *line = weights + words + (j / step) * 4 * PANEL;
+            vec_int bits[PARTS];
+            __builtin_prefetch(line + next, 0, 2);
+            for (int part = 0; part < PARTS; part++) bits[part] = vec_load_int(line + 4 * LANES * part);
+            for (int n = 0; n < step; n++) {
+                vec w[PARTS];
+                for (int part = 0; part < PARTS; part++)
+                    w[part] = expand_word(format, bits[part], n, s.scale[part], s.minimum[part]);
+                add_products(rows, w, x + i + j + n, ldx, sums);
             }
         }
     }
 }
 
-static void multiply(const void *product, int first, int end, int worker) {
-    const Product *t = product;
-    (void)worker;
-    if (t->m->is_bf16)
-        groups(1, t, first, end);
+INLINE void tile(int rows, int panels, int format, const Product *t, const char *weights, int panel, const float *x,
+                 float *out) {
+    vec sums[GROUP][TILE_ROWS][PARTS] = {0};
+    float done[GROUP * TILE_ROWS * PANEL];
+    if (format == F32 || format == BF16)
+        tile_of_lines(rows, panels, format, t, weights, x, sums);
     else
-        groups(0, t, first, end);
+        tile_of_blocks(rows, format, t, weights, x, sums[0]);
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < panels; p++)
+            for (int part = 0; part < PARTS; part++)
+                vec_store(done + (r * panels + p) * PANEL + part * LANES, sums[p][r][part]);
+    finish(t->epilogue, done, rows, panels, t->m->bias, panel, out, t->ldo);
 }
 
-static void matmul(Team *team, const Matrix *m, const float *x, int ldx, int num_rows, float *out, int ldo,
-                   enum epilogue epilogue) {
-    Product product = {m, x, out, num_rows, ldx, ldo, epilogue, GROUP * (team ? team->num_threads : 1)};
-    share(team, multiply, &product, (m->num_panels + GROUP - 1) / GROUP, 1);
+/* Panels panel .. end for one tile of rows: of lines as many panels at once as fill the registers. */
+INLINE void tiles(int rows, int format, const Product *t, const char *weights, int panel, int end, const float *x,
+                  float *out) {
+    const int fit = ACCUMULATORS / (rows * PARTS), most = fit > GROUP ? GROUP : fit < 1 ? 1 : fit;
+    const int at_once = format == F32 || format == BF16 ? most : 1;
+    const long bytes = panel_bytes(format, t->m->k);
+    for (; panel + at_once <= end; panel += at_once, weights += at_once * bytes)
+        tile(rows, at_once, format, t, weights, panel, x, out);
+    for (; panel < end; panel++, weights += bytes) tile(rows, 1, format, t, weights, panel, x, out);
+}
+
+/* The next tile's rows: even shares of what is left, since few rows at once leave the multipliers waiting. */
+INLINE int next_rows(int left) {
+    const int num_tiles = (left + TILE_ROWS - 1) / TILE_ROWS;
+    return (left + num_tiles - 1) / num_tiles;
+}
+
+/* All rows over panels panel .. end, whose packed weights begin at `weights`. */
+INLINE void rows_over(int format, const Product *t, const char *weights, int panel, int end) {
+    for (int row = 0, rows; row < t->num_rows; row += rows) {
+        const float *x = t->x + (long)row * t->ldx;
+        float *out = t->out + (long)row * t->ldo;
+        rows = next_rows(t->num_rows - row);
+        switch (rows) {
+        case 1: tiles(1, format, t, weights, panel, end, x, out); break;
+        case 2: tiles(2, format, t, weights, panel, end, x, out); break;
+        case 3: tiles(3, format, t, weights, panel, end, x, out); break;
+        case 4: tiles(4, format, t, weights, panel, end, x, out); break;
+        case 5: tiles(5, format, t, weights, panel, end, x, out); break;
+#if LANES == 16
+        case 6: tiles(6, format, t, weights, panel, end, x, out); break;
+        case 7: tiles(7, format, t, weights, panel, end, x, out); break;
+#endif
+        default: tiles(TILE_ROWS, format, t, weights, panel, end, x, out);
+        }
+    }
+}
+
+/* Tiles one after the other go over as few panels as fill the registers, which stay in the nearest cache. */
+INLINE void all_rows(int format, const Product *t, const char *weights, int panel, int end) {
+    const int few = t->num_rows > TILE_ROWS ? ACCUMULATORS / (TILE_ROWS * PARTS) : end - panel;
+    for (int last; panel < end; weights += (last - panel) * panel_bytes(format, t->m->k), panel = last) {
+        last = MIN(panel + few, end);
+        rows_over(format, t, weights, panel, last);
+    }
+}
+
+/* Each panel is expanded once; while its tiles are computed, the next one is fetched. */
+static void multiply_expanded(const Product *t, int first, int end, int worker) {
+    const long bytes = panel_bytes(t->m->format, t->m->k);
+    float *expanded = t->expanded + worker * t->ld_expanded;
+    Product at = *t;
+    for (int panel = first; panel < end; panel++) {
+        const char *weights = (const char *)t->m->weights + panel * bytes;
+        at.ahead = weights + (panel + 1 < end ? bytes : t->ahead) - (const char *)expanded;
+        expand_panel(t->m->format, weights, t->m->k, expanded);
+        all_rows(F32, &at, (const char *)expanded, panel, panel + 1);
+    }
+}
+
+/* Whether every tile expands the weights anew: a bfloat16 costs less than a panel's way through the cache. */
+static int is_direct(const Product *t) {
+    return t->m->format == F32 || t->num_rows <= (t->m->format == BF16 ? 4 : 1) * TILE_ROWS;
+}
+
+static void multiply(const void *product, int first, int end, int worker) {
+    const Product *t = product;
+    const char *weights = (const char *)t->m->weights + first * panel_bytes(t->m->format, t->m->k);
+    if (!is_direct(t)) {
+        multiply_expanded(t, first, end, worker);
+        return;
+    }
+    switch (t->m->format) {
+    case F32: all_rows(F32, t, weights, first, end); break;
+    case BF16: all_rows(BF16, t, weights, first, end); break;
+    case Q4_1: all_rows(Q4_1, t, weights, first, end); break;
+    default: all_rows(Q8_0, t, weights, first, end);
+    }
+}
+
+static void matmul(Team *team, Product product) {
+    const Matrix *m = product.m;
+    product.ahead = (long)GROUP * (team ? team->num_threads : 1) * panel_bytes(m->format, m->k);
+    share(team, multiply, &product, m->num_panels, GROUP);
 }

@@ -9,8 +9,10 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __FMA__
+#if defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
@@ -27,13 +29,16 @@ INLINE v8 load(const float *p) { return *(const v8u *)p; }
 INLINE void store(float *p, v8 x) { *(v8u *)p = x; }
 INLINE v8 splat(float x) { return x - (v8){0}; }
 
+INLINE v4 low4(v8 x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3); }
+INLINE v4 high4(v8 x) { return __builtin_shufflevector(x, x, 4, 5, 6, 7); }
+
 /* a * b + c, fused wherever the processor can. */
 INLINE v8 fma8(v8 a, v8 b, v8 c) {
 #if defined(__FMA__)
     return (v8)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
-    for (int i = 0; i < 8; i++) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
-    return c;
+    v4 low = vfmaq_f32(low4(c), low4(a), low4(b)), high = vfmaq_f32(high4(c), high4(a), high4(b));
+    return __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
 #else
     return a * b + c;
 #endif
@@ -43,7 +48,7 @@ INLINE v8 fma8(v8 a, v8 b, v8 c) {
 INLINE v8 select8(v8i mask, v8 yes, v8 no) { return (v8)((mask & (v8i)yes) | (~mask & (v8i)no)); }
 INLINE v8 max8(v8 a, v8 b) { return select8(a > b, a, b); }
 
-INLINE v4 halves(v8 x) { return __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7); }
+INLINE v4 halves(v8 x) { return low4(x) + high4(x); }
 
 /* Sums of four vectors; lane i is the sum of the i-th. */
 INLINE v4 sums4(v8 a, v8 b, v8 c, v8 d) {

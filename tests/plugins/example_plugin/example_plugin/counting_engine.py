@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from specq.config import OwnOptions, option
-from specq.engines import EngineSpec, describe, resolve_directory
-from specq.protocol import EngineError, Int32Array, Judgement, SessionStep, Tree
+from specq.engines import EngineSpec, check_asked, describe, resolve_directory
+from specq.protocol import NO_TAP, EngineError, Int32Array, Judgement, SessionStep, StepOutput, Tap, Tree
 
 DEFAULT_SLOTS = 4096
 
@@ -30,6 +30,8 @@ class CountingEngine:
     """Fulfils `specq.engines.Engine`. Its target distribution is a point mass, so all lossless strategies judge alike."""
 
     max_chain = 0
+    num_tap_layers = 0
+    takes_scratch = False
 
     def __init__(self, model: str, *, kv_slots: int = 0, name: str = "", stride: int = 1, **_shared: Any) -> None:
         self._stride = stride
@@ -58,12 +60,13 @@ class CountingEngine:
     def close(self, session_id: int) -> None:
         self._contexts.pop(session_id, None)
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        check_asked(self, steps, tap)
         if sum(step.num_rows for step in steps) > self.free_slots:
             raise EngineError("KV slots run short")
         for step in steps:
             self._contexts[step.session_id] += step.token_ids.tolist()
-        return [self._judge(step) for step in steps if step.judged]
+        return StepOutput([self._judge(step) for step in steps if step.judged])
 
     def _judge(self, step: SessionStep) -> Judgement:
         context = self._contexts[step.session_id]

@@ -1,0 +1,59 @@
+"""Step times that an earlier start measured, in the user's cache: one small file for each machine, model and number of threads.
+
+Rule: what is not there, or not as it was written, is as nothing at all; whoever asks measures anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from specq.config import cache_dir
+
+MOST_FILES = 64
+MOST_SIZES = 64
+MOST_SECONDS = 3600.0
+
+
+def step_times_file(*what: object) -> Path:
+    """Return where the times are kept of what is named by all that they depend on."""
+    digest = hashlib.sha256(json.dumps(what, default=str).encode()).hexdigest()[:24]
+    return cache_dir() / "steps" / f"{digest}.json"
+
+
+def recall(path: Path) -> dict[int, float]:
+    """Return {rows: seconds}, rows ascending; nothing if the file is missing or broken."""
+    try:
+        said = json.loads(path.read_text(encoding="utf-8"))
+        times = {int(rows): float(seconds) for rows, seconds in said.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    return times if _is_sound(times) else {}
+
+
+def keep(path: Path, times: Mapping[int, float]) -> None:
+    """Write the times, and drop the oldest of more than MOST_FILES files. A cache that cannot be written is no error."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            temporary = Path(directory) / path.name
+            temporary.write_text(json.dumps({str(rows): seconds for rows, seconds in times.items()}), encoding="utf-8")
+            temporary.replace(path)
+        _drop_oldest(path.parent)
+    except OSError:
+        pass
+
+
+def _drop_oldest(directory: Path) -> None:
+    files = sorted(directory.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[MOST_FILES:]:
+        file.unlink(missing_ok=True)
+
+
+def _is_sound(times: Mapping[int, float]) -> bool:
+    sizes = list(times)
+    rising = sizes == sorted(sizes) and all(size >= 1 for size in sizes)
+    return rising and 2 <= len(sizes) <= MOST_SIZES and all(0 < seconds < MOST_SECONDS for seconds in times.values())

@@ -1,0 +1,51 @@
+/* Vectors as wide as the processor has them, for matrix products: each lane is an output of its own, so that the width
+ * changes no bit. LANES floats each; ACCUMULATORS is how many sums fit into the registers, beside what else a loop needs.
+ */
+#pragma once
+#include "simd.h"
+
+#if defined(__AVX512F__)
+#define LANES 16
+enum { ACCUMULATORS = 24 };
+#elif defined(__AVX2__)
+#define LANES 8
+enum { ACCUMULATORS = 12 };
+#elif defined(__aarch64__)
+#define LANES 4
+enum { ACCUMULATORS = 24 };
+#else
+#define LANES 4
+enum { ACCUMULATORS = 8 };
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t vec_int __attribute__((vector_size(4 * LANES)));
+typedef float vec_at __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+typedef int32_t vec_int_at __attribute__((vector_size(4 * LANES), aligned(2), may_alias));
+typedef uint16_t vec_half_at __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+INLINE vec vec_load(const void *p) { return *(const vec_at *)p; }
+INLINE vec_int vec_load_int(const void *p) { return *(const vec_int_at *)p; }
+INLINE void vec_store(float *p, vec x) { *(vec_at *)p = x; }
+INLINE vec vec_splat(float x) { return x - (vec){0}; }
+INLINE vec vec_from_int(vec_int x) { return __builtin_convertvector(x, vec); }
+
+/* a * b + c, fused as fma8 is. */
+INLINE vec vec_fma(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && LANES == 8
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+
+/* Finite numbers of 16 bits (IEEE half precision) as float: their bits as those of a float are too small by 2^112. */
+INLINE vec vec_load_half(const void *p) {
+    vec_int bits = __builtin_convertvector(*(const vec_half_at *)p, vec_int);
+    vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (vec)((vec_int)magnitude | (bits & 0x8000) << 16);
+}

@@ -1,0 +1,165 @@
+"""Answers of a request: in one, or as a stream of events; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from specq.client import Piece, Result
+from specq.gateway import sse
+from specq.gateway.calls import Call
+from specq.gateway.errors import ApiError
+from specq.gateway.shapes import Json, Shape
+
+_SUMMED = ("rounds", "draft_tokens", "accepted_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all parts of an answer share."""
+
+    answer_id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    def around(self, kind: str, choices: Sequence[Json]) -> Json:
+        """Return the choices as an answer of a kind."""
+        return {
+            "id": self.answer_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+            "choices": list(choices),
+        }
+
+
+class EventSource(Protocol):
+    """The events of one stream; `results`: those that have come, in order."""
+
+    @property
+    def results(self) -> list[Result]: ...
+    def opening(self) -> bytes: ...
+    def take(self, piece: Piece) -> bytes: ...
+    def closing(self) -> bytes: ...
+    def failed(self, error: ApiError) -> bytes: ...
+
+
+class Answering(Protocol):
+    """How a request is answered; `prefix`: of the answer's id."""
+
+    @property
+    def prefix(self) -> str: ...
+
+    def whole(self, head: Head, results: Sequence[Result]) -> Json:
+        """Return the answer in one, of the results of all prompts in order."""
+        ...
+
+    def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
+        """Return the answer as a stream."""
+        ...
+
+
+class Choices:
+    """An answer that is a list of choices."""
+
+    def __init__(self, call: Call, shape: Shape) -> None:
+        self._call, self._shape, self.prefix = call, shape, shape.prefix
+
+    def whole(self, head: Head, results: Sequence[Result]) -> Json:
+        choices = [self._shape.whole(index, result) for index, result in enumerate(results)]
+        return head.around(self._shape.whole_kind, choices) | {"usage": usage(self._call, results)}
+
+    def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
+        return Events(self._call, self._shape, head, position, with_ids=with_ids)
+
+
+class Events:
+    """The events of a stream, from a position on; `with_ids`: each says where the stream can be taken up again."""
+
+    def __init__(self, call: Call, shape: Shape, head: Head, position: sse.Position, *, with_ids: bool) -> None:
+        self._call, self._shape, self._head, self._with_ids = call, shape, head, with_ids
+        self.position = position
+        self._results: dict[int, Result] = {}
+
+    def opening(self) -> bytes:
+        """Return the events before the first text."""
+        return b"".join(map(self._open, range(len(self.position.choices))))
+
+    def _open(self, index: int) -> bytes:
+        choice = None if self.position.choices[index].is_open else self._shape.opening(index)
+        if choice is None:
+            return b""
+        self.position = self.position.moved(index)
+        return self._event(choice)
+
+    def take(self, piece: Piece) -> bytes:
+        """Return the event of a piece; none for tokens whose text is not certain yet."""
+        index = piece.place * self._call.n + piece.index
+        if piece.result is not None:
+            self._results[index] = piece.result
+        if self.position.choices[index].ended:
+            return b""
+        ended = piece.result is not None
+        self.position = self.position.moved(index, len(piece.token_ids), ended=ended)
+        if not (ended or piece.text or piece.logprobs):
+            return b""
+        return self._event(self._shape.chunk(index, piece))
+
+    def closing(self) -> bytes:
+        """Return the events after the last text."""
+        if not self._call.include_usage or self.position.has_usage:
+            return sse.DONE
+        self.position = replace(self.position, has_usage=True)
+        last = self._head.around(self._shape.chunk_kind, ()) | {"usage": usage(self._call, self.results)}
+        return sse.event(last, self._id) + sse.DONE
+
+    @property
+    def results(self) -> list[Result]:
+        """Return the results that have come, in order."""
+        return [self._results[index] for index in sorted(self._results)]
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event that says why a stream ends early; it moves no position."""
+        return sse.event(error.body)
+
+    def _event(self, choice: Json) -> bytes:
+        data = self._head.around(self._shape.chunk_kind, (choice,))
+        if self._call.include_usage:
+            data["usage"] = None
+        return sse.event(data, self._id)
+
+    @property
+    def _id(self) -> str:
+        return str(self.position) if self._with_ids else ""
+
+
+# --- the numbers at the end -------------------------------------------------------------------------------------------
+
+
+def usage(call: Call, results: Sequence[Result]) -> Json:
+    """Return the tokens of a request, each prompt counted once, and what speculation did for it."""
+    prompts = sum(result.usage["prompt_tokens"] for result in results[:: call.n])
+    completions = sum(result.usage["completion_tokens"] for result in results)
+    return {
+        "prompt_tokens": prompts,
+        "completion_tokens": completions,
+        "total_tokens": prompts + completions,
+        "speculation": speculation([result.stats for result in results]),
+    }
+
+
+def speculation(stats: Iterable[dict[str, Any]]) -> Json:
+    """Return the sums over all completions, the rates that follow, and the statistics of each (README, "Results")."""
+    each = list(stats)
+    rounds, drafted, accepted = (sum(one[name] for one in each) for name in _SUMMED)
+    return {
+        "rounds": rounds,
+        "draft_tokens": drafted,
+        "accepted_tokens": accepted,
+        "acceptance_rate": round(accepted / drafted, 4) if drafted else 0.0,
+        "mean_accepted_length": round(1 + accepted / rounds, 4) if rounds else 0.0,
+        "choices": each,
+    }

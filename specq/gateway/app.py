@@ -1,0 +1,44 @@
+"""The application: all routes behind one guard."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from specq.gateway.api_keys import ApiKeys
+from specq.gateway.endpoint import Parts, of_http
+from specq.gateway.guard import Guard
+from specq.gateway.routes import completions, health, metrics, models, responses, tokens
+
+
+def make_app(
+    parts: Parts,
+    *,
+    hosts: Collection[str] = (),
+    keys: ApiKeys | None = None,
+    most: int = 1024,
+    header_bytes: int = 32_768,
+) -> ASGIApp:
+    """Return the gateway as an ASGI application; when it is shut down, the clients of its broker are closed.
+
+    hosts  names by which clients may call it, besides localhost and addresses
+    keys   who may ask; None: everyone
+    most   requests of one key that may be under way at a time
+    header_bytes   that all headers of a request may have
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        await parts.upstream.close()
+
+    routes = [
+        route for group in (completions, responses, models, tokens, health, metrics) for route in group.routes(parts)
+    ]
+    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
+    guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes)
+    return parts.metrics.around(guarded)

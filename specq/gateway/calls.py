@@ -1,0 +1,82 @@
+"""A request for text, read: what is asked of the client, and how the answer shall look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specq.gateway.errors import ApiError
+from specq.gateway.fields import SAMPLING, SPECULATION, check, is_count, is_flag, is_object
+
+MOST_CHOICES = 128  # completions of a request, over all its prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A checked request.
+
+    arguments      of the client, but for what belongs to the connection (keys, tenants)
+    model          the model's name, "" where none is given
+    stream         whether the text comes piece by piece; include_usage: with the numbers at the end
+    num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
+    num_prompts    how many prompts there are; n: completions of each
+    repeated       what of the request the answer repeats
+    """
+
+    arguments: Mapping[str, Any]
+    model: str = ""
+    stream: bool = False
+    include_usage: bool = False
+    num_top: int = -1
+    num_prompts: int = 1
+    n: int = 1
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+
+
+def job_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are specq's own, as the client takes them."""
+    found = {name: fields[name] for name in (*SAMPLING, *SPECULATION) if name in fields}
+    if found.get("top_k") == -1:  # vLLM's word for all
+        del found["top_k"]
+    return {"temperature": 1.0, **found}
+
+
+def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether to stream, and whether with usage at the end."""
+    stream = check("stream", fields.get("stream", False), is_flag)
+    options = check("stream_options", fields.get("stream_options", {}), is_object)
+    if options and not stream:
+        raise ApiError("stream_options is given without stream", param="stream_options")
+    for name, value in options.items():
+        if name not in ("include_usage", "include_obfuscation", "continuous_usage_stats"):
+            raise ApiError(
+                f"unknown field {name[:64]!r} of stream_options", param="stream_options", code="unknown_parameter"
+            )
+        check(name, value if value is not None else False, is_flag)
+    if options.get("continuous_usage_stats"):
+        raise ApiError("continuous_usage_stats is not supported; usage comes at the end", param="stream_options")
+    return stream, bool(options.get("include_usage"))
+
+
+def read_count(name: str, value: Any, most: int) -> int:
+    """Return a number from 1 to `most`."""
+    if not is_count(value) or not 1 <= value <= most:
+        raise ApiError(f"{name} is {value!r:.40}; it must be a whole number from 1 to {most}", param=name)
+    return int(value)
+
+
+def read_choices(fields: Mapping[str, Any], num_prompts: int) -> int:
+    """Return how many completions of each prompt are wanted."""
+    n = read_count("n", fields.get("n", 1), MOST_CHOICES)
+    if n * num_prompts > MOST_CHOICES:
+        raise ApiError(f"{num_prompts} prompts with n = {n} are more than {MOST_CHOICES} completions", param="n")
+    return n
+
+
+def read_model(fields: Mapping[str, Any]) -> str:
+    """Return the model's name, or "" for the only one."""
+    model = fields.get("model", "")
+    if not isinstance(model, str):
+        raise ApiError("model is not a string", param="model", code="invalid_type")
+    return model

@@ -1,0 +1,147 @@
+"""The body of `/v1/chat/completions` as a `Call`; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specq.gateway.calls import Call, job_arguments, read_choices, read_count, read_model, read_stream
+from specq.gateway.errors import ApiError
+from specq.gateway.fields import (
+    IGNORED,
+    ONLY,
+    REFUSED,
+    SAMPLING,
+    SPECULATION,
+    check,
+    check_known,
+    given,
+    is_count,
+    is_flag,
+    is_list,
+    is_object,
+    is_text,
+)
+
+MAX_TOP = 20
+MAX_LENGTH = 2**31 - 1
+_TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
+_OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs")
+KNOWN = (*_OWN, "top_logprobs", "tool_choice", "response_format", *_TEMPLATE, *SAMPLING, *SPECULATION)
+_ONLY = {
+    **ONLY,
+    "echo": (False,),
+    "best_of": (1,),
+    "continue_final_message": (False,),
+    "verbosity": ("medium",),
+    "add_special_tokens": (False,),
+    "modalities": (["text"],),
+}
+_TOOLS = 'specq does not read tool calls yet; with tool_choice "none" the chat template receives the tools'
+_REFUSED = {
+    **REFUSED,
+    "functions": _TOOLS,
+    "function_call": _TOOLS,
+    "audio": "specq writes text only",
+    "web_search_options": "specq searches nothing",
+    "chat_template": "requests bring no code; the model's own template is used",
+    "moderation": "specq moderates nothing",
+}
+
+
+def read(body: Any) -> Call:
+    """Return the call; raises ApiError that names the field at fault."""
+    fields = given(body)
+    check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
+    _check_format(fields)
+    stream, include_usage = read_stream(fields)
+    n = read_choices(fields, 1)
+    num_top = _read_top(fields)
+    arguments = job_arguments(fields) | {"messages": read_messages(fields), "n": n}
+    arguments["chat_template_kwargs"] = read_variables(fields)
+    limit = _read_limit(fields)
+    arguments["max_tokens"] = limit or MAX_LENGTH  # the client cuts it to what the model has room for
+    if num_top >= 0:
+        arguments["logprobs"] = num_top
+    return Call(arguments, read_model(fields), stream, include_usage, num_top, 1, n)
+
+
+def _read_limit(fields: dict[str, Any]) -> int:
+    """Return the most tokens to generate; 0: as many as there is room for. The newer name wins."""
+    for name in ("max_completion_tokens", "max_tokens"):
+        if name in fields:
+            return read_count(name, fields[name], MAX_LENGTH)
+    return 0
+
+
+def _check_format(fields: dict[str, Any]) -> None:
+    wanted = check("response_format", fields.get("response_format", {"type": "text"}), is_object)
+    if wanted != {"type": "text"}:
+        kind = str(wanted.get("type"))[:40]
+        message = f"response_format of type {kind!r} is not supported: specq has no grammars yet; only 'text' is"
+        raise ApiError(message, param="response_format", code="unsupported_parameter")
+
+
+def _read_top(fields: dict[str, Any]) -> int:
+    wanted = check("logprobs", fields.get("logprobs", False), is_flag)
+    num_top = check("top_logprobs", fields.get("top_logprobs", 0), is_count)
+    if num_top > MAX_TOP:
+        raise ApiError(f"top_logprobs is {num_top}; it must be at most {MAX_TOP}", param="top_logprobs")
+    if num_top and not wanted:
+        raise ApiError("top_logprobs is given without logprobs", param="top_logprobs")
+    return int(num_top) if wanted else -1
+
+
+# --- what the chat template receives ----------------------------------------------------------------------------------
+
+
+def read_variables(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    variables = dict(check("chat_template_kwargs", fields.get("chat_template_kwargs", {}), is_object))
+    variables["add_generation_prompt"] = check(
+        "add_generation_prompt", fields.get("add_generation_prompt", True), is_flag
+    )
+    if "documents" in fields:
+        variables["documents"] = check("documents", fields["documents"], is_list)
+    if "reasoning_effort" in fields:
+        variables["reasoning_effort"] = check("reasoning_effort", fields["reasoning_effort"], is_text)
+    tools, choice = check("tools", fields.get("tools", []), is_list), fields.get("tool_choice", "none")
+    if choice != "none" and (tools or choice != "auto"):
+        raise ApiError(f"tool_choice is not supported: {_TOOLS}", param="tool_choice", code="unsupported_parameter")
+    if tools and "tool_choice" not in fields:
+        raise ApiError(f"tools is not supported: {_TOOLS}", param="tools", code="unsupported_parameter")
+    if tools:
+        variables["tools"] = tools
+    return variables
+
+
+def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the messages; content that comes in parts becomes one text."""
+    if "messages" not in fields:
+        raise ApiError("messages is missing", param="messages", code="missing_parameter")
+    messages = check("messages", fields["messages"], is_list)
+    if not messages:
+        raise ApiError("messages is empty; it must have at least one message", param="messages")
+    return [_read_message(place, message) for place, message in enumerate(messages)]
+
+
+def _read_message(place: int, message: Any) -> dict[str, Any]:
+    name = f"messages[{place}]"
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ApiError(f'{name} must be an object with "role" and "content"', param="messages", code="invalid_type")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_read_part(f"{name}.content[{i}]", part) for i, part in enumerate(content))
+    elif content is not None and not isinstance(content, str):
+        raise ApiError(f"{name}.content must be a string or a list of parts", param="messages", code="invalid_type")
+    return {**message, "content": content}
+
+
+def _read_part(name: str, part: Any) -> str:
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("text") if kind == "text" else None
+    if kind is not None and kind != "text":
+        message = f"{name} is of type {kind!r:.40}; only text is supported"
+        raise ApiError(message, param="messages", code="unsupported_parameter")
+    if not isinstance(text, str):
+        raise ApiError(f'{name} must be {{"type": "text", "text": ...}}', param="messages", code="invalid_type")
+    return text

@@ -1,0 +1,70 @@
+"""The body of `/v1/completions` as a `Call`; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specq.gateway.calls import Call, job_arguments, read_choices, read_model, read_stream
+from specq.gateway.errors import ApiError
+from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION, check, check_known, given, is_count
+
+MAX_TOKENS = 16  # where the request names none, as at OpenAI
+MAX_TOP = 20
+KNOWN = ("model", "prompt", "stream", "stream_options", "max_tokens", "logprobs", "best_of", *SAMPLING, *SPECULATION)
+_ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
+_REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
+
+
+def read(body: Any) -> Call:
+    """Return the call; raises ApiError that names the field at fault."""
+    fields = _without_text_format(given(body))
+    check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
+    source, num_prompts = _read_prompt(fields)
+    stream, include_usage = read_stream(fields)
+    n = read_choices(fields, num_prompts)
+    if fields.get("best_of", n) != n:
+        raise ApiError("best_of is not supported beyond n; leave it out", param="best_of", code="unsupported_parameter")
+    num_top = _read_top(fields)
+    arguments = job_arguments(fields) | source | {"max_tokens": fields.get("max_tokens", MAX_TOKENS), "n": n}
+    if num_top >= 0:
+        arguments["logprobs"] = num_top
+    return Call(arguments, read_model(fields), stream, include_usage, num_top, num_prompts, n)
+
+
+def _without_text_format(fields: dict[str, Any]) -> dict[str, Any]:
+    if fields.get("response_format") == {"type": "text"}:
+        return {name: value for name, value in fields.items() if name != "response_format"}
+    return fields
+
+
+def _read_top(fields: dict[str, Any]) -> int:
+    num_top = check("logprobs", fields.get("logprobs", 0), is_count)
+    if num_top > MAX_TOP:
+        raise ApiError(f"logprobs is {num_top}; it must be at most {MAX_TOP}", param="logprobs")
+    return int(num_top) if "logprobs" in fields else -1
+
+
+def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the prompt as a source of the client, and how many there are: text, token ids, or a list of either."""
+    if "prompt" not in fields:
+        raise ApiError("prompt is missing", param="prompt", code="missing_parameter")
+    prompt = fields["prompt"]
+    if isinstance(prompt, str):
+        return {"prompt": [prompt]}, 1
+    if not isinstance(prompt, list) or not prompt:
+        raise _wrong_prompt()
+    if all(isinstance(one, str) for one in prompt):
+        return {"prompt": prompt}, len(prompt)
+    if all(type(one) is int for one in prompt):
+        return {"token_ids": [prompt]}, 1
+    if all(isinstance(one, list) and one and all(type(token) is int for token in one) for one in prompt):
+        return {"token_ids": prompt}, len(prompt)
+    raise _wrong_prompt()
+
+
+def _wrong_prompt() -> ApiError:
+    return ApiError(
+        "prompt must be a string, a list of strings, a list of token ids, or a list of such lists",
+        param="prompt",
+        code="invalid_type",
+    )

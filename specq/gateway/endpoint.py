@@ -1,0 +1,61 @@
+"""What every endpoint shares: its parts, and that whatever goes wrong becomes an error in OpenAI's format."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specq.gateway.errors import ApiError, of_job
+from specq.gateway.metrics import Metrics
+from specq.gateway.replies import ClientGoneError, Limits, error_response
+from specq.gateway.upstream import Upstream
+from specq.protocol import JobError
+from specq.runtime import traced
+
+log = structlog.get_logger(__name__)
+
+CLIENT_GONE = 499  # nobody sees it; logs of web servers call it so
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the endpoints work with."""
+
+    upstream: Upstream
+    limits: Limits
+    metrics: Metrics = field(default_factory=Metrics)
+
+
+Handler = Callable[[Parts, Request], Awaitable[Response]]
+
+
+def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    """Return a handler as Starlette calls it."""
+
+    async def call(request: Request) -> Response:
+        try:
+            return await handler(parts, request)
+        except ApiError as error:
+            return error_response(error)
+        except JobError as error:
+            return error_response(of_job(error))
+        except ClientGoneError:
+            return Response(status_code=CLIENT_GONE)
+        except Exception as error:  # noqa: BLE001 - one request's fault is nobody else's
+            log.error(  # noqa: TRY400 - `traced`, since the message may quote what a user sent
+                "request_failed", path=request.url.path, **traced(error)
+            )
+            return error_response(ApiError("an error inside the gateway; its log says where", 500))
+
+    return call
+
+
+def of_http(request: Request, error: Any) -> Response:
+    """Return Starlette's own refusals (no such path, wrong method) in OpenAI's format."""
+    message = f"{error.detail}: {request.method} {request.url.path[:200]}"
+    return error_response(ApiError(message, error.status_code, headers=error.headers or {}))

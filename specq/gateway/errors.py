@@ -1,0 +1,60 @@
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}, with the HTTP status that belongs to each.
+
+Rule: every refusal is an `ApiError`. What the broker says of a job becomes one by its code (`of_job`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from specq.protocol import JobError
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_STATUS = {  # of the codes of JobError
+    "invalid": 400,
+    "conflict": 409,
+    "no_verifier": 503,
+    "no_broker": 503,
+    "lost": 503,
+    "busy": 429,
+    "deadline": 504,
+    "engine": 500,
+    "unknown": 404,
+    "forbidden": 403,
+}
+RETRY_AFTER_S = 2
+_NO_RETRY = {"x-should-retry": "false"}  # what OpenAI's client asks before it repeats a 409
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """A refusal; `param` names the field at fault, `code` is for programs."""
+
+    message: str
+    status: int = 400
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Return the error as JSON-able values."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def of_job(error: JobError) -> ApiError:
+    """Return what a client of the gateway is told of an error of its job."""
+    status = _STATUS.get(error.code, 500)
+    message, param = str(error), None
+    if error.code == "invalid":
+        param = message.partition(" ")[0]
+    if error.code == "conflict":
+        message = "this Idempotency-Key was used with another request; take another key"
+    headers = _NO_RETRY if status == 409 else {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    return ApiError(message, status, param if param and param.isidentifier() else None, error.code, headers)

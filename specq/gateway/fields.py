@@ -1,0 +1,157 @@
+"""The fields of requests: which ones there are, and what becomes of each.
+
+    SAMPLING   go to the job as they are, under specq's names; the client checks them
+    RENAMED    likewise, under another name
+    IGNORED    accepted, and change nothing; only their type is checked
+    ONLY       accepted with these values, which ask for nothing; any other is refused by name
+    REFUSED    refused by name, with the reason; null is like not given
+
+Rule: a field that is in none of the tables of its endpoint is refused. To add one: a line in its table, and in docs/http-api.md.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from specq.gateway.errors import ApiError
+
+Check = Callable[[Any], bool]
+
+
+def is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> bool:
+    return isinstance(value, list)
+
+
+_NAMES: dict[Check, str] = {
+    is_text: "a string",
+    is_flag: "true or false",
+    is_number: "a number",
+    is_count: "a whole number, at least 0",
+    is_object: "an object",
+    is_list: "a list",
+}
+
+# --- what both completions take ---------------------------------------------------------------------------------------
+
+SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens", "n"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "bad_words", "bad_token_ids"),
+)
+SPECULATION = (
+    *("strategy", "threshold", "typical_eps", "typical_delta", "mode", "num_candidates", "candidate_temp"),
+    *("candidate_top_p", "max_depth", "max_nodes", "tree", "fan_out_hit", "fan_out_miss", "priority", "deadline"),
+)
+IGNORED: dict[str, Check] = {
+    "user": is_text,
+    "metadata": is_object,
+    "service_tier": is_text,
+    "safety_identifier": is_text,
+    "prompt_cache_key": is_text,
+    "prompt_cache_retention": is_text,
+    "parallel_tool_calls": is_flag,
+    "prediction": is_object,
+    "spaces_between_special_tokens": is_flag,
+    "length_penalty": is_number,
+    "early_stopping": is_flag,
+    "include_reasoning": is_flag,
+    "request_id": is_text,
+}
+ONLY: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "use_beam_search": (False,),
+    "detokenize": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "return_token_ids": (False,),
+    "add_special_tokens": (),
+}
+_GRAMMAR = "specq has no grammars yet"
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend"), _GRAMMAR
+    ),
+    **dict.fromkeys(("guided_whitespace_pattern", "structured_outputs", "structural_tag"), _GRAMMAR),
+    "prompt_logprobs": "specq computes no log-probabilities of the prompt",
+    "allowed_token_ids": "use logit_bias or bad_token_ids",
+    "logits_processors": "requests bring no code",
+    "truncate_prompt_tokens": "shorten the prompt",
+    "cache_salt": "the KV of common prompts is shared",
+    "mm_processor_kwargs": "specq reads text only",
+    "kv_transfer_params": "sessions move by themselves",
+    "vllm_xargs": "specq's own options are fields of the request",
+}
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def given(body: Any) -> dict[str, Any]:
+    """Return the fields of a request that are not null; raises ApiError for a body that is not an object."""
+    if not isinstance(body, dict):
+        raise ApiError(f"the body is not a JSON object but {_kind(body)}")
+    return {name: value for name, value in body.items() if value is not None}
+
+
+def check_known(
+    fields: Mapping[str, Any],
+    known: Iterable[str],
+    ignored: Mapping[str, Check],
+    only: Mapping[str, tuple[Any, ...]],
+    refused: Mapping[str, str],
+) -> None:
+    """Raise ApiError for a field that is unknown, refused, of the wrong type, or not one of the values that ask for nothing."""
+    names = [*known, *ignored, *only]
+    for name, value in fields.items():
+        if name in refused:
+            raise ApiError(f"{name} is not supported: {refused[name]}", param=name, code="unsupported_parameter")
+        if name not in names:
+            raise ApiError(_unknown(name, names), param=name[:64], code="unknown_parameter")
+        if name in ignored:
+            check(name, value, ignored[name])
+        if name in only and not any(value is one or (value == one and type(value) is type(one)) for one in only[name]):
+            raise ApiError(f"{name} is not supported{_except(only[name])}", param=name, code="unsupported_parameter")
+
+
+def check(name: str, value: Any, kind: Check) -> Any:
+    """Return a value of the right type; raises ApiError that names the field."""
+    if not kind(value):
+        raise ApiError(f"{name} is {_kind(value)}; it must be {_NAMES[kind]}", param=name, code="invalid_type")
+    return value
+
+
+def _except(values: tuple[Any, ...]) -> str:
+    shown = " or ".join(str(value).lower() if isinstance(value, bool) else repr(value) for value in values)
+    return f"; leave it out{f' or give {shown}' if shown else ''}"
+
+
+def _unknown(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name[:64], names, n=1)
+    return f"unknown field {name[:64]!r}{f'; did you mean {near[0]!r}?' if near else ''}"
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")

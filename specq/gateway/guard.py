@@ -1,0 +1,81 @@
+"""Who gets in, and how much of it: the host's name, the API key, and how many requests of a key are under way."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from specq.gateway.api_keys import NOBODY, ApiKeys, Caller
+from specq.gateway.errors import ApiError
+from specq.gateway.hosts import is_known
+from specq.gateway.replies import error_response
+from specq.protocol import ConfigError
+
+log = structlog.get_logger(__name__)
+
+OPEN = ("/health", "/ready", "/version")  # need no key
+CALLER = "specq.caller"
+
+
+class Guard:
+    """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time."""
+
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str], keys: ApiKeys | None, most: int, header_bytes: int
+    ) -> None:
+        self._app, self._hosts, self._keys, self._most = app, hosts, keys, most
+        self._header_bytes = header_bytes
+        self._under_way: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+        try:
+            caller = self._admit(Headers(scope=scope), scope["path"])
+        except ApiError as error:
+            await error_response(error)(scope, receive, send)
+            return
+        scope[CALLER] = caller
+        self._under_way[caller.name] += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._under_way[caller.name] -= 1
+            if not self._under_way[caller.name]:
+                del self._under_way[caller.name]
+
+    def _admit(self, headers: Headers, path: str) -> Caller:
+        """Return whose request it is; raises ApiError for one that may not come in."""
+        if sum(len(name) + len(value) for name, value in headers.raw) > self._header_bytes:
+            raise ApiError(f"the headers are larger than {self._header_bytes} bytes", 431)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not is_known(hosts[0], self._hosts):
+            raise ApiError("Host is not a name of this server (serve.hosts)", 421, "Host", "unknown_host")
+        if path in OPEN:
+            return NOBODY
+        caller = self._caller(headers.get("authorization", ""))
+        if self._under_way[caller.name] >= self._most:
+            message = f"{self._most} requests of this key are under way; try again when some have ended"
+            raise ApiError(message, 429, code="too_many_requests", headers={"retry-after": "1"})
+        return caller
+
+    def _caller(self, authorization: str) -> Caller:
+        if self._keys is None:
+            return NOBODY
+        try:
+            self._keys.refresh()
+        except ConfigError as error:
+            log.warning("api_keys_unreadable", reason=str(error))
+        scheme, _, key = authorization.partition(" ")
+        caller = self._keys.caller(key.strip()) if scheme.lower() == "bearer" else None
+        if caller is None:
+            message = "no valid API key; send one as Authorization: Bearer KEY"
+            raise ApiError(message, 401, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        return caller

@@ -1,0 +1,32 @@
+"""The `Host` header: by which names clients may call the gateway; pure.
+
+A page of a foreign site can make a browser send requests here under that site's name (DNS rebinding). So names must be known;
+addresses are safe, since no name stands behind them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection
+
+LOCAL = ("localhost",)
+
+
+def is_known(host: str, names: Collection[str]) -> bool:
+    """Return whether a `Host` header (a name or an address, perhaps with a port) is one of ours."""
+    name = _without_port(host.strip().lower())
+    return name in names or name in LOCAL or _is_address(name)
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0].removeprefix("[")
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""Exactly once over HTTP: an `Idempotency-Key` names the jobs of a request, so that repeating it finds them again; pure.
+
+    Idempotency-Key   with the name of the API key, it becomes the job key, from which job ids and seeds follow
+    Last-Event-ID     where to take up a stream again
+
+The broker keeps the jobs, and under their label a digest of what was asked for: the same key with another request is refused there
+(`conflict`). Nothing is kept in the gateway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from specq.gateway import sse
+from specq.gateway.calls import Call
+from specq.gateway.errors import ApiError
+
+KEY_HEADER, POSITION_HEADER = "idempotency-key", "last-event-id"
+MAX_KEY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """What makes a request repeatable; `key` "": it is not, and its jobs end with it."""
+
+    key: str = ""
+    digest: str = ""
+    event_id: str = ""
+
+    def options(self, caller: str, *, num_prompts: int = 0) -> dict[str, Any]:
+        """Return the job options for this caller; `num_prompts`: of a list of prompts."""
+        if not self.key:
+            return {}
+        label = f"http {self.digest}"
+        ids = [label] * num_prompts if num_prompts else label
+        return {"job_key": f"http {caller} {self.key}", "keep_running": True, "id": ids}
+
+    def position(self, num_choices: int) -> sse.Position:
+        """Return where the stream begins."""
+        return sse.read_position(self.event_id, num_choices) if self.event_id else sse.start(num_choices)
+
+
+def read(headers: Mapping[str, str], path: str, body: Any, call: Call) -> Repeatable:
+    """Return what the headers say; raises ApiError for a key that cannot be used, or a position without a key or stream."""
+    key, event_id = headers.get(KEY_HEADER), headers.get(POSITION_HEADER, "")
+    if key is not None and not (0 < len(key) <= MAX_KEY and key.isascii() and key.isprintable()):
+        message = f"Idempotency-Key must have 1 to {MAX_KEY} printable ASCII characters"
+        raise ApiError(message, param="Idempotency-Key")
+    if event_id and not (key and call.stream):
+        raise ApiError(
+            "Last-Event-ID takes up a stream again; give stream and the stream's Idempotency-Key", param="Last-Event-ID"
+        )
+    return Repeatable(key, digest(path, body), event_id) if key else Repeatable()
+
+
+def digest(path: str, body: Any) -> str:
+    """Return a digest of a request, whatever the order of its fields."""
+    content = path.encode() + b"\n" + orjson.dumps(body, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(content).hexdigest()

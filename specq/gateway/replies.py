@@ -1,0 +1,116 @@
+"""Requests in, replies out: bodies within their limits, and replies that end when the client goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import orjson
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from specq.gateway.errors import ApiError
+
+T = TypeVar("T")
+GRACE_S = 5.0  # beyond the total time, for a reader that takes nothing
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may take: bytes and seconds of its body, seconds in all."""
+
+    body_bytes: int
+    body_s: float
+    total_s: float
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    """Return JSON."""
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """Return an error in OpenAI's format."""
+    response = json_response(error.body, error.status)
+    response.headers.update(error.headers)
+    return response
+
+
+async def read_json(request: Request, limits: Limits) -> tuple[Any, int]:
+    """Return the body as JSON, and its size; raises ApiError for one that is too large, too slow, or not JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":  # what a form of a foreign page cannot send
+        raise ApiError("Content-Type must be application/json", 415, "Content-Type")
+    try:
+        async with asyncio.timeout(limits.body_s):
+            data = await _read(request, limits.body_bytes)
+    except TimeoutError:
+        raise ApiError(f"the body did not arrive within {limits.body_s:g} s", 408) from None
+    except ClientDisconnect:
+        raise ClientGoneError from None
+    try:
+        return orjson.loads(data), len(data)
+    except orjson.JSONDecodeError as error:
+        raise ApiError(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+async def _read(request: Request, most: int) -> bytes:
+    data = bytearray()
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > most:
+            raise ApiError(f"the body is larger than {most} bytes", 413)
+    return bytes(data)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return what the work returns; it is cancelled when the client goes, and ClientGoneError raised."""
+    working, going = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, going}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGoneError
+        return working.result()
+    finally:
+        for task in (working, going):
+            task.cancel()
+        await asyncio.gather(working, going, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A stream of events; `close` is called in any case, also if the client goes before the first."""
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None], total_s: float) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self._events, self._close, self._total_s = events, close, total_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._total_s + GRACE_S):
+                await unless_gone(receive, self._send(send))
+        except (ClientGoneError, TimeoutError):
+            pass
+        finally:
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for data in self._events:
+            if data:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,142 @@
+"""Answers of `/v1/responses`: one message, whole or as events with a type and a number; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from specq.client import Piece, Result
+from specq.gateway import sse
+from specq.gateway.answers import EventSource, Head, usage
+from specq.gateway.calls import Call
+from specq.gateway.errors import ApiError
+from specq.gateway.shapes import Json
+
+_FIXED: Json = {
+    "background": False,
+    "parallel_tool_calls": False,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "store": False,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "none",
+    "tools": [],
+    "truncation": "disabled",
+}
+
+
+class Responses:
+    """How a call of `/v1/responses` is answered."""
+
+    prefix = "resp"
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def whole(self, head: Head, results: Sequence[Result]) -> Json:
+        return response(self._call, head, results[0])
+
+    def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
+        if position != sse.start(1):
+            raise ApiError(
+                "Last-Event-ID is not supported here; without it the stream comes again", param="Last-Event-ID"
+            )
+        return ResponseEvents(self._call, head)
+
+
+class ResponseEvents:
+    """The events of one response."""
+
+    def __init__(self, call: Call, head: Head) -> None:
+        self._call, self._head, self._number = call, head, 0
+        self._item_id = head.answer_id.replace("resp", "msg", 1)
+        self._text: list[str] = []
+        self.results: list[Result] = []
+
+    def opening(self) -> bytes:
+        """Return the events before the first text."""
+        begun = response(self._call, self._head, None)
+        return b"".join(
+            [
+                self._event("response.created", response=begun),
+                self._event("response.in_progress", response=begun),
+                self._event("response.output_item.added", output_index=0, item=self._item("in_progress", [])),
+                self._at_part("response.content_part.added", part=_part("")),
+            ]
+        )
+
+    def take(self, piece: Piece) -> bytes:
+        """Return the events of a piece."""
+        self._text.append(piece.text)
+        self.results += [piece.result] if piece.result else []
+        return self._at_part("response.output_text.delta", delta=piece.text, logprobs=[]) if piece.text else b""
+
+    def closing(self) -> bytes:
+        """Return the events after the last text."""
+        text, (result,) = "".join(self._text), self.results
+        ended = response(self._call, self._head, result)
+        return b"".join(
+            [
+                self._at_part("response.output_text.done", text=text, logprobs=[]),
+                self._at_part("response.content_part.done", part=_part(text)),
+                self._event("response.output_item.done", output_index=0, item=ended["output"][0]),
+                self._event(f"response.{ended['status']}", response=ended),
+            ]
+        )
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event that says why a stream ends early."""
+        return self._event("error", message=error.message, code=error.code, param=error.param)
+
+    def _at_part(self, kind: str, **values: Any) -> bytes:
+        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **values)
+
+    def _event(self, kind: str, **values: Any) -> bytes:
+        data = {"type": kind, "sequence_number": self._number, **values}
+        self._number += 1
+        return f"event: {kind}\n".encode() + sse.event(data)
+
+    def _item(self, status: str, content: list[Json]) -> Json:
+        return item(self._item_id, status, content)
+
+
+def response(call: Call, head: Head, result: Result | None) -> Json:
+    """Return the response object, with its end if it has ended."""
+    item_id = head.answer_id.replace("resp", "msg", 1)
+    cut = result is not None and result.finish_reason != "stop"
+    status = "in_progress" if result is None else "incomplete" if cut else "completed"
+    reason = "max_output_tokens" if result is not None and result.finish_reason == "length" else "cancelled"
+    return {
+        "id": head.answer_id,
+        "object": "response",
+        "created_at": head.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": reason} if cut else None,
+        "model": head.model,
+        "output": [item(item_id, status, [_part(result.text)])] if result else [],
+        **_FIXED,
+        **call.repeated,
+        "usage": _usage(call, result) if result else None,
+    }
+
+
+def item(item_id: str, status: str, content: list[Json]) -> Json:
+    """Return the message of a response."""
+    return {"id": item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+
+def _part(text: str) -> Json:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _usage(call: Call, result: Result) -> Json:
+    counted = usage(call, [result])
+    return {
+        "input_tokens": counted["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": counted["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": counted["total_tokens"],
+        "speculation": counted["speculation"],
+    }

@@ -1,0 +1,123 @@
+"""The body of `/v1/responses` as a `Call`; pure. Text only, and nothing is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specq.gateway.calls import Call, job_arguments, read_count, read_model, read_stream
+from specq.gateway.chat_call import MAX_LENGTH
+from specq.gateway.errors import ApiError
+from specq.gateway.fields import IGNORED, REFUSED, SAMPLING, SPECULATION, check, check_known, given, is_object, is_text
+
+_CHAT = "use /v1/chat/completions for them"
+_OWN = (
+    "model",
+    "input",
+    "instructions",
+    "max_output_tokens",
+    "stream",
+    "stream_options",
+    "text",
+    "reasoning",
+    "truncation",
+)
+KNOWN = (*_OWN, *(name for name in SAMPLING if name != "n"), *SPECULATION)
+_IGNORED = IGNORED
+_ONLY: dict[str, tuple[Any, ...]] = {
+    "store": (False,),
+    "background": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "top_logprobs": (0,),
+    "include": ([],),
+}
+_REFUSED = {
+    **REFUSED,
+    "previous_response_id": "specq stores no responses; send the conversation as input",
+    "conversation": "specq stores no conversations; send it as input",
+    "prompt": "specq stores no prompts; send input",
+    "max_tool_calls": "specq does not read tool calls yet",
+    "n": _CHAT,
+    "logprobs": _CHAT,
+}
+_PARTS = ("input_text", "output_text", "text")
+
+
+def read(body: Any) -> Call:
+    """Return the call; raises ApiError that names the field at fault."""
+    fields = given(body)
+    check_known(fields, KNOWN, _IGNORED, _ONLY, _REFUSED)
+    _check_format(fields)
+    stream, _ = read_stream(fields)
+    limit = fields.get("max_output_tokens")
+    most = MAX_LENGTH if limit is None else read_count("max_output_tokens", limit, MAX_LENGTH)
+    arguments = job_arguments(fields) | {"messages": _messages(fields), "max_tokens": most, "n": 1}
+    arguments["chat_template_kwargs"] = _variables(fields)
+    if fields.get("truncation", "disabled") != "disabled":
+        raise ApiError(
+            "truncation is not supported; shorten the input", param="truncation", code="unsupported_parameter"
+        )
+    return Call(arguments, read_model(fields), stream, repeated=_repeated(fields))
+
+
+def _repeated(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "instructions": fields.get("instructions"),
+        "max_output_tokens": fields.get("max_output_tokens"),
+        "metadata": fields.get("metadata", {}),
+        "temperature": fields.get("temperature", 1.0),
+        "top_p": fields.get("top_p", 1.0),
+        "user": fields.get("user"),
+    }
+
+
+def _check_format(fields: dict[str, Any]) -> None:
+    text = check("text", fields.get("text", {}), is_object)
+    unknown = [name for name in text if name not in ("format", "verbosity")]
+    if unknown or text.get("format") not in (None, {"type": "text"}) or text.get("verbosity") not in (None, "medium"):
+        raise ApiError("text is not supported beyond format text: specq has no grammars yet", param="text")
+
+
+def _variables(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template."""
+    reasoning = check("reasoning", fields.get("reasoning", {}), is_object)
+    unknown = [name for name, value in reasoning.items() if name not in ("effort", "summary") and value is not None]
+    if unknown:
+        raise ApiError(f"unknown field {unknown[0][:64]!r} of reasoning", param="reasoning", code="unknown_parameter")
+    effort = reasoning.get("effort")
+    return {} if effort is None else {"reasoning_effort": check("reasoning", effort, is_text)}
+
+
+# --- input ------------------------------------------------------------------------------------------------------------
+
+
+def _messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the conversation: the instructions as the system's message, then the input."""
+    if "input" not in fields:
+        raise ApiError("input is missing", param="input", code="missing_parameter")
+    instructions = check("instructions", fields.get("instructions", ""), is_text)
+    first = [{"role": "system", "content": instructions}] if instructions else []
+    asked = fields["input"]
+    if isinstance(asked, str):
+        return [*first, {"role": "user", "content": asked}]
+    if not isinstance(asked, list) or not asked:
+        raise ApiError("input must be a string or a list of messages", param="input", code="invalid_type")
+    return first + [_message(f"input[{place}]", item) for place, item in enumerate(asked)]
+
+
+def _message(name: str, item: Any) -> dict[str, Any]:
+    if not isinstance(item, dict) or not isinstance(item.get("role"), str) or item.get("type", "message") != "message":
+        raise ApiError(f'{name} must be a message with "role" and "content"', param="input", code="invalid_type")
+    content = item.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_part(f"{name}.content[{place}]", part) for place, part in enumerate(content))
+    if not isinstance(content, str):
+        raise ApiError(f"{name}.content must be a string or a list of parts", param="input", code="invalid_type")
+    return {"role": item["role"], "content": content}
+
+
+def _part(name: str, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") in _PARTS else None
+    if not isinstance(text, str):
+        raise ApiError(f"{name} must be text (input_text or output_text)", param="input", code="unsupported_parameter")
+    return text

@@ -1,0 +1,61 @@
+"""`/v1/completions` and `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from specq.gateway import chat_call, completion_call, idempotency
+from specq.gateway.answers import Answering, Choices
+from specq.gateway.calls import Call
+from specq.gateway.endpoint import Parts, endpoint
+from specq.gateway.guard import CALLER
+from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
+from specq.gateway.serving import MakeAnswering, Prepared, Stream, complete, prepare
+from specq.gateway.shapes import ChatShape, CompletionShape
+from specq.text import TextCodec
+
+Read = Callable[[Any], Call]
+
+
+def routes(parts: Parts) -> list[Route]:
+    """Return the routes."""
+    chat, plain = partial(answer, chat_call.read, _chat), partial(answer, completion_call.read, _plain)
+    return [
+        Route("/v1/chat/completions", endpoint(parts, chat), methods=["POST"]),
+        Route("/v1/completions", endpoint(parts, plain), methods=["POST"]),
+    ]
+
+
+def _chat(codec: TextCodec, call: Call) -> Answering:
+    return Choices(call, ChatShape(codec, call.num_top))
+
+
+def _plain(codec: TextCodec, call: Call) -> Answering:
+    return Choices(call, CompletionShape(codec, call.num_top))
+
+
+async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, request: Request) -> Response:
+    """Answer a request for text, in one or as a stream."""
+    body, size = await read_json(request, parts.limits)
+    call = read(body)
+    repeatable = idempotency.read(request.headers, request.url.path, body, call)
+    prepared = await prepare(parts.upstream, call, make_answering, request.scope[CALLER], repeatable, size)
+    if call.stream:
+        return await _stream(prepared, parts, request)
+    return json_response(await unless_gone(request.receive, complete(prepared, parts.limits.total_s, parts.metrics)))
+
+
+async def _stream(prepared: Prepared, parts: Parts, request: Request) -> Response:
+    stream = Stream(prepared, parts.limits.total_s, parts.metrics)
+    try:
+        await unless_gone(request.receive, stream.begin())
+    except BaseException:
+        stream.close()
+        raise
+    return EventStream(stream.events(), stream.close, parts.limits.total_s)

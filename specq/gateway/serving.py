@@ -1,0 +1,148 @@
+"""A request's way: read calls become requests of the client, and its results or pieces become answers.
+
+Rule: whoever leaves takes the jobs along, unless they are repeatable (`specq.gateway.idempotency`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specq.client import PieceStream, PreparedClient, Request, Served, check_values, read_requests
+from specq.gateway import sse
+from specq.gateway.answers import Answering, Head
+from specq.gateway.api_keys import Caller
+from specq.gateway.calls import Call
+from specq.gateway.errors import ApiError, of_job
+from specq.gateway.idempotency import Repeatable
+from specq.gateway.metrics import Metrics
+from specq.gateway.shapes import Json
+from specq.gateway.upstream import Upstream
+from specq.protocol import JobError
+from specq.text import TextCodec
+
+MakeAnswering = Callable[[TextCodec, Call], Answering]
+KEEP_ALIVE_S = 15.0
+THREAD_CHARACTERS = 4096  # a longer request is read in a thread, so that the others need not wait for its tokens
+_SOURCES = ("prompt", "messages", "token_ids", "chat_template_kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that is ready to be sent, and how its answer looks."""
+
+    call: Call
+    client: PreparedClient
+    served: Served
+    requests: tuple[Request, ...]
+    answering: Answering
+    head: Head
+    repeatable: Repeatable
+
+    @property
+    def num_choices(self) -> int:
+        return self.call.num_prompts * self.call.n
+
+
+async def prepare(
+    upstream: Upstream, call: Call, make_answering: MakeAnswering, caller: Caller, repeatable: Repeatable, size: int
+) -> Prepared:
+    """Check a call of so many bytes against the model; raises ApiError or JobError."""
+    arguments = {**call.arguments, "tenant": caller.name}
+    check_values({name: value for name, value in arguments.items() if name not in _SOURCES})
+    _check_priority(arguments.get("priority"), caller)
+    client, served = await upstream.get(call.model)
+    is_list = any(_is_list_of_prompts(arguments.get(name)) for name in ("prompt", "token_ids"))
+    arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
+    read = read_requests(arguments, served) if size < THREAD_CHARACTERS else await _in_thread(arguments, served)
+    requests = tuple(replace(request, listed=False, in_batch=False) for request in read)  # a failure ends it all
+    answering = make_answering(served.codec, call)
+    head = _head(requests, served, answering.prefix)
+    return Prepared(call, client, served, requests, answering, head, repeatable)
+
+
+async def _in_thread(arguments: dict[str, Any], served: Served) -> list[Request]:
+    return await asyncio.to_thread(read_requests, arguments, served)
+
+
+def _is_list_of_prompts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and not isinstance(value[0], int)
+
+
+def _check_priority(priority: Any, caller: Caller) -> None:
+    if caller.max_priority is not None and isinstance(priority, int) and priority > caller.max_priority:
+        message = f"priority is {priority}; the API key {caller.name} may claim at most {caller.max_priority}"
+        raise ApiError(message, 403, "priority", "priority_not_granted")
+
+
+def _head(requests: tuple[Request, ...], served: Served, prefix: str) -> Head:
+    number = requests[0].submits[0].job_id
+    return Head(f"{prefix}-{number:016x}", int(time.time()), served.info.name, served.info.fingerprint[:16])
+
+
+async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json:
+    """Return the answer in one."""
+    try:
+        async with asyncio.timeout(total_s):
+            results = await prepared.client.run(prepared.requests, prepared.served)
+    except TimeoutError:
+        raise _late(total_s) from None
+    flat = [result for of_prompt in results for result in of_prompt]
+    metrics.note_results(flat, prepared.call.n)
+    return prepared.answering.whole(prepared.head, flat)
+
+
+class Stream:
+    """The answer as events. What fails before the first one is raised by `begin`, for a status of its own."""
+
+    def __init__(self, prepared: Prepared, total_s: float, metrics: Metrics) -> None:
+        position = prepared.repeatable.position(prepared.num_choices)
+        with_ids = bool(prepared.repeatable.key)
+        self._events = prepared.answering.events(prepared.head, position, with_ids=with_ids)
+        self._total_s, self._started = total_s, time.monotonic()
+        self._metrics, self._n = metrics, prepared.call.n
+        self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)
+        self._first = b""
+
+    async def begin(self) -> None:
+        """Wait for the first piece, for a while; raises JobError if the jobs are refused."""
+        self._first = self._events.opening()
+        if not self._pieces.ended:
+            self._first += await self._next()
+            self._metrics.note_first_token(time.monotonic() - self._started)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """Yield the events; an error becomes one."""
+        yield self._first
+        try:
+            while not self._pieces.ended:
+                yield await self._next()
+            self._metrics.note_results(self._events.results, self._n)
+            yield self._events.closing()
+        except JobError as error:
+            yield self._events.failed(of_job(error))
+        except ApiError as error:
+            yield self._events.failed(error)
+
+    async def _next(self) -> bytes:
+        """Return the events of the next piece; a comment if there is none for long."""
+        left = self._started + self._total_s - time.monotonic()
+        if left <= 0:
+            raise _late(self._total_s)
+        try:
+            async with asyncio.timeout(min(KEEP_ALIVE_S, left)):
+                piece = await self._pieces.piece()
+        except TimeoutError:
+            return sse.KEEP_ALIVE
+        return self._events.take(piece)
+
+    def close(self) -> None:
+        """Leave the jobs, which end unless they are repeatable."""
+        self._pieces.close()
+
+
+def _late(total_s: float) -> ApiError:
+    return ApiError(f"the request took longer than {total_s:g} s", 504, code="timeout")

@@ -1,0 +1,132 @@
+"""What answers look like: the JSON of a choice, whole or in pieces, for each endpoint; pure.
+
+To add an endpoint of the same kind: a class that fulfils `Shape`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from specq.client import Piece, Result
+from specq.text import TextCodec
+
+LEAST_LOGPROB = -9999.0  # what JSON has for minus infinity, as at OpenAI
+Json = dict[str, Any]
+Logprobs = Sequence[dict[str, Any]]
+
+
+class Shape(Protocol):
+    """How one request's answer looks; `prefix` of its id, `whole_kind` and `chunk_kind`: its names of objects."""
+
+    prefix: str
+    whole_kind: str
+    chunk_kind: str
+
+    def opening(self, index: int) -> Json | None:
+        """Return the choice with which a stream begins, or None."""
+        ...
+
+    def chunk(self, index: int, piece: Piece) -> Json:
+        """Return the choice of a piece of the stream."""
+        ...
+
+    def whole(self, index: int, result: Result) -> Json:
+        """Return the choice of an answer in one."""
+        ...
+
+
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    prefix, whole_kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, codec: TextCodec, num_top: int) -> None:
+        self._codec, self._num_top = codec, num_top
+
+    def opening(self, index: int) -> Json | None:
+        delta = {"role": "assistant", "content": ""}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, index: int, piece: Piece) -> Json:
+        delta = {"content": piece.text} if piece.text else {}
+        return {
+            "index": index,
+            "delta": delta,
+            "logprobs": self._logprobs(piece.logprobs) if piece.logprobs else None,
+            "finish_reason": piece.result.finish_reason if piece.result else None,
+        }
+
+    def whole(self, index: int, result: Result) -> Json:
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": result.text, "refusal": None},
+            "logprobs": self._logprobs(result.logprobs or ()) if self._num_top >= 0 else None,
+            "finish_reason": result.finish_reason,
+        }
+
+    def _logprobs(self, entries: Logprobs) -> Json:
+        return {
+            "content": [
+                {
+                    **self._token(entry["token_id"], entry["logprob"]),
+                    "top_logprobs": [self._token(token_id, logprob) for token_id, logprob in entry["top"]],
+                }
+                for entry in entries
+            ],
+            "refusal": None,
+        }
+
+    def _token(self, token_id: int, logprob: float) -> Json:
+        text = token_text(self._codec, token_id)
+        return {"token": text, "logprob": max(logprob, LEAST_LOGPROB), "bytes": list(text.encode())}
+
+
+class CompletionShape:
+    """`/v1/completions`. Offsets of a stream that was taken up again count from there."""
+
+    prefix, whole_kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, codec: TextCodec, num_top: int) -> None:
+        self._codec, self._num_top = codec, num_top
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> Json | None:
+        return None
+
+    def chunk(self, index: int, piece: Piece) -> Json:
+        logprobs = self._logprobs(index, piece.logprobs) if piece.logprobs else None
+        finish = piece.result.finish_reason if piece.result else None
+        return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish}
+
+    def whole(self, index: int, result: Result) -> Json:
+        logprobs = self._logprobs(index, result.logprobs or ()) if self._num_top >= 0 else None
+        return {"index": index, "text": result.text, "logprobs": logprobs, "finish_reason": result.finish_reason}
+
+    def _logprobs(self, index: int, entries: Logprobs) -> Json:
+        texts = [token_text(self._codec, entry["token_id"]) for entry in entries]
+        return {
+            "tokens": texts,
+            "token_logprobs": [max(entry["logprob"], LEAST_LOGPROB) for entry in entries],
+            "top_logprobs": [self._top(entry["top"]) for entry in entries],
+            "text_offset": self._place(index, texts),
+        }
+
+    def _top(self, top: Iterable[tuple[int, float]]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for token_id, logprob in top:  # several tokens may have one text: the likeliest counts
+            found.setdefault(token_text(self._codec, token_id), max(logprob, LEAST_LOGPROB))
+        return found
+
+    def _place(self, index: int, texts: Iterable[str]) -> list[int]:
+        offset, found = self._offsets.get(index, 0), []
+        for text in texts:
+            found.append(offset)
+            offset += len(text)
+        self._offsets[index] = offset
+        return found
+
+
+def token_text(codec: TextCodec, token_id: int) -> str:
+    """Return a token's text, special ones included; a part of a character is U+FFFD."""
+    return codec.decode([token_id], skip_special=False)

@@ -1,0 +1,164 @@
+"""The columns of the draft trees: NumPy arrays that grow by doubling, seen by Python as memoryviews and by C as one struct.
+
+To add a column: name it in `COLUMNS` and, at the same place, in `Trees` of kernels/trees.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.drafting import NUM_BINS
+
+MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
+MAX_LANES = 8  # of a session
+MAX_TABLE_SIZE = 4096  # ids in a lane's node table; a power of two
+WINDOW = 1024  # the newest committed tokens, with which late drafts are aligned; a power of two
+
+NONE = -1
+CUT = -1  # in a node table: a node that is no more; below: the length that a committed node ends, as COMMITTED - length
+COMMITTED = -2
+
+COUNTS = "drafted", "stale", "orphans", "hits", "misses", "drafted_rounds", "leaves", "depths", "min_accept_probs"
+
+# Of nodes. `mark` is scratch; `free_nodes` a stack of the places without a node.
+NODES: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "token": ("i4", ()),
+    "parent": ("i4", ()),  # NONE: a child of the committed context
+    "first_child": ("i4", ()),
+    "next_sibling": ("i4", ()),  # siblings in the order in which they came
+    "position": ("i4", ()),  # the one that its token would take
+    "node_session": ("i4", ()),  # NONE: no node is here
+    "node_lane": ("i4", ()),
+    "node_id": ("i4", ()),
+    "first_ref": ("i4", ()),  # the first place of the node tables that names this node
+    "group": ("i4", ()),  # the draft distribution that it was drawn from; NONE: a point mass
+    "rank": ("i4", ()),  # its place in the order of its sibling group's draws
+    "depends_on": ("i4", ()),
+    "mark": ("i4", ()),
+    "free_nodes": ("i4", ()),
+    "is_measured": ("u1", ()),
+    "score": ("f8", ()),  # log-probability of acceptance given the parent
+    "predicted": ("f8", ()),  # the same before acceptance statistics raised it
+    "arrived": ("f8", ()),
+    "reach_prob": ("f8", ()),  # cumulative acceptance probability
+}
+SESSIONS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "length": ("i4", ()),  # committed tokens; NONE: no session is here
+    "num_live": ("i4", ()),
+    "first_root": ("i4", ()),
+    "num_lanes": ("i4", ()),
+    "session_lanes": ("i4", (MAX_LANES,)),  # in the order in which they came
+    "drafted_at": ("i4", ()),  # the newest position that a draft spoke of
+    "beats_waited": ("i4", ()),  # heartbeats since the last draft in which the session waited for one
+    "recent": ("i4", (WINDOW,)),  # the token at position i is at i % WINDOW
+    "takes_distributions": ("u1", ()),
+    "counts": ("i8", (len(COUNTS),)),
+    "verified_at": ("i4", (MAX_LIVE_NODES, 2)),  # by depth: verified and accepted nodes
+    "free_sessions": ("i4", ()),
+}
+LANES: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "lane_id": ("i4", ()),
+    "newest_id": ("i8", ()),  # the newest node id that arrived
+    "first_after_loss": ("i8", ()),  # the first node id after those that were last lost, or dropped, on their way
+    "num_refs": ("i4", ()),  # ids in the table that name a live node
+    "table_ids": ("i4", (MAX_TABLE_SIZE,)),  # node id i is at i % MAX_TABLE_SIZE
+    "table_nodes": ("i4", (MAX_TABLE_SIZE,)),  # its node, CUT, or COMMITTED - length
+    "table_next": ("i4", (MAX_TABLE_SIZE,)),  # the next place, in all tables, that names the same live node
+    "trials": ("f8", (NUM_BINS,)),
+    "accepted": ("f8", (NUM_BINS,)),
+    "free_lanes": ("i4", ()),
+}
+GROUPS: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "group_size": ("i4", ()),  # live nodes that were drawn from it
+    "free_groups": ("i4", ()),
+}
+ALONE: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "sampled_trials": ("f8", (NUM_BINS,)),  # the calibration of sampled nodes, in all sessions
+    "sampled_accepted": ("f8", (NUM_BINS,)),
+}
+COLUMNS = {"nodes": NODES, "sessions": SESSIONS, "lanes": LANES, "groups": GROUPS}
+STACKS = {"nodes": "free_nodes", "sessions": "free_sessions", "lanes": "free_lanes", "groups": "free_groups"}
+
+
+class _Struct(ctypes.Structure):
+    """`Trees` of kernels/trees.h."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for columns in (*COLUMNS.values(), ALONE) for name in columns),
+        ("room", ctypes.c_void_p),
+        ("num_free", ctypes.c_void_p),
+    ]
+
+
+class Arrays:
+    """All columns; each name of the tables above is an attribute.
+
+    room, num_free  i64[4]: how many nodes, sessions, lanes and groups there is room for, and how many places are free
+    views           the same columns as memoryviews, whose elements are numbers of Python
+    struct          the same for C
+    """
+
+    def __init__(self) -> None:
+        self.room, self.num_free = np.zeros(len(COLUMNS), np.int64), np.zeros(len(COLUMNS), np.int64)
+        self.views: Any = type("Views", (), {"room": self.room.data, "num_free": self.num_free.data})
+        self.struct = _Struct(room=self.room.ctypes.data, num_free=self.num_free.ctypes.data)
+        for columns in COLUMNS.values():
+            for name, (dtype, shape) in columns.items():
+                self._set(name, np.zeros((0, *shape), dtype))
+        for name, (dtype, shape) in ALONE.items():
+            self._set(name, np.zeros(shape, dtype))
+        for kind, room in (("nodes", 64), ("sessions", 4), ("lanes", 4), ("groups", 4)):
+            self._grow_to(kind, room)
+
+    def __getattr__(self, name: str) -> npt.NDArray[Any]:
+        raise AttributeError(name)
+
+    def _set(self, name: str, column: npt.NDArray[Any]) -> None:
+        setattr(self, name, column)
+        setattr(self.views, name, column.data)
+        setattr(self.struct, name, column.ctypes.data)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.views.room[0] - self.views.num_free[0])
+
+    def make_room(self, kind: str, count: int) -> None:
+        """Grow until this many places of a kind are free."""
+        which = list(COLUMNS).index(kind)
+        room = int(self.room[which])
+        missing = count - int(self.num_free[which])
+        if missing > 0:
+            self._grow_to(kind, room * 2 ** int(np.ceil(np.log2((room + missing) / room))))
+
+    def _grow_to(self, kind: str, room: int) -> None:
+        which, stack = list(COLUMNS).index(kind), STACKS[kind]
+        before, num_free = int(self.room[which]), int(self.num_free[which])
+        free = np.concatenate([np.arange(room - 1, before - 1, -1), getattr(self, stack)[:num_free]])
+        for name, (dtype, shape) in COLUMNS[kind].items():
+            column = np.zeros((room, *shape), dtype)
+            column[:before] = getattr(self, name)
+            self._set(name, column)
+        getattr(self, stack)[: len(free)] = free
+        self.room[which], self.num_free[which] = room, len(free)
+        if kind == "nodes":
+            self.node_session[before:] = NONE
+        elif kind == "sessions":
+            self.length[before:] = NONE
+
+    def take(self, kind: str) -> int:
+        """Return a free place of a kind, which is taken now."""
+        self.make_room(kind, 1)
+        which = list(COLUMNS).index(kind)
+        self.num_free[which] -= 1
+        return int(getattr(self, STACKS[kind])[self.num_free[which]])
+
+    def give(self, kind: str, place: int) -> None:
+        """Give a place back."""
+        which = list(COLUMNS).index(kind)
+        getattr(self, STACKS[kind])[self.num_free[which]] = place
+        self.num_free[which] += 1

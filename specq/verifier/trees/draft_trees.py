@@ -1,0 +1,238 @@
+"""The draft trees of all sessions of a verifier, as one structure of arrays: no step loops over nodes in Python.
+
+A drafter numbers its nodes; later nodes name their parents by these ids. The node table of its lane resolves an id to a live node
+or, once the node is part of the transcript, to a committed length. Places of nodes, sessions, lanes and groups that are free
+again are used again: whoever keeps the number of a node keeps it for one step at most.
+
+Each operation is there twice: in C (kernels/) and in plain Python (the modules `reference_*`), which explains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.drafting import Calibration
+from specq.protocol import (
+    DraftDistribution,
+    DraftDistributions,
+    Float32Array,
+    Int32Array,
+    Int64Array,
+    SessionStats,
+    UInt8Array,
+    stacked,
+)
+from specq.verifier.trees.arrays import COUNTS, NONE, WINDOW, Arrays
+from specq.verifier.trees.compiled import Compiled, kernels
+from specq.verifier.trees.reference import Reference
+from specq.verifier.trees.reference_choice import calibration_of
+from specq.verifier.trees.reference_graft import HEAD
+
+NEXT_IDS = -1  # as the first id of a draft: those that come next in the lane
+NO_LIMIT = 2**31 - 1
+
+
+class Operations(Protocol):
+    """What is done with nodes. Nodes of several sessions stand one session after the other; `firsts` i64[sessions + 1] says where
+    each session's begin."""
+
+    def graft(
+        self,
+        first: int,
+        heads: Int64Array,
+        token_ids: Int32Array,
+        parent_ids: Int32Array,
+        scores: npt.NDArray[np.floating],
+        groups: Int32Array | None,
+        arrived: npt.ArrayLike,
+    ) -> int:
+        """See `reference_graft.graft`."""
+        ...
+
+    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
+        """Return (firsts, nodes): those with a cumulative acceptance probability of at least `floor` and a position before the
+        session's `end`. Set `reach_prob` and `depends_on`.
+
+        Parents come before children, siblings in the order of judgement, and none is likelier than its parent, and no sampled node
+        likelier than its earlier sibling. So what a node depends on is returned with it, unless that is too unlikely.
+        """
+        ...
+
+    def best_chains(self, firsts: Int64Array, nodes: Int32Array, most: int) -> tuple[Int64Array, Int32Array]:
+        """Return (firsts, nodes): of each session's candidates the chain of at most `most` nodes that promises most; see
+        `reference_choice.best_chain`."""
+        ...
+
+    def flatten(self, firsts: Int64Array, nodes: Int32Array) -> tuple[Int32Array, Int32Array, Float32Array]:
+        """Return the tokens, the parents as places among the session's nodes, and the scores of nodes, parents before children."""
+        ...
+
+    def count(
+        self,
+        sessions: Sequence[int],
+        sizes: Sequence[int],
+        nodes: Int32Array,
+        is_accepted: UInt8Array,
+        min_accept_prob: int,
+    ) -> None:
+        """Count rounds before their commit, given the verified nodes, so many of each; lanes of sampled drafts learn here, others in
+        `commit`."""
+        ...
+
+    def commit(
+        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+    ) -> None:
+        """Append tokens to transcripts, so many to each; the branches that agree with them live on, everything else is cut."""
+        ...
+
+    def live(self, session: int) -> list[int]:
+        """Return the live nodes of a session, parents first."""
+        ...
+
+    def forget(self, session: int) -> None:
+        """Drop all that was drafted for a session, and what is known of its drafters; that costs speed only."""
+        ...
+
+
+class Grafted(NamedTuple):
+    """What became of drafts: i64[drafts], the id of the first node of each, and how many nodes became live."""
+
+    first_ids: Int64Array
+    num_added: Int64Array
+
+
+class Lane(NamedTuple):
+    """One drafter of a session: the newest node id that arrived, the first after those that were last lost, or dropped, on their
+    way, and how often the target accepted what it predicted."""
+
+    seen: int
+    first_after_loss: int
+    calibration: Calibration
+
+
+class DraftTrees(Arrays):
+    """`is_compiled`: False for the reference. `operations` take the places that `open` gave as sessions."""
+
+    def __init__(self, *, is_compiled: bool = True) -> None:
+        super().__init__()
+        library = kernels() if is_compiled else None
+        self.operations: Operations = Reference(self) if library is None else Compiled(self, library)
+        self.distributions: dict[int, DraftDistribution] = {}  # by group
+        self.sampled_calibration = Calibration(self.views.sampled_trials, self.views.sampled_accepted)
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def open(self, token_ids: Int32Array, *, takes_distributions: bool) -> int:
+        """Return the place of a new session with this transcript."""
+        session = self.take("sessions")
+        for name in ("num_live", "num_lanes", "drafted_at", "beats_waited", "counts", "verified_at"):
+            getattr(self, name)[session] = 0
+        self.first_root[session], self.takes_distributions[session] = NONE, takes_distributions
+        self.length[session] = len(token_ids)
+        newest = np.arange(max(0, len(token_ids) - WINDOW), len(token_ids))
+        self.recent[session, newest % WINDOW] = token_ids[newest]
+        return session
+
+    def close(self, session: int) -> None:
+        """Forget a session; its place is free."""
+        self.operations.forget(session)
+        self.length[session] = NONE
+        self.give("sessions", session)
+
+    def lane(self, session: int, lane_id: int) -> Lane | None:
+        """Return a lane of a session."""
+        return self.lanes(session).get(lane_id)
+
+    def lanes(self, session: int) -> dict[int, Lane]:
+        """Return the lanes of a session by their ids, in the order in which they came."""
+        t = self.views
+        places = [t.session_lanes[session, k] for k in range(t.num_lanes[session])]
+        return {
+            t.lane_id[at]: Lane(t.newest_id[at], t.first_after_loss[at], calibration_of(t, at)) for at in places
+        }  # fmt: skip
+
+    def seen(self, session: int) -> tuple[int, ...]:
+        """Return (lane, newest node id seen, lane, ...), as a verdict carries it."""
+        t, found = self.views, list[int]()
+        if not t.num_lanes[session]:
+            return ()
+        for k in range(t.num_lanes[session]):
+            lane = t.session_lanes[session, k]
+            found += (t.lane_id[lane], t.newest_id[lane])
+        return tuple(found)
+
+    def stats(self, session: int) -> SessionStats:
+        """Return what was counted of a session."""
+        counts = dict(zip(COUNTS, self.counts[session].tolist(), strict=True))
+        num_depths = int(np.count_nonzero(self.verified_at[session, :, 0]))  # a node is verified with those above it
+        return SessionStats(**counts, positions=self.verified_at[session, :num_depths].tolist())
+
+    # --- drafts -------------------------------------------------------------------------------------------------------
+
+    def graft(
+        self,
+        sessions: npt.ArrayLike,
+        lanes: npt.ArrayLike,
+        base_lens: npt.ArrayLike,
+        first_ids: npt.ArrayLike,
+        sizes: npt.ArrayLike,
+        token_ids: Int32Array,
+        parent_ids: Int32Array,
+        scores: npt.NDArray[np.floating],
+        *,
+        arrived: npt.ArrayLike,
+        is_whole: npt.ArrayLike = False,
+        is_measured: npt.ArrayLike = False,
+        rows: Int32Array | None = None,
+        distributions: Sequence[DraftDistribution] = (),
+    ) -> Grafted:
+        """Graft well-formed drafts, one after the other; those for places without a session have no effect.
+
+        sessions, lanes, base_lens, first_ids, sizes, arrived   [drafts], or one number for all of them: as in `Draft`, and how many
+                    nodes each has. With NEXT_IDS as first id, parents are places in the draft, -1 for the context
+        token_ids, parent_ids, scores   [nodes], of one draft after the other
+        is_whole    [drafts]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
+        is_measured [drafts]: scores of point masses are measured already, over all sessions; the lane's calibration is not applied
+        rows        i32[nodes]: which of `distributions` a node was drawn from; -1, or without `rows`: a point mass
+        """
+        heads = np.empty((np.size(sizes), len(HEAD)), np.int64)
+        columns = sessions, lanes, base_lens, first_ids, sizes, is_whole, is_measured, 0
+        for i, column in enumerate(columns):
+            heads[:, i] = column
+        groups = self._take_groups(distributions) if distributions else []
+        of_nodes = None if rows is None else _groups_of(rows, groups)
+        done = 0
+        while (done := self.operations.graft(done, heads, token_ids, parent_ids, scores, of_nodes, arrived)) < len(
+            heads
+        ):
+            self.make_room("nodes", int(heads[done, 4]))
+            self.make_room("lanes", 1)
+        for group in groups:
+            if not self.group_size[group]:
+                self.give("groups", group)
+                del self.distributions[group]
+        return Grafted(heads[:, 3], heads[:, 7])
+
+    def _take_groups(self, distributions: Sequence[DraftDistribution]) -> list[int]:
+        groups = [self.take("groups") for _ in distributions]
+        self.group_size[groups] = 0
+        self.distributions.update(zip(groups, distributions, strict=True))
+        return groups
+
+    def distributions_of(self, nodes: Int32Array) -> DraftDistributions | None:
+        """Return what the nodes of a tree were drawn from; None if all are point masses."""
+        groups = self.group[nodes].tolist()
+        row_of = {group: row for row, group in enumerate(dict.fromkeys(group for group in groups if group != NONE))}
+        if not row_of:
+            return None
+        rows = np.array([row_of.get(group, -1) for group in groups], np.int32)
+        return DraftDistributions(*stacked([self.distributions[group] for group in row_of]), rows)
+
+
+def _groups_of(rows: Int32Array, groups: Sequence[int]) -> Int32Array:
+    """Return i32[nodes]: the group of each node, given which distribution it was drawn from."""
+    return np.array([*groups, NONE], np.int32)[rows]

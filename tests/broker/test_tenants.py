@@ -1,0 +1,72 @@
+"""Tenants: a gateway's jobs have the turns and the room of those for whom it submits them."""
+
+import numpy as np
+import pytest
+
+from specq.broker.admission.overload import overload
+from specq.broker.admission.roles import Roles
+from specq.broker.jobs.fair_queue import FairQueue
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.request import JobRequest
+from specq.protocol import SamplingParams, Submit
+from specq.testing.world import World
+from specq.transport import Grant
+
+
+def submit(job_id: int, tenant: str, label: str = "") -> Submit:
+    params = SamplingParams(max_tokens=10)
+    return Submit(job_id=job_id, params=params, tenant=tenant, label=label, prompt_ids=np.array([1, 2], np.int32))
+
+
+def test_tenants_of_one_connection_take_turns():
+    """One tenant's second job waits for the other's first, though it came earlier."""
+    queue = FairQueue()
+    for job_id, tenant in [(1, "ann"), (2, "ann"), (3, "ann"), (4, "ben")]:
+        queue.add(Job(JobRequest(submit(job_id, tenant), owner="gateway")))
+    order = []
+    while (taken := queue.take(lambda _: True)) is not None:
+        order.append(taken[0].job_id)
+
+    assert order.index(4) < 2
+
+
+def test_a_tenant_leaves_room_for_others():
+    """One tenant may have as many jobs as there is room left for the others; without keys too."""
+    world = World(max_jobs=10)
+    world.add_verifier(max_sessions=1)
+    world.run(0.1)
+    for job_id in range(1, 9):
+        world.received[job_id] = world.received.get(job_id) or _nothing()
+        world.send(submit(job_id, "ann"))
+    world.received[20] = _nothing()
+    world.send(submit(20, "ben"))
+    world.run(0.005)
+
+    refused = [job_id for job_id in range(1, 9) if world.received[job_id].failed]
+    assert refused == [6, 7, 8]
+    assert "of one key" in world.received[6].failed.reason
+    assert world.received[20].failed is None
+    assert overload(world.broker.state, None) == ""
+
+
+def _nothing():
+    from specq.testing.world import Received
+
+    return Received()
+
+
+@pytest.mark.parametrize(("tenants", "refused"), [(True, False), (False, True)])
+def test_with_keys_it_takes_a_right(tenants, refused):
+    roles = Roles({"web": Grant("web", b"web", ("client",), tenants=tenants)})
+    assert not roles.refusal(b"socket", "web", Submit)
+
+    assert bool(roles.refused_tenant(b"socket", "ann")) is refused
+    assert not roles.refused_tenant(b"socket", "")
+
+
+def test_a_label_is_part_of_a_job():
+    """The same id under another label is another job: a gateway's label says what was asked for."""
+    request = JobRequest(submit(1, "ann", label="a"))
+
+    assert request.has_content(submit(1, "ann", label="a"))
+    assert not request.has_content(submit(1, "ann", label="b"))

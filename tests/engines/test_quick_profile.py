@@ -1,0 +1,114 @@
+"""Profiling at start-up: a few sizes, what an earlier start found, and a cache that nothing can break."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from specq.engines import profiling, step_cache
+from specq.engines.profiling import quick_step_times
+from specq.engines.step_cache import keep, recall, step_times_file
+from specq.testing.toy import ToyEngine
+from specq.verifier import StepCurve
+
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+class TimedEngine(ToyEngine):
+    """Its steps take time by a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, first_s: float = 0.010, row_s: float = 0.002) -> None:
+        super().__init__()
+        self.now, self.first_s, self.row_s, self.timed = 0.0, first_s, row_s, []
+        monkeypatch.setattr(profiling.time, "perf_counter", lambda: self.now)
+
+    def step(self, steps):
+        rows = sum(step.num_rows for step in steps)
+        self.timed.append(rows)
+        self.now += self.first_s + self.row_s * rows
+        return super().step(steps)
+
+
+def test_few_sizes_are_measured_and_the_curve_goes_on(monkeypatch):
+    engine = TimedEngine(monkeypatch)
+    times = quick_step_times(engine, SIZES, {})
+    assert list(times) == [size for size in SIZES if size <= 64]
+    curve = StepCurve(list(times), list(times.values()))
+    for rows in (1, 5, 64, 200, 512):
+        assert curve(rows) == pytest.approx(0.010 + 0.002 * rows)
+    assert not engine.contexts
+
+
+def test_a_slow_model_is_measured_at_two_sizes_and_no_more(monkeypatch):
+    engine = TimedEngine(monkeypatch, first_s=5.0)
+    assert list(quick_step_times(engine, SIZES, {})) == [1, 2]
+    assert engine.now < 60
+
+
+def test_what_holds_is_recalled_and_what_does_not_is_measured_again(monkeypatch):
+    engine = TimedEngine(monkeypatch)
+    known = quick_step_times(engine, SIZES, {})
+    before = engine.now
+    assert quick_step_times(engine, SIZES, known) == known
+    assert engine.now - before < 0.5
+    engine.row_s *= 3
+    again = quick_step_times(engine, SIZES, known)
+    assert again[24] == pytest.approx(0.010 + 0.006 * 24)
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[1, 2]", '{"1": -1, "8": 2}', '{"8": 1, "1": 1}', '{"1": 1}', '{"a": 1}', '{"1": NaN, "2": 1}'],
+)
+def test_a_broken_cache_is_as_none(content):
+    path = step_times_file("model")
+    keep(path, {1: 0.1, 8: 0.2})
+    assert recall(path) == {1: 0.1, 8: 0.2}
+    path.write_text(content)
+    assert recall(path) == {}
+
+
+def test_each_model_and_machine_has_a_file_and_there_are_not_too_many(monkeypatch):
+    monkeypatch.setattr(step_cache, "MOST_FILES", 3)
+    paths = [step_times_file("machine", number) for number in range(6)]
+    assert len(set(paths)) == 6
+    for path in paths:
+        keep(path, {1: 0.1, 8: 0.2})
+        assert recall(path)
+    assert len(list(paths[0].parent.iterdir())) == 3
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    keep(tmp_path / "file" / "steps" / "x.json", {1: 0.1, 8: 0.2})
+
+
+def test_beyond_what_was_measured_the_slope_is_learned_and_small_steps_stay_as_they_are():
+    """The engine's large steps cost a third of what the line says: it bends there, and nowhere else."""
+    curve = StepCurve([1, 32, 64], [0.01, 0.04, 0.07])
+    rng, small = np.random.default_rng(0), [curve(rows) for rows in range(1, 65)]
+    assert curve(512) == pytest.approx(0.07 + 448 * 0.03 / 32, rel=0.05)
+    for rows in rng.integers(100, 512, 300).tolist():
+        curve.learn(rows, 0.07 + (rows - 64) * 0.01 / 32)
+    assert curve(512) == pytest.approx(0.07 + 448 * 0.01 / 32, rel=0.05)
+    assert [curve(rows) for rows in range(1, 65)] == small
+    np.testing.assert_allclose(curve.times(60, 10), [curve(rows) for rows in range(60, 70)])
+
+
+def test_one_strange_step_does_not_turn_the_line_over():
+    curve = StepCurve([1, 64], [0.01, 0.07])
+    before = curve(512)
+    curve.learn(512, 1000.0)
+    assert curve(512) < 2 * before
+    for _ in range(100):
+        curve.learn(512, 0.0)
+    assert curve(512) >= curve(64)
+
+
+def test_perf_counter_is_the_clock():
+    """`TimedEngine` replaces it."""
+    assert profiling.time.perf_counter is time.perf_counter

@@ -1,0 +1,113 @@
+"""Streams as bytes: wherever one breaks, what was sent and what is sent after it make the whole."""
+
+import orjson
+import pytest
+
+from specq.client import Piece, Result
+from specq.gateway import sse
+from specq.gateway.answers import Events, Head, speculation, usage
+from specq.gateway.calls import Call
+from specq.gateway.errors import ApiError
+from specq.gateway.shapes import ChatShape, CompletionShape
+from specq.testing.fake_broker import CODEC
+
+HEAD = Head("chatcmpl-1", 0, "m", "f")
+
+
+def result(text, index=0):
+    stats = {"rounds": 2, "draft_tokens": 4, "accepted_tokens": 1, "seed": index}
+    counts = {"prompt_tokens": 3, "completion_tokens": 2}
+    return Result(1, "p", text, finish_reason="stop", usage=counts, stats=stats)
+
+
+def pieces(known=(0, 0)):
+    """Two completions whose tokens are letters, the last of each held back; as a client yields them from a position."""
+    for place in range(4):
+        for index, text in enumerate(("abcd", "wxyz")):
+            if place >= known[index]:
+                yield Piece(text[place] if place < 3 else "", (place,), (False,), index=index)
+    for index, text in enumerate(("abcd", "wxyz")):
+        yield Piece(text[3], result=result(text, index), index=index)
+
+
+def stream(event_id=""):
+    """Return the events of a stream from a position, each with its id and data."""
+    call = Call({}, stream=True, include_usage=True, n=2)
+    position = sse.read_position(event_id, 2) if event_id else sse.start(2)
+    events = Events(call, ChatShape(CODEC, -1), HEAD, position, with_ids=True)
+    data = events.opening() + b"".join(map(events.take, pieces(position.known))) + events.closing()
+    found = []
+    for block in data.decode().split("\n\n")[:-1]:
+        lines = dict(line.split(": ", 1) for line in block.split("\n"))
+        found.append((lines.get("id", ""), lines["data"]))
+    return found
+
+
+def joined(events):
+    texts, ends, roles = {0: "", 1: ""}, [], []
+    for _, data in events:
+        for choice in orjson.loads(data)["choices"] if data != "[DONE]" else ():
+            texts[choice["index"]] += choice["delta"].get("content", "")
+            roles += [choice["index"]] if "role" in choice["delta"] else []
+            ends += [choice["index"]] if choice["finish_reason"] else []
+    return texts, sorted(ends), sorted(roles)
+
+
+def test_a_whole_stream():
+    events = stream()
+
+    assert joined(events) == ({0: "abcd", 1: "wxyz"}, [0, 1], [0, 1])
+    assert events[-1] == ("", "[DONE]")
+    assert orjson.loads(events[-2][1])["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+def test_a_stream_goes_on_after_any_event(cut):
+    """What came up to an event, and what comes after its id, is what comes without a break."""
+    whole = stream()
+    before = whole[:cut]
+    after = stream(before[-1][0])
+
+    assert [data for _, data in before + after] == [data for _, data in whole]
+
+
+@pytest.mark.parametrize("event_id", ["x", "0", "1,2,3", "1,-1", "1,2;v", "1e,2ee", "1,2;u;u", "9" * 11 + ",1", ","])
+def test_positions_that_are_none(event_id):
+    with pytest.raises(ApiError, match="Last-Event-ID"):
+        sse.read_position(event_id, 2)
+
+
+@pytest.mark.parametrize("event_id", ["-,-", "0,-", "12,7e", "3e,4e;u"])
+def test_positions_are_read_as_they_are_written(event_id):
+    assert str(sse.read_position(event_id, 2)) == event_id
+
+
+def test_tokens_without_a_text_yet_are_no_event():
+    events = Events(Call({}), CompletionShape(CODEC, -1), HEAD, sse.start(1), with_ids=True)
+
+    assert events.take(Piece("", (1, 2), (False, False))) == b""
+    assert b"id: 3\n" in events.take(Piece("a", (3,), (False,)))
+
+
+def test_log_probabilities_of_both_kinds():
+    """What JSON cannot say is -9999; offsets count characters."""
+    entries = ({"token_id": 5, "logprob": -0.5, "top": [[5, -0.5], [6, float("-inf")]]},) * 2
+    text = CODEC.decode([5], skip_special=False)
+    chat = ChatShape(CODEC, 2).chunk(0, Piece("ab", (5, 5), logprobs=entries))["logprobs"]["content"]
+    shape = CompletionShape(CODEC, 2)
+    first, second = (shape.chunk(0, Piece("ab", (5, 5), logprobs=entries))["logprobs"] for _ in range(2))
+
+    assert (chat[0]["token"], chat[0]["bytes"]) == (text, list(text.encode()))
+    assert [one["logprob"] for one in chat[1]["top_logprobs"]] == [-0.5, -9999.0]
+    assert first["tokens"] == [text, text]
+    assert first["text_offset"] + second["text_offset"] == [0, 1, 2, 3]
+    assert list(first["top_logprobs"][0].values()) == [-0.5, -9999.0]
+
+
+def test_the_numbers_count_each_prompt_once():
+    """Two prompts with two completions each."""
+    counted = usage(Call({}, num_prompts=2, n=2), [result("a")] * 4)
+
+    assert (counted["prompt_tokens"], counted["completion_tokens"], counted["total_tokens"]) == (6, 8, 14)
+    assert counted["speculation"]["acceptance_rate"] == 0.25
+    assert speculation([])["mean_accepted_length"] == 0.0

@@ -1,0 +1,201 @@
+"""Bodies of requests: each field with each wrong type is refused by name, or harmless; nothing is an error of ours."""
+
+import pytest
+
+from specq.client import check_values
+from specq.gateway import chat_call, completion_call, responses_call, token_call
+from specq.gateway.errors import ApiError
+from specq.gateway.fields import IGNORED, REFUSED, SAMPLING, SPECULATION
+from specq.protocol import JobError
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}]}
+PLAIN = {"prompt": "Hi"}
+WRONG = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1.5,
+    1e400,
+    2**70,
+    "",
+    "x",
+    "\ud800",
+    [],
+    [None],
+    [[]],
+    [{}],
+    {},
+    {"x": None},
+    [1, "a"],
+]
+READERS = {
+    "chat": (chat_call, CHAT),
+    "plain": (completion_call, PLAIN),
+    "responses": (responses_call, {"input": "Hi"}),
+}
+CASES = [
+    (endpoint, name)
+    for endpoint, (module, _) in READERS.items()
+    for name in (*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED)
+]
+
+
+def read_all(module, body):
+    """Read as far as no model is needed; return the job's parameters."""
+    call = module.read(body)
+    sources = ("prompt", "messages", "token_ids", "chat_template_kwargs")
+    check_values({name: value for name, value in call.arguments.items() if name not in sources})
+    return call
+
+
+def complaint(module, body):
+    try:
+        read_all(module, body)
+    except (ApiError, JobError) as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(("endpoint", "name"), CASES)
+def test_wrong_types_are_refused_or_harmless(endpoint, name):
+    module, body = READERS[endpoint]
+    others = ("max_tokens", "max_completion_tokens", "max_output_tokens")  # which have one name in the job
+    for value in WRONG:
+        error = complaint(module, {**body, name: value})
+        if isinstance(error, ApiError):
+            assert (error.status, bool(error.param)) == (400, True)
+        elif error is not None:
+            assert name in str(error) or name in others, (name, value, str(error))
+
+
+@pytest.mark.parametrize("endpoint", READERS)
+@pytest.mark.parametrize("name", [*REFUSED, "functions", "nonsense", "temprature"])
+def test_what_cannot_be_honoured_is_refused_by_name(endpoint, name):
+    module, body = READERS[endpoint]
+
+    with pytest.raises(ApiError, match=name) as raised:
+        module.read({**body, name: 1})
+
+    assert raised.value.param == name
+
+
+@pytest.mark.parametrize("endpoint", READERS)
+def test_null_is_like_not_given(endpoint):
+    module, body = READERS[endpoint]
+    names = [name for name in (*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED) if name not in body]
+
+    assert read_all(module, body | dict.fromkeys(names)) == read_all(module, body)
+
+
+def test_a_slip_is_guessed():
+    with pytest.raises(ApiError, match="did you mean 'temperature'"):
+        chat_call.read({**CHAT, "temprature": 1})
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 3, True])
+def test_a_body_is_an_object(body):
+    for read in (chat_call.read, completion_call.read, token_call.read_tokenize, token_call.read_detokenize):
+        with pytest.raises(ApiError, match="not a JSON object"):
+            read(body)
+
+
+def test_specqs_own_options_are_taken():
+    """All that a job may be asked for is a field, but for what the endpoint names otherwise."""
+    from specq.client.parameters import NAMES
+
+    assert set(NAMES) - {"max_tokens", "logprobs"} == {*SAMPLING, *SPECULATION} - {"priority", "deadline"}
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [[]],
+        [{}],
+        ["x"],
+        [{"role": 3, "content": "x"}],
+        [{"role": "user", "content": 3}],
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+        [{"role": "user", "content": [{"type": "text"}]}],
+        [{"role": "user", "content": ["x"]}],
+    ],
+)
+def test_messages_that_cannot_be_read(messages):
+    with pytest.raises(ApiError, match="messages"):
+        chat_call.read({"messages": messages})
+
+
+def test_parts_of_text_become_one():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    call = chat_call.read({"messages": [{"role": "user", "content": parts}]})
+
+    assert call.arguments["messages"] == [{"role": "user", "content": "a\nb"}]
+
+
+def test_the_chat_template_gets_its_variables():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    given = {
+        "chat_template_kwargs": {"enable_thinking": False},
+        "documents": [{"text": "d"}],
+        "reasoning_effort": "low",
+    }
+    call = chat_call.read({**CHAT, **given, "tools": tools, "tool_choice": "none", "add_generation_prompt": False})
+
+    assert call.arguments["chat_template_kwargs"] == {
+        "enable_thinking": False,
+        "documents": [{"text": "d"}],
+        "reasoning_effort": "low",
+        "tools": tools,
+        "add_generation_prompt": False,
+    }
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function"}, None])
+def test_tools_that_the_model_may_call_are_refused(choice):
+    with pytest.raises(ApiError, match="does not read tool calls"):
+        chat_call.read({**CHAT, "tools": [{}], "tool_choice": choice})
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "either prompt or messages"),
+        ({"prompt": "a", **CHAT}, "either prompt or messages"),
+        ({"prompt": 3}, "prompt is a number; it must be a string"),
+        ({"prompt": "a", "chat_template": "x"}, "the model's own"),
+        ({"prompt": "a", "add_special_tokens": 1}, "true or false"),
+    ],
+)
+def test_what_cannot_be_cut_into_tokens(body, said):
+    with pytest.raises(ApiError, match=said):
+        token_call.read_tokenize(body)
+
+
+@pytest.mark.parametrize("tokens", [None, 3, "x", [1.5], [True], [[1]]])
+def test_what_are_no_tokens(tokens):
+    with pytest.raises(ApiError, match="tokens"):
+        token_call.read_detokenize({"tokens": tokens})
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_nothing_is_stored(name):
+    for field, value in ((name, "x"), ("store", True)):
+        with pytest.raises(ApiError, match=f"{field} is not supported"):
+            responses_call.read({"input": "a", field: value})
+
+
+@pytest.mark.parametrize(
+    "asked", [3, [], [3], [{"content": "a"}], [{"role": "user", "content": [{"type": "input_image"}]}]]
+)
+def test_input_that_cannot_be_read(asked):
+    with pytest.raises(ApiError, match="input"):
+        responses_call.read({"input": asked})
+
+
+def test_input_becomes_a_chat():
+    parts = [{"type": "input_text", "text": "a"}]
+    call = responses_call.read({"instructions": "be brief", "input": [{"role": "user", "content": parts}]})
+
+    assert call.arguments["messages"] == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a"}]

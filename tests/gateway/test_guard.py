@@ -1,0 +1,270 @@
+"""Who gets in: API keys, names of hosts, limits; and that another address takes keys and TLS."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+
+import openai
+import pytest
+
+from specq.config import ServeConfig
+from specq.gateway.api_keys import ApiKeys, make_key
+from specq.gateway.hosts import is_known
+from specq.protocol import Accepted, ConfigError, Submit
+from specq.testing.fake_broker import FakeBroker, answer
+from specq.testing.waiting import wait_until
+from tests.gateway.serving import connected, running
+
+BODY = {"prompt": "a"}
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def keys(tmp_path) -> Path:
+    return tmp_path / "keys" / "api.toml"
+
+
+@pytest.fixture
+def secured(broker, own_cache, keys):
+    """A gateway with a key of alice, who may claim priority 5."""
+    key = make_key(keys, "alice", max_priority=5)
+    with running(broker.address, api_keys=str(keys), requests_per_key=2) as gateway:
+        yield gateway, key
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_key_opens_and_names_the_tenant(secured, broker):
+    gateway, key = secured
+    with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0) as api:
+        assert api.models.list().data[0].id == "fake"
+        api.completions.create(model="fake", prompt="a", extra_body={"priority": 5})
+        with pytest.raises(openai.PermissionDeniedError, match="alice may claim at most 5"):
+            api.completions.create(model="fake", prompt="a", extra_body={"priority": 6})
+    (submit,) = broker.wait_for(Submit)
+    assert (submit.tenant, submit.priority) == ("alice", 5)
+
+
+def test_the_same_idempotency_key_of_two_callers_is_two_jobs(secured, broker, keys):
+    """Nobody reads, or learns of, what another asked for."""
+    gateway, key = secured
+    other = make_key(keys, "bob")
+    with connected(gateway) as http:
+        for one in (key, key, other):
+            headers = {"Authorization": f"Bearer {one}", "Idempotency-Key": "same"}
+            assert http.post(PATH, json=BODY, headers=headers).status_code == 200
+    first, again, third = (submit.job_id for submit in broker.wait_for(Submit, 3))
+    assert first == again != third
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer x", "Basic {}", "{}", "Bearer {}x", "Bearer \u00e9"])
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/completions", "/tokenize", "/nowhere"])
+def test_without_a_key_nobody_gets_in(secured, header, path):
+    gateway, key = secured
+    with connected(gateway) as http:
+        response = http.get(path, headers={"Authorization": header.format(key).encode("latin-1")})
+
+    assert (response.status_code, response.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+def test_state_takes_no_key(secured):
+    with connected(secured[0]) as http:
+        assert [http.get(path).status_code for path in ("/health", "/ready", "/version")] == [200] * 3
+
+
+def test_keys_come_and_go_while_it_runs(secured, keys):
+    """A file that cannot be read changes nothing."""
+    gateway, key = secured
+    other = make_key(keys, "bob")
+    with connected(gateway) as http:
+
+        def status(one):
+            return http.get("/v1/models", headers={"Authorization": f"Bearer {one}"}).status_code
+
+        assert (status(key), status(other)) == (200, 200)
+        keys.write_text("nonsense")
+        assert (status(key), status(other)) == (200, 200)
+        keys.write_text("")
+        assert (status(key), status(other)) == (401, 401)
+
+
+def test_a_file_holds_no_key(keys):
+    key = make_key(keys, "alice")
+
+    assert key not in keys.read_text()
+    assert keys.stat().st_mode & 0o077 == 0
+    assert ApiKeys(keys).caller(key).name == "alice"
+    with pytest.raises(ConfigError, match="has a key of alice already"):
+        make_key(keys, "alice")
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "a.b", "-a", "x" * 65, "é"])
+def test_names_of_keys(keys, name):
+    with pytest.raises(ConfigError, match="not a valid name"):
+        make_key(keys, name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a]\nsha256 = 3", "is not an API key"),
+        ("[a]\nsha256 = 'x'", "is not an API key"),
+        (f"[a]\nsha256 = '{'0' * 64}'\nother = 1", "is not an API key"),
+        (f"[a]\nsha256 = '{'0' * 64}'\nmax_priority = 2000", "is not an API key"),
+        ("a = 3", "is not an API key"),
+        ("[a", "not valid TOML"),
+    ],
+)
+def test_files_that_are_none(tmp_path, text, said):
+    path = tmp_path / "api.toml"
+    path.write_text(text)
+    path.chmod(0o600)
+
+    with pytest.raises(ConfigError, match=said):
+        ApiKeys(path)
+
+
+def test_a_key_has_so_many_requests_at_a_time(own_cache, keys):
+    """Of the others' it has none: another key is served meanwhile, and room comes back."""
+    first, second = make_key(keys, "alice"), make_key(keys, "bob")
+
+    def silent(message):
+        waits = isinstance(message, Submit) and message.tenant == "alice"
+        return [Accepted(job_id=message.job_id)] if waits else answer(message)
+
+    alice, bob = ({"Authorization": f"Bearer {key}"} for key in (first, second))
+    with (
+        FakeBroker(silent) as broker,
+        running(broker.address, api_keys=str(keys), requests_per_key=1) as gateway,
+        connected(gateway) as http,
+    ):
+        with socket.create_connection(("127.0.0.1", gateway.port)) as raw:
+            raw.sendall(request(BODY_BYTES, alice))
+            broker.wait_for(Submit)
+            refused = http.post(PATH, json=BODY, headers=alice)
+            served = http.post(PATH, json=BODY, headers=bob)
+        assert (refused.status_code, served.status_code) == (429, 200)
+        assert refused.headers["retry-after"] == "1"
+        wait_until(lambda: http.get("/v1/models", headers=alice).status_code == 200)
+
+
+BODY_BYTES = b'{"prompt": "a"}'
+
+
+def request(body: bytes, headers: dict[str, str] | None = None) -> bytes:
+    given = {
+        "Host": "localhost",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **(headers or {}),
+    }
+    return (
+        b"POST /v1/completions HTTP/1.1\r\n"
+        + "".join(f"{k}: {v}\r\n" for k, v in given.items()).encode()
+        + b"\r\n"
+        + body
+    )
+
+
+# --- names and addresses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("localhost", True),
+        ("localhost:8000", True),
+        ("127.0.0.1:8000", True),
+        ("[::1]:8000", True),
+        ("10.1.2.3", True),
+        ("Llm.Example", True),
+        ("evil.example", False),
+        ("localhost.evil.example", False),
+        ("", False),
+        ("llm.example:8000:1", False),
+    ],
+)
+def test_hosts(host, known):
+    assert is_known(host, {"llm.example"}) is known
+
+
+def test_a_foreign_host_is_refused(http):
+    response = http.get("/health", headers={"Host": "evil.example"})
+
+    assert (response.status_code, response.json()["error"]["code"]) == (421, "unknown_host")
+
+
+def test_no_foreign_page_may_read_or_ask(http):
+    """No CORS; and a body that a form can send is not taken."""
+    asked = http.options(PATH, headers={"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"})
+    sent = http.post(PATH, content=BODY_BYTES, headers={"Content-Type": "text/plain", "Origin": "http://evil.example"})
+
+    assert (asked.status_code, sent.status_code) == (405, 415)
+    assert not [name for name in (*asked.headers, *sent.headers) if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"bind": "tcp://0.0.0.0:8000"}, "give --api-keys and --tls-cert"),
+        ({"bind": "tcp://0.0.0.0:8000", "api_keys": "x"}, "give --tls-cert"),
+        ({"bind": "tcp://10.0.0.1:8000", "tls_cert": "x", "tls_key": "y"}, "give --api-keys"),
+        ({"tls_cert": "x"}, "go together"),
+        ({"bind": "ipc:///tmp/x"}, "HTTP takes tcp"),
+        ({"bind": "127.0.0.1:8000"}, "must be tcp://HOST:PORT"),
+    ],
+)
+def test_addresses_that_are_refused(options, said):
+    with pytest.raises(ConfigError, match=said):
+        ServeConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bind": "tcp://0.0.0.0:8000", "insecure": True},
+        {"bind": "tcp://0.0.0.0:8000", "api_keys": "x", "tls_cert": "x", "tls_key": "y"},
+        {"bind": "tcp://[::1]:8000"},
+    ],
+)
+def test_addresses_that_are_not(options):
+    assert ServeConfig(**options).bind == options["bind"]
+
+
+def test_tls(broker, own_cache, tmp_path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    subprocess.run([*command, "-keyout", key, "-out", certificate, *subject], check=True, capture_output=True)
+    options = {"tls_cert": str(certificate), "tls_key": str(key)}
+    with (
+        running(broker.address, **options) as gateway,
+        connected(gateway, verify=ssl.create_default_context(cafile=str(certificate))) as http,
+    ):
+        assert http.post(PATH, json=BODY).status_code == 200
+
+
+def test_certificates_that_cannot_be_used(broker, own_cache, tmp_path):
+    path = tmp_path / "cert.pem"
+    path.write_text("nonsense")
+
+    with (
+        pytest.raises(ConfigError, match="cannot be used"),
+        running(broker.address, tls_cert=str(path), tls_key=str(path)),
+    ):
+        pass

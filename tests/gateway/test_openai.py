@@ -1,0 +1,230 @@
+"""OpenAI's own client, unchanged, through every endpoint: sync and async, in one and as a stream."""
+
+import asyncio
+
+import openai
+import pytest
+
+from specq.protocol import Submit
+from specq.testing.fake_broker import ANSWER, ANSWER_IDS
+
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+def text_of(chunks):
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+
+
+def test_models(api):
+    (model,) = api.models.list().data
+
+    assert (model.id, model.owned_by) == ("fake", "specq")
+    assert api.models.retrieve("fake").id == "fake"
+
+
+def test_a_chat(api):
+    answer = api.chat.completions.create(model="fake", messages=CHAT)
+
+    (choice,) = answer.choices
+    assert (choice.message.content, choice.message.role, choice.finish_reason) == (ANSWER, "assistant", "stop")
+    assert answer.model == "fake"
+    assert answer.usage.completion_tokens == len(ANSWER_IDS)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + len(ANSWER_IDS)
+    assert answer.usage.speculation["accepted_tokens"] == 6
+    assert answer.usage.speculation["acceptance_rate"] == 0.75
+
+
+def test_a_chat_as_a_stream(api):
+    """The role first, then text, then the reason; the numbers only where they are asked for."""
+    options = {"model": "fake", "messages": CHAT, "stream": True}
+    chunks = list(api.chat.completions.create(**options))
+    counted = list(api.chat.completions.create(**options, stream_options={"include_usage": True}))
+
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert text_of(chunks) == ANSWER
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "stop"
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert all(chunk.usage is None for chunk in chunks)
+    assert counted[-1].choices == []
+    assert counted[-1].usage.completion_tokens == len(ANSWER_IDS)
+    assert counted[-1].usage.speculation["rounds"] == 4
+
+
+def test_several_choices_as_a_stream(api):
+    chunks = list(api.chat.completions.create(model="fake", messages=CHAT, n=3, stream=True))
+    texts = dict.fromkeys(range(3), "")
+    for chunk in chunks:
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+
+    assert texts == dict.fromkeys(range(3), ANSWER)
+
+
+def test_completions(api, broker):
+    """Several prompts, each with several completions, numbered in order; 16 tokens unless it is said."""
+    answer = api.completions.create(model="fake", prompt=["a", "b"], n=2, seed=7)
+
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(ANSWER.startswith(choice.text) and choice.finish_reason == "length" for choice in answer.choices)
+    assert answer.usage.completion_tokens == 64
+    assert {submit.params.max_tokens for submit in broker.wait_for(Submit, 4)} == {16}
+
+
+@pytest.mark.parametrize("prompt", ["a b", ["a b"], [5, 6, 7], [[5, 6, 7]]])
+def test_every_form_of_a_prompt(api, prompt):
+    answer = api.completions.create(model="fake", prompt=prompt, max_tokens=90)
+    chunks = list(api.completions.create(model="fake", prompt=prompt, max_tokens=90, stream=True))
+
+    assert answer.choices[0].text == ANSWER
+    assert "".join(chunk.choices[0].text for chunk in chunks) == ANSWER
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_parameters_reach_the_job(api, broker):
+    """OpenAI's own, vLLM's and specq's, the last two by extra_body."""
+    api.chat.completions.create(
+        model="fake",
+        messages=CHAT,
+        temperature=0.5,
+        top_p=0.9,
+        seed=3,
+        stop=["END"],
+        presence_penalty=0.1,
+        frequency_penalty=0.2,
+        logit_bias={"5": 1.5},
+        max_completion_tokens=33,
+        max_tokens=44,
+        user="someone",
+        extra_body={
+            "top_k": 4,
+            "min_p": 0.1,
+            "mode": "sync",
+            "num_candidates": 2,
+            "strategy": "threshold",
+            "threshold": 0.2,
+        },
+    )
+    (submit,) = broker.wait_for(Submit)
+    params = submit.params
+
+    assert (params.temperature, params.top_p, params.seed, params.stop, params.max_tokens) == (
+        0.5,
+        0.9,
+        3,
+        ("END",),
+        33,
+    )
+    assert (params.presence_penalty, params.frequency_penalty, params.logit_bias) == (0.1, 0.2, ((5, 1.5),))
+    assert (params.top_k, params.min_p, params.strategy, params.threshold) == (4, 0.1, "threshold", 0.2)
+    assert (submit.speculation.mode, submit.speculation.num_candidates) == ("sync", 2)
+
+
+def test_without_a_limit_a_chat_may_fill_the_model(api, broker):
+    api.chat.completions.create(model="fake", messages=CHAT)
+    (submit,) = broker.wait_for(Submit)
+
+    assert submit.params.max_tokens == 100 - len(submit.prompt_ids)
+    assert submit.params.temperature == 1.0
+
+
+def test_errors_are_of_openais_kinds(api):
+    with pytest.raises(openai.NotFoundError, match="is not served here"):
+        api.chat.completions.create(model="other", messages=CHAT)
+    with pytest.raises(openai.BadRequestError, match="temperature is 1000") as raised:
+        api.chat.completions.create(model="fake", messages=CHAT, temperature=1000)
+    assert raised.value.param == "temperature"
+    assert raised.value.type == "invalid_request_error"
+    with pytest.raises(openai.BadRequestError, match="response_format"):
+        api.chat.completions.create(model="fake", messages=CHAT, response_format={"type": "json_object"})
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        api.chat.completions.create(
+            model="fake", messages=CHAT, tools=[{"type": "function", "function": {"name": "f"}}]
+        )
+
+
+def test_responses(api, broker):
+    """In one, as a stream, and through the client's own reader of streams."""
+    answer = api.responses.create(model="fake", input="Hi", instructions="Be brief.", max_output_tokens=50)
+    events = list(api.responses.create(model="fake", input="Hi", stream=True))
+    with api.responses.stream(model="fake", input="Hi") as stream:
+        texts = [event.delta for event in stream if event.type == "response.output_text.delta"]
+        final = stream.get_final_response()
+
+    assert (answer.output_text, answer.status, answer.store) == (ANSWER, "completed", False)
+    assert (answer.usage.output_tokens, answer.instructions) == (len(ANSWER_IDS), "Be brief.")
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert (events[0].type, events[-1].type) == ("response.created", "response.completed")
+    assert "".join(texts) == final.output_text == events[-1].response.output_text == ANSWER
+    assert {submit.params.max_tokens for submit in broker.wait_for(Submit, 3)} > {50}
+
+
+def test_a_response_that_is_cut(api):
+    answer = api.responses.create(model="fake", input="Hi", max_output_tokens=3)
+
+    assert (answer.status, answer.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    with pytest.raises(openai.BadRequestError, match="previous_response_id is not supported"):
+        api.responses.create(model="fake", input="Hi", previous_response_id="x")
+
+
+def test_in_asyncio(gateway):
+    """Many at once, in one and as streams."""
+
+    async def scenario():
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as api:
+
+            async def streamed():
+                return [c async for c in await api.chat.completions.create(model="fake", messages=CHAT, stream=True)]
+
+            models = [model.id async for model in api.models.list()]
+            wholes = [api.completions.create(model="fake", prompt="a", max_tokens=n) for n in range(1, 20)]
+            return models, await asyncio.gather(*wholes), await asyncio.gather(*(streamed() for _ in range(20)))
+
+    models, wholes, streams = asyncio.run(asyncio.wait_for(scenario(), 30))
+    assert models == ["fake"]
+    assert [answer.usage.completion_tokens for answer in wholes] == list(range(1, 20))
+    assert [text_of(chunks) for chunks in streams] == [ANSWER] * 20
+
+
+# --- what OpenAI does not have ----------------------------------------------------------------------------------------
+
+
+def test_tokens_and_text(http):
+    tokens = http.post("/tokenize", json={"prompt": "duck eggs", "return_token_strs": True}).json()
+    chat = http.post("/tokenize", json={"model": "fake", "messages": CHAT}).json()
+    text = http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()
+
+    assert tokens["count"] == len(tokens["tokens"])
+    assert tokens["max_model_len"] == 100
+    assert "".join(tokens["token_strs"]) == text["prompt"] == "duck eggs"
+    assert (
+        http.post("/detokenize", json={"tokens": chat["tokens"]}).json()["prompt"].endswith("<|im_start|>assistant\n")
+    )
+
+
+def test_state(http):
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").json() == {"status": "ready"}
+    assert http.get("/version").json()["version"]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+def test_what_is_not_there(http, method, path, status):
+    response = http.request(method, path)
+
+    assert (response.status_code, set(response.json()["error"])) == (status, {"message", "type", "param", "code"})
+
+
+def test_metrics(http):
+    """Requests by path and status, and tokens; a prompt of several completions counts once."""
+    http.post("/v1/completions", json={"prompt": "a", "n": 2, "max_tokens": 5})
+    http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, "stream": True})
+    http.post("/v1/completions", json={})
+    http.get("/secret/path")
+    lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if not line.startswith("#"))
+
+    assert lines['specq_http_requests_total{path="/v1/completions",status="200"}'] == "2.0"
+    assert lines['specq_http_requests_total{path="/v1/completions",status="400"}'] == "1.0"
+    assert lines['specq_http_requests_total{path="other",status="404"}'] == "1.0"
+    assert (lines["specq_completion_tokens_total"], lines["specq_prompt_tokens_total"]) == ("15.0", "2.0")
+    assert lines["specq_accepted_tokens_total"] == "18.0"
+    assert lines["specq_http_first_token_seconds_count"] == "1.0"
+    assert lines["specq_http_requests_under_way"] == "1.0"

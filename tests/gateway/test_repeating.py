@@ -1,0 +1,194 @@
+"""Exactly once over HTTP, against a real broker with a journal and a toy model: disconnects, repeats, restarts, conflicts."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import orjson
+import pytest
+
+from specq.client import Client
+from specq.testing.secured import Secured, served
+from specq.testing.toy import ToyEngine
+from specq.testing.waiting import wait_until
+from tests.gateway.serving import connected, running
+
+BODY = {"prompt": "duck eggs", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+STREAM = {**BODY, "stream": True, "stream_options": {"include_usage": True}}
+PATH = "/v1/completions"
+
+
+class Gate:
+    """Makes the steps of the toy slow, unless it is open."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+
+    def pass_one(self) -> None:
+        self.open.wait(0.01)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    one, step = Gate(), ToyEngine.step
+
+    def gated(self, steps, *tap):
+        one.pass_one()
+        return step(self, steps, *tap)
+
+    monkeypatch.setattr(ToyEngine, "step", gated)
+    return one
+
+
+@pytest.fixture
+def world(tmp_path, gate, own_cache):
+    with served("", journal=str(tmp_path / "journal")) as one:
+        with Client(one.address) as client:
+            client.wait_until_ready()
+        yield one
+
+
+@pytest.fixture
+def http(world: Secured):
+    with running(world.address) as gateway, connected(gateway) as client:
+        yield client
+
+
+def events_of(text: str) -> list[tuple[str, dict]]:
+    found = []
+    for block in text.split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
+        if lines.get("data", "[DONE]") != "[DONE]":
+            found.append((lines.get("id", ""), orjson.loads(lines["data"])))
+    return found
+
+
+def text_of(events) -> str:
+    return "".join(choice["text"] for _, event in events for choice in event["choices"])
+
+
+def whole(http, gate, **headers):
+    gate.open.set()
+    response = http.post(PATH, json=STREAM, headers={"Idempotency-Key": "whole", **headers})
+    gate.open.clear()
+    return response.text
+
+
+@contextmanager
+def broken(http, key="k", body=STREAM):
+    """Read a stream's first events, and break off; yield what was read."""
+    read = ""
+    with http.stream("POST", PATH, json=body, headers={"Idempotency-Key": key} if key else {}) as response:
+        for text in response.iter_text():
+            read += text
+            if read.count("data:") >= 3:
+                break
+    yield events_of(read)
+
+
+def states(world):
+    with Client(world.address) as client:
+        return client.status()["jobs"]
+
+
+def test_a_disconnect_stops_the_job(world, http, gate):
+    with broken(http, key=""):
+        wait_until(lambda: world.broker.broker.state.counts["finished_cancelled"] == 1)
+
+
+def test_with_a_key_the_job_runs_on_and_the_stream_is_taken_up_again(world, http, gate):
+    """Also where nobody reads any more before it ends; the text is the same, and each part of it comes once."""
+    reference = events_of(whole(http, gate))
+    with broken(http) as read:
+        last = read[-1][0]
+    gate.open.set()
+    wait_until(lambda: states(world)["running"] == 0)
+    rest = http.post(PATH, json=STREAM, headers={"Idempotency-Key": "k", "Last-Event-ID": last})
+
+    assert text_of(read) + text_of(events_of(rest.text)) == text_of(reference)
+    assert len(text_of(reference)) > 20
+    assert rest.text.endswith("data: [DONE]\n\n")
+    assert world.broker.broker.state.counts["jobs"] == 2
+
+
+@pytest.mark.parametrize("place", range(0, 300, 41))
+def test_every_event_is_a_place_to_go_on_from(http, gate, place):
+    """Toy text has broken characters, so that what is held back matters."""
+    reference = events_of(whole(http, gate))
+    cut = min(place, len(reference) - 2)
+    rest = whole(http, gate, **{"Last-Event-ID": reference[cut][0]})
+
+    assert text_of(reference[: cut + 1]) + text_of(events_of(rest)) == text_of(reference)
+
+
+def test_repeating_while_it_runs_joins(http, gate):
+    """Two read one job at the same time; one leaves, and the other has all of it."""
+    with broken(http) as read:
+        gate.open.set()
+        rest = http.post(PATH, json=STREAM, headers={"Idempotency-Key": "k"})
+
+    assert text_of(events_of(rest.text)).startswith(text_of(read))
+    assert events_of(rest.text)[-1][1]["usage"]["completion_tokens"] == 300
+
+
+def test_in_one_it_is_the_same_answer(http, gate, world):
+    gate.open.set()
+    first, again = (http.post(PATH, json=BODY, headers={"Idempotency-Key": "k"}).json() for _ in range(2))
+
+    assert first["choices"] == again["choices"]
+    assert first["id"] == again["id"]
+    assert world.broker.broker.state.counts["jobs"] == 1
+
+
+@pytest.mark.parametrize("change", [{"max_tokens": 301}, {"user": "x"}, {"prompt": "duck"}, {"stream": False}])
+def test_the_same_key_with_another_body_is_a_conflict(http, gate, change):
+    """Also where the jobs would be the same."""
+    gate.open.set()
+    http.post(PATH, json=BODY | {"stream": True}, headers={"Idempotency-Key": "k"})
+    response = http.post(PATH, json=BODY | {"stream": True} | change, headers={"Idempotency-Key": "k"})
+
+    assert response.status_code == 409
+    assert response.json()["error"]["code"] == "conflict"
+    assert response.headers["x-should-retry"] == "false"
+
+
+def test_across_a_restart_of_the_gateway(world, gate):
+    with running(world.address) as gateway, connected(gateway) as http, broken(http) as read:
+        pass
+    gate.open.set()
+    with running(world.address) as gateway, connected(gateway) as http:
+        rest = http.post(PATH, json=STREAM, headers={"Idempotency-Key": "k", "Last-Event-ID": read[-1][0]})
+        reference = events_of(whole(http, gate))
+
+    assert text_of(read) + text_of(events_of(rest.text)) == text_of(reference)
+
+
+def test_a_gateway_that_stops_leaves_repeatable_jobs_only(world, gate):
+    """The others are stopped, since nobody can ask for them again."""
+    with (
+        running(world.address) as gateway,
+        connected(gateway) as http,
+        http.stream("POST", PATH, json=STREAM, headers={"Idempotency-Key": "k"}) as kept,
+        http.stream("POST", PATH, json=STREAM) as stopped,
+    ):
+        next(kept.iter_text())
+        next(stopped.iter_text())
+        gateway.stop()
+    wait_until(lambda: world.broker.broker.state.counts["finished_cancelled"] == 1)
+    assert states(world)["running"] == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({"Idempotency-Key": ""}, "Idempotency-Key must have"),
+        ({"Idempotency-Key": "x" * 256}, "Idempotency-Key must have"),
+        ({"Last-Event-ID": "3"}, "Last-Event-ID"),
+        ({"Idempotency-Key": "k", "Last-Event-ID": "x"}, "Last-Event-ID"),
+    ],
+)
+def test_headers_that_make_no_sense(http, headers, said):
+    response = http.post(PATH, json=STREAM, headers=headers)
+
+    assert (response.status_code, said in response.json()["error"]["message"]) == (400, True)

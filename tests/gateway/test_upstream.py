@@ -1,0 +1,51 @@
+"""A gateway outlives its verifiers: when another model takes a name's place, its tokenizer is fetched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from specq.gateway.upstream import REPORT_S
+from specq.protocol import FetchTokenizer, GetStatus, Status
+from specq.testing.fake_broker import INFO, answer
+from specq.testing.tokenizer import tokenizer_files
+from specq.testing.waiting import wait_until
+from specq.text import tokenizer_chunks
+from tests.gateway.serving import connected, running
+
+
+class House:
+    """Answers as a broker whose verifier has a model that changes."""
+
+    def __init__(self) -> None:
+        self.info = INFO
+
+    def __call__(self, message):
+        if isinstance(message, GetStatus):
+            worker = {
+                "role": "target",
+                "state": "ready",
+                "model": self.info.name,
+                "tokenizer": self.info.tokenizer_hash,
+            }
+            return [Status(report={"models": [self.info.name], "workers": [worker]})]
+        if isinstance(message, FetchTokenizer):
+            return list(tokenizer_chunks(self.info, tokenizer_files()))
+        return answer(message)
+
+
+@pytest.mark.parametrize("change", [{"name": "other"}, {"tokenizer_hash": "1" * 64}])
+def test_another_model_in_the_place_of_one(broker, own_cache, change):
+    broker.reply = house = House()
+    with running(broker.address) as gateway, connected(gateway) as http:
+
+        def model():
+            return http.post("/v1/completions", json={"prompt": "a"}).json()["model"]
+
+        assert model() == "fake"
+        assert broker.num_heard(FetchTokenizer) == 1
+        house.info = replace(INFO, **change)
+        wait_until(lambda: model() == house.info.name and broker.num_heard(FetchTokenizer) == 2, 10 * REPORT_S)
+        assert model() == house.info.name
+        assert broker.num_heard(FetchTokenizer) == 2
