@@ -29,7 +29,7 @@ PACKAGES = {
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
     "gateway": ("protocol", "runtime", "text", "client"),
-    "training": ("protocol",),
+    "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
     "workers": (
         *("protocol", "config", "runtime", "models", "transport", "text", "engines", "proposers", "drafting"),

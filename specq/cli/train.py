@@ -6,10 +6,13 @@ import click
 
 from specq.cli.groups import LazyGroup
 
-METHODS = {"pair": "specq.cli.train_pair:pair"}
-SUMMARIES = {"pair": "A small target, and a draft distilled from it."}
+METHODS = {"draft": "specq.cli.train_draft:draft", "pair": "specq.cli.train_pair:pair"}
+SUMMARIES = {
+    "draft": "A small draft model for a target that exists.",
+    "pair": "A small target, and a draft distilled from it.",
+}
 
 
 @click.group(cls=LazyGroup, table=METHODS, summaries=SUMMARIES)
 def train() -> None:
-    """Train models: a target and its draft."""
+    """Train models: a draft for a target, or both."""

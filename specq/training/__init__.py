@@ -11,12 +11,20 @@ in the work directory, so that a run can stop and go on at any of them:
     evaluate    acceptance     losses, and how often the target accepts the draft
     export      report         both models, ready to serve
 
+`draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts`, `draft`
+and `evaluate` in the module of that name.
+
 Rule: no training stage reads the directory of benchmark prompts.
 
 To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
 `specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods.
 """
 
+DRAFT_STAGES = {  # in order
+    "rollouts": "specq.training.draft:roll_out",
+    "draft": "specq.training.draft:distil",
+    "evaluate": "specq.training.draft:evaluate",
+}
 PAIR_STAGES = {  # in order
     "tokenizer": "specq.training.pair:train_tokenizer",
     "data": "specq.training.pair:tokenize_corpus",

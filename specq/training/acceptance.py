@@ -7,6 +7,7 @@ a temperature if both models add the same Gumbel noise, drawn once for each posi
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +22,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from specq.training.architecture import hidden_states
 from specq.training.decoding import generate
 from specq.training.settings import Settings
-from specq.training.vocabulary import VOCAB_SIZE, stop_ids
+from specq.training.vocabulary import stop_ids
 
 DRAFT_LENGTH = 5
 LONGEST_PROMPT = 768
@@ -32,6 +33,7 @@ SAMPLED_TEMPERATURE = 0.8
 class Rounds:
     """What speculative rounds over some texts would have done."""
 
+    draft_length: int
     num_new_tokens: int
     accepted_counts: tuple[int, ...]  # drafts accepted, a round
     full_round_counts: tuple[int, ...]  # the same, without the rounds that the end of the text cut short
@@ -39,7 +41,7 @@ class Rounds:
     def summary(self) -> dict[str, Any]:
         """Return the figures for the report: an accepted length counts the correction or bonus token."""
         counts = np.asarray(self.full_round_counts)
-        reached = [int((counts >= position).sum()) for position in range(DRAFT_LENGTH + 1)]
+        reached = [int((counts >= position).sum()) for position in range(self.draft_length + 1)]
         return {
             "mean_accepted_length": round(self.num_new_tokens / max(len(self.accepted_counts), 1), 3),
             "num_rounds": len(self.accepted_counts),
@@ -47,24 +49,24 @@ class Rounds:
             "acceptance_by_position": [
                 round(after / before, 4) if before else None for before, after in pairwise(reached)
             ],
-            "accepted_histogram": np.bincount(counts, minlength=DRAFT_LENGTH + 1).tolist(),
+            "accepted_histogram": np.bincount(counts, minlength=self.draft_length + 1).tolist(),
         }
 
 
-def count_rounds(hits: list[list[bool]]) -> Rounds:
-    """Play greedy rounds over texts. hits[i][j]: the draft's choice for token j of text i was the target's."""
+def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> Rounds:
+    """Play rounds of `draft_length` drafts over texts. hits[i][j]: the draft's choice for token j of text i was the target's."""
     accepted, full, num_tokens = [], [], 0
     for text in hits:
         num_tokens += len(text)
         place = 0
         while place < len(text):
-            window = text[place : place + DRAFT_LENGTH]
+            window = text[place : place + draft_length]
             run = window.index(False) if False in window else len(window)
             accepted.append(run)
-            if False in window or len(window) == DRAFT_LENGTH:
+            if False in window or len(window) == draft_length:
                 full.append(run)
             place += run + 1
-    return Rounds(num_tokens, tuple(accepted), tuple(full))
+    return Rounds(draft_length, num_tokens, tuple(accepted), tuple(full))
 
 
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
@@ -88,41 +90,49 @@ def draft_hits(
     temperature: float,
     noise: torch.Tensor | None,
 ) -> list[list[bool]]:
-    """Return for each token of each answer whether the draft would have chosen it. noise [num_rows, num_new, vocab]."""
-    hits = []
+    """Return for each token of each answer whether the draft would have chosen it. noise [num_rows, num_new, vocab].
+
+    A draft's head may know only some tokens (`specq.engines.torch.draft_network`).
+    """
+    known = torch.from_numpy(getattr(draft.lm_head, "token_ids", np.arange(draft.lm_head.weight.shape[0])))
+    known, hits = known.long().to(draft.device), []
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         token_ids = torch.tensor([prompt + answer], device=draft.device)
         hidden = hidden_states(draft, token_ids)[0, len(prompt) - 1 : -1]
-        logits = functional.linear(hidden, draft.lm_head.weight).float()  # [num_new, vocab]
+        logits = functional.linear(hidden, draft.lm_head.weight).float()  # [num_new, known]
         if noise is not None:
-            logits = logits + temperature * noise[row, : len(answer)]
-        hits.append((logits.argmax(-1) == token_ids[0, len(prompt) :]).tolist())
+            logits = logits + temperature * noise[row, : len(answer)][:, known]
+        hits.append((known[logits.argmax(-1)] == token_ids[0, len(prompt) :]).tolist())
     return hits
 
 
 def measure(
     target: LlamaForCausalLM,
     draft: LlamaForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
     prompts: list[list[int]],
+    *,
     num_new: int,
     temperature: float,
-) -> tuple[dict[str, Any], list[list[int]]]:
-    """Return the figures of one benchmark at one temperature, and the target's answers."""
+    stops: Sequence[int],
+    pad_id: int,
+    draft_lengths: Sequence[int] = (DRAFT_LENGTH,),
+) -> tuple[dict[str, dict[str, Any]], list[list[int]]]:
+    """Return the figures of one benchmark at one temperature, by how long a chain is, and the target's answers."""
     noise = None
     if temperature > 0:
-        noise = -torch.empty(len(prompts), num_new, VOCAB_SIZE, device=target.device).exponential_().log()
+        vocab = target.lm_head.weight.shape[0]
+        noise = -torch.empty(len(prompts), num_new, vocab, device=target.device).exponential_().log()
     answers = generate(
         target,
         prompts,
         num_new=num_new,
         temperatures=[temperature] * len(prompts),
-        stops=stop_ids(tokenizer),
-        pad_id=tokenizer.pad_token_id,
+        stops=stops,
+        pad_id=pad_id,
         noise=noise,
     )
     hits = draft_hits(draft, prompts, answers, temperature, noise)
-    return count_rounds(hits).summary(), answers
+    return {str(length): count_rounds(hits, length).summary() for length in draft_lengths}, answers
 
 
 def measure_benchmarks(
@@ -133,12 +143,14 @@ def measure_benchmarks(
     report = {}
     for path in sorted(settings.bench.glob("*.jsonl")):
         prompts = read_prompts(path, tokenizer, settings.bench_prompts)
-        greedy, answers = measure(target, draft, tokenizer, prompts, settings.bench_tokens, 0.0)
-        sampled, _ = measure(target, draft, tokenizer, prompts, settings.bench_tokens, SAMPLED_TEMPERATURE)
+        ends: Any = {"stops": stop_ids(tokenizer), "pad_id": tokenizer.pad_token_id}
+        num_new, length = settings.bench_tokens, str(DRAFT_LENGTH)
+        greedy, answers = measure(target, draft, prompts, num_new=num_new, temperature=0.0, **ends)
+        sampled, _ = measure(target, draft, prompts, num_new=num_new, temperature=SAMPLED_TEMPERATURE, **ends)
         report[path.stem] = {
             "num_prompts": len(prompts),
-            "greedy": greedy,
-            f"sampled_{SAMPLED_TEMPERATURE}": sampled,
+            "greedy": greedy[length],
+            f"sampled_{SAMPLED_TEMPERATURE}": sampled[length],
         }
         click.echo(f"{path.stem} {json.dumps(report[path.stem])}")
         for prompt, answer in zip(prompts[:2], answers[:2], strict=True):

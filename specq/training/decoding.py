@@ -148,13 +148,22 @@ def generate(
     pad_id: int,
     noise: torch.Tensor | None = None,
 ) -> list[list[int]]:
-    """Return each prompt's continuation: up to `num_new` ids, a stop id included."""
+    """Return each prompt's continuation: up to `num_new` ids, a stop id included. `pad_id` may be one of the stop ids."""
     state = new_state(model, prompts, num_new, temperatures, stops, pad_id, noise)
     first = torch.arange(state.prompt_size, device=model.device)
     choose_tokens(state, run_slots(model, state, first, state.prompt_size))
     run_steps(model, state, num_new - 1)
     new_ids = state.token_ids[:, state.prompt_size :].tolist()
-    return [row[: row.index(pad_id)] if pad_id in row else row for row in new_ids]
+    return [_without_padding(row, stops, pad_id) for row in new_ids]
+
+
+def _without_padding(row: list[int], stops: Sequence[int], pad_id: int) -> list[int]:
+    for place, token in enumerate(row):
+        if token in stops:
+            return row[: place + 1]
+        if token == pad_id:
+            return row[:place]
+    return row
 
 
 def run_steps(model: LlamaForCausalLM, state: DecodingState, num_steps: int) -> None:

@@ -25,7 +25,7 @@ from specq.training.dataset import load_dataset
 from specq.training.optimizer import apply_gradients, build_optimizers, schedule
 from specq.training.packing import row_batches
 from specq.training.rollouts import Rollouts, load_rollouts
-from specq.training.settings import Settings
+from specq.training.settings import BatchSettings, Settings
 from specq.training.vocabulary import load_tokenizer
 
 ROW_LENGTHS = (256, 512)  # rollouts are padded to one of these
@@ -67,7 +67,7 @@ def start_embeddings(draft: LlamaForCausalLM, target: LlamaForCausalLM) -> None:
     draft.model.embed_tokens.weight.copy_(embeddings @ directions.T)
 
 
-def make_batch(rollouts: Rollouts, indices: Sequence[int], length: int, settings: Settings, pad_id: int) -> Batch:
+def make_batch(rollouts: Rollouts, indices: Sequence[int], length: int, settings: BatchSettings, pad_id: int) -> Batch:
     """Lay rollouts out one a row, exactly as they were generated, cut or padded to `length`."""
     rows = np.full((len(indices), length), pad_id, dtype=np.int64)
     counted = np.zeros((len(indices), length), dtype=np.float32)
@@ -98,7 +98,9 @@ def draw_batches(rollouts: Rollouts, settings: Settings, pad_id: int) -> Iterato
             yield next(outputs)
 
 
-def rollout_batches(rollouts: Rollouts, settings: Settings, pad_id: int, rng: np.random.Generator) -> Iterator[Batch]:
+def rollout_batches(
+    rollouts: Rollouts, settings: BatchSettings, pad_id: int, rng: np.random.Generator
+) -> Iterator[Batch]:
     """Yield batches of rollouts for ever, each of one row length, all lengths mixed; the checked ones are left out."""
     sizes = np.diff(rollouts.bounds)
     buckets = np.searchsorted(ROW_LENGTHS[:-1], sizes)

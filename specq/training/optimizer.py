@@ -19,22 +19,25 @@ from torch import nn
 from specq.protocol import ConfigError
 
 MOMENTUM = 0.95
+OUTSIDE = ("model.embed_tokens", "lm_head")  # of the layers
 
 
-def build_optimizers(model: nn.Module, lr: float, weight_decay: float) -> list[torch.optim.Optimizer]:
-    """Return Muon over the layers' matrices and AdamW over embeddings (tied to the head) and norms."""
+def build_optimizers(
+    model: nn.Module, lr: float, weight_decay: float, *, matrix_lr: float = 0.0
+) -> list[torch.optim.Optimizer]:
+    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms; `matrix_lr`: Muon's own rate."""
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"training needs torch 2.9 or later, which has Muon; this is {torch.__version__}")
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        (matrices if parameter.ndim == 2 and "embed" not in name else others).append(parameter)
+        (matrices if parameter.ndim == 2 and not name.startswith(OUTSIDE) else others).append(parameter)
     muon = torch.optim.Muon(
-        matrices, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
+        matrices, lr=matrix_lr or lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
     )
     adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0, eps=1e-10)
     for group in chain(muon.param_groups, adamw.param_groups):
-        group["peak_lr"] = lr
+        group["peak_lr"] = group["lr"]
     return [muon, adamw]
 
 

@@ -30,7 +30,12 @@ def evaluate_pair(settings: Settings) -> dict[str, Any]:
     """Evaluate the rounded weights and write the report into the work directory (and to `results`, if given)."""
     tokenizer = load_tokenizer(settings.tokenizer_folder)
     target, draft = (load_model(folder, settings.device) for folder in (settings.target_folder, settings.draft_folder))
-    report = _conditions(settings)
+    report = conditions(settings.device)
+    report |= {
+        "draft_shape": settings.draft_shape,
+        "draft_length": DRAFT_LENGTH,
+        "max_new_tokens": settings.bench_tokens,
+    }
     report["target"] = _figures(target, settings.target_folder, tokenizer, settings)
     report["draft"] = _figures(draft, settings.draft_folder, tokenizer, settings)
     report["acceptance"] = measure_benchmarks(target, draft, tokenizer, settings)
@@ -38,20 +43,17 @@ def evaluate_pair(settings: Settings) -> dict[str, Any]:
     return report
 
 
-def _conditions(settings: Settings) -> dict[str, Any]:
-    """Return when, on what and how the figures were measured."""
+def conditions(device: torch.device) -> dict[str, Any]:
+    """Return when, on what and by which command figures are measured."""
     return {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "hardware": hardware_name(settings.device),
+        "hardware": hardware_name(device),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
         "command": shlex.join(["specq", *sys.argv[1:]]),
-        "draft_shape": settings.draft_shape,
-        "draft_length": DRAFT_LENGTH,
-        "max_new_tokens": settings.bench_tokens,
     }
 
 

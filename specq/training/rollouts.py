@@ -5,14 +5,17 @@ short, where the target writes the rest of the question and the answer: otherwis
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import click
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from specq.protocol import ConfigError
 from specq.training.architecture import load_model
 from specq.training.corpus import END_OF_TEXT
 from specq.training.dataset import Dataset, load_dataset
@@ -45,13 +48,25 @@ BATCH_ROWS = 2048
 class Rollouts:
     """Prompts with the target's continuations, as one flat array."""
 
-    token_ids: np.ndarray  # [num_tokens] uint16
+    token_ids: np.ndarray  # [num_tokens] uint16, or int32 for a larger vocabulary
     bounds: np.ndarray  # [num_rollouts + 1] int64
     prompt_sizes: np.ndarray  # [num_rollouts] int32
 
     def rollout(self, index: int) -> np.ndarray:
         """Return the ids of one prompt and its continuation."""
         return self.token_ids[self.bounds[index] : self.bounds[index + 1]]
+
+    @property
+    def num_answered(self) -> int:
+        """How many tokens the target said."""
+        return int(len(self.token_ids) - self.prompt_sizes.sum())
+
+    def answered(self) -> np.ndarray:
+        """Return the tokens that the target said, one answer after the other."""
+        sizes = np.diff(self.bounds)
+        place = np.arange(len(self.token_ids)) - np.repeat(self.bounds[:-1], sizes)
+        said: np.ndarray = self.token_ids[place >= np.repeat(self.prompt_sizes, sizes)]
+        return said
 
 
 @dataclass(frozen=True)
@@ -120,14 +135,36 @@ def roll_out(settings: Settings) -> int:
 
 
 def save_rollouts(path: Path, pairs: list[tuple[list[int], list[int]]]) -> None:
-    """Write (prompt, continuation) pairs to one file."""
-    rows = [np.asarray(prompt + answer, dtype=np.uint16) for prompt, answer in pairs]
+    """Write (prompt, continuation) pairs to one file, which is there only when it is whole."""
+    rows = [np.asarray(prompt + answer, dtype=np.int32) for prompt, answer in pairs]
+    token_ids = np.concatenate(rows)
     bounds = np.concatenate([[0], np.cumsum([len(row) for row in rows])])
     prompt_sizes = np.asarray([len(prompt) for prompt, _ in pairs], dtype=np.int32)
-    np.savez(path, token_ids=np.concatenate(rows), bounds=bounds, prompt_sizes=prompt_sizes)
+    kind = np.uint16 if token_ids.max() <= np.iinfo(np.uint16).max else np.int32
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("wb") as file:
+        np.savez(file, token_ids=token_ids.astype(kind), bounds=bounds, prompt_sizes=prompt_sizes)
+    unfinished.replace(path)
 
 
 def load_rollouts(path: Path) -> Rollouts:
-    """Read what `save_rollouts` wrote."""
-    with np.load(path) as arrays:
-        return Rollouts(**{name: arrays[name] for name in Rollouts.__dataclass_fields__})
+    """Read what `save_rollouts` wrote, or arrays `tokens`, `prompt` and `answer`: rows end to end, and their lengths."""
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            if "tokens" in arrays:
+                sizes = arrays["prompt"].astype(np.int64) + arrays["answer"]
+                return Rollouts(arrays["tokens"], np.concatenate([[0], np.cumsum(sizes)]), arrays["prompt"])
+            return Rollouts(**{name: arrays[name] for name in Rollouts.__dataclass_fields__})
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        raise ConfigError(f"{path} cannot be read as rollouts: {error}") from error
+
+
+def join_rollouts(parts: Sequence[Rollouts]) -> Rollouts:
+    """Return several files' rollouts as one."""
+    firsts = np.cumsum([0, *(part.bounds[-1] for part in parts)])
+    bounds = [part.bounds[1:] + first for part, first in zip(parts, firsts, strict=False)]
+    return Rollouts(
+        np.concatenate([part.token_ids for part in parts]),
+        np.concatenate([[0], *bounds]),
+        np.concatenate([part.prompt_sizes for part in parts]),
+    )

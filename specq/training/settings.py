@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -15,6 +16,16 @@ def choose_device(name: str, *, compiled: bool) -> torch.device:
         # Three row lengths, two models, with and without gradients.
         torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - it has no public name
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+class BatchSettings(Protocol):
+    """What batches of rollouts depend on."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def batch_tokens(self) -> int: ...
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     rows          the packed rows of one forward pass, as plain integer arrays; no torch
     loading       a checkpoint -> `ModelInfo` and a forward
     gguf_network  a GGUF file -> a transformers model
+    draft_network a draft model of our own form -> a transformers model with a smaller head
     generic       forward through transformers' own modelling code; every device and architecture
     native        forward in one C call (kernels/); Llama-like float32 models on a CPU
     fused         forward through Triton kernels and CUDA graphs, on a GPU (fused_*, attention_plan, gpu_kernels/)

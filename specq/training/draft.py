@@ -1,0 +1,230 @@
+"""The stages of `specq train draft`, each a function of the settings: a small draft model for a target that exists.
+
+rollouts   the target answers prompts of the corpus, half greedily and half at a temperature, for so many seconds. Each
+           batch is a file; a run that is repeated goes on after the last
+draft      the draft learns, for so many seconds, half the target's distribution over the tokens of its head and half
+           the likeliest of these; it is written in 8 bits
+evaluate   how often the target accepts the 8-bit draft, benchmark by benchmark
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from transformers import LlamaForCausalLM
+
+from specq.checkpoints import draft_form
+from specq.engines.torch import load_network
+from specq.protocol import ConfigError, Int32Array
+from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.training.acceptance import SAMPLED_TEMPERATURE, measure
+from specq.training.architecture import ROPE_THETA, hidden_states
+from specq.training.chat_prompts import Chat, bench_prompts, chat_of, corpus_prompts
+from specq.training.decoding import generate
+from specq.training.distil import Batch, distil_loss, rollout_batches
+from specq.training.draft_network import build_draft, save_draft
+from specq.training.draft_settings import DraftSettings
+from specq.training.optimizer import apply_gradients, build_optimizers
+from specq.training.report import conditions
+from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts, save_rollouts
+
+TARGETS = ("llama", "qwen2")  # what `decoding` runs
+MAX_POSITIONS = 8192
+WARM_UP_STEPS, WARM_UP_SHARE, CLOSING_SHARE = 200, 0.05, 0.55  # the shorter warm-up counts
+DRAFT_LENGTHS = (1, 3, 4, 5, 8)
+REPORT_EVERY_S = 20.0
+
+
+def load_target(settings: DraftSettings) -> tuple[Any, Chat]:
+    """Return the target's network, without gradients, and how it is spoken to."""
+    if not settings.target.exists():
+        raise ConfigError(f"there is no {settings.target}; a draft is trained for a model that lies on this machine")
+    network = load_network(settings.target, settings.device)
+    if network.config.model_type not in TARGETS:
+        raise ConfigError(
+            f"{settings.target} is {network.config.model_type}; drafts are trained for {' and '.join(TARGETS)}"
+        )
+    network.requires_grad_(requires_grad=False)
+    stops = network.generation_config.eos_token_id
+    return network, chat_of(settings.target, tuple(stops if isinstance(stops, list) else [stops] if stops else []))
+
+
+# --- rollouts -----------------------------------------------------------------------------------------------------
+
+
+def roll_out(settings: DraftSettings) -> None:
+    """Let the target answer prompts; what earlier runs have answered is skipped."""
+    target, chat = load_target(settings)
+    torch.manual_seed(settings.seed)
+    prompts = corpus_prompts(settings.corpus, chat, settings.limit, np.random.default_rng(settings.seed))
+    settings.rollouts_folder.mkdir(parents=True, exist_ok=True)
+    starts, started, num_new = range(0, len(prompts), settings.rollout_rows), time.monotonic(), 0
+    for number, start in enumerate(starts):
+        path = settings.rollouts_folder / f"{number:05d}.npz"
+        if path.exists():
+            continue
+        if num_new and time.monotonic() - started > settings.rollout_seconds:
+            break
+        pairs = answer(target, chat, prompts[start : start + settings.rollout_rows], settings.rollout_tokens)
+        save_rollouts(path, pairs)
+        num_new += sum(len(answer) for _, answer in pairs)
+        click.echo(f"rollouts {number + 1} of {len(starts)}: {num_new} new tokens, {time.monotonic() - started:.1f} s")
+
+
+def answer(target: Any, chat: Chat, prompts: list[list[int]], num_new: int) -> list[tuple[list[int], list[int]]]:
+    """Return prompts with their answers, every other one greedy."""
+    temperatures = [SAMPLED_TEMPERATURE * (i % 2) for i in range(len(prompts))]
+    answers = generate(
+        target, prompts, num_new=num_new, temperatures=temperatures, stops=chat.stops, pad_id=chat.stops[0]
+    )
+    return list(zip(prompts, answers, strict=True))
+
+
+def all_rollouts(settings: DraftSettings) -> Rollouts:
+    """Return the rollouts that were given and those that this run made; ConfigError if there are none."""
+    paths = [*settings.rollouts, *sorted(settings.rollouts_folder.glob("*.npz"))]
+    if not paths:
+        raise ConfigError(
+            f"there are no rollouts in {settings.rollouts_folder}; run the stage 'rollouts', or name --rollouts"
+        )
+    return join_rollouts([load_rollouts(path) for path in paths])
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+def distil(settings: DraftSettings) -> None:
+    """Train the draft on all rollouts and write it to `out`."""
+    target, chat = load_target(settings)
+    rollouts = all_rollouts(settings)
+    torch.manual_seed(settings.seed)
+    token_ids = frequent_tokens(rollouts, settings.head_size)
+    shape = draft_shape(settings, target, len(token_ids))
+    network = build_draft(shape, target, token_ids)
+    click.echo(f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels")
+    batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng(settings.seed))
+    fit(network, target, token_ids, batches, settings)
+    save_draft(network, shape, token_ids, settings.out)
+
+
+def frequent_tokens(rollouts: Rollouts, count: int) -> Int32Array:
+    """Return the tokens that the answers hold most often, at most `count`, ascending."""
+    counts = np.bincount(rollouts.answered())
+    ranked = np.argsort(-counts, kind="stable")[:count]
+    chosen: Int32Array = np.sort(ranked[counts[ranked] > 0]).astype(np.int32)
+    click.echo(f"{len(chosen)} tokens are {counts[chosen].sum() / counts.sum():.4f} of the answers")
+    return chosen
+
+
+def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_form.DraftShape:
+    """Return the shape of the draft for a target."""
+    tokenizer = load_tokenizer_files(settings.target)["tokenizer.json"]
+    heads = settings.hidden_size // settings.head_dim
+    return draft_form.DraftShape(
+        hidden_size=settings.hidden_size,
+        intermediate_size=settings.intermediate_size,
+        num_hidden_layers=settings.num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=settings.head_dim,
+        max_position_embeddings=min(target.config.max_position_embeddings, MAX_POSITIONS),
+        rms_norm_eps=1e-5,
+        rope_theta=ROPE_THETA,
+        vocab_size=target.get_input_embeddings().weight.shape[0],
+        num_tokens=num_tokens(tokenizer),
+        embedding_rank=settings.embedding_rank,
+        head_size=head_size,
+        tokenizer_hash=tokenizer_hash(tokenizer),
+    )
+
+
+def fit(
+    network: LlamaForCausalLM, target: Any, token_ids: Int32Array, batches: Iterator[Batch], settings: DraftSettings
+) -> None:
+    """Run the distillation loop until the time is over: warm up, hold, and fall over the closing share of the time."""
+    optimizers = build_optimizers(network, settings.lr, weight_decay=0.01, matrix_lr=settings.matrix_lr)
+    target_head = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
+    started, said, num_labels, done = time.monotonic(), 0.0, 0, 0.0
+    for step, batch in enumerate(batches):
+        loss = loss_of(network, target, target_head, batch, settings)
+        loss.backward()  # type: ignore[no-untyped-call]
+        apply_gradients(network, optimizers, rate(step, done))
+        num_labels += int(batch.counted.sum())
+        seconds = time.monotonic() - started
+        done = seconds / settings.seconds
+        if seconds - said >= REPORT_EVERY_S or done >= 1:
+            said = seconds
+            click.echo(f"step {step + 1}, {num_labels} labels, loss {loss.item():.4f}, {seconds:.0f} s")
+        if done >= 1:
+            return
+
+
+def rate(step: int, done: float) -> float:
+    """Return the share of the peak rates at a step, when this share of the time is over."""
+    warm_up = max((step + 1) / WARM_UP_STEPS, done / WARM_UP_SHARE)
+    return min(warm_up, max(0.01, (1 - done) / CLOSING_SHARE), 1.0)
+
+
+def loss_of(
+    network: LlamaForCausalLM, target: Any, target_head: torch.Tensor, batch: Batch, settings: DraftSettings
+) -> torch.Tensor:
+    """Return the mean loss at the counted positions of a batch."""
+    counted = batch.counted > 0
+    with settings.autocast():
+        with torch.no_grad():
+            taught = hidden_states(target, batch.token_ids)[counted]
+        drafted = hidden_states(network, batch.token_ids)[counted]
+        ones = batch.counted[counted]
+        return distil_loss(drafted, network.lm_head.weight, taught, target_head, ones, settings.hard_weight)
+
+
+# --- evaluation ---------------------------------------------------------------------------------------------------
+
+
+def evaluate(settings: DraftSettings) -> None:
+    """Measure the 8-bit draft on every benchmark and write the report."""
+    if draft_form.draft_shape(settings.out) is None:
+        raise ConfigError(
+            f"there is no draft model in {settings.out}; run the stage 'draft' first, with the same --out"
+        )
+    target, chat = load_target(settings)
+    draft = load_network(settings.out, settings.device)
+    torch.manual_seed(settings.seed)
+    report: dict[str, Any] = conditions(settings.device)
+    report["num_parameters"] = sum(parameter.numel() for parameter in draft.parameters())
+    report["acceptance"] = {
+        path.stem: _acceptance(target, draft, chat, path, settings) for path in sorted(settings.bench.glob("*.jsonl"))
+    }
+    text = json.dumps(report, indent=2) + "\n"
+    for path in (settings.report_file, settings.results):
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+
+def _acceptance(target: Any, draft: Any, chat: Chat, path: Path, settings: DraftSettings) -> dict[str, Any]:
+    """Return the figures of one benchmark: for each way of choosing tokens, the rounds of each length of a chain."""
+    prompts, found = bench_prompts(path, chat, settings.bench_prompts), {}
+    for temperature in (0.0, SAMPLED_TEMPERATURE):
+        rounds, _ = measure(
+            target,
+            draft,
+            prompts,
+            num_new=settings.bench_tokens,
+            temperature=temperature,
+            stops=chat.stops,
+            pad_id=chat.stops[0],
+            draft_lengths=DRAFT_LENGTHS,
+        )
+        found[f"T={temperature:g}"] = rounds
+        lengths = {length: figures["mean_accepted_length"] for length, figures in rounds.items()}
+        depths = rounds[str(max(DRAFT_LENGTHS))]["acceptance_by_position"]
+        click.echo(f"{path.stem} T={temperature:g}: tokens a round by chain {lengths}, accepted by depth {depths}")
+    return found

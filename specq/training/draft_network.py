@@ -1,0 +1,96 @@
+"""The network that `specq train draft` trains: a transformers Llama, its embedding factorised, its head over some tokens.
+
+Its parameters have the names of `specq.checkpoints.draft_form`, in which `save_draft` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specq.checkpoints import draft_form
+from specq.protocol import Int32Array
+
+EMBEDDING_STD, HEAD_STD, LAYER_STD = 1.0, 0.02, 0.02
+
+
+class FactorisedEmbedding(nn.Module):
+    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank]."""
+
+    def __init__(self, weight: torch.Tensor, hidden_size: int) -> None:
+        super().__init__()
+        rank = weight.shape[1]
+        self.weight = nn.Parameter(weight)
+        self.lift = nn.Parameter(torch.randn(hidden_size, rank, device=weight.device) * rank**-0.5)
+
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return functional.linear(functional.embedding(token_ids, self.weight), self.lift)
+
+
+def build_draft(shape: draft_form.DraftShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
+    """Return a fresh draft on the target's device, in float32. Embedding and head begin as the target's embedding on its
+    leading principal directions."""
+    network = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=8,  # of embedding and head, which are replaced
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size,
+            num_hidden_layers=shape.num_hidden_layers,
+            num_attention_heads=shape.num_attention_heads,
+            num_key_value_heads=shape.num_key_value_heads,
+            head_dim=shape.head_dim,
+            max_position_embeddings=shape.max_position_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+            rms_norm_eps=shape.rms_norm_eps,
+            initializer_range=LAYER_STD,
+            tie_word_embeddings=False,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+    )
+    _shrink(network, shape.num_hidden_layers)
+    nn.Module.to(network, target.device)
+    low = principal(target.get_input_embeddings().weight, shape.hidden_size)  # [vocab, hidden]
+    first = low[:, : shape.embedding_rank]
+    network.model.embed_tokens = FactorisedEmbedding(first * (EMBEDDING_STD / first.std()), shape.hidden_size)
+    head = low[torch.from_numpy(token_ids).to(low.device)]
+    network.lm_head = nn.Linear(shape.hidden_size, shape.head_size, bias=False, device=low.device)
+    network.lm_head.weight = nn.Parameter(head * (HEAD_STD / head.std()))
+    return network
+
+
+def _shrink(network: LlamaForCausalLM, num_layers: int) -> None:
+    """Let the layers begin with little to say: what each adds is smaller, the more there are."""
+    with torch.no_grad():
+        for layer in network.model.layers:
+            layer.self_attn.o_proj.weight.mul_((2 * num_layers) ** -0.5)
+            layer.mlp.down_proj.weight.mul_((2 * num_layers) ** -0.5)
+
+
+@torch.no_grad()
+def principal(embeddings: torch.Tensor, width: int) -> torch.Tensor:
+    """Return embeddings [vocab, size] in their leading principal directions, f32[vocab, width], filled up with zeros."""
+    embeddings = embeddings.float()
+    directions = torch.linalg.svd(embeddings, full_matrices=False).Vh[:width]
+    return functional.pad(embeddings @ directions.T, (0, width - len(directions)))
+
+
+def save_draft(network: LlamaForCausalLM, shape: draft_form.DraftShape, token_ids: Int32Array, out: Path) -> None:
+    """Write a network in 8 bits, as `specq.checkpoints.draft_form` says."""
+    tensors = {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
+    matrices = draft_form.matrix_shapes(shape)
+    for name, parameter in network.named_parameters():
+        tensors[name] = parameter.detach().float().cpu().contiguous()
+        if name in matrices:
+            values, scales = draft_form.to_int8(tensors[name].numpy())
+            tensors[name], tensors[name + draft_form.SCALE] = torch.from_numpy(values), torch.from_numpy(scales)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, out / draft_form.WEIGHTS)
+    (out / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n", encoding="utf-8")
