@@ -59,7 +59,7 @@ def blocks(
 
     for tensor in file.tensors.values():
         kind = GGMLQuantizationType(tensor.type_id).name
-        if kind in types:
+        if kind in types and len(tensor.shape) == 2:
             name, own = _named(file, tensor.name)
             layer = name.removesuffix(".weight")
             if layer != _EMBEDDING:
