@@ -30,9 +30,11 @@ from specq.config import (
     BrokerConfig,
     Config,
     Section,
+    TargetConfig,
     connect_address,
     environment_of_children,
     host_and_port,
+    options_of,
     to_arguments,
 )
 from specq.models import FALLBACK, PREFERRED, default_model, draft_for
@@ -95,9 +97,10 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
     here = available_cores()
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
+    target = _with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
     return [
         Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
-        *_workers("target", replace(config.target, broker=address), [_ids(here, s) for s in shares.targets], extra),
+        *_workers("target", replace(target, broker=address), [_ids(here, s) for s in shares.targets], extra),
         *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
         *([_gateway(config, address, broker.cores, extra)] if config.up.serve else []),
     ]
@@ -126,6 +129,15 @@ def notes(config: Config) -> list[str]:
     if chosen.up.drafters < config.up.drafters:
         said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
     return said
+
+
+def _with_helpers(config: Config, cores: tuple[int, ...]) -> TargetConfig:
+    """Return the target's section; without drafters a lone target gets help on the broker's core, which is free most of the
+    time. Beside drafters steps of many rows, which are always shared, would wait for that core."""
+    target, is_alone = config.target, config.up.targets == 1 and not config.up.drafters
+    if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
+        return target
+    return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
 
 
 def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequence[str]) -> Member:

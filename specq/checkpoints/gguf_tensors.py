@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file, dequantised, under the names and in the layout that transformers has for them.
+"""The tensors of a GGUF file, dequantised or in their blocks, under the names and in the layout that transformers has for them.
 
 llama.cpp stores the rows of Llama's query and key projections in another order, that of its rotary kernel: a head's first and
 second half interleaved. It is undone here. Other architectures keep theirs.
@@ -7,16 +7,18 @@ second half interleaved. It is undone here. Other architectures keep theirs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from specq.checkpoints.gguf_config import ROPE_FACTORS
 from specq.checkpoints.gguf_file import GgufFile, GgufTensor
 from specq.protocol import ConfigError, Float32Array
 
-_OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_HEAD, _EMBEDDING = "lm_head", "model.embed_tokens"
+_OUTER = {"token_embd": _EMBEDDING, "output_norm": "model.norm", "output": _HEAD}
 _INNER = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -37,12 +39,33 @@ _INTERLEAVED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"
 def tensors(file: GgufFile, config: dict[str, Any]) -> Iterator[tuple[str, Float32Array]]:
     """Yield (name, values) of a file's tensors, for the model of this `config.json`.
 
-    Raises ConfigError for a tensor that such a model does not have, and for one of a type that cannot be dequantised.
+    Raises ConfigError for a tensor that such a model does not have, for one of a type that cannot be dequantised, and for
+    values that are not finite.
     """
     for tensor in file.tensors.values():
         if tensor.name != ROPE_FACTORS:
             name, own = _named(file, tensor.name)
             yield name, _in_order(dequantise(file, tensor), own, config)
+
+
+def blocks(
+    file: GgufFile, config: dict[str, Any], types: Collection[str]
+) -> Iterator[tuple[str, str, npt.NDArray[np.uint8]]]:
+    """Yield (layer, type, rows) of the linear layers that the file has in one of these types of blocks, u8[rows, bytes of a row].
+
+    A head that is tied to the embedding has its blocks.
+    """
+    from gguf.constants import GGMLQuantizationType
+
+    for tensor in file.tensors.values():
+        kind = GGMLQuantizationType(tensor.type_id).name
+        if kind in types and len(tensor.shape) == 2:
+            name, own = _named(file, tensor.name)
+            layer = name.removesuffix(".weight")
+            if layer != _EMBEDDING:
+                yield layer, kind, _in_order(tensor.data, own, config)
+            elif config["tie_word_embeddings"]:
+                yield _HEAD, kind, tensor.data
 
 
 def rope_factors(file: GgufFile) -> Float32Array | None:
@@ -52,18 +75,21 @@ def rope_factors(file: GgufFile) -> Float32Array | None:
 
 
 def dequantise(file: GgufFile, tensor: GgufTensor) -> Float32Array:
-    """Return a tensor's values; raises ConfigError for a type that is not supported."""
+    """Return a tensor's values; raises ConfigError for a type that is not supported, and for values that are not finite."""
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     kind = GGMLQuantizationType(tensor.type_id)
     try:
-        values = dequantize(tensor.data, kind)
+        with np.errstate(invalid="ignore"):  # infinity times 0
+            values = dequantize(tensor.data, kind)
     except NotImplementedError:
         supported = ", ".join(kind.name for kind in _supported_types())
         raise ConfigError(
             f"{file.path}: the tensor {tensor.name} has the type {kind.name}; supported are {supported}"
         ) from None
+    if not np.isfinite(values).all():
+        raise ConfigError(f"{file.path} is damaged: the tensor {tensor.name} has values that are not finite")
     return np.asarray(values, np.float32).reshape(tensor.shape)
 
 
@@ -92,8 +118,8 @@ def _named(file: GgufFile, name: str) -> tuple[str, str]:
     return (f"{theirs}.{kind}" if layer is None else f"model.layers.{layer}.{theirs}.{kind}"), own
 
 
-def _in_order(values: Float32Array, own: str, config: dict[str, Any]) -> Float32Array:
-    """Return the rows of a projection as transformers has them."""
+def _in_order(values: npt.NDArray[Any], own: str, config: dict[str, Any]) -> npt.NDArray[Any]:
+    """Return the rows of a projection as transformers has them; a row is values, or bytes of blocks."""
     if config["model_type"] != "llama" or own not in _INTERLEAVED:
         return values
     heads = values.reshape(config[_INTERLEAVED[own]], -1, 2, *values.shape[1:])  # [heads, head_dim / 2, 2, ...]

@@ -16,7 +16,7 @@ from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
 from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override
 from specq.config.options import Cores, hidden, option
-from specq.config.own_options import OwnOptions, own_options, read_own, with_own
+from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.renamed import RENAMED
 from specq.config.sections import (
     DEFAULT_BROKER,
@@ -61,6 +61,7 @@ __all__ = [
     "load",
     "of_one",
     "option",
+    "options_of",
     "override",
     "own_options",
     "parsed",

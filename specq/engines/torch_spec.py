@@ -15,7 +15,7 @@ class TorchOptions(OwnOptions):
 
     LABEL = "torch"
 
-    helper_cores: Cores = option((), "CPU ids on each of which one more thread helps with steps of many rows")
+    helper_cores: Cores = option((), "CPU ids on each of which one more thread helps with steps")
 
 
 def _make(model: str, **arguments: Any) -> Engine:

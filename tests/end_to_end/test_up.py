@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,29 @@ def test_without_smollm2_tiny_is_served_and_that_is_said():
 
 def test_a_target_of_ones_own_gets_no_drafters_of_another():
     assert models_of(Config(target=TargetConfig(model="/own"))) == ["/own"]
+
+
+@pytest.mark.parametrize(
+    ("config", "helpers"),
+    [
+        (Config(up=UpConfig(1, 0)), "--engine-option helper_cores=[7]"),
+        (Config(up=UpConfig(1, 1)), ""),
+        (Config(up=UpConfig(2, 0)), ""),
+        (Config(up=UpConfig(1, 0), target=TargetConfig(cores=(3,))), ""),
+        (Config(up=UpConfig(1, 0), target=TargetConfig(engine="vllm")), ""),
+        (Config(up=UpConfig(1, 0), target=TargetConfig(engine_options=("helper_cores=[4]",))), "helper_cores=[4]"),
+    ],
+)
+def test_without_drafters_the_brokers_core_helps_a_lone_target(config, helpers, monkeypatch):
+    monkeypatch.setattr("workers.up.available_cores", lambda: (5, 7))
+    target = " ".join(members(replace(config, draft=DraftConfig(model="/own")))[1].arguments)
+    assert helpers in target
+    assert target.count("helper_cores") == bool(helpers)
+
+
+def test_a_lone_core_helps_nobody(monkeypatch):
+    monkeypatch.setattr("workers.up.available_cores", lambda: (5,))
+    assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
 
 
 def test_cores_and_threads_of_the_file_win():

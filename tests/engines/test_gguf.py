@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,13 @@ import torch
 from gguf.quants import dequantize, quantize
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specq.checkpoints import read_gguf
 from specq.engines.checkpoint import resolve_directory
-from specq.engines.torch import RowPacker, load
+from specq.engines.torch import RowPacker, load, loading
+from specq.engines.torch.forward import Forward
+from specq.engines.torch.gguf_network import values_format
+from specq.engines.torch.native import NativeForward
+from specq.engines.torch.packing import BLOCK_TYPES, F32
 from specq.models import resolve_model
 from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json
@@ -43,10 +49,20 @@ def make_source(directory: Path, linear=Q.Q8_0, **settings) -> Path:
 
 
 def logits_of(model: Path, token_ids: list[int], **options) -> torch.Tensor:
+    return run(load(str(model), device="cpu", kv_slots=64, **options).forward, token_ids)
+
+
+def run(forward: Forward, token_ids: list[int]) -> torch.Tensor:
     packer = RowPacker()
     packer.add_session(np.arange(64, dtype=np.int32))
     packer.add_chain(token_ids, range(len(token_ids)), 0, judged=True)
-    return load(str(model), device="cpu", kv_slots=64, **options).forward(packer.pack()).logits[0]
+    return forward(packer.pack()).logits[0]
+
+
+def formats(forward: NativeForward) -> set[int]:
+    """Return the formats of all the matrices that the kernels read."""
+    layers = (getattr(layer, name) for layer in forward._layers for name in ("qkv", "out", "gate_up", "down"))
+    return {matrix.format for matrix in (forward._model.head, *layers)}
 
 
 @pytest.fixture(scope="module")
@@ -72,20 +88,59 @@ def test_each_type_is_dequantised(linear, tmp_path, token_ids):
     assert torch.equal(logits_of(path, token_ids, dtype="float32"), logits_of(source, token_ids, dtype="float32"))
 
 
-def test_by_default_values_are_kept_in_bfloat16(tmp_path, token_ids):
-    """Arithmetic stays float32; the two are two models, by their fingerprints, and both differ from the checkpoint."""
-    source = make_source(tmp_path / "source", model_type="llama")
-    path = write_gguf(source, tmp_path / "model.gguf")
-    rounded = load_reference(source).to(torch.bfloat16)
-    rounded.save_pretrained(tmp_path / "rounded")
+@pytest.mark.parametrize("linear", [Q.Q4_1, Q.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_blocks_of_the_file_give_the_bits_of_its_values(settings, linear, tmp_path, token_ids):
+    """The kernels read every matrix in its blocks: heads tied and untied, and Llama's rows in transformers' order."""
+    source = make_source(tmp_path / "source", linear, **settings)
+    path = write_gguf(source, tmp_path / "model.gguf", linear=linear)
+    network = loading.load_network(path, torch.device("cpu"))
+
+    floats = loading.assemble(network, path, kv_slots=64).forward
+    blocks = load(str(path), device="cpu", kv_slots=64).forward
+
+    assert (formats(floats), formats(blocks)) == ({F32}, {BLOCK_TYPES[linear.name][0]})
+    for length in (1, 5, 8, 40):
+        assert torch.equal(run(blocks, token_ids[:length]), run(floats, token_ids[:length]))
+
+
+def test_other_types_and_rounded_values_are_read_as_numbers(tmp_path):
+    source = make_source(tmp_path / "source", Q.Q5_1, model_type="llama")
+    path = write_gguf(source, tmp_path / "model.gguf", linear=Q.Q5_1)
+    assert formats(load(str(path), device="cpu", kv_slots=64).forward) == {F32}
+    blocks = write_gguf(source, tmp_path / "blocks.gguf")
+    assert not isinstance(load(str(blocks), device="cpu", kv_slots=64, dtype="bfloat16").forward, NativeForward)
+
+
+def test_packed_weights_are_in_memory_once(source, tmp_path, monkeypatch):
+    path, layers, load_network = write_gguf(source, tmp_path / "model.gguf"), [], loading.load_network
+
+    def watched(*arguments):
+        network = load_network(*arguments)
+        layers.extend(weakref.ref(module) for module in network.modules() if isinstance(module, torch.nn.Linear))
+        return network
+
+    monkeypatch.setattr(loading, "load_network", watched)
+    _loaded = load(str(path), device="cpu", kv_slots=64)
+    assert len(layers) == 8
+    assert not any(layer() for layer in layers)
+
+
+def test_on_a_cpu_values_are_kept_exactly_by_default(tmp_path, token_ids):
+    """Exact and rounded values are two models, by their fingerprints; the default is the exact one."""
+    path = write_gguf(make_source(tmp_path / "source", model_type="llama"), tmp_path / "model.gguf")
 
     infos = [load(str(path), device="cpu", kv_slots=64, dtype=dtype).info for dtype in ("auto", "float32", "bfloat16")]
 
-    ours = logits_of(path, token_ids)
-    assert torch.equal(ours, logits_of(tmp_path / "rounded", token_ids))
-    assert not torch.equal(ours, logits_of(path, token_ids, dtype="float32"))
+    assert torch.equal(logits_of(path, token_ids), logits_of(path, token_ids, dtype="float32"))
     assert [info.dtype for info in infos] == ["float32", "float32", "bfloat16"]
-    assert infos[0].fingerprint == infos[2].fingerprint != infos[1].fingerprint
+    assert infos[0].fingerprint == infos[1].fingerprint != infos[2].fingerprint
+
+
+def test_elsewhere_values_are_kept_in_bfloat16_by_default():
+    defaults = {kind: values_format("auto", torch.device(kind)) for kind in ("cpu", "cuda", "mps")}
+    assert defaults == {"cpu": "float32", "cuda": "bfloat16", "mps": "bfloat16"}
+    assert values_format("float16", torch.device("cpu")) == "float16"
 
 
 def test_the_rope_of_llama_3_is_taken_from_its_factors(tmp_path, token_ids):
@@ -183,6 +238,15 @@ def test_a_type_that_cannot_be_dequantised_is_named(source, tmp_path):
         load(str(path), device="cpu", kv_slots=64)
     path.write_bytes(data[:at] + bytes([99]) + data[at + 1 :])
     with pytest.raises(ConfigError, match=r"blk\.0\.attn_v\.weight has the type 99, which is not known"):
+        load(str(path), device="cpu", kv_slots=64)
+
+
+@pytest.mark.parametrize("scale", [np.inf, np.nan])
+def test_a_scale_that_is_not_finite_is_refused(scale, source, tmp_path):
+    path = write_gguf(source, tmp_path / "model.gguf")
+    row = read_gguf(path).tensors["blk.0.ffn_up.weight"].data[0].tobytes()
+    path.write_bytes(path.read_bytes().replace(row, np.float16(scale).tobytes() + row[2:]))
+    with pytest.raises(ConfigError, match=r"model\.gguf is damaged: the tensor blk\.0\.ffn_up\.weight has values that"):
         load(str(path), device="cpu", kv_slots=64)
 
 

@@ -54,8 +54,8 @@ class TorchEngine:
     """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`, of which the first may be what
     that (or `assemble`) gave; and who computes on a CPU:
 
-    threads       for steps of many rows, where the process runs; 0: as torch does, at most one a core
-    helper_cores  one more thread for such steps on each of these
+    threads       where the process runs; 0: as torch does, at most one a core
+    helper_cores  one more thread on each of these
     verbose       log the decision on each drafted node
 
     max_sessions and max_step_rows are of no matter here.

@@ -1,8 +1,9 @@
 """A GGUF file -> a transformers model in memory.
 
 The reference of such a model is arithmetic on exactly the values that are kept: those that dequantising gives, as float32
-holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint. On a CPU the default
-is to round to bfloat16 and to compute in float32: half the bytes a step, and the same model that a GPU runs in bfloat16.
+holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint, so the two are two
+models. On a CPU the default is to keep them exactly: the compiled forward then reads the file's own blocks where it knows
+their type, a third of the bytes of bfloat16 for Q4_1. Elsewhere the default is to round to bfloat16.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import gguf_config, gguf_tensors, read_gguf
+from specq.engines.torch.packing import BLOCK_TYPES, BlockWeight
 from specq.protocol import ConfigError
 
-DEFAULT_VALUES = "bfloat16"
+EXACT = "float32"
+DEFAULT_VALUES = {"cpu": EXACT}  # by kind of device
+OTHER_DEFAULT = "bfloat16"
 
 
-def values_format(dtype: str) -> str:
-    """Return the format that a file's values are rounded to, for what `load` takes as `dtype`; float32 keeps them all."""
-    return DEFAULT_VALUES if dtype == "auto" else dtype
+def values_format(dtype: str, device: torch.device) -> str:
+    """Return the format that a file's values are rounded to, for what `load` takes as `dtype`; EXACT keeps them all."""
+    return DEFAULT_VALUES.get(device.type, OTHER_DEFAULT) if dtype == "auto" else dtype
 
 
 def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torch.dtype) -> Any:
@@ -42,6 +46,13 @@ def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torc
     network.tie_weights()
     add_rope(network, gguf_tensors.rope_factors(file), device)
     return network
+
+
+def load_blocks(path: Path) -> dict[str, BlockWeight]:
+    """Return the weights of a file's linear layers that the kernels can read in the file's own blocks, by the layer's name."""
+    file = read_gguf(path)
+    found = gguf_tensors.blocks(file, gguf_config.model_config(file), BLOCK_TYPES)
+    return {name: BlockWeight(kind, torch.tensor(rows)) for name, kind, rows in found}
 
 
 def _check(path: Path, network: Any, state: dict[str, torch.Tensor]) -> None:

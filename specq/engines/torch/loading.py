@@ -25,9 +25,9 @@ from specq.engines.torch.compiler import kernels
 from specq.engines.torch.draft_network import load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
-from specq.engines.torch.gguf_network import load_gguf, values_format
+from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
 from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
-from specq.engines.torch.packing import BlockWeight
+from specq.engines.torch.packing import BlockWeight, trim_memory
 from specq.engines.torch.rows import RowPacker
 from specq.protocol import ConfigError, Int32Array, ModelInfo
 
@@ -68,7 +68,7 @@ def load(
               or a hub name
     device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
     dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file "auto"
-              keeps the values in bfloat16, on a CPU too (`specq.engines.torch.gguf_network`)
+              keeps the values exactly on a CPU, else in bfloat16 (`specq.engines.torch.gguf_network`)
     kv_slots  0: as many as memory allows
     eager     leave the compiled kernels and CUDA graphs out
     threads   who computes in the native kernels
@@ -77,10 +77,27 @@ def load(
     """
     checkpoint, place = resolve_checkpoint(model), _pick_device(device)
     network = load_network(checkpoint, place, dtype)
-    overrides = {"gguf_values": values_format(dtype)} if is_gguf(checkpoint) else None
-    return assemble(
-        network, checkpoint, kv_slots=kv_slots, name=name, eager=eager, threads=threads, overrides=overrides
+    overrides, blocks = _of_gguf(checkpoint, place, dtype) if is_gguf(checkpoint) else (None, NO_BLOCKS)
+    loaded = assemble(
+        network,
+        checkpoint,
+        kv_slots=kv_slots,
+        name=name,
+        eager=eager,
+        threads=threads,
+        overrides=overrides,
+        blocks=blocks,
     )
+    del network, blocks
+    trim_memory()
+    return loaded
+
+
+def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
+    """Return what `assemble` takes as `overrides` and `blocks` for a file; blocks where the exact values are computed with."""
+    values = values_format(dtype, device)
+    is_exact = values == EXACT and device.type == "cpu"
+    return {"gguf_values": values}, load_blocks(path) if is_exact else NO_BLOCKS
 
 
 def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") -> Any:
@@ -90,7 +107,7 @@ def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") ->
         return load_draft(checkpoint, shape, device, torch.bfloat16 if isinstance(kept, str) else kept)
     if not is_gguf(checkpoint):
         return _load_network(checkpoint, device, kept)
-    values = DTYPES[values_format(dtype)]
+    values = DTYPES[values_format(dtype, device)]
     return load_gguf(checkpoint, device, values if isinstance(kept, str) else kept, values)
 
 

@@ -151,6 +151,7 @@ class NativeForward:
         self._small_steps = SmallSteps()
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
+        self._blocks.clear()  # they are packed, and the model's own weights need not stay
         self.num_tap_layers = self._model.num_layers
         self._num_logits = int(model.lm_head.weight.shape[0])
         self._workspace = torch.empty(0)

@@ -70,6 +70,13 @@ class Arena:
         return taken
 
 
+def trim_memory() -> None:
+    """Give the system back what was freed, such as weights that are packed now: glibc keeps it where smaller things lie on top."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
+
+
 def pack(library: ctypes.CDLL, arena: Arena, weights: Sequence[Weight], interleave: bool = False) -> PackedMatrix:
     """Pack matrices of equal k and kind one below the other; with interleave (equal n, in eights) in turns of 8 rows."""
     sources = [weight.data if isinstance(weight, BlockWeight) else weight.contiguous() for weight in weights]
