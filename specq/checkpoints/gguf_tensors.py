@@ -68,6 +68,14 @@ def blocks(
                 yield _HEAD, kind, tensor.data
 
 
+def has_only(file: GgufFile, types: Collection[str]) -> bool:
+    """Return whether all of a file's matrices are in these types of blocks."""
+    from gguf.constants import GGMLQuantizationType
+
+    kinds = {GGMLQuantizationType(tensor.type_id).name for tensor in file.tensors.values() if len(tensor.shape) == 2}
+    return kinds <= set(types)
+
+
 def rope_factors(file: GgufFile) -> Float32Array | None:
     """Return what each rotary frequency is divided by, f32[head_dim / 2]; None for none."""
     tensor = file.tensors.get(ROPE_FACTORS)

@@ -18,7 +18,7 @@ from specq.engines.torch import RowPacker, load, loading
 from specq.engines.torch.forward import Forward
 from specq.engines.torch.gguf_network import values_format
 from specq.engines.torch.native import NativeForward
-from specq.engines.torch.packing import BLOCK_TYPES, F32
+from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32
 from specq.models import resolve_model
 from specq.protocol import ConfigError, fits, mismatch
 from specq.testing import tokenizer_json
@@ -107,7 +107,8 @@ def test_blocks_of_the_file_give_the_bits_of_its_values(settings, linear, tmp_pa
 def test_other_types_and_rounded_values_are_read_as_numbers(tmp_path):
     source = make_source(tmp_path / "source", Q.Q5_1, model_type="llama")
     path = write_gguf(source, tmp_path / "model.gguf", linear=Q.Q5_1)
-    assert formats(load(str(path), device="cpu", kv_slots=64).forward) == {F32}
+    assert formats(load(str(path), device="cpu", kv_slots=64, dtype="float32").forward) == {F32}
+    assert formats(load(str(path), device="cpu", kv_slots=64).forward) == {BF16}
     blocks = write_gguf(source, tmp_path / "blocks.gguf")
     assert not isinstance(load(str(blocks), device="cpu", kv_slots=64, dtype="bfloat16").forward, NativeForward)
 
@@ -137,10 +138,15 @@ def test_on_a_cpu_values_are_kept_exactly_by_default(tmp_path, token_ids):
     assert infos[0].fingerprint == infos[1].fingerprint != infos[2].fingerprint
 
 
-def test_elsewhere_values_are_kept_in_bfloat16_by_default():
-    defaults = {kind: values_format("auto", torch.device(kind)) for kind in ("cpu", "cuda", "mps")}
+def test_elsewhere_values_are_kept_in_bfloat16_by_default(tmp_path):
+    """On other devices, and where the kernels do not know a file's blocks: expanded to float32, it would take twice the bytes."""
+    source = make_source(tmp_path / "source", model_type="llama")
+    known = write_gguf(source, tmp_path / "known.gguf")
+    other = write_gguf(source, tmp_path / "other.gguf", linear=Q.Q5_1)
+    defaults = {kind: values_format(known, "auto", torch.device(kind)) for kind in ("cpu", "cuda", "mps")}
     assert defaults == {"cpu": "float32", "cuda": "bfloat16", "mps": "bfloat16"}
-    assert values_format("float16", torch.device("cpu")) == "float16"
+    assert values_format(other, "auto", torch.device("cpu")) == "bfloat16"
+    assert values_format(known, "float16", torch.device("cpu")) == "float16"
 
 
 def test_the_rope_of_llama_3_is_taken_from_its_factors(tmp_path, token_ids):

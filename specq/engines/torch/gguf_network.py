@@ -2,8 +2,9 @@
 
 The reference of such a model is arithmetic on exactly the values that are kept: those that dequantising gives, as float32
 holds them, or rounded to another format. `values_format` says which; it is a part of the fingerprint, so the two are two
-models. On a CPU the default is to keep them exactly: the compiled forward then reads the file's own blocks where it knows
-their type, a third of the bytes of bfloat16 for Q4_1. Elsewhere the default is to round to bfloat16.
+models. On a CPU the default is to keep them exactly where the compiled forward knows the types of all blocks: it then reads
+the file's own blocks, a third of the bytes of bfloat16 for Q4_1. Elsewhere, and for other types, the default is to round to
+bfloat16, on a CPU with float32 arithmetic: half the bytes of float32.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from specq.checkpoints import gguf_config, gguf_tensors, read_gguf
 from specq.engines.torch.packing import BLOCK_TYPES, BlockWeight
 from specq.protocol import ConfigError
 
-EXACT = "float32"
-DEFAULT_VALUES = {"cpu": EXACT}  # by kind of device
-OTHER_DEFAULT = "bfloat16"
+EXACT, ROUNDED = "float32", "bfloat16"
 
 
-def values_format(dtype: str, device: torch.device) -> str:
+def values_format(path: Path, dtype: str, device: torch.device) -> str:
     """Return the format that a file's values are rounded to, for what `load` takes as `dtype`; EXACT keeps them all."""
-    return DEFAULT_VALUES.get(device.type, OTHER_DEFAULT) if dtype == "auto" else dtype
+    if dtype != "auto":
+        return dtype
+    reads_blocks = device.type == "cpu" and gguf_tensors.has_only(read_gguf(path), BLOCK_TYPES)
+    return EXACT if reads_blocks else ROUNDED
 
 
 def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torch.dtype) -> Any:

@@ -68,7 +68,7 @@ def load(
               or a hub name
     device    "cpu", "cuda", "cuda:1", "mps", or "auto": the best there is
     dtype     "float32", "bfloat16", "float16", or "auto": float32 on a CPU, else the checkpoint's; of a GGUF file "auto"
-              keeps the values exactly on a CPU, else in bfloat16 (`specq.engines.torch.gguf_network`)
+              keeps the values exactly or in bfloat16 (`specq.engines.torch.gguf_network`)
     kv_slots  0: as many as memory allows
     eager     leave the compiled kernels and CUDA graphs out
     threads   who computes in the native kernels
@@ -95,7 +95,7 @@ def load(
 
 def _of_gguf(path: Path, device: torch.device, dtype: str) -> tuple[dict[str, str], Mapping[str, BlockWeight]]:
     """Return what `assemble` takes as `overrides` and `blocks` for a file; blocks where the exact values are computed with."""
-    values = values_format(dtype, device)
+    values = values_format(path, dtype, device)
     is_exact = values == EXACT and device.type == "cpu"
     return {"gguf_values": values}, load_blocks(path) if is_exact else NO_BLOCKS
 
@@ -107,7 +107,7 @@ def load_network(checkpoint: Path, device: torch.device, dtype: str = "auto") ->
         return load_draft(checkpoint, shape, device, torch.bfloat16 if isinstance(kept, str) else kept)
     if not is_gguf(checkpoint):
         return _load_network(checkpoint, device, kept)
-    values = DTYPES[values_format(dtype, device)]
+    values = DTYPES[values_format(checkpoint, dtype, device)]
     return load_gguf(checkpoint, device, values if isinstance(kept, str) else kept, values)
 
 
