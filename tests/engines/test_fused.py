@@ -78,7 +78,7 @@ def load_fused(directory: Path, dtype: torch.dtype = torch.float32, slots: int =
 
     network = loading._load_network(directory, DEVICE, dtype)
     forward = FusedForward(network, loading._make_kv(network, slots), **options)
-    return LoadedModel(loading._describe(directory, network, "fused", slots), forward)
+    return loading.loaded_model(network, directory, forward, "fused")
 
 
 def load_generic(directory: Path, dtype: torch.dtype = torch.float32, slots: int = 2048) -> GenericForward:

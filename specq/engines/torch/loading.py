@@ -131,6 +131,13 @@ def assemble(
     forward = _make_forward(network, _make_kv(network, slots), eager, threads, blocks)
     if network.config.model_type not in TESTED:
         _probe(network, forward)
+    return loaded_model(network, checkpoint, forward, name, overrides)
+
+
+def loaded_model(
+    network: Any, checkpoint: Path, forward: Forward, name: str, overrides: Mapping[str, Any] | None = None
+) -> LoadedModel:
+    """Return a transformers model with its forward, described; arguments as of `assemble`."""
     info = describe(
         checkpoint,
         engine="torch",
@@ -139,7 +146,7 @@ def assemble(
         dtype=str(network.dtype).removeprefix("torch."),
         vocab_size=network.get_input_embeddings().weight.shape[0],
         max_length=network.config.max_position_embeddings,
-        kv_slots=slots,
+        kv_slots=forward.kv.num_slots,
         overrides=overrides,
     )
     return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None))
