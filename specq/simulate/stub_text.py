@@ -21,6 +21,8 @@ _SESSION, _POSITION, _TOKEN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA7
 _DRAFT = 0x2545F4914F6CDD1D
 _LEAST_CHANCE = 1e-6
 
+VOCAB_SIZE = 32_000  # at least
+
 
 def mix(value: int) -> int:
     """Return 64 well mixed bits (the finalizer of SplitMix64, Steele et al. 2014)."""
@@ -32,7 +34,7 @@ def mix(value: int) -> int:
 class StubText:
     """The target's text of every session; the same for all who have the same seed."""
 
-    def __init__(self, seed: int = 0, vocab_size: int = 32_000) -> None:
+    def __init__(self, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
         self.seed, self.vocab_size = seed, vocab_size
 
     def token(self, session_id: int, position: int, previous: int) -> int:
@@ -65,7 +67,8 @@ class RecordedText(StubText):
 
     def __init__(self, texts: Texts, seed: int = 0) -> None:
         """`texts`: (prompt, what the target said to it), as token ids."""
-        super().__init__(seed)
+        most = max(max(part, default=0) for text in texts for part in text)
+        super().__init__(seed, max(VOCAB_SIZE, most + 1))
         self.texts = texts
         self._starts = list(accumulate((len(tokens) for _, tokens in texts), initial=0))
 

@@ -136,6 +136,7 @@ def test_the_whole_calibration_ends_with_ratios(tmp_path):
     """Real processes, a simulation of them, and a file that `specq simulate --calibrate` takes. No word on how good."""
     out = tmp_path / "calibration.json"
     options = ["--rtt", "5", "--mode", "plain", "--mode", "async", "--num-prompts", "2", "--output-len", "24"]
+    options += ["--model", "tiny", "--draft-model", "tiny"]
     done = subprocess.run(
         [sys.executable, "-m", "specq", "bench", "calibrate", *options, "--repeats", "2", "--out", str(out)],
         cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,

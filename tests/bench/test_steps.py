@@ -31,6 +31,7 @@ def test_greedy_texts_do_not_depend_on_the_random_drafts():
 def test_the_suite_on_the_cpu(tmp_path):
     out = tmp_path / "steps.json"
     options = ["--device", "cpu", "--sessions", "2", "--drafts", "0", "--drafts", "4", "--context", "16"]
+    options += ["--model", "tiny"]
     arguments = ["bench", "steps", *options, "--repeats", "2", "--check-text", "--out", str(out)]
     outcome = CliRunner().invoke(main, arguments)
     assert outcome.exit_code == 0, outcome.output

@@ -34,6 +34,15 @@ def test_jobs_say_what_was_recorded():
     assert seconds == pytest.approx(128 * 0.010, rel=0.05)
 
 
+def test_a_large_vocabulary_is_no_hindrance():
+    """Texts of a model with more tokens than made-up texts have."""
+    texts = [([49_151, 4], [151_000, 7, 9])]
+    scenario = Scenario(traffic=TrafficSettings(output_tokens=3, num_jobs=1))
+    simulation = Simulation(scenario, texts)
+    simulation.run_jobs()
+    assert [job.num_tokens for job in simulation.users.finished] == [3]
+
+
 def test_what_repeats_itself_is_looked_up():
     assert served(REPEATING)[1] < 0.5 * served(PLAIN)[1]
 
