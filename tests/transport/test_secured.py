@@ -180,7 +180,7 @@ def test_keys_are_added_and_taken_away_while_the_broker_runs(up, tmp_path):
 def slow_down(up: Secured) -> None:
     """Let each step take a while, so that a long text is under way when something happens."""
     step, never = up.verifier.engine.step, threading.Event()
-    up.verifier.engine.step = lambda steps: (never.wait(0.005), step(steps))[1]
+    up.verifier.engine.step = lambda *asked: (never.wait(0.005), step(*asked))[1]
 
 
 def test_a_reader_is_cut_off_with_its_key(tmp_path):
