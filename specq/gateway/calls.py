@@ -10,6 +10,7 @@ from specq.gateway.errors import ApiError
 from specq.gateway.fields import SAMPLING, SPECULATION, check, is_count, is_flag, is_object
 
 MOST_CHOICES = 128  # completions of a request, over all its prompts
+MAX_TOP = 20  # likeliest tokens that are listed for each
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,14 @@ def read_count(name: str, value: Any, most: int) -> int:
     if not is_count(value) or not 1 <= value <= most:
         raise ApiError(f"{name} is {value!r:.40}; it must be a whole number from 1 to {most}", param=name)
     return int(value)
+
+
+def read_top(name: str, fields: Mapping[str, Any]) -> int:
+    """Return how many likeliest tokens a field asks for, 0 if it is not there."""
+    num_top = check(name, fields.get(name, 0), is_count)
+    if num_top > MAX_TOP:
+        raise ApiError(f"{name} is {num_top}; it must be at most {MAX_TOP}", param=name)
+    return int(num_top)
 
 
 def read_choices(fields: Mapping[str, Any], num_prompts: int) -> int:

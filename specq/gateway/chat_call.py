@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import Call, job_arguments, read_choices, read_count, read_model, read_stream
+from specq.gateway.calls import Call, job_arguments, read_choices, read_count, read_model, read_stream, read_top
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import (
     IGNORED,
@@ -15,14 +15,12 @@ from specq.gateway.fields import (
     check,
     check_known,
     given,
-    is_count,
     is_flag,
     is_list,
     is_object,
     is_text,
 )
 
-MAX_TOP = 20
 MAX_LENGTH = 2**31 - 1
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
 _OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs")
@@ -83,12 +81,10 @@ def _check_format(fields: dict[str, Any]) -> None:
 
 def _read_top(fields: dict[str, Any]) -> int:
     wanted = check("logprobs", fields.get("logprobs", False), is_flag)
-    num_top = check("top_logprobs", fields.get("top_logprobs", 0), is_count)
-    if num_top > MAX_TOP:
-        raise ApiError(f"top_logprobs is {num_top}; it must be at most {MAX_TOP}", param="top_logprobs")
+    num_top = read_top("top_logprobs", fields)
     if num_top and not wanted:
         raise ApiError("top_logprobs is given without logprobs", param="top_logprobs")
-    return int(num_top) if wanted else -1
+    return num_top if wanted else -1
 
 
 # --- what the chat template receives ----------------------------------------------------------------------------------

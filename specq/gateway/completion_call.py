@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import Call, job_arguments, read_choices, read_model, read_stream
+from specq.gateway.calls import Call, job_arguments, read_choices, read_model, read_stream, read_top
 from specq.gateway.errors import ApiError
-from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION, check, check_known, given, is_count
+from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION, check_known, given
 
 MAX_TOKENS = 16  # where the request names none, as at OpenAI
-MAX_TOP = 20
 KNOWN = ("model", "prompt", "stream", "stream_options", "max_tokens", "logprobs", "best_of", *SAMPLING, *SPECULATION)
 _ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
 _REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
@@ -24,7 +23,7 @@ def read(body: Any) -> Call:
     n = read_choices(fields, num_prompts)
     if fields.get("best_of", n) != n:
         raise ApiError("best_of is not supported beyond n; leave it out", param="best_of", code="unsupported_parameter")
-    num_top = _read_top(fields)
+    num_top = read_top("logprobs", fields) if "logprobs" in fields else -1
     arguments = job_arguments(fields) | source | {"max_tokens": fields.get("max_tokens", MAX_TOKENS), "n": n}
     if num_top >= 0:
         arguments["logprobs"] = num_top
@@ -35,13 +34,6 @@ def _without_text_format(fields: dict[str, Any]) -> dict[str, Any]:
     if fields.get("response_format") == {"type": "text"}:
         return {name: value for name, value in fields.items() if name != "response_format"}
     return fields
-
-
-def _read_top(fields: dict[str, Any]) -> int:
-    num_top = check("logprobs", fields.get("logprobs", 0), is_count)
-    if num_top > MAX_TOP:
-        raise ApiError(f"logprobs is {num_top}; it must be at most {MAX_TOP}", param="logprobs")
-    return int(num_top) if "logprobs" in fields else -1
 
 
 def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -22,7 +22,6 @@ _OWN = (
     "truncation",
 )
 KNOWN = (*_OWN, *(name for name in SAMPLING if name != "n"), *SPECULATION)
-_IGNORED = IGNORED
 _ONLY: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "background": (False,),
@@ -46,7 +45,7 @@ _PARTS = ("input_text", "output_text", "text")
 def read(body: Any) -> Call:
     """Return the call; raises ApiError that names the field at fault."""
     fields = given(body)
-    check_known(fields, KNOWN, _IGNORED, _ONLY, _REFUSED)
+    check_known(fields, KNOWN, IGNORED, _ONLY, _REFUSED)
     _check_format(fields)
     stream, _ = read_stream(fields)
     limit = fields.get("max_output_tokens")
