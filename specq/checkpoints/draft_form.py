@@ -58,6 +58,25 @@ class DraftShape:
         """Return the content of config.json."""
         return {"model_type": MODEL_TYPE, **asdict(self)}
 
+    def llama_config(self) -> dict[str, Any]:
+        """Return the arguments of transformers' configuration of a Llama with this body."""
+        return {
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "tie_word_embeddings": False,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+        }
+
 
 def draft_shape(model: Path) -> DraftShape | None:
     """Return what a checkpoint's config.json says, None if it is of another form; ConfigError if it is not usable."""

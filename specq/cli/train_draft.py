@@ -7,17 +7,16 @@ from typing import Any
 
 import click
 
+from specq.cli.train_stages import ALL_STAGES, run_stages
 from specq.models import resolve_model
-from specq.runtime import resolve
 from specq.training import DRAFT_STAGES
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
-_ALL = "all"
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("stage", type=click.Choice([*DRAFT_STAGES, _ALL]))
+@click.argument("stage", type=click.Choice([*DRAFT_STAGES, ALL_STAGES]))
 @click.option("--target", required=True, help="A name of `specq models`, a directory, or a GGUF file; Llama or Qwen2.")
 @click.option("--corpus", type=_FOLDER, default="corpus", help="Directory of *.jsonl.gz shards, for prompts.")
 @click.option("--bench", type=_FOLDER, default="bench", help="Directory of *.jsonl prompts, read by `evaluate` only.")
@@ -56,6 +55,4 @@ def draft(stage: str, *, target: str, device: str, **options: Any) -> None:
 
     place = choose_device(device, compiled=False)
     settings = DraftSettings(target=Path(resolve_model(target, "target")), device=place, **options)
-    for name in DRAFT_STAGES if stage == _ALL else [stage]:
-        click.echo(f"== {name}")
-        resolve("stage", DRAFT_STAGES, name)(settings)
+    run_stages(stage, DRAFT_STAGES, settings)

@@ -7,15 +7,14 @@ from typing import Any
 
 import click
 
-from specq.runtime import resolve
+from specq.cli.train_stages import ALL_STAGES, run_stages
 from specq.training import PAIR_STAGES
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
-_ALL = "all"
 
 
 @click.command(context_settings={"show_default": True})
-@click.argument("stage", type=click.Choice([*PAIR_STAGES, _ALL]))
+@click.argument("stage", type=click.Choice([*PAIR_STAGES, ALL_STAGES]))
 @click.option("--corpus", type=_FOLDER, default="corpus", help="Directory of *.jsonl.gz shards.")
 @click.option("--bench", type=_FOLDER, default="bench", help="Directory of *.jsonl prompts, read by `evaluate` only.")
 @click.option("--work", type=_FOLDER, default=".train", help="Directory for what the stages write and read.")
@@ -50,6 +49,4 @@ def pair(stage: str, *, steps: int | None, device: str, compiled: bool, **option
     if steps is not None:
         options.update(target_steps=steps, draft_steps=steps)
     settings = Settings(device=choose_device(device, compiled=compiled), compiled=compiled, **options)
-    for name in PAIR_STAGES if stage == _ALL else [stage]:
-        click.echo(f"== {name}")
-        resolve("stage", PAIR_STAGES, name)(settings)
+    run_stages(stage, PAIR_STAGES, settings)

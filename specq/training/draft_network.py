@@ -37,24 +37,8 @@ class FactorisedEmbedding(nn.Module):
 def build_draft(shape: draft_form.DraftShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
     """Return a fresh draft on the target's device, in float32. Embedding and head begin as the target's embedding on its
     leading principal directions."""
-    network = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=8,  # of embedding and head, which are replaced
-            hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size,
-            num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            num_key_value_heads=shape.num_key_value_heads,
-            head_dim=shape.head_dim,
-            max_position_embeddings=shape.max_position_embeddings,
-            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-            rms_norm_eps=shape.rms_norm_eps,
-            initializer_range=LAYER_STD,
-            tie_word_embeddings=False,
-            bos_token_id=None,
-            eos_token_id=None,
-        )
-    )
+    body = shape.llama_config() | {"vocab_size": 8}  # of embedding and head, which are replaced
+    network = LlamaForCausalLM(LlamaConfig(**body, initializer_range=LAYER_STD))
     _shrink(network, shape.num_hidden_layers)
     nn.Module.to(network, target.device)
     low = principal(target.get_input_embeddings().weight, shape.hidden_size)  # [vocab, hidden]

@@ -36,32 +36,13 @@ def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.devi
     token_ids = tensors[draft_form.TOKEN_IDS].numpy()
     _check_token_ids(directory / draft_form.WEIGHTS, token_ids, shape)
     with torch.device("meta"):
-        network: Any = AutoModelForCausalLM.from_config(_llama(shape), dtype=dtype)  # type: ignore[no-untyped-call]
+        config = AutoConfig.for_model("llama", **shape.llama_config())
+        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     network.lm_head = SubsetHead(shape.hidden_size, token_ids)
     state = {name: tensor.to(device, dtype) for name, tensor in _values(tensors, shape).items()}
     network.load_state_dict(state, assign=True)
     add_rope(network, None, device)
     return network.train(mode=False)
-
-
-def _llama(shape: draft_form.DraftShape) -> Any:
-    return AutoConfig.for_model(
-        "llama",
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_hidden_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=shape.max_position_embeddings,
-        rms_norm_eps=shape.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
 
 
 def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:
