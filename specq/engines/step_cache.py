@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 from specq.config import cache_dir
+from specq.runtime import whole_file
 
 MOST_FILES = 64
 MOST_SIZES = 64
@@ -38,10 +38,8 @@ def keep(path: Path, times: Mapping[int, float]) -> None:
     """Write the times, and drop the oldest of more than MOST_FILES files. A cache that cannot be written is no error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-            temporary = Path(directory) / path.name
+        with whole_file(path) as temporary:
             temporary.write_text(json.dumps({str(rows): seconds for rows, seconds in times.items()}), encoding="utf-8")
-            temporary.replace(path)
         _drop_oldest(path.parent)
     except OSError:
         pass

@@ -5,6 +5,7 @@ log         structlog to standard error
 progress    what a worker does before it is ready, as lines for who waits
 columns     rows of values as text in columns
 compiler    C kernels, built at first use
+whole_files  files that others see whole or not at all
 table       names to "package.module:object", our own and those of other packages
 isolation   an error is a fault of the session that it was raised for, and of no other
 """
@@ -16,6 +17,7 @@ from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
 from specq.runtime.progress import Readiness, Tell, teller
 from specq.runtime.table import Table, resolve
+from specq.runtime.whole_files import whole_file
 
 __all__ = [
     "Faults",
@@ -31,4 +33,5 @@ __all__ = [
     "resolve",
     "teller",
     "traced",
+    "whole_file",
 ]

@@ -11,13 +11,13 @@ import hashlib
 import platform
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
 import structlog
 
 from specq.config import cache_dir
+from specq.runtime.whole_files import whole_file
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
@@ -53,11 +53,9 @@ def built(source: Path, compiler: str) -> Path:
 
 def _build(source: Path, compiler: str, path: Path) -> None:
     """Compile elsewhere and move the library into place, so that processes may race."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        temporary = Path(directory) / path.name
+    with whole_file(path) as temporary:
         command = [compiler, str(source), "-o", str(temporary), *FLAGS]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
-        temporary.replace(path)
 
 
 def _digest(source: Path, compiler: str) -> str:
