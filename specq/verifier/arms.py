@@ -22,27 +22,18 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-REMOTE, LOOKUP, COLOCATED = (
-    "remote",
-    "lookup",
-    "colocated",
-)  # draft workers, prompt lookup, the verifier's own draft model
+# Draft workers, prompt lookup, the verifier's own draft model.
+REMOTE, LOOKUP, COLOCATED = "remote", "lookup", "colocated"
 Arm = frozenset[str]
 
 WINDOW_S, WINDOW_STEPS, WINDOW_ROUND_TRIPS = 0.25, 20, 5  # a window is the longest of these
 WARM_UP_STEPS, WARM_UP_ROUND_TRIPS = 5, 2  # left out after a change of arms
-FIRST_PATIENCE, LEAST_PATIENCE, MOST_PATIENCE = (
-    1,
-    4,
-    256,
-)  # windows before an arm's next trial: at first, later, at most
+# Windows before an arm's next trial: at first, later, at most.
+FIRST_PATIENCE, LEAST_PATIENCE, MOST_PATIENCE = 1, 4, 256
 FAR_PATIENCE, MOST_FAR_PATIENCE = 12, 64  # at first, of an arm that differs in several sources
 TRIALS_COST = 0.01  # of the tokens: what all trials together may cost
-GROWTH = (
-    (4.0, 32),
-    (2.0, 4),
-    (0.0, 2),
-)  # standard errors that an arm has lost by; of the patience, from trial to trial
+# Standard errors that an arm has lost by; growth of the patience, from trial to trial.
+GROWTH = ((4.0, 32), (2.0, 4), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
 MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
 MEMORY = 12.0  # trials after which one has faded to 1/e
@@ -233,11 +224,6 @@ class Arms:
         self._warm_up = Window()  # since the last change of arms
         self._num_sent: dict[str, int] = {}
         self._heard: Arm = frozenset()
-
-    def add(self, source: str) -> None:
-        """Take a source in; only before the first step."""
-        assert not self._levels, "arms are made for all sources"
-        self.allowed = self._sources = self._sources | {source}
 
     def learn_round_trip(self, seconds: float) -> None:
         """Take in how long after a verdict the first draft came that had seen it. What takes longer than a second is not a round trip

@@ -77,9 +77,8 @@ class Verifier:
         self.state = "ready"
         self.num_steps = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
-        self._min_accept_prob = (
-            0  # of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node
-        )
+        # Of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node.
+        self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.trees = DraftTrees()  # of all sessions

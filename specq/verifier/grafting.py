@@ -110,11 +110,6 @@ def batch_of_chains(
     return DraftBatch(sessions, lane, base_lens, NEXT_IDS, counts, *nodes, is_measured=is_measured)
 
 
-def graft(session: Session, draft: Draft, now: float) -> int:
-    """Attach a well-formed draft; return how many nodes became live."""
-    return int(hang(batch_of([(session, draft)]), now).num_added[0])
-
-
 # --- what a draft carries for its nodes -----------------------------------------------------------------------------------
 
 

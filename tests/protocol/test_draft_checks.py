@@ -18,10 +18,10 @@ from specq.protocol.wire import decode, encode
 from specq.testing.random_steps import VOCAB, sampled_trees
 from specq.testing.toy import ToyEngine, toy_text
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import graft
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import MAX_TABLE_SIZE
+from tests.verifier.sessions import graft
 
 GOOD = Draft(
     session_id=1, epoch=1, lane=0, base_len=5, first_id=10,

@@ -15,11 +15,10 @@ from specq.protocol.draft_distributions import pack_distributions
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
-from specq.verifier.grafting import graft
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
 from specq.verifier.trees import DraftTrees
-from tests.verifier.sessions import commit
+from tests.verifier.sessions import commit, graft
 
 CONTEXT = (0,)
 TARGET, DRAFT, SCORE, SHAPE, POINT = range(5)  # what random functions of a context say

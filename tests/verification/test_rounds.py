@@ -13,14 +13,13 @@ from specq.protocol.messages import Open
 from specq.protocol.params import SamplingParams
 from specq.testing import exact
 from specq.verifier import grafting, scheduler
-from specq.verifier.grafting import graft
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE, DraftTrees, reference_choice
 from specq.verifier.trees.reference_graft import siblings_from
 from tests.verification import rounds
 from tests.verification.rounds import FIRST_LANE, POINT_LANE, Serving, World, distance, num_draws
-from tests.verifier.sessions import make_draft
+from tests.verifier.sessions import graft, make_draft
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EXACT = 1e-9  # total variation

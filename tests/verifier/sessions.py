@@ -9,6 +9,7 @@ from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution, Tree
 from specq.verifier.choice_order import order_of_choice
+from specq.verifier.grafting import batch_of, hang
 from specq.verifier.session import Session
 from specq.verifier.trees import NEXT_IDS, NO_LIMIT, NONE, DraftTrees
 
@@ -116,6 +117,11 @@ def observe(session: Session, lane: int, score: float, *, accepted: bool) -> Non
     nothing = np.zeros(0, np.int32)
     session.trees.graft(session.place, lane, session.length, NEXT_IDS, 0, nothing, nothing, nothing, arrived=0.0)
     session.lane(lane).calibration.observe(score, accepted)
+
+
+def graft(session: Session, draft: Draft, now: float) -> int:
+    """Attach a well-formed draft; return how many nodes became live."""
+    return int(hang(batch_of([(session, draft)]), now).num_added[0])
 
 
 def paths(session: Session) -> set[tuple[int, ...]]:

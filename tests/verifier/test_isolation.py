@@ -23,12 +23,13 @@ from specq.verification import faults as judging
 from specq.verification.devices import check_alive
 from specq.verifier import scheduler
 from specq.verifier.core import Verifier
-from specq.verifier.grafting import graft, hang
+from specq.verifier.grafting import hang
 from specq.verifier.history import Past
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, PromptLookup, source_set
 from specq.verifier.sources.lookup import SessionLookup
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import graft
 
 NUM = 8
 LENGTH = 12

@@ -5,12 +5,12 @@ import pytest
 
 from specq.proposers import NgramIndex
 from specq.protocol import LOOKUP_LANE
-from specq.verifier.grafting import graft, hang
+from specq.verifier.grafting import hang
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, PromptLookup
 from specq.verifier.sources.lookup import LOOKUP_TOKENS
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.sessions import commit, live_nodes, make_draft, make_session, observe, paths
+from tests.verifier.sessions import commit, graft, live_nodes, make_draft, make_session, observe, paths
 
 PHRASE = list(range(10, 22))
 CONTEXT = [*PHRASE, 1, 2, 3, *PHRASE[:3]]  # goes on, if it repeats itself, with 13, 14, ...

@@ -11,13 +11,14 @@ from specq.drafting.calibration import Calibration
 from specq.protocol.messages import Draft, Open
 from specq.protocol.params import SamplingParams
 from specq.verification.drafting import draw_children
-from specq.verifier.grafting import batch_of, graft, hang, predicted_scores
+from specq.verifier.grafting import batch_of, hang, predicted_scores
 from specq.verifier.session import Session
 from specq.verifier.trees import MAX_LIVE_NODES, DraftTrees
 from tests.verifier.sessions import (
     candidates,
     commit,
     count_round,
+    graft,
     in_order_of_choice,
     make_draft,
     make_session,

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specq.protocol import COLOCATED_LANE
-from specq.verifier.grafting import batch_of_chains, graft, hang
+from specq.verifier.grafting import batch_of_chains, hang
 from specq.verifier.scheduler import ScheduledSession, best_count, plan
 from specq.verifier.session import Session
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
-from tests.verifier.sessions import candidates, commit, make_draft, make_session, observe
+from tests.verifier.sessions import candidates, commit, graft, make_draft, make_session, observe
 
 FLAT = StepCurve([1, 512], [1.0, 1.0])
 STEEP = StepCurve([1, 512], [0.01, 5.12])

@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from specq.protocol import COLOCATED_LANE
 from specq.protocol.messages import Draft
 from specq.protocol.params import Speculation
-from specq.verifier.grafting import batch_of_chains, graft, hang
+from specq.verifier.grafting import batch_of_chains, hang
 from specq.verifier.sources.lookup import LOOKUP_TOKENS, lookup_tokens
 from tests.verifier.sessions import (
     candidates,
     commit,
     count_round,
+    graft,
     live_nodes,
     make_draft,
     make_session,
