@@ -27,13 +27,14 @@ SEEDS = [derived_seed(7, index) for index in range(3)]
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    """A broker, a verifier whose steps have few rows and which drafts nothing itself, and a drafter; frequent heartbeats."""
+    """A broker, a verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter; frequent
+    heartbeats."""
     config = load()
     config = replace(
         config,
         up=replace(config.up, drafters=1),
         broker=replace(config.broker, bind=free_address(), heartbeat_ms=50),
-        target=replace(config.target, model="tiny", max_step_rows=STEP_ROWS, prompt_lookup="none"),
+        target=replace(config.target, model="tiny", max_step_rows=STEP_ROWS, prompt_lookup="none", drafts="always"),
     )
     with Group(members(config, ["--log-level", "error"])) as running:
         running.wait_ready(120)
