@@ -29,6 +29,7 @@ PACKAGES = {
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
     "gateway": ("protocol", "runtime", "text", "client"),
+    "observe": ("protocol", "runtime"),
     "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
     "workers": (
@@ -41,7 +42,7 @@ PACKAGES = {
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "gateway", "bench", "training", "simulate", "workers"),
+        *("client", "gateway", "observe", "bench", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
         *(
@@ -73,6 +74,7 @@ DOORS = {
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.proposers.chain_model", "specq.proposers.profiling"),
     "specq.models.inflate",
+    "specq.observe.screen",
 }
 # Who measures the parts of an engine knows them.
 INSIDERS = {"specq.bench.gpu.": "specq.engines.torch."}

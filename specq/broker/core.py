@@ -236,6 +236,7 @@ class Broker:
         """
         self.state.clock.now, self.state.ledger.trouble = now, reason
         if reason:
+            self.state.faults.note("journal_trouble", "journal", reason, now)
             self.intake.drop_unregistered(f"no new jobs now: {reason}")
         return self._effects()
 

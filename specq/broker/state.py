@@ -9,6 +9,7 @@ from typing import NamedTuple
 from specq.broker.admission.limits import Limits
 from specq.broker.admission.roles import Roles
 from specq.broker.effects import Outbox, Write
+from specq.broker.faults import FaultLog
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
@@ -63,6 +64,7 @@ class State:
     ledger          which records of jobs the journal holds
     roles, limits   what each key may do, and how much
     counts          what happened how often, for `specq status`
+    faults          what went wrong last, for `specq top`
     outbox          what is to be done
     closing         why no new jobs are taken any more, or ""
     """
@@ -73,6 +75,7 @@ class State:
         self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
         self.roles, self.limits = roles, Limits()
         self.counts: Counter[str] = Counter()
+        self.faults = FaultLog()
         self.outbox = Outbox()
         self.closing = ""
         self._epoch = epoch

@@ -174,9 +174,9 @@ class AsyncClient(BaseClient):
         """Return the model that is served: its name and limits."""
         return (await self.served()).info
 
-    async def status(self) -> dict[str, Any]:
-        """Return the broker's report: models, workers, jobs, counters."""
-        return await self._get_status()
+    async def status(self, *, sessions: int = 0) -> dict[str, Any]:
+        """Return the broker's report: models, workers, jobs, counters, and so many of the busiest sessions."""
+        return await self._get_status(sessions)
 
     async def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
         """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""

@@ -205,9 +205,9 @@ class BaseClient(ABC):
                 self._on_wait(event.what)
             return self._connection.take_tokenizer(event)
 
-    async def _get_status(self) -> dict[str, Any]:
+    async def _get_status(self, num_sessions: int = 0) -> dict[str, Any]:
         inbox = self._inbox()
-        self._connection.fetch_status(inbox.put)
+        self._connection.fetch_status(inbox.put, num_sessions)
         return self._connection.take_status(await inbox.get())
 
     async def _wait_until_ready(self, num_targets: int, num_drafters: int, timeout_s: float) -> None:

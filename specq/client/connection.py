@@ -48,9 +48,9 @@ class Connection:
         self.served = Served(ready.model, TextCodec(ready.files), self.model)
         return self.served
 
-    def fetch_status(self, sink: Sink) -> None:
+    def fetch_status(self, sink: Sink, num_sessions: int = 0) -> None:
         """Ask for the broker's report; `sink` gets one event for `take_status`."""
-        self.link.request(STATUS, sink, lambda core, now: core.get_status(now))
+        self.link.request(STATUS, sink, lambda core, now: core.get_status(now, num_sessions))
 
     def take_status(self, event: Event) -> dict[str, Any]:
         """Return the report; raises JobError if the event is a failure."""

@@ -150,9 +150,9 @@ class ClientCore:
         request.verifier_until = now + (VERIFIER_WAIT_S if wait_s is None else wait_s)
         self._requests.ask(TOKENIZER, request, now)
 
-    def get_status(self, now: float) -> None:
-        """Ask for the broker's state."""
-        self._requests.ask(STATUS, Pending(GetStatus, self._patience), now)
+    def get_status(self, now: float, num_sessions: int = 0) -> None:
+        """Ask for the broker's state, with so many of the busiest sessions."""
+        self._requests.ask(STATUS, Pending(lambda: GetStatus(sessions=num_sessions), self._patience), now)
 
     # --- answers ----------------------------------------------------------------------------------------------------
 

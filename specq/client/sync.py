@@ -177,9 +177,9 @@ class Client(BaseClient):
         """The model that is served: its name and limits."""
         return self.served.info
 
-    def status(self) -> dict[str, Any]:
-        """Return the broker's report: models, workers, jobs, counters."""
-        return run(self._get_status())
+    def status(self, *, sessions: int = 0) -> dict[str, Any]:
+        """Return the broker's report: models, workers, jobs, counters, and so many of the busiest sessions."""
+        return run(self._get_status(sessions))
 
     def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
         """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""

@@ -115,6 +115,7 @@ class Gate:
         worker = self.state.workers.get(identity)
         if worker is not None:
             worker.last_seen = self.state.clock.now
+            worker.num_drafts += 1
         num_bytes = sum(map(len, frames))
         if not self._is_taken(job, lane, frames, num_bytes):
             self.state.counts["limited_drafts"] += 1

@@ -97,6 +97,11 @@ class Roles:
         """Return whose jobs this peer may know of; None: all."""
         return None if self._grants is None else self.shown(identity).name
 
+    def sees(self, identity: bytes, owner: str) -> bool:
+        """May this peer look at a job of this owner? Whoever has the broker's own key may look at all."""
+        grant = self._grant(self.shown(identity))
+        return self.owns(identity, owner) or (grant is not None and "broker" in grant.roles)
+
     def trusts(self, shown: Shown) -> bool:
         """Is what a drafter with this key says its tokens were drawn from to be believed?"""
         if self._grants is None:

@@ -187,6 +187,7 @@ class Intake:
         """End a job with a stated failure."""
         reason = clipped(reason)
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)
+        self.state.faults.note("job_failed", str(job.job_id), reason, self.state.clock.now, owner=job.request.owner)
         job.transcript.finish = "error"
         job.transcript.failure = Failed(job_id=job.job_id, code=code, reason=reason)
         self.finish(job)
@@ -238,7 +239,7 @@ class Intake:
 
     def get_status(self, client: bytes, message: GetStatus) -> None:
         """Answer with the broker's state."""
-        self.state.outbox.send_front(client, status_of(status_report(self.state)))
+        self.state.outbox.send_front(client, status_of(status_report(self.state, client, message.sessions)))
 
 
 def misfit(message: Submit, model: ModelInfo) -> str:

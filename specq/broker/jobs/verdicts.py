@@ -43,6 +43,8 @@ class Verdicts:
         self.state.outbox.add(*relay(job, commit, frames))
         if known < len(commit.token_ids):
             job.stats.add(commit)
+            if (worker := self.state.workers.get(verifier)) is not None:
+                worker.num_tokens += len(commit.token_ids) - known
             if verdict is not None:
                 transcript.logprobs.extend(verdict, known)
         if transcript.finish:

@@ -36,6 +36,8 @@ class Heartbeats:
         worker.beat(message, self.state.clock.now)
         if message.state in ("leaving", "failed"):
             log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
+            if message.state == "failed":
+                self.state.faults.note("worker_failed", worker.name, "it reported an error", self.state.clock.now)
             self.placement.lose(worker, crashed=message.state == "failed")
             self.placement.settle()
             return
@@ -53,6 +55,8 @@ class Heartbeats:
             hangs = worker.hangs(self.state.settings.liveness_s)
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
+            reason = "it stood still with work to do" if hangs else "it was silent for too long"
+            self.state.faults.note("worker_lost", worker.name, reason, self.state.clock.now)
             if hangs:
                 self.state.workers.hung.add(worker.hello.incarnation)
             self.placement.lose(worker, crashed=True)

@@ -182,6 +182,7 @@ class Placement:
         session = job.session
         session.verifier = b""
         session.num_failures += 1
+        self.state.faults.note("given_back", str(job.job_id), reason, self.state.clock.now, owner=job.request.owner)
         if session.num_failures >= MAX_FAILURES:
             self.state.jobs.given_up.append(
                 (job, f"given up after {session.num_failures} failures; the last: {reason}")

@@ -34,6 +34,8 @@ class Worker:
     steps: int = 0
     step_s: float = 0.0  # that it may be silent in a step
     is_unreachable: bool = False  # it never confirmed an `Open`, and has confirmed none since then
+    num_tokens: int = 0  # that it has committed
+    num_drafts: int = 0  # that it has sent
     free_slots: int = 0  # what was placed there since its last heartbeat taken off
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there

@@ -1,20 +1,32 @@
-"""What `specq status` shows: the broker's state as JSON-able values."""
+"""What `specq status` and `specq top` show: the broker's state as JSON-able values.
+
+Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many workers and
+sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked for, the text of each
+is cut. A job is shown only to those who may know of it.
+"""
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
+from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.registry import Worker
 
+MOST_SESSIONS = 1000
+MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
-def status_report(state: State) -> dict[str, Any]:
-    """Return models, workers, jobs and counters; times in seconds."""
-    workers = state.workers.all()
+
+def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:
+    """Return models, workers, jobs and counters; times in seconds. Of the sessions: the `num_sessions` busiest that the asker may
+    know of."""
+    now, workers = state.clock.now, state.workers.all()
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
-    return {
+    report = {
+        "time_s": round(now, 6),
         "models": sorted({worker.model.name for worker in state.workers.verifiers()}),
-        "workers": [_worker(worker, state.clock.now) for worker in workers],
+        "workers": [_worker(worker, now) for worker in workers],
         "jobs": {
             "waiting": len(state.jobs.active) - num_running,
             "running": num_running,
@@ -25,9 +37,11 @@ def status_report(state: State) -> dict[str, Any]:
             "kept": state.ledger.has_journal,
             "records": state.ledger.sequence,
             "records_waiting": state.ledger.sequence - state.ledger.settled,
-            "trouble": state.ledger.trouble,
+            "trouble": state.ledger.trouble or state.ledger.full,
         },
+        "faults": state.faults.report(now, lambda owner: state.roles.sees(asker, owner)),
     }
+    return report | {"sessions": _sessions(state, asker, num_sessions)} if num_sessions else report
 
 
 def _worker(worker: Worker, now: float) -> dict[str, Any]:
@@ -40,6 +54,45 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
         "state": worker.state,
         "jobs": len(worker.job_ids),
         "steps": worker.steps,
+        "tokens": worker.num_tokens,
+        "drafts": worker.num_drafts,
         "free_slots": worker.free_slots,
         "heard_s_ago": round(now - worker.last_seen, 3),
+    }
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def _sessions(state: State, asker: bytes, most: int) -> dict[str, Any]:
+    """Return the busiest of the jobs that wait or run: those that run, by tokens a second since they were submitted."""
+    seen = [job for job in state.jobs.active.values() if state.roles.sees(asker, job.request.owner)]
+    wall = state.clock.wall
+    busiest = heapq.nlargest(
+        min(most, MOST_SESSIONS), seen, key=lambda job: (bool(job.session.verifier), _rate(job, wall))
+    )
+    return {"num": len(seen), "busiest": [_session(state, job, wall) for job in busiest]}
+
+
+def _rate(job: Job, wall: float) -> float:
+    return job.transcript.num_tokens / max(wall - job.request.submitted, 1e-3)
+
+
+def _session(state: State, job: Job, wall: float) -> dict[str, Any]:
+    request, stats = job.request, job.stats
+    verifier = state.workers.get(job.session.verifier)
+    return {
+        "job": job.job_id,
+        "label": request.submit.label[:MOST_SHOWN],
+        "bucket": request.bucket[:MOST_SHOWN],
+        "state": "running" if verifier is not None else "waiting",
+        "verifier": verifier.name[:MOST_SHOWN] if verifier is not None else "",
+        "drafters": len(job.drafters),
+        "prompt": request.prompt_len,
+        "tokens": job.transcript.num_tokens,
+        "max_tokens": request.params.max_tokens,
+        "age_s": round(max(0.0, wall - request.submitted), 3),
+        "rounds": stats.rounds,
+        "draft_tokens": stats.draft_tokens,
+        "accepted_tokens": stats.accepted_tokens,
     }

@@ -108,9 +108,10 @@ class Cancel(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GetStatus(Message):
-    """Asks for a `Status`."""
+    """Asks for a `Status`, with so many of the busiest sessions."""
 
     TYPE: ClassVar[str] = "get_status"
+    sessions: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,0 +1,14 @@
+"""What a broker and its workers say of themselves, made readable.
+
+    report      two reports of a broker as one snapshot, with rates
+    sections    a snapshot as rows of text, for `specq status` and `specq top --once`
+    screen      the same on a terminal, as it changes (`specq top`); keyboard: what is typed meanwhile
+
+In: the reports that a client receives. Out: text. All but screen and keyboard is pure. To show something more: a function of
+`sections` that returns a `Section`, and a line in `SECTIONS`.
+"""
+
+from specq.observe.report import Snapshot
+from specq.observe.sections import SORTS, View, plain
+
+__all__ = ["SORTS", "Snapshot", "View", "plain"]

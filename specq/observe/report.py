@@ -1,0 +1,115 @@
+"""Two reports of a broker as one picture: what is there, and how much a second.
+
+Rule: a report holds counters that only grow. Rates are their difference by the broker's own clock, so that they are right however
+late an answer is. A counter that is smaller than before is of a worker, or of a broker, that was started again: it counts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+Report = dict[str, Any]
+Labelled = dict[str, dict[str, list[float]]]  # what a worker counted: names, labels, numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A report, and the one before it (empty: there is none, and no rates)."""
+
+    report: Report
+    before: Report = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time between the reports by the broker's clock; 0 where there is no rate."""
+        seconds: float = self.report.get("time_s", 0.0) - self.before.get("time_s", float("inf"))
+        return max(seconds, 0.0)
+
+    @property
+    def workers(self) -> list[Report]:
+        """Return the workers, each with its rates: `tokens_s`, `steps_s`, `drafts_s` (None: unknown yet)."""
+        known = {worker["name"]: worker for worker in self.before.get("workers", ())}
+        found = []
+        for worker in self.report.get("workers", ()):
+            former = known.get(worker["name"])
+            rates = {f"{name}_s": self.rate(worker, former, name) for name in ("tokens", "steps", "drafts")}
+            found.append(worker | rates | {"metrics": self._new_metrics(worker, former or {})})
+        return found
+
+    @property
+    def sessions(self) -> list[Report]:
+        """Return the sessions that the report lists, each with `tokens_s` and the share of its drafts that was accepted."""
+        known = {session["job"]: session for session in _sessions(self.before)}
+        return [self._session(one, known.get(one["job"])) for one in _sessions(self.report)]
+
+    @property
+    def num_sessions(self) -> int:
+        """Return how many sessions there are, of which a report lists the busiest."""
+        number: int = self.report.get("sessions", {}).get("num", 0)
+        return number
+
+    @property
+    def tokens_s(self) -> float | None:
+        """Return how many tokens all verifiers commit a second."""
+        rates = [one["tokens_s"] for one in self.workers if one.get("role") == "target" and one["tokens_s"] is not None]
+        return sum(rates) if rates else None
+
+    def to_dict(self) -> Report:
+        """Return the report with the rates in it."""
+        listed = {"num": self.num_sessions, "busiest": self.sessions}
+        return self.report | {
+            "seconds": self.seconds,
+            "tokens_s": self.tokens_s,
+            "workers": self.workers,
+            "sessions": listed,
+        }
+
+    def _session(self, session: Report, former: Report | None) -> Report:
+        drafted = session["draft_tokens"]
+        acceptance = session["accepted_tokens"] / drafted if drafted else None
+        return session | {"tokens_s": self.rate(session, former, "tokens"), "acceptance": acceptance}
+
+    def rate(self, now: Report, before: Report | None, name: str) -> float | None:
+        """Return how much a counter grew a second; None without two values of it."""
+        if before is None or not self.seconds or name not in now or name not in before:
+            return None
+        grown = now[name] - before[name]
+        return float(grown if grown >= 0 else now[name]) / self.seconds
+
+    def _new_metrics(self, worker: Report, former: Report) -> Labelled:
+        """Return what a worker counted by labels since the report before; since its start where there is none."""
+        known = former.get("metrics", {}) if self.seconds else {}
+        counted = {name: value for name, value in worker.get("metrics", {}).items() if isinstance(value, dict)}
+        return {name: _grown(value, known.get(name, {})) for name, value in counted.items()}
+
+
+def _sessions(report: Report) -> list[Report]:
+    found: list[Report] = report.get("sessions", {}).get("busiest", [])
+    return found
+
+
+def _grown(now: dict[str, Any], before: dict[str, Any]) -> dict[str, list[float]]:
+    """Return by how much the numbers of each label grew; all of them, if the worker was started again meanwhile."""
+    numbers = {label: _numbers(value) for label, value in now.items()}
+    earlier = {label: _numbers(value) for label, value in before.items()}
+    grown = {
+        label: [new - old for new, old in zip_longest(own, earlier.get(label, ()), fillvalue=0.0)]
+        for label, own in numbers.items()
+    }
+    return numbers if any(one < 0 for own in grown.values() for one in own) else grown
+
+
+def _numbers(value: Any) -> list[float]:
+    return [float(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def total(counted: Iterable[dict[str, list[float]]], place: int = 0) -> dict[str, float]:
+    """Return the sums, over workers, of one number of each label."""
+    sums: dict[str, float] = {}
+    for one in counted:
+        for label, numbers in one.items():
+            sums[label] = sums.get(label, 0.0) + (numbers[place] if place < len(numbers) else 0.0)
+    return sums

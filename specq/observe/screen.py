@@ -1,0 +1,218 @@
+"""`specq top` on a terminal: the sections of `specq.observe.sections`, fitted to its size, with keys to sort and filter.
+
+Rules: one thread asks the broker, so that keys are answered at once while it is silent. What is shown is readable without colours.
+The terminal is given back as it was: at the end, on Ctrl-C, on SIGTERM and on an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from types import FrameType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from specq.observe.keyboard import Keyboard, keyboard
+from specq.observe.report import Report, Snapshot
+from specq.observe.sections import SORTS, Section, View, clean, headline, queues, sections
+from specq.protocol import JobError
+
+KEY_S = 0.1
+KEYS = "q quit  s sort  r reverse  f filter  p pause"
+SCROLLED = "sessions"  # the section that takes what room is left, and scrolls
+MOST_LINES = 6  # of each other section, where there is not room for all
+
+
+@dataclass
+class Screen:
+    """What is shown, and what was typed."""
+
+    address: str
+    snapshot: Snapshot
+    view: View
+    trouble: str = ""
+    heard: float = field(default_factory=time.monotonic)
+    offset: int = 0
+    is_paused: bool = False
+    typed: str | None = None  # a filter that is being typed
+
+    def take(self, answer: Report | JobError) -> None:
+        """Take in what the broker answered, or that it did not."""
+        if isinstance(answer, JobError):
+            self.trouble = str(answer)
+            return
+        self.trouble, self.heard = "", time.monotonic()
+        if not self.is_paused:
+            self.snapshot = Snapshot(answer, self.snapshot.report)
+
+    def press(self, key: str) -> bool:
+        """Do what a key asks for; False: quit."""
+        if self.typed is not None:
+            self._type(self.typed, key)
+        elif key in "qQ":
+            return False
+        elif key in _ACTIONS:
+            _ACTIONS[key](self)
+        return True
+
+    def _type(self, typed: str, key: str) -> None:
+        if key == "enter":
+            self.view, self.typed, self.offset = replace(self.view, filter_by=typed), None, 0
+        elif key == "escape":
+            self.view, self.typed = replace(self.view, filter_by=""), None
+        elif key == "backspace":
+            self.typed = typed[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.typed = (typed + key)[:60]
+
+    def sort(self) -> None:
+        """Sort sessions by the next column."""
+        names = list(SORTS)
+        self.view = replace(self.view, sort_by=names[(names.index(self.view.sort_by) + 1) % len(names)])
+
+    def reverse(self) -> None:
+        self.view = replace(self.view, reverse=not self.view.reverse)
+
+    def begin_filter(self) -> None:
+        self.typed = self.view.filter_by
+
+    def pause(self) -> None:
+        self.is_paused = not self.is_paused
+
+    def scroll(self, lines: int) -> None:
+        self.offset = max(0, self.offset + lines)
+
+    # --- as text ------------------------------------------------------------------------------------------------------
+
+    def render(self, width: int, height: int) -> Text:
+        """Return the lines that fill a screen of this size."""
+        shown = Text(no_wrap=True, overflow="crop")
+        head = [(f"specq top  {self.address}  {headline(self.snapshot)}", "bold"), (queues(self.snapshot), "")]
+        if self.trouble:
+            silent_s = time.monotonic() - self.heard
+            head.append((f"NO ANSWER for {silent_s:.0f} s, still asking: {clean(self.trouble, 500)}", "bold red"))
+        lines = [*head, *self._body(width, height - len(head) - 1)]
+        lines = [*lines[: height - 1], *[("", "")] * (height - 1 - len(lines)), (self._footer(), "reverse")]
+        for place, (line, style) in enumerate(lines):
+            shown.append(line[:width] + ("\n" if place < len(lines) - 1 else ""), style)
+        return shown
+
+    def _body(self, width: int, height: int) -> list[tuple[str, str]]:
+        found = sections(self.snapshot, self.view)
+        others = sum(2 + min(len(one.rows) + 1, MOST_LINES) for one in found if one.title != SCROLLED)
+        lines: list[tuple[str, str]] = [] if found else [("", ""), ("no workers, or none that fits the filter", "")]
+        for section in found:
+            room = max(3, height - others - 2) if section.title == SCROLLED else MOST_LINES
+            lines += [("", ""), *self._section(section, width, room)]
+        return lines
+
+    def _section(self, section: Section, width: int, room: int) -> list[tuple[str, str]]:
+        """Return a section's title and at most `room` further lines."""
+        header, *rows = section.lines(width)
+        most = max(1, room - 1)
+        if section.title == SCROLLED:
+            self.offset = min(self.offset, max(0, len(rows) - most))
+        first = self.offset if section.title == SCROLLED else 0
+        hidden = len(rows) - len(rows[first : first + most])
+        title = section.headline + (f"  [{hidden} more]" if hidden else "")
+        return [(title, "bold cyan"), (header, "dim"), *((row, "") for row in rows[first : first + most])]
+
+    def _footer(self) -> str:
+        if self.typed is not None:
+            return f"filter: {self.typed}_   Enter takes it, Esc shows all"
+        order = f"{self.view.sort_by}{' reversed' if self.view.reverse else ''}"
+        marks = [
+            f"sorted by {order}",
+            f"filter {self.view.filter_by!r}" if self.view.filter_by else "",
+            "PAUSED" * self.is_paused,
+        ]
+        return "  ".join([*(mark for mark in marks if mark), KEYS])
+
+
+_ACTIONS: dict[str, Callable[[Screen], None]] = {
+    "s": Screen.sort,
+    "r": Screen.reverse,
+    "f": Screen.begin_filter,
+    "/": Screen.begin_filter,
+    "p": Screen.pause,
+    " ": Screen.pause,
+    "up": lambda screen: screen.scroll(-1),
+    "down": lambda screen: screen.scroll(1),
+    "k": lambda screen: screen.scroll(-1),
+    "j": lambda screen: screen.scroll(1),
+}
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+class _Asker:
+    """Asks the broker again and again, in a thread of its own; `answer` is the newest answer, taken once."""
+
+    def __init__(self, ask: Callable[[], Report], interval_s: float) -> None:
+        self._ask, self._interval_s = ask, interval_s
+        self._answers: list[Report | JobError] = []
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name="specq-top", daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._interval_s):
+            try:
+                self._answers[:] = [self._ask()]
+            except JobError as error:
+                self._answers[:] = [error]
+
+    def answer(self) -> Report | JobError | None:
+        """Return what came since the last call."""
+        return self._answers.pop() if self._answers else None
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+def watch(ask: Callable[[], Report], first: Report, view: View, interval_s: float, address: str) -> None:
+    """Show a broker's reports until q or Ctrl-C."""
+    screen, asker = Screen(address, Snapshot(first), view), _Asker(ask, interval_s)
+    try:
+        with _sigterm_raises(), contextlib.suppress(KeyboardInterrupt), keyboard() as typed:
+            _show(screen, asker, typed)
+    finally:
+        asker.end()
+
+
+def _show(screen: Screen, asker: _Asker, typed: Keyboard) -> None:
+    console = Console()
+    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+        shown: object = None
+        while True:
+            size = console.size
+            if shown != size or screen.trouble:
+                live.update(screen.render(size.width, size.height), refresh=True)
+                shown = size
+            pressed = typed.keys(KEY_S)
+            if not all(map(screen.press, pressed)):
+                return
+            if (answer := asker.answer()) is not None:
+                screen.take(answer)
+            if pressed or answer is not None:
+                shown = None
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM unwind what was set up, so that the terminal is given back."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,229 @@
+"""What `specq status` and `specq top` show, as rows of text: one function a section, from a snapshot.
+
+Rule: a section is values, not layout: `plain` prints it without colours and control characters, `specq.observe.screen` on a terminal.
+Names of workers and labels come from outside; what is not printable is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from specq.observe.report import Report, Snapshot, total
+from specq.runtime import columns
+
+UNKNOWN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title with a note, the names of the columns, and a row of texts or numbers for each thing; `optional`: the columns that
+    are left out where a line is short, the first one first."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[object, ...], ...]
+    note: str = ""
+    optional: tuple[str, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """Return the title with its note."""
+        return f"{self.title} ({self.note})" if self.note else self.title
+
+    def lines(self, width: int = 0) -> list[str]:
+        """Return the header and the rows in columns, each line at most `width` characters long (0: as long as it is)."""
+        left_out: set[str] = set()
+        for name in ("", *self.optional):
+            left_out.add(name)
+            kept = [place for place, column in enumerate(self.header) if column not in left_out]
+            lines = columns([[row[place] for place in kept] for row in (self.header, *self.rows)]).splitlines()
+            if not width or max(map(len, lines)) <= width:
+                return lines
+        return [line[:width] for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What somebody wants to see: rows that contain `filter_by`, sessions by the column `sort_by`."""
+
+    sort_by: str = "TOK/S"
+    reverse: bool = False
+    filter_by: str = ""
+
+
+# --- the sections -----------------------------------------------------------------------------------------------------
+
+
+def headline(snapshot: Snapshot) -> str:
+    """Return what matters most in one line."""
+    jobs = ", ".join(f"{count} {state}" for state, count in snapshot.report.get("jobs", {}).items())
+    rate = snapshot.tokens_s
+    return f"{number(rate)} tokens/s; jobs: {jobs}" if rate is not None else f"jobs: {jobs}"
+
+
+def workers(snapshot: Snapshot, view: View) -> Section:
+    """Return a row for each worker."""
+    header = ("WORKER", "ROLE", "MODEL", "STATE", "JOBS", "TOK/S", "STEP/S", "DRAFT/S", "FREE KV", "SEEN")
+    rows = [
+        (
+            *(clean(worker["name"], 14), worker["role"], clean(worker["model"], 12), worker["state"], worker["jobs"]),
+            number(worker["tokens_s"] if worker["role"] == "target" else None),
+            number(worker["steps_s"]),
+            number(worker["drafts_s"] if worker["role"] == "draft" else None),
+            short(worker["free_slots"]),
+            f"{worker['heard_s_ago']:.1f}s",
+        )
+        for worker in snapshot.workers
+    ]
+    return Section("workers", header, _filtered(rows, view), optional=("FREE KV", "MODEL", "SEEN"))
+
+
+def sessions(snapshot: Snapshot, view: View) -> Section:
+    """Return a row for each session that the report lists."""
+    found = sorted(snapshot.sessions, key=SORTS[view.sort_by], reverse=not view.reverse)
+    rows = [
+        (
+            str(one["job"]),
+            clean(one["label"].strip('"'), 10),
+            one["state"],
+            clean(one["verifier"] or UNKNOWN, 12),
+            one["drafters"],
+            f"{one['tokens']}/{one['max_tokens']}",
+            number(one["tokens_s"]),
+            percent(one["acceptance"]),
+            f"{one['age_s']:.0f}s",
+        )
+        for one in found
+    ]
+    listed, there = len(found), snapshot.num_sessions
+    note = f"the busiest {listed} of {there}" if there > listed else ""
+    header = ("JOB", "ID", "STATE", "VERIFIER", "DR", "TOKENS", "TOK/S", "ACC", "AGE")
+    return Section("sessions", header, _filtered(rows, view), note, optional=("AGE", "DR", "VERIFIER"))
+
+
+def _by(name: str) -> Callable[[Report], float]:
+    return lambda session: -1.0 if session[name] is None else session[name]
+
+
+SORTS: dict[str, Callable[[Report], float]] = {
+    "TOK/S": _by("tokens_s"),
+    "TOKENS": _by("tokens"),
+    "ACC": _by("acceptance"),
+    "AGE": _by("age_s"),
+}
+
+
+def speculation(snapshot: Snapshot, view: View) -> Section:
+    """Return a row for each source of drafts: nodes that were verified and accepted since the report before, by all verifiers."""
+    judged = [worker["metrics"].get("judged", {}) for worker in snapshot.workers]
+    verified, accepted = total(judged), total(judged, 1)
+    rows = [
+        (clean(source, 20), short(count), short(accepted[source]), _share(accepted[source], count))
+        for source, count in sorted(verified.items())
+    ]
+    return Section("drafts by source", ("SOURCE", "VERIFIED", "ACCEPTED", "ACC"), _filtered(rows, view))
+
+
+def steps(snapshot: Snapshot, view: View) -> Section:
+    """Return a row for each verifier: what part of its steps' time went where since the report before."""
+    split = {one["name"]: total([one["metrics"].get("step_us", {})]) for one in snapshot.workers}
+    phases = tuple(dict.fromkeys(phase for parts in split.values() for phase in parts))
+    rows = [
+        (clean(name, 14), *(_share(parts.get(phase, 0.0), sum(parts.values())) for phase in phases))
+        for name, parts in split.items()
+        if parts
+    ]
+    header = ("VERIFIER", *(clean(phase, 12).upper() for phase in phases))
+    return Section("step split", header, _filtered(rows, view))
+
+
+def faults(snapshot: Snapshot, view: View) -> Section:
+    """Return a row for each of the last faults, the newest first."""
+    rows = [
+        (
+            _age(one["age_s"]),
+            one["kind"].replace("_", " "),
+            clean(one["who"], 19),
+            one["count"],
+            clean(one["reason"], 300),
+        )
+        for one in snapshot.report.get("faults", ())
+    ]
+    return Section("last faults", ("AGO", "FAULT", "WHO", "TIMES", "REASON"), _filtered(rows, view))
+
+
+def queues(snapshot: Snapshot) -> str:
+    """Return what waits, and the counters that are not 0, in one line."""
+    journal = snapshot.report.get("journal", {})
+    waiting = f"records for the journal: {journal.get('records_waiting', 0)}" if journal.get("kept") else "no journal"
+    counts = ", ".join(f"{name} {count}" for name, count in sorted(snapshot.report.get("counts", {}).items()) if count)
+    parts = [waiting, f"counters: {counts}" if counts else "", journal.get("trouble", "")]
+    return "; ".join(part for part in parts if part)
+
+
+SECTIONS = (workers, sessions, speculation, steps, faults)
+
+
+def sections(snapshot: Snapshot, view: View) -> list[Section]:
+    """Return all sections that have a row, in their order."""
+    return [section for make in SECTIONS if (section := make(snapshot, view)).rows]
+
+
+# --- as plain text ----------------------------------------------------------------------------------------------------
+
+
+def plain(snapshot: Snapshot, view: View, width: int = 0) -> str:
+    """Return all as text without colours, each line at most `width` characters (0: as long as it is)."""
+    lines = [headline(snapshot), queues(snapshot)]
+    for section in sections(snapshot, view):
+        lines += ["", section.headline, *section.lines(width)]
+    if not snapshot.report.get("workers"):
+        lines += ["", "no workers"]
+    return "\n".join(line[:width] if width else line for line in lines)
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def clean(text: Any, most: int) -> str:
+    """Return text that a terminal shows as it is, cut to so many characters."""
+    shown = "".join(one if one.isprintable() else "?" for one in str(text))
+    return shown if len(shown) <= most else shown[: most - 1] + "~"
+
+
+def number(value: float | None) -> str:
+    """Return a rate with as many digits as say something."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.1f}" if value < 100 else short(value)
+
+
+def short(value: float) -> str:
+    """Return a count in at most five characters."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if value >= size:
+            scaled = value / (1e3 if unit == "k" else size)
+            return f"{scaled:.1f}{unit}" if scaled < 100 else f"{scaled:.0f}{unit}"
+    return f"{value:.0f}"
+
+
+def percent(share: float | None) -> str:
+    return UNKNOWN if share is None else f"{100 * share:.0f}%"
+
+
+def _share(part: float, whole: float) -> str:
+    return percent(part / whole if whole else None)
+
+
+def _age(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _filtered(rows: Sequence[tuple[object, ...]], view: View) -> tuple[tuple[object, ...], ...]:
+    wanted = view.filter_by.casefold()
+    return tuple(row for row in rows if wanted in " ".join(map(str, row)).casefold())

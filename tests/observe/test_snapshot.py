@@ -1,0 +1,130 @@
+"""Two reports of a broker as rates and rows of text."""
+
+from __future__ import annotations
+
+import pytest
+
+from specq.observe.report import Snapshot
+from specq.observe.sections import SECTIONS, View, plain, sections, sessions, short
+
+WIDE_ID = 2**63 - 1
+
+
+def worker(name: str = "v", role: str = "target", **values: object) -> dict[str, object]:
+    report = {"name": name, "role": role, "model": "m" * 40, "engine": "torch", "state": "ready", "jobs": 3}
+    return report | {"steps": 0, "tokens": 0, "drafts": 0, "free_slots": 65_536, "heard_s_ago": 0.25} | values
+
+
+def session(job: int = 1, **values: object) -> dict[str, object]:
+    report = {"job": job, "label": "1", "bucket": "", "state": "running", "verifier": "v", "drafters": 2, "prompt": 4}
+    counts = {"tokens": 10, "max_tokens": 128, "age_s": 3.0, "rounds": 4, "draft_tokens": 8, "accepted_tokens": 6}
+    return report | counts | values
+
+
+def report(time_s: float = 10.0, workers: tuple[object, ...] = (), listed: tuple[object, ...] = (), **more: object):
+    counts = {"jobs": {"waiting": 0, "running": 1, "finished": 2}, "counts": {"jobs": 3, "undelivered": 0}}
+    sessions = {"num": len(listed), "busiest": list(listed)}
+    return {"time_s": time_s, "models": ["m"], "workers": list(workers), "sessions": sessions} | counts | more
+
+
+def test_rates_are_by_the_brokers_clock():
+    before = report(10.0, (worker(tokens=100, steps=10), worker("d", "draft", drafts=4)), (session(tokens=10),))
+    now = report(12.0, (worker(tokens=300, steps=20), worker("d", "draft", drafts=10)), (session(tokens=50),))
+
+    snapshot = Snapshot(now, before)
+
+    assert [(one["tokens_s"], one["steps_s"], one["drafts_s"]) for one in snapshot.workers] == [(100, 5, 0), (0, 0, 3)]
+    assert (snapshot.tokens_s, snapshot.sessions[0]["tokens_s"], snapshot.sessions[0]["acceptance"]) == (100, 20, 0.75)
+
+
+def test_one_report_has_no_rates():
+    """Nor has a worker or session that is new, nor a broker that was started again."""
+    alone = Snapshot(report(10.0, (worker(tokens=5),), (session(),)))
+    fresh = Snapshot(report(12.0, (worker("new"),), (session(2),)), report(10.0, (worker(),), (session(),)))
+    restarted = Snapshot(report(1.0, (worker(),)), report(1000.0, (worker(),)))
+
+    for snapshot in (alone, fresh, restarted):
+        assert snapshot.tokens_s is None
+        assert [one["tokens_s"] for one in (*snapshot.workers, *snapshot.sessions)] == [None] * (
+            len(snapshot.workers) + len(snapshot.sessions)
+        )
+
+
+def test_a_worker_that_was_started_again_counts_anew():
+    snapshot = Snapshot(report(11.0, (worker(tokens=7),)), report(10.0, (worker(tokens=1000),)))
+
+    assert snapshot.tokens_s == 7
+
+
+def test_what_verifiers_count_is_shown_since_the_report_before():
+    """The step's time by phase, nodes by source; a verifier that was started again begins anew."""
+    first = {"step_us": {"forward": [100, 3], "plan": [100]}, "judged": {"remote": [10, 5]}, "drafts_dropped": 3}
+    second = {"step_us": {"forward": [400, 6], "plan": [200, 1]}, "judged": {"remote": [30, 15], "lookup": [4, 4]}}
+    both = (report(1.0, (worker(metrics=first),)), report(2.0, (worker(metrics=second),)))
+
+    found = {one.title: one.rows for one in sections(Snapshot(both[1], both[0]), View())}
+    anew = {one.title: one.rows for one in sections(Snapshot(both[0] | {"time_s": 3.0}, both[1]), View())}
+
+    assert found["step split"] == (("v", "75%", "25%"),)
+    assert found["drafts by source"] == (("lookup", "4", "4", "100%"), ("remote", "20", "10", "50%"))
+    assert anew["step split"] == (("v", "50%", "50%"),)
+
+
+def test_sessions_are_sorted_and_filtered():
+    listed = tuple(session(job, tokens=10 * job, label=f'"q{job}"', age_s=9.0 - job) for job in (1, 3, 2))
+    snapshot = Snapshot(report(listed=listed))
+
+    def jobs(**view: object) -> list[str]:
+        return [row[0] for row in sessions(snapshot, View(**view)).rows]
+
+    assert jobs(sort_by="TOKENS") == ["3", "2", "1"]
+    assert jobs(sort_by="AGE") == ["1", "2", "3"]
+    assert jobs(sort_by="AGE", reverse=True) == ["3", "2", "1"]
+    assert jobs(filter_by="Q2") == ["2"]
+
+
+def test_it_is_said_that_there_are_more_sessions():
+    shown = report(listed=(session(),)) | {"sessions": {"num": 4000, "busiest": [session()]}}
+
+    assert sessions(Snapshot(shown), View()).note == "the busiest 1 of 4000"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_plain_text_fits_its_width(width):
+    """Columns are left out before lines are cut: at 80 characters nothing that is shown is cut but reasons."""
+    workers = (worker("a-long-name-of-a-verifier"), worker("d" * 30, "draft", state="draining"))
+    rows = tuple(session(WIDE_ID - i, verifier="target-1234567890", label='"a label"') for i in range(3))
+    text = plain(Snapshot(report(workers=workers, listed=rows)), View(), width)
+
+    assert max(map(len, text.splitlines())) <= width
+    assert width < 80 or (str(WIDE_ID) in text and "75%" in text and "draining" in text)
+
+
+def test_control_characters_from_outside_are_not_printed():
+    fault = {"age_s": 90.0, "kind": "job_failed", "who": "1", "reason": "bad \x1b[31m", "count": 2}
+    text = plain(
+        Snapshot(report(workers=(worker("\x1b[2J"),), listed=(session(label="\x07"),), faults=[fault])), View()
+    )
+
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "job failed" in text
+
+
+def test_a_report_of_an_old_broker_is_shown_as_far_as_it_goes():
+    text = plain(Snapshot({"workers": [], "jobs": {"waiting": 1}}), View())
+
+    assert "jobs: 1 waiting" in text
+    assert "no workers" in text
+
+
+def test_sections_without_rows_are_left_out():
+    assert [one.title for one in sections(Snapshot(report()), View())] == []
+    assert len(SECTIONS) == 5
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0, "0"), (9_999, "9999"), (10_000, "10.0k"), (65_536, "65.5k"), (2.5e6, "2.5M"), (3e11, "300G")],
+)
+def test_counts_are_short(value, shown):
+    assert short(value) == shown
