@@ -27,7 +27,7 @@ PACKAGES = {
     "drafting": ("protocol", "runtime", "verification", "proposers"),
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
-    "client": ("protocol", "config", "transport", "text", "verification"),
+    "client": ("protocol", "config", "runtime", "transport", "text", "verification"),
     "gateway": ("protocol", "runtime", "text", "client"),
     "observe": ("protocol", "runtime"),
     "training": ("protocol", "checkpoints", "text", "engines"),

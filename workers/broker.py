@@ -144,6 +144,7 @@ def _make_broker(config: BrokerConfig, journal: JournalLink | None, front: Front
         drafters_per_job=config.drafters_per_job,
         grants=front.grants,
         weights_wait_s=config.weights_wait_seconds,
+        traced_at_once=config.traced_jobs,
     )
     if journal is not None and journal.journal.is_old:
         broker.restore(journal.journal.unfinished(), time.monotonic())

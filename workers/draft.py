@@ -42,6 +42,7 @@ class DrafterLoop:
             self.link.send(draft)
         if self.link.heartbeat.due():
             self.link.beat(self.drafter.heartbeat())
+            self.link.send_all(self.drafter.tracer.messages())
 
     def _receive(self) -> None:
         for message in self.link.receive():

@@ -81,6 +81,7 @@ class VerifierLoop:
             self._unsent = self.verifier.step(time.monotonic)
         if self.link.heartbeat.due():
             self.link.beat(self.verifier.heartbeat())
+            self.link.send_all(self.verifier.tracer.messages())
             if self.zap is not None:
                 self.zap.refresh()
 

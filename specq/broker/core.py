@@ -28,6 +28,7 @@ from specq.broker.jobs.listing import Listing
 from specq.broker.jobs.records import restored
 from specq.broker.jobs.verdicts import Verdicts
 from specq.broker.state import GRACE_S, Clock, Settings, State
+from specq.broker.tracing import Tracing
 from specq.broker.workers.heartbeats import Heartbeats
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.registration import Registration
@@ -39,7 +40,9 @@ from specq.protocol import (
     Draft,
     FetchTokenizer,
     Follow,
+    GetClock,
     GetStatus,
+    GetTrace,
     Heartbeat,
     Hello,
     JournalBusyError,
@@ -50,6 +53,7 @@ from specq.protocol import (
     Submit,
     TokenizerChunk,
     Tokens,
+    TraceEvents,
     Verdict,
     decode,
     type_of,
@@ -71,6 +75,7 @@ class Broker:
     epoch           epochs lie above this too: the journal's highest, which needs no clock
     wall_offset     seconds since 1970 = the caller's time + this
     grants          the keys that are allowed, by name; None: there are no keys
+    traced_at_once  as in `Settings`
     weights_wait_s  how long jobs wait for weights that no verifier has; 0: for ever
     """
 
@@ -87,9 +92,10 @@ class Broker:
         drafters_per_job: int = 2,
         grants: Mapping[str, Grant] | None = None,
         weights_wait_s: float = 600.0,
+        traced_at_once: int = 0,
     ) -> None:
         self.state = State(
-            Settings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job),
+            Settings(heartbeat_ms, liveness_ms / 1000, max_jobs, drafters_per_job, traced_at_once),
             Clock(wall_offset),
             Ledger(has_journal=has_journal),
             Roles(grants),
@@ -102,6 +108,7 @@ class Broker:
         self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
+        self.tracing = Tracing(self.state)
         self.verdicts = Verdicts(self.state, self.placement, self.intake)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
@@ -109,6 +116,9 @@ class Broker:
             ListJobs: self.listing.ask,
             Cancel: self.intake.cancel,
             GetStatus: self.intake.get_status,
+            GetTrace: self.tracing.ask,
+            GetClock: self.tracing.clock,
+            TraceEvents: self.tracing.take,
             FetchTokenizer: self.tokenizers.fetch,
             Hello: self.registration.hello,
             Heartbeat: self.heartbeats.heartbeat,
@@ -215,6 +225,7 @@ class Broker:
         clock.allow(min(GRACE_S, self.state.settings.liveness_s))
         for stored in jobs:
             job = restored(stored)
+            self.state.traces.begin(job, now, "taken over")
             self.placement.bindings.restore(job)
             if stored.misfit:
                 self.intake.fail(job, "invalid", f"its values are out of bounds: {stored.misfit}")

@@ -13,6 +13,7 @@ from specq.broker.faults import FaultLog
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.table import Jobs
+from specq.broker.traces import Traces
 from specq.broker.workers.registry import WorkerRegistry
 from specq.journal import Record
 
@@ -23,12 +24,14 @@ class Settings(NamedTuple):
     """What the broker was started with.
 
     liveness_s  how long a worker may be silent
+    traced_at_once  jobs that are traced in all processes though they did not ask for it
     """
 
     heartbeat_ms: int
     liveness_s: float
     max_jobs: int
     drafters_per_job: int
+    traced_at_once: int = 0
 
 
 @dataclass(slots=True)
@@ -64,7 +67,7 @@ class State:
     ledger          which records of jobs the journal holds
     roles, limits   what each key may do, and how much
     counts          what happened how often, for `specq status`
-    faults          what went wrong last, for `specq top`
+    faults, traces  what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
     outbox          what is to be done
     closing         why no new jobs are taken any more, or ""
     """
@@ -75,7 +78,7 @@ class State:
         self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
         self.roles, self.limits = roles, Limits()
         self.counts: Counter[str] = Counter()
-        self.faults = FaultLog()
+        self.faults, self.traces = FaultLog(), Traces(settings.traced_at_once)
         self.outbox = Outbox()
         self.closing = ""
         self._epoch = epoch

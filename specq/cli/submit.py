@@ -59,6 +59,9 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
     **_FILES,
 )
 @click.option("--deadline", type=float, help="Seconds after which a job fails if it has not ended.", **_FILES)
+@click.option(
+    "--trace", is_flag=True, default=None, help="Let every process note what happens, for `specq trace`.", **_FILES
+)
 @parameter_options
 @section_options(ClientConfig)
 @click.pass_context

@@ -3,6 +3,7 @@
     core, events          the protocol: messages in, events out; no socket, no clock
     requests, pending, stops, tokenizer_pieces   what the core waits for, sends again, stops and puts together
     link, connection      the I/O thread that drives it, and what goes over it
+    tracing               what is noted of jobs that ask to be traced
     cache                 large tokenizers on disk
     request               the arguments of a call, read from top to bottom; job_options, parameters, bad_words: its parts
     completions, result   events to pieces and results

@@ -210,6 +210,11 @@ class BaseClient(ABC):
         self._connection.fetch_status(inbox.put, num_sessions)
         return self._connection.take_status(await inbox.get())
 
+    async def _get_trace(self, job_id: int) -> dict[str, Any]:
+        inbox = self._inbox()
+        self._connection.fetch_trace(job_id, inbox.put)
+        return self._connection.take_trace(await inbox.get())
+
     async def _wait_until_ready(self, num_targets: int, num_drafters: int, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while missing := missing_workers(await self._get_status(), num_targets, num_drafters):

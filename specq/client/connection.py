@@ -9,9 +9,11 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from specq.client.cache import TokenizerCache
-from specq.client.core import STATUS, TOKENIZER, ClientCore
-from specq.client.events import Event, StatusReport, TokenizerReady, answered
+from specq.client.core import STATUS, TOKENIZER, TRACE, ClientCore
+from specq.client.events import Event, StatusReport, TokenizerReady, TraceReport, answered
 from specq.client.link import Action, Link, Sink
 from specq.client.request import Request, Served
 from specq.protocol import JobError, Submit
@@ -55,6 +57,15 @@ class Connection:
     def take_status(self, event: Event) -> dict[str, Any]:
         """Return the report; raises JobError if the event is a failure."""
         return answered(event, StatusReport).report
+
+    def fetch_trace(self, job_id: int, sink: Sink) -> None:
+        """Ask what happened to a job (0: to the last one); `sink` gets one event for `take_trace`."""
+        self.link.request(TRACE, sink, lambda core, now: core.get_trace(job_id, now))
+
+    def take_trace(self, event: Event) -> dict[str, Any]:
+        """Return the trace; raises JobError if the event is a failure."""
+        trace: dict[str, Any] = orjson.loads(answered(event, TraceReport).data)
+        return trace
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Send the jobs of a request; `sink` gets their events."""

@@ -2,7 +2,7 @@
 
     submit, cancel, abandon            jobs that somebody waits for
     submit_detached, find, list_jobs   jobs that nobody waits for, by their ids
-    fetch_tokenizer, get_status        other requests
+    fetch_tokenizer, get_status, get_trace   other requests
     receive(message, now)              what the broker sent
     tick(now)                          sends again what got no answer, gives up on a broker that is gone
 
@@ -25,6 +25,7 @@ from specq.client.events import (
     RequestFailed,
     StatusReport,
     TokenizerReady,
+    TraceReport,
     Transcript,
     Waiting,
 )
@@ -32,11 +33,14 @@ from specq.client.pending import Pending, own_job, search
 from specq.client.requests import Requests
 from specq.client.stops import Stops
 from specq.client.tokenizer_pieces import Recall, TokenizerPieces
+from specq.client.tracing import JobTracing
 from specq.protocol import (
     Accepted,
+    Clock,
     Failed,
     FetchTokenizer,
     GetStatus,
+    GetTrace,
     JobError,
     JobInfo,
     JobList,
@@ -47,6 +51,7 @@ from specq.protocol import (
     Submit,
     TokenizerChunk,
     Tokens,
+    Trace,
     report_of,
 )
 
@@ -59,6 +64,7 @@ VERIFIER_WAIT_S = 60.0  # for a verifier to register, where nothing else is said
 TOKENIZER = "tokenizer"
 STATUS = "status"
 LISTING = "listing"
+TRACE = "trace"
 
 
 class ClientCore:
@@ -74,7 +80,7 @@ class ClientCore:
         self._patience = min(RETRY_S, timeout_s / 4)
         self._longest_patience = min(RETRY_MAX_S, timeout_s / 3)
         self._requests = Requests()
-        self._stops = Stops(self._longest_patience)
+        self._stops, self.tracing = Stops(self._longest_patience), JobTracing()
         self._heard: float | None = None
         self._handlers: dict[type[Message], Callable[[Any, float], list[Event]]] = {
             Accepted: self._accepted,
@@ -84,12 +90,14 @@ class ClientCore:
             Status: self._status,
             TokenizerChunk: self._tokenizer_piece,
             Tokens: self._tokens,
+            Trace: self._trace,
+            Clock: self._clock,
         }
 
     def take_outbox(self) -> list[Message]:
         """Return what is to be sent, and forget it."""
         outbox, self._requests.outbox = self._requests.outbox, []
-        return outbox
+        return outbox + self.tracing.take_outbox()
 
     # --- requests ---------------------------------------------------------------------------------------------------
 
@@ -100,6 +108,7 @@ class ClientCore:
         if request is not None and request.is_own:
             return request.join(job)
         self._stops.forget(job.job_id)
+        self.tracing.submitted(job, now)
         self._requests.queue(job.job_id, own_job(job, self._patience, now, keep_running=keep_running), now)
         return []
 
@@ -132,6 +141,7 @@ class ClientCore:
         if request is not None and request.is_own and isinstance(key, int) and not self._requests.is_unsent(key):
             self.cancel(key, now)
         self._requests.forget(key)
+        self.tracing.ended(key)
 
     def abandon_all(self, now: float) -> None:
         """Forget all requests; own jobs are stopped."""
@@ -154,6 +164,10 @@ class ClientCore:
         """Ask for the broker's state, with so many of the busiest sessions."""
         self._requests.ask(STATUS, Pending(lambda: GetStatus(sessions=num_sessions), self._patience), now)
 
+    def get_trace(self, job_id: int, now: float) -> None:
+        """Ask what happened to a job; 0: to the last one. TraceReport or RequestFailed with the key TRACE."""
+        self._requests.ask(TRACE, Pending(lambda: GetTrace(job_id=job_id), self._patience), now)
+
     # --- answers ----------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> list[Event]:
@@ -169,6 +183,21 @@ class ClientCore:
         report = report_of(message)
         return [StatusReport(STATUS, report)] if self._requests.pop(STATUS, None) else []
 
+    def _trace(self, message: Trace, now: float) -> list[Event]:
+        """Take the trace that was asked for last."""
+        request = self._requests.get(TRACE)
+        asked = request.message() if request else None
+        if not isinstance(asked, GetTrace) or asked.job_id != message.job_id:
+            return []
+        if message.reason:
+            return self._fail(TRACE, "unknown", message.reason)
+        self._requests.forget(TRACE)
+        return [TraceReport(TRACE, message.data.tobytes())]
+
+    def _clock(self, message: Clock, now: float) -> list[Event]:
+        self.tracing.clock(message)
+        return []
+
     def _page(self, message: JobList, now: float) -> list[Event]:
         """Take the page that was asked for last."""
         request = self._requests.get(LISTING)
@@ -181,6 +210,7 @@ class ClientCore:
     def _accepted(self, message: Accepted | Tokens, now: float) -> list[Event]:
         """Note that the broker has a job; a job that is left to it needs nothing more."""
         self._requests.answered(message.job_id, now)
+        self.tracing.accepted(message.job_id, now)
         request = self._requests.get(message.job_id)
         if request is None or request.transcript is not None:
             return []
@@ -251,6 +281,7 @@ class ClientCore:
         if transcript is None:
             return events
         if new := transcript.extend(message, num_known, now):
+            self.tracing.received(message, now)
             request.sent, request.patience = now, self._patience
             events.append(new)
         if message.finish and message.base_len + len(message.token_ids) >= len(transcript.token_ids):
@@ -262,6 +293,7 @@ class ClientCore:
             request.doomed, request.sent = True, now
             return []
         self._requests.forget(message.job_id)
+        self.tracing.ended(message.job_id, len(transcript.token_ids))
         transcript.finish, transcript.stats, transcript.finished = message.finish, message.stats, now
         return [request.found(message.job_id) if request.is_search else JobDone(message.job_id, transcript)]
 
@@ -269,6 +301,7 @@ class ClientCore:
         """End a request with what the broker says is wrong; a job that is looked up is found with it."""
         request, error = self._requests[key], JobError(reason, code)
         self._requests.forget(key)
+        self.tracing.ended(key)
         if request.is_search and isinstance(key, int):
             return [request.found(key, error)]
         return [RequestFailed(key, error)]
@@ -283,6 +316,7 @@ class ClientCore:
             if now >= request.due:
                 request.sent, request.patience = now, min(2 * request.patience, self._longest_patience)
                 events += self._send_again(request, now)
+        self.tracing.tick(now)
         self._requests.outbox += self._stops.due(now, self._requests)
         events += self._requests.give_up(self.address, self.timeout_s, self._heard, now)
         self._requests.send_waiting(now)

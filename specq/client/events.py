@@ -112,6 +112,14 @@ class StatusReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TraceReport:
+    """The broker's answer to `get_trace`, as JSON."""
+
+    key: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class RequestFailed:
     """A job or another request that will not be answered."""
 
@@ -128,8 +136,28 @@ class Waiting:
 
 
 E = TypeVar("E")
-LAST = (JobDone, JobTaken, FoundJob, JobPage, TokenizerReady, StatusReport, RequestFailed)  # events that end a request
-Event = NewTokens | Waiting | JobDone | JobTaken | FoundJob | JobPage | TokenizerReady | StatusReport | RequestFailed
+LAST = (
+    JobDone,
+    JobTaken,
+    FoundJob,
+    JobPage,
+    TokenizerReady,
+    StatusReport,
+    TraceReport,
+    RequestFailed,
+)  # events that end a request
+Event = (
+    NewTokens
+    | Waiting
+    | JobDone
+    | JobTaken
+    | FoundJob
+    | JobPage
+    | TokenizerReady
+    | StatusReport
+    | TraceReport
+    | RequestFailed
+)
 
 
 def answered(event: Event, kind: type[E]) -> E:

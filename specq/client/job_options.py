@@ -5,6 +5,7 @@
     job_key   a job that is submitted again with the same key is the job that there is. Its seed follows from the key too,
               where one is needed and not given. None: the job is new
     tenant    for whom a gateway submits the job: the broker gives each tenant its own share (`Submit`)
+    trace     whether every process notes what happens to the job, for `specq trace`
     keep_running   the job runs on at the broker when nobody waits for it any more
 
 No option changes the text of a job with a seed.
@@ -21,7 +22,7 @@ from typing import Any
 
 from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError
 
-LINE_OPTIONS = ("priority", "deadline")  # that a line of a prompts file may give
+LINE_OPTIONS = ("priority", "deadline", "trace")  # that a line of a prompts file may give
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running")
 
 
@@ -34,6 +35,7 @@ class JobOptions:
     job_key: str | None = None
     tenant: str = ""
     keep_running: bool = False
+    trace: bool = False
 
     def job_id(self, index: int) -> int:
         """Return the job id of a completion: it follows from the job key; without a key it is random."""
@@ -55,8 +57,11 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not TENANT.admits(tenant):
         raise JobError(f"tenant is {tenant!r}; it must be {TENANT.allowed}")
+    trace = values.get("trace", False)
+    if type(trace) is not bool:
+        raise JobError(f"trace is {trace!r}; it must be true or false")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
-    return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running)
+    return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running, trace)
 
 
 def _milliseconds(seconds: Any) -> int:

@@ -181,6 +181,10 @@ class Client(BaseClient):
         """Return the broker's report: models, workers, jobs, counters, and so many of the busiest sessions."""
         return run(self._get_status(sessions))
 
+    def trace(self, job_id: int = 0) -> dict[str, Any]:
+        """Return what happened to a job (0: to the last one), through all processes: see docs/live_view.md."""
+        return run(self._get_trace(job_id))
+
     def wait_until_ready(self, *, num_targets: int = 1, num_drafters: int = 0, timeout_s: float = 60.0) -> None:
         """Wait until this many workers are ready; raises JobError (`no_broker`, `no_verifier`) after `timeout_s`."""
         run(self._wait_until_ready(num_targets, num_drafters, timeout_s))

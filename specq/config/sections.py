@@ -108,6 +108,9 @@ class BrokerConfig(Section):
     keep_mb: int = option(
         1024, "megabytes that the journal takes at most; the oldest results go, then no new jobs are taken", high=2**40
     )
+    traced_jobs: int = option(
+        4, "jobs at a time that specq trace shows in every process though they did not ask for it", high=1024
+    )
     weights_wait_seconds: float = option(
         600.0,
         "how long a job waits for its model's weights when no verifier has them, then fails; 0: for ever",

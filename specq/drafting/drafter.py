@@ -23,8 +23,20 @@ from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.draft_nodes import DraftNode
 from specq.drafting.session import DraftSession
 from specq.proposers import CONTEXT, ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
-from specq.protocol import Assign, Draft, Heartbeat, Int32Array, Message, ProtocolError, Release, SpecqError, Verdict
-from specq.runtime import Faults, in_halves, traced
+from specq.protocol import (
+    Assign,
+    Clock,
+    Draft,
+    Heartbeat,
+    Int32Array,
+    Message,
+    ProtocolError,
+    Release,
+    SpecqError,
+    Verdict,
+    trace_events,
+)
+from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.verification import reason_against
 
 log = structlog.get_logger(__name__)
@@ -71,11 +83,13 @@ class Drafter:
         self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
         self.state = "ready"
         self.num_passes = 0
+        self.tracer = Tracer()
         self._refused: dict[int, int] = {}  # epochs of sessions for which something was raised
         self._handlers: dict[type[Message], Callable[..., None]] = {
             Assign: self._assign,
             Release: self._release,
             Verdict: self._verdict,
+            Clock: self._clock,
         }
 
     def handle(self, message: Message) -> None:
@@ -102,6 +116,7 @@ class Drafter:
         if len(self._refused) > MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
         self.sessions.pop(session.session_id, None)
+        self.tracer.end(session.session_id)
         with Faults().of(session, "closed"):
             self.proposer.close(session.session_id)
 
@@ -125,6 +140,16 @@ class Drafter:
         )
         self.sessions[message.session_id] = session
         self.proposer.open(message.session_id, message.token_ids, session.params)
+        if message.trace:
+            self.tracer.open(message.session_id)
+            self._note(message.session_id, trace_events.ASSIGNED, message.lane, len(message.token_ids))
+
+    def _clock(self, message: Clock) -> None:
+        self.tracer.take_clock(message)
+
+    def _note(self, session_id: int, kind: trace_events.Kind, *values: int) -> None:
+        if self.tracer.is_on:
+            self.tracer.note(session_id, kind, self.tracer.clock(), *values)
 
     def _release(self, message: Release) -> None:
         session = self.sessions.get(message.session_id)
@@ -133,6 +158,8 @@ class Drafter:
 
     def _drop(self, session: DraftSession) -> None:
         del self.sessions[session.session_id]
+        self._note(session.session_id, trace_events.RELEASED, session.length)
+        self.tracer.end(session.session_id)
         self.proposer.close(session.session_id)
 
     def _verdict(self, message: Verdict) -> None:
@@ -140,6 +167,7 @@ class Drafter:
         if session is None or session.epoch != message.epoch:
             return
         _check_tokens(message.token_ids)
+        self._note(message.session_id, trace_events.VERDICT_ARRIVED, message.base_len, len(message.token_ids))
         if message.finish:
             self._drop(session)
             return
@@ -174,6 +202,8 @@ class Drafter:
                     _grow(one.session, node, levels)
                 if (draft := one.session.draft()) is not None:
                     drafts.append(draft)
+                    values = (draft.lane, len(draft.token_ids), draft.base_len)
+                    self._note(draft.session_id, trace_events.DRAFT_SENT, *values)
         self.num_passes += bool(done)
         self._drop_faulty(faults)
         return drafts

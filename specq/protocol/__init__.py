@@ -8,11 +8,13 @@
     bounds          what any number or text from outside may be
     draft_checks    what a draft must satisfy before it reaches a draft tree
     status_report   a broker's report as a `Status`, and back
+    trace_events    what happens to a traced job, as numbers, and back
     errors          the exceptions that specq raises
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
 """
 
+from specq.protocol import trace_events
 from specq.protocol.arrays import (
     BoolArray,
     Float16Array,
@@ -59,12 +61,15 @@ from specq.protocol.messages import (
     Ack,
     Assign,
     Cancel,
+    Clock,
     Close,
     Draft,
     Failed,
     FetchTokenizer,
     Follow,
+    GetClock,
     GetStatus,
+    GetTrace,
     Heartbeat,
     Hello,
     JobInfo,
@@ -79,6 +84,8 @@ from specq.protocol.messages import (
     Submit,
     TokenizerChunk,
     Tokens,
+    Trace,
+    TraceEvents,
     Verdict,
     Welcome,
 )
@@ -142,6 +149,7 @@ __all__ = [
     "Bans",
     "BoolArray",
     "Cancel",
+    "Clock",
     "Close",
     "ConfigError",
     "Draft",
@@ -157,7 +165,9 @@ __all__ = [
     "Float64Array",
     "Follow",
     "Frames",
+    "GetClock",
     "GetStatus",
+    "GetTrace",
     "Heartbeat",
     "Hello",
     "History",
@@ -194,6 +204,8 @@ __all__ = [
     "Tap",
     "TokenizerChunk",
     "Tokens",
+    "Trace",
+    "TraceEvents",
     "Tree",
     "UInt8Array",
     "UInt16Array",
@@ -216,5 +228,6 @@ __all__ = [
     "status_of",
     "stripped",
     "too_large",
+    "trace_events",
     "type_of",
 ]

@@ -211,11 +211,15 @@ NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
 NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
 
+MAX_TRACED = 1024  # events in one message
+TRACE_KINDS, TRACE_TIMES = replace(BYTES, most=MAX_TRACED), replace(IDS, most=MAX_TRACED)
+TRACE_VALUES = replace(LENGTHS, most=8 * MAX_TRACED)
+
 # --- scalars of messages ----------------------------------------------------------------------------------------------
 
 ID = Range(0, MAX_INT64, "from 0 to 2**63 - 1")  # of a session, a job, an epoch, a start of a process
 COUNT = Range(0, MAX_INT32, "from 0 to 2**31 - 1")  # of tokens, positions, nodes
-STEPS = Range(0, MAX_INT64, "from 0 to 2**63 - 1")
+STEPS = CLOCK_US = Range(0, MAX_INT64, "from 0 to 2**63 - 1")
 LANE = Range(0, 255)
 PRIORITY = Range(-1000, 1000)
 DEADLINE_MS = Range(0, YEAR_MS, f"from 0 (none) to {YEAR_MS} (a year)")

@@ -7,6 +7,7 @@ columns     rows of values as text in columns
 compiler    C kernels, built at first use
 whole_files  files that others see whole or not at all
 table       names to "package.module:object", our own and those of other packages
+tracing     what a process notes of traced jobs, by the broker's clock
 isolation   an error is a fault of the session that it was raised for, and of no other
 """
 
@@ -17,13 +18,16 @@ from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
 from specq.runtime.progress import Readiness, Tell, teller
 from specq.runtime.table import Table, resolve
+from specq.runtime.tracing import ClockOffset, Tracer
 from specq.runtime.whole_files import whole_file
 
 __all__ = [
+    "ClockOffset",
     "Faults",
     "Readiness",
     "Table",
     "Tell",
+    "Tracer",
     "apply_cpu",
     "available_cores",
     "columns",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import structlog
 import zmq
@@ -40,6 +40,12 @@ class BrokerLink:
     def send(self, message: Message) -> bool:
         """Send without blocking; False if the broker is away or its queue is full."""
         return try_send(self.socket, encode(message))
+
+    def send_all(self, messages: Iterable[Message]) -> None:
+        """Send what goes along with a heartbeat, if the broker knows this worker."""
+        if self.registered:
+            for message in messages:
+                self.send(message)
 
     def receive(self) -> Iterator[Message]:
         """Yield what the broker sent, except the answers to `Hello`, which are handled here.

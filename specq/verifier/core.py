@@ -19,6 +19,7 @@ import structlog
 from specq.engines import Engine, check_works
 from specq.protocol import (
     Ack,
+    Clock,
     Close,
     Draft,
     Fault,
@@ -32,8 +33,9 @@ from specq.protocol import (
     StepOutput,
     reason_against,
     stripped,
+    trace_events,
 )
-from specq.runtime import Faults, in_halves, traced
+from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verifier.arms import REMOTE, Arms
 from specq.verifier.kv_admission import admit, reason_to_refuse
@@ -42,6 +44,7 @@ from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.tracing import StepTimes, trace_close, trace_open, trace_step
 from specq.verifier.trees import DraftTrees
 from specq.verifier.verdicts import failure, verdict_again, verdicts_of
 
@@ -82,6 +85,7 @@ class Verifier:
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.trees = DraftTrees()  # of all sessions
+        self.tracer = Tracer()
         self._num_rows = 0  # of the step that was planned last
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -89,6 +93,7 @@ class Verifier:
             Ack: self._ack,
             Draft: self._draft,
             FetchTokenizer: self._fetch_tokenizer,
+            Clock: self._clock,
         }
 
     # --- messages in ------------------------------------------------------------------------------------------------
@@ -128,6 +133,7 @@ class Verifier:
         if message.params.stop and self.codec is not None:
             session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
             session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())
+        trace_open(self.tracer, message, now)
         return []
 
     def _close(self, message: Close, now: float) -> list[Message]:
@@ -156,10 +162,17 @@ class Verifier:
             self.arms.learn_round_trip(now - session.committed_at)
             session.answered = session.length
         self.sources.put(session, message if self.trust_drafts else stripped(message))
+        if self.tracer.is_on:
+            values = (message.lane, len(message.token_ids), message.base_len)
+            self.tracer.note(message.session_id, trace_events.DRAFT_ARRIVED, now, *values)
         return []
 
     def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
         return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
+
+    def _clock(self, message: Clock, now: float) -> list[Message]:
+        self.tracer.take_clock(message)
+        return []
 
     # --- the step ---------------------------------------------------------------------------------------------------
 
@@ -180,15 +193,18 @@ class Verifier:
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
-        faults = Faults()
+        faults, began = Faults(), clock()
         self._propose(clock)
         started = clock()
         shares = self._schedule(faults)
+        planned = clock()
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
         rounds = [committed for part in done for committed in self._commit(*part, ended, faults)]
         self.sources.observe(rounds, done, ended - started)
         verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
+        if self.tracer.is_on:
+            trace_step(self.tracer, shares, rounds, StepTimes(began, started, planned, ended, clock()))
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
@@ -291,6 +307,7 @@ class Verifier:
         session = self.sessions.pop(session_id, None)
         if session is None:
             return
+        trace_close(self.tracer, session_id, session.length)
         self.sources.close(session)
         session.close()
         if session.is_open:

@@ -121,10 +121,10 @@ def test_each_role_may_say_what_the_table_says(kind):
     """Held against a table that is written out here once more."""
     clients = {"submit", "follow", "cancel", "list_jobs", "fetch_tokenizer"}
     by_hand = {
-        "client": clients | {"get_status"},
-        "draft": {"draft", "hello", "heartbeat", "get_status"},
-        "target": {"hello", "heartbeat", "get_status"},
-        "broker": {"get_status"},
+        "client": clients | {"get_status", "get_trace", "get_clock", "trace_events"},
+        "draft": {"draft", "hello", "heartbeat", "get_status", "get_clock", "trace_events"},
+        "target": {"hello", "heartbeat", "get_status", "get_clock", "trace_events"},
+        "broker": {"get_status", "get_trace"},
     }
     guard = Roles(grants())
     for name, role in KEYS.items():

@@ -18,13 +18,17 @@ from specq.protocol import (
     Failed,
     FetchTokenizer,
     Follow,
+    GetClock,
     GetStatus,
+    GetTrace,
     Heartbeat,
     Hello,
     ListJobs,
     Message,
     Refused,
     Submit,
+    Trace,
+    TraceEvents,
 )
 from specq.transport import Grant
 
@@ -37,6 +41,9 @@ MAY: dict[type[Message], frozenset[str]] = {
     Cancel: _CLIENT,
     ListJobs: _CLIENT,
     FetchTokenizer: _CLIENT,
+    GetTrace: _CLIENT | {"broker"},
+    GetClock: _CLIENT | _WORKER,
+    TraceEvents: _CLIENT | _WORKER,
     GetStatus: frozenset({"broker", "target", "draft", "client"}),
     Hello: _WORKER,
     Heartbeat: _WORKER,
@@ -171,6 +178,8 @@ def forbidden(message: Message, reason: str) -> Message | None:
         return Refused(reason=reason, fatal=reason != REVOKED)
     if isinstance(message, Submit | Follow | Cancel):
         return Failed(job_id=message.job_id, code="forbidden", reason=reason)
+    if isinstance(message, GetTrace):
+        return Trace(job_id=message.job_id, reason=reason)
     if isinstance(message, ListJobs | FetchTokenizer):
         return Failed(job_id=0, code="forbidden", reason=reason)
     return None

@@ -78,6 +78,9 @@ class Intake:
         deadline = wall + message.deadline_ms / 1000 if message.deadline_ms else 0.0
         submit = replace(message, model=message.model or self.state.workers.verifiers()[0].model.name)
         job = Job(JobRequest(submit, self.state.roles.peer(client), wall, deadline))
+        self.state.traces.begin(job, self.state.clock.now)
+        if job.trace is not None:
+            job.trace.expect(client, "client", "client")
         self.state.jobs.add(job)
         self.state.record(taken_record(job), job)
         return job
@@ -175,6 +178,7 @@ class Intake:
     def finish(self, job: Job) -> None:
         """Free the job's workers, keep its result, send its clients the end."""
         self.state.counts["finished_" + job.transcript.finish] += 1
+        self.state.traces.end(job, self.state.clock.now)
         job.transcript.ended_at = self.state.clock.wall
         self.placement.release(job)
         self.state.jobs.retire(job)
@@ -204,6 +208,7 @@ class Intake:
         for job in [job for job in self.state.jobs.active.values() if not job.durable.is_registered]:
             self.placement.release(job)
             self.state.jobs.drop(job)
+            self.state.traces.end(job, self.state.clock.now)
             self.state.record(JobDropped(job.job_id), job)
             for client in job.readers.by_client:
                 self._refuse(client, job.job_id, "busy", reason)
@@ -225,12 +230,22 @@ class Intake:
                 client, job.info(self.state.clock.wall) if reader.info else Accepted(job_id=job.job_id)
             )
             reader.greeted = True
+            self._trace(job, "journaled")
         durable, failure = job.durable, job.transcript.failure
         if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
             self.state.outbox.send_front(client, job.delta(reader.sent))
             reader.sent = max(reader.sent, durable.num_tokens)
+            self._trace_delivery(job)
         if durable.has_ended and failure:
             self.state.outbox.send_front(client, failure)
+
+    def _trace(self, job: Job, event: str) -> None:
+        if job.trace is not None:
+            job.trace.note(event, self.state.clock.now)
+
+    def _trace_delivery(self, job: Job) -> None:
+        if (trace := job.trace) is not None:
+            trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
 
     def update_again(self, job: Job) -> None:
         """Send what clients did not take before."""

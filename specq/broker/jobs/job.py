@@ -8,6 +8,7 @@
     session     the verifier that holds it             jobs/session.py
     drafters    those who draft for it                 jobs/drafters.py
     crashes     of verifiers that held it              specq.broker.workers.quarantine
+    trace       what happened to it                    jobs/trace.py
 
 Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on from
 it on any verifier that has the same weights. Jobs that ended are kept for a while, so that a client that was away can fetch
@@ -26,6 +27,7 @@ from specq.broker.jobs.readers import Readers
 from specq.broker.jobs.request import JobRequest
 from specq.broker.jobs.session import JobSession
 from specq.broker.jobs.stats import JobStats
+from specq.broker.jobs.trace import JobTrace
 from specq.broker.jobs.transcript import Transcript
 from specq.journal import NO_CRASHES, Crashes
 from specq.protocol import JobInfo, Tokens
@@ -46,7 +48,9 @@ class Requirements(NamedTuple):
 class Job:
     """One submitted prompt and its completion."""
 
-    __slots__ = ("crashes", "drafters", "durable", "job_id", "readers", "request", "session", "stats", "transcript")
+    __slots__ = (
+        *("crashes", "drafters", "durable", "job_id", "readers", "request", "session", "stats", "trace", "transcript"),
+    )
 
     def __init__(self, request: JobRequest) -> None:
         self.job_id, self.request = request.submit.job_id, request
@@ -54,6 +58,7 @@ class Job:
         self.stats, self.durable, self.readers = JobStats(), Durable(), Readers()
         self.session, self.drafters = JobSession(), Drafters()
         self.crashes: Crashes = NO_CRASHES
+        self.trace: JobTrace | None = None
 
     @property
     def requirements(self) -> Requirements:

@@ -45,6 +45,9 @@ class Verdicts:
             job.stats.add(commit)
             if (worker := self.state.workers.get(verifier)) is not None:
                 worker.num_tokens += len(commit.token_ids) - known
+            if job.trace is not None:
+                counts = (commit.base_len, len(commit.token_ids), commit.num_nodes, commit.num_accepted)
+                job.trace.add_often(self.state.clock.now, "verdict", *counts, *commit.us)
             if verdict is not None:
                 transcript.logprobs.extend(verdict, known)
         if transcript.finish:

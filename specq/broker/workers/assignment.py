@@ -51,6 +51,10 @@ class DrafterAssignment:
         request, transcript = job.request, job.transcript
         lane = job.drafters.add(worker.identity, transcript.length)
         worker.job_ids.add(job.job_id)
+        trace = job.trace
+        if trace is not None:
+            trace.expect(worker.identity, worker.name, "draft")
+            trace.note("assigned", self.state.clock.now, drafter=worker.name, lane=lane)
         self.state.outbox.send_front(
             worker.identity,
             Assign(
@@ -60,6 +64,7 @@ class DrafterAssignment:
                 prompt_len=transcript.prompt_len,
                 params=drafting_params(request.params),
                 speculation=request.speculation,
+                trace=trace is not None and trace.in_all_processes,
                 token_ids=transcript.context(),
             ),
         )

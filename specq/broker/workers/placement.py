@@ -5,6 +5,8 @@ Rule: a session is opened under a new epoch each time, so that whatever its form
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
 from specq.broker.state import GRACE_S, State
@@ -35,6 +37,7 @@ class Placement:
         """Forget a worker; its jobs go to others. Each of a verifier's may be why it `crashed`."""
         self.state.workers.remove(worker.identity)
         jobs = self.state.jobs.among(worker.job_ids)
+        self._trace_loss(worker, jobs, "crashed" if crashed else "left")
         if worker.hello.role == "draft":
             for job in jobs:
                 job.drafters.drop(worker.identity)
@@ -46,6 +49,11 @@ class Placement:
         else:
             for job in jobs:
                 self.bindings.let_wait(job)
+
+    def _trace_loss(self, worker: Worker, jobs: Iterable[Job], how: str) -> None:
+        for trace in [job.trace for job in jobs if job.trace is not None]:
+            trace.lose(worker.identity)
+            trace.note(how, self.state.clock.now, worker=worker.name)
 
     def clear(self, job: Job) -> None:
         """End the quarantine of a job that went on well: others may run beside it again."""
@@ -115,6 +123,8 @@ class Placement:
         if former is not None:
             self.take_from(job, former)
         self.state.counts["moved"] += 1
+        if job.trace is not None:
+            job.trace.note("moved", self.state.clock.now, verifier=to.name)
         job.session.moved_at = self.state.clock.now
         self.open(job, to)
 
@@ -128,6 +138,10 @@ class Placement:
         """Open a job's session at a verifier, from the transcript on."""
         request, transcript = job.request, job.transcript
         job.session.open(worker.identity, self.state.next_epoch())
+        trace = job.trace
+        if trace is not None:
+            trace.expect(worker.identity, worker.name, "target")
+            trace.note("opened", self.state.clock.now, verifier=worker.name, context_tokens=transcript.length)
         worker.job_ids.add(job.job_id)
         worker.take(request.max_length, request.prefix_keys)
         self.bindings.bind(job, worker.weights, worker.hello.incarnation)
@@ -140,6 +154,7 @@ class Placement:
                 tokens_left=transcript.tokens_left,
                 params=request.params,
                 speculation=request.speculation,
+                trace=trace is not None and trace.in_all_processes,
                 token_ids=transcript.context(),
             ),
         )
@@ -182,6 +197,8 @@ class Placement:
         session = job.session
         session.verifier = b""
         session.num_failures += 1
+        if job.trace is not None:
+            job.trace.note("given back", self.state.clock.now, reason=reason[:300])
         self.state.faults.note("given_back", str(job.job_id), reason, self.state.clock.now, owner=job.request.owner)
         if session.num_failures >= MAX_FAILURES:
             self.state.jobs.given_up.append(

@@ -19,22 +19,25 @@ from specq.protocol.messages.to_broker import (
     Cancel,
     FetchTokenizer,
     Follow,
+    GetClock,
     GetStatus,
+    GetTrace,
     Heartbeat,
     Hello,
     ListJobs,
     Submit,
+    TraceEvents,
 )
-from specq.protocol.messages.to_client import Accepted, Failed, JobInfo, JobList, Status, TokenizerChunk, Tokens
-from specq.protocol.messages.to_worker import Ack, Assign, Close, Open, Refused, Release, Welcome
+from specq.protocol.messages.to_client import Accepted, Failed, JobInfo, JobList, Status, TokenizerChunk, Tokens, Trace
+from specq.protocol.messages.to_worker import Ack, Assign, Clock, Close, Open, Refused, Release, Welcome
 
 MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls
     for cls in (
-        Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, FetchTokenizer,
-        Welcome, Refused, Open, Close, Ack, Assign, Release,
+        Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, GetTrace, GetClock, TraceEvents, FetchTokenizer,
+        Welcome, Refused, Clock, Open, Close, Ack, Assign, Release,
         Draft, Verdict, SessionFailed,
-        Accepted, JobInfo, JobList, Tokens, Failed, Status, TokenizerChunk,
+        Accepted, JobInfo, JobList, Tokens, Failed, Status, Trace, TokenizerChunk,
     )
 }  # fmt: skip
 
@@ -47,12 +50,15 @@ __all__ = [
     "Ack",
     "Assign",
     "Cancel",
+    "Clock",
     "Close",
     "Draft",
     "Failed",
     "FetchTokenizer",
     "Follow",
+    "GetClock",
     "GetStatus",
+    "GetTrace",
     "Heartbeat",
     "Hello",
     "JobInfo",
@@ -67,6 +73,8 @@ __all__ = [
     "Submit",
     "TokenizerChunk",
     "Tokens",
+    "Trace",
+    "TraceEvents",
     "Verdict",
     "Welcome",
 ]

@@ -34,7 +34,12 @@ Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
 Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
 Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
 
+TraceKinds = Annotated[UInt8Array, "<u1", 1, bounds.TRACE_KINDS]
+TraceTimes = Annotated[Int64Array, "<i8", 1, bounds.TRACE_TIMES]
+TraceValues = Annotated[Int32Array, "<i4", 1, bounds.TRACE_VALUES]
+
 Id = Annotated[int, bounds.ID]
+ClockUs = Annotated[int, bounds.CLOCK_US]
 Count = Annotated[int, bounds.COUNT]
 Lane = Annotated[int, bounds.LANE]
 Name = Annotated[str, bounds.NAME]

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from specq.protocol import bounds
-from specq.protocol.messages.base import Count, Id, Ids, Lengths, Message, Name, Tokens32, empty
+from specq.protocol.messages.base import (
+    ClockUs,
+    Count,
+    Id,
+    Ids,
+    Lengths,
+    Message,
+    Name,
+    Tokens32,
+    TraceKinds,
+    TraceTimes,
+    TraceValues,
+    empty,
+)
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import ModelInfo
 
@@ -63,6 +76,7 @@ class Submit(Message):
     priority     jobs of a higher priority are placed first; within one priority, clients take turns
     deadline_ms  time from the first submission until the job fails; 0: no limit
     label        the client's own name for the job, at most 1000 characters; nobody else reads it
+    trace        note what happens to the job in every process: see `specq.protocol.trace_events`
     tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
                  its own turns and its own share of the queue. With keys, only the role `gateway` may name one
     """
@@ -77,6 +91,7 @@ class Submit(Message):
     deadline_ms: Annotated[int, bounds.DEADLINE_MS] = 0
     label: Annotated[str, bounds.LABEL] = ""
     tenant: Annotated[str, bounds.TENANT] = ""
+    trace: bool = False
     prompt_ids: Tokens32
 
 
@@ -112,6 +127,40 @@ class GetStatus(Message):
 
     TYPE: ClassVar[str] = "get_status"
     sessions: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GetTrace(Message):
+    """Asks for the `Trace` of a job; 0: of the last one."""
+
+    TYPE: ClassVar[str] = "get_trace"
+    job_id: Id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GetClock(Message):
+    """Asks for a `Clock`; `sent_us`: by the sender's clock."""
+
+    TYPE: ClassVar[str] = "get_clock"
+    sent_us: ClockUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceEvents(Message):
+    """What happened to a traced job in a worker or client since the message before: see `specq.protocol.trace_events`.
+
+    error_us  how far the times may be off: half of the round trip by which the clocks were compared
+    dropped   events that there was no room for, in all
+    kinds u8[n], times_us i64[n] (the broker's clock), values i32[n * 8]
+    """
+
+    TYPE: ClassVar[str] = "trace_events"
+    job_id: Id
+    error_us: Count = 0
+    dropped: Count = 0
+    kinds: TraceKinds
+    times_us: TraceTimes
+    values: TraceValues
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -88,6 +88,15 @@ class Status(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace(WithReason):
+    """What happened to a job, as JSON (`specq.broker.traces`), or the reason why that is not known."""
+
+    TYPE: ClassVar[str] = "trace"
+    job_id: Id
+    data: Bytes = empty("<u1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TokenizerChunk(Message):
     """A piece of a tokenizer, of at most 1 MiB; also verifier to broker.
 

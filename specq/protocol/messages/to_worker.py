@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from specq.protocol import bounds
-from specq.protocol.messages.base import Count, Id, Lane, Message, Tokens32, WithReason
+from specq.protocol.messages.base import ClockUs, Count, Id, Lane, Message, Tokens32, WithReason
 from specq.protocol.params import SamplingParams, Speculation
 
 
@@ -27,8 +27,18 @@ class Refused(WithReason):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clock(Message):
+    """The broker's monotonic clock, when it received a `GetClock`; also to a client. `echo_us`: its `sent_us`."""
+
+    TYPE: ClassVar[str] = "clock"
+    echo_us: ClockUs
+    clock_us: ClockUs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
-    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`."""
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`. `trace`: as in
+    `Submit`."""
 
     TYPE: ClassVar[str] = "open"
     session_id: Id
@@ -37,6 +47,7 @@ class Open(Message):
     tokens_left: Count
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    trace: bool = False
     token_ids: Tokens32
 
 
@@ -62,7 +73,7 @@ class Ack(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assign(Message):
-    """To a drafter: draft for this session in this lane."""
+    """To a drafter: draft for this session in this lane. `trace`: as in `Submit`."""
 
     TYPE: ClassVar[str] = "assign"
     session_id: Id
@@ -71,6 +82,7 @@ class Assign(Message):
     prompt_len: Count
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    trace: bool = False
     token_ids: Tokens32
 
 

@@ -1,0 +1,109 @@
+"""What is known of one job's way: the broker's own notes, and the events that other processes sent of it.
+
+Rules: of each job the first notes and the last events are kept. Events are kept as the numbers that came, which take a tenth of
+what they take by name.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from specq.protocol import TraceEvents, trace_events
+
+MOST_NOTES = 128  # of a job, the first
+MOST_EVENTS = 512  # of a job, the last of each process
+MOST_PARTS = 16
+
+_ROUND = ("base_len", "tokens", "verified", "accepted", "step_us", "wait_us")
+
+
+class Part:
+    """What one other process has said of a job."""
+
+    def __init__(self, name: str, role: str) -> None:
+        self.name, self.role = name, role
+        self._messages: deque[TraceEvents] = deque()
+        self._num_events = self._forgotten = self._num_dropped = 0
+        self.error_us = 0
+        self.is_lost = self.has_ended = False
+
+    def take(self, message: TraceEvents) -> None:
+        """Add the events of a message; the oldest are forgotten."""
+        self.error_us, self._num_dropped = message.error_us, message.dropped
+        if not len(message.kinds):
+            return
+        self._messages.append(message)
+        self._num_events += len(message.kinds)
+        while self._num_events > MOST_EVENTS and len(self._messages) > 1:
+            gone = len(self._messages.popleft().kinds)
+            self._num_events, self._forgotten = self._num_events - gone, self._forgotten + gone
+        self.has_ended = int(message.kinds[-1]) in trace_events.LAST
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events by name."""
+        return [event for message in self._messages for event in trace_events.unpack(message)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what is known of the process itself."""
+        is_complete = self.has_ended or self.is_lost
+        return {
+            "name": self.name,
+            "role": self.role,
+            "error_us": self.error_us,
+            "dropped": self._num_dropped + self._forgotten,
+            "is_complete": is_complete,
+            "is_lost": self.is_lost,
+        }
+
+
+class JobTrace:
+    """What is known of one job; times in seconds of the broker's clock."""
+
+    __slots__ = ("_place", "in_all_processes", "notes", "num_rounds", "parts", "rounds")
+
+    def __init__(self, *, in_all_processes: bool) -> None:
+        self.in_all_processes = in_all_processes
+        self.notes: list[
+            tuple[float, int, str, dict[str, Any]]
+        ] = []  # time, place among the broker's notes, event, values
+        self.rounds: deque[tuple[Any, ...]] = deque(maxlen=MOST_EVENTS)  # the same of what comes often
+        self.num_rounds = self._place = 0
+        self.parts: dict[bytes, Part] = {}
+
+    def note(self, event: str, at: float, **values: Any) -> None:
+        """Note something that happens a few times in a job's life."""
+        if len(self.notes) < MOST_NOTES or event == "finished":
+            self._place += 1
+            self.notes.append((at, self._place, event, values))
+
+    def add_often(self, at: float, event: str, *values: int) -> None:
+        """Note something that happens in each round; `verdict`: its values are those of _ROUND."""
+        self.num_rounds += 1
+        self._place += 1
+        self.rounds.append((at, self._place, event, *values))
+
+    def expect(self, identity: bytes, name: str, role: str) -> None:
+        """Let a process send events of the job."""
+        if self.in_all_processes and len(self.parts) < MOST_PARTS:
+            part = self.parts.setdefault(identity, Part(name, role))
+            part.has_ended = False
+
+    def lose(self, identity: bytes) -> None:
+        """Expect nothing more of a process that is gone."""
+        if identity in self.parts:
+            self.parts[identity].is_lost = True
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return all events, in the order of time."""
+        often = [(at, place, event, _named(event, values)) for at, place, event, *values in self.rounds]
+        own = sorted([*self.notes, *often], key=lambda note: note[:2])
+        found = [{"process": "broker", "at_us": int(at * 1e6), "event": event} | values for at, _, event, values in own]
+        for part in self.parts.values():
+            found += [{"process": part.name} | event for event in part.events()]
+        return sorted(found, key=lambda event: event["at_us"])
+
+
+def _named(event: str, values: Iterable[int]) -> dict[str, Any]:
+    return dict(zip(_ROUND if event == "verdict" else ("tokens",), values, strict=False))

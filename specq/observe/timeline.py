@@ -1,0 +1,132 @@
+"""The trace of a job as text: a line an event, in the order of the broker's clock.
+
+Rule: what a line says was noted by the process that it names. Other processes' times are off by as much as the head says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from specq.observe.sections import clean
+from specq.protocol import COLOCATED_LANE, LOOKUP_LANE
+
+Event = dict[str, Any]
+Trace = dict[str, Any]
+_TAKEN_OVER = "taken over"
+
+
+def timeline(trace: Trace) -> str:
+    """Return a trace as text."""
+    lanes = lane_names(trace)
+    start = trace["events"][0]["at_us"] if trace["events"] else 0
+    width = max([len(event["process"]) for event in trace["events"]] + [7])
+    lines = [f"{'MS':>10}  {'PROCESS':<{width}}  EVENT"]
+    for event in trace["events"]:
+        at_ms = (event["at_us"] - start) / 1000
+        lines.append(f"{at_ms:10.3f}  {clean(event['process'], width):<{width}}  {described(event, lanes)}")
+    return "\n".join([*head(trace), "", *lines])
+
+
+def head(trace: Trace) -> list[str]:
+    """Return what the job was, whose clocks the times are, and what is missing."""
+    state = f"ended: {trace['finish']}" if trace["finish"] else "has not ended"
+    lines = [
+        f"job {trace['job']} {clean(trace['label'], 60)} on {clean(trace['model'], 40)}, {state}".replace("  ", " ")
+    ]
+    parts = trace["processes"]
+    errors = ", ".join(
+        f"{clean(part['name'], 20)} +-{part['error_us'] / 1000:.3f} ms" for part in parts if part["error_us"]
+    )
+    lines.append(f"times: the broker's clock{f'; {errors} (half of the shortest round trip)' if errors else ''}")
+    if not trace["in_all_processes"]:
+        lines.append("only the broker's own notes: this job was not traced in all processes (specq submit --trace)")
+    lines += [f"{clean(part['name'], 20)}: {missing}" for part in parts if (missing := _missing(part))]
+    if trace["dropped"]:
+        lines.append(f"broker: {trace['dropped']} earlier events of rounds are forgotten")
+    return lines
+
+
+def _missing(part: dict[str, Any]) -> str:
+    notes = ["was lost, and with it what it had not sent"] if part["is_lost"] else []
+    if not part["is_complete"]:
+        notes.append("has not sent everything yet")
+    if part["dropped"]:
+        notes.append(f"{part['dropped']} earlier events are forgotten")
+    return "; ".join(notes)
+
+
+def lane_names(trace: Trace) -> dict[int, str]:
+    """Return who drafts in each lane."""
+    names = {LOOKUP_LANE: "lookup", COLOCATED_LANE: "colocated"}
+    for event in trace["events"]:
+        if event["process"] == "broker" and event["event"] == "assigned":
+            names[event["lane"]] = event["drafter"]
+    return names
+
+
+def described(event: Event, lanes: dict[int, str]) -> str:
+    """Return what happened, in words; events that this version does not know with their values."""
+    describe = _WORDS.get((event["process"] == "broker", event["event"]))
+    if describe is not None:
+        return describe(event, lanes)
+    values = ", ".join(
+        f"{name} {clean(value, 60)}" for name, value in event.items() if name not in ("process", "event", "at_us")
+    )
+    return f"{clean(event['event'], 30)}{f': {values}' if values else ''}"
+
+
+def _lane(event: Event, lanes: dict[int, str]) -> str:
+    return clean(lanes.get(event["lane"], f"lane {event['lane']}"), 20)
+
+
+def _round(event: Event, _lanes: dict[int, str]) -> str:
+    wait, plan, forward, commit = (event[f"{name}_us"] / 1000 for name in ("wait", "plan", "forward", "commit"))
+    return (
+        f"round from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} drafts; "
+        f"wait {wait:.2f}, plan {plan:.2f}, forward {forward:.2f}, commit {commit:.2f} ms"
+    )
+
+
+def _verdict(event: Event, _lanes: dict[int, str]) -> str:
+    return f"verdict from {event['base_len']}: +{event['tokens']} tokens, {event['accepted']} of {event['verified']} drafts"
+
+
+def _finished(event: Event, _lanes: dict[int, str]) -> str:
+    reason = f": {clean(event['reason'], 200)}" if event["reason"] else ""
+    return f"finished ({event['finish']}) with {event['tokens']} tokens{reason}"
+
+
+_Words = Callable[[Event, dict[int, str]], str]
+_WORDS: dict[tuple[bool, str], _Words] = {  # by whether the broker says it
+    (True, "submitted"): lambda e, _: f"submitted: {e['prompt_tokens']} prompt tokens",
+    (True, _TAKEN_OVER): lambda e, _: f"taken over from the journal with {e['tokens']} tokens",
+    (True, "journaled"): lambda _e, _: "the journal has it; accepted",
+    (True, "opened"): lambda e, _: f"opens it at {clean(e['verifier'], 20)} with {e['context_tokens']} tokens",
+    (True, "assigned"): lambda e, _: f"assigns {clean(e['drafter'], 20)} (lane {e['lane']})",
+    (True, "verdict"): _verdict,
+    (True, "delivered"): lambda e, _: f"delivers up to token {e['tokens']}",
+    (True, "moved"): lambda e, _: f"moves it to {clean(e['verifier'], 20)}",
+    (True, "crashed"): lambda e, _: f"LOST {clean(e['worker'], 20)}",
+    (True, "left"): lambda e, _: f"{clean(e['worker'], 20)} left",
+    (True, "given back"): lambda e, _: f"GIVEN BACK: {clean(e['reason'], 200)}",
+    (True, "finished"): _finished,
+    (False, "opened"): lambda e, _: f"opened with {e['context_tokens']} tokens",
+    (False, "prefill"): lambda e, _: (
+        f"computes {e['tokens']} tokens of the context in a step of {e['us'] / 1000:.2f} ms"
+    ),
+    (False, "draft_arrived"): lambda e, lanes: (
+        f"draft of {e['nodes']} nodes from {e['base_len']} arrived ({_lane(e, lanes)})"
+    ),
+    (False, "round"): _round,
+    (False, "judged"): lambda e, lanes: f"  {_lane(e, lanes)}: {e['accepted']} of {e['verified']} accepted",
+    (False, "closed"): lambda e, _: f"closed at {e['length']} tokens",
+    (False, "assigned"): lambda e, _: f"drafts from {e['context_tokens']} tokens on",
+    (False, "draft_sent"): lambda e, _: f"sends a draft of {e['nodes']} nodes from {e['base_len']}",
+    (False, "verdict_arrived"): lambda e, _: f"verdict from {e['base_len']} arrived: +{e['tokens']} tokens",
+    (False, "released"): lambda e, _: f"released at {e['length']} tokens",
+    (False, "submitted"): lambda e, _: f"submitted: {e['prompt_tokens']} prompt tokens",
+    (False, "accepted"): lambda _e, _: "is told that the broker has it",
+    (False, "received"): lambda e, _: f"receives {e['tokens']} tokens from {e['base_len']} on",
+    (False, "ended"): lambda e, _: f"ended with {e['tokens']} tokens",
+}

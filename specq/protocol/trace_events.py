@@ -1,0 +1,95 @@
+"""What happens to a traced job in a worker or client, as numbers: a kind, a time, and the kind's values.
+
+Rules: an event is WIDTH + 2 numbers, so that noting one costs little, and nothing that a worker says has to be trusted as text. A kind
+never changes its number or the meaning of a value; a receiver leaves out a kind that it does not know. Times are microseconds of
+the broker's monotonic clock: each process reckons its own clock over to it (`specq.runtime.Tracer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specq.protocol.bounds import MAX_INT32
+from specq.protocol.errors import ProtocolError
+from specq.protocol.messages import TraceEvents
+
+WIDTH = 8  # values of an event
+
+
+class Kind(NamedTuple):
+    """A kind of event: its number on the wire, its name, and the names of its values."""
+
+    number: int
+    name: str
+    values: tuple[str, ...]
+
+
+# of a verifier; the time of `prefill` and `round` is when the step began
+OPENED = Kind(1, "opened", ("context_tokens", "tokens_left"))
+PREFILL = Kind(2, "prefill", ("us", "tokens"))
+DRAFT_ARRIVED = Kind(3, "draft_arrived", ("lane", "nodes", "base_len"))
+ROUND = Kind(
+    4, "round", ("base_len", "tokens", "verified", "accepted", "wait_us", "plan_us", "forward_us", "commit_us")
+)
+JUDGED = Kind(5, "judged", ("lane", "verified", "accepted", "base_len"))  # those of a round that are of one lane
+CLOSED = Kind(6, "closed", ("length",))
+# of a drafter
+ASSIGNED = Kind(10, "assigned", ("lane", "context_tokens"))
+DRAFT_SENT = Kind(11, "draft_sent", ("lane", "nodes", "base_len"))
+VERDICT_ARRIVED = Kind(12, "verdict_arrived", ("base_len", "tokens"))
+RELEASED = Kind(13, "released", ("length",))
+# of a client
+SUBMITTED = Kind(20, "submitted", ("prompt_tokens",))
+ACCEPTED = Kind(21, "accepted", ())
+RECEIVED = Kind(22, "received", ("base_len", "tokens"))
+ENDED = Kind(23, "ended", ("tokens",))
+
+KINDS = {
+    kind.number: kind
+    for kind in (
+        *(OPENED, PREFILL, DRAFT_ARRIVED, ROUND, JUDGED, CLOSED),
+        *(ASSIGNED, DRAFT_SENT, VERDICT_ARRIVED, RELEASED),
+        *(SUBMITTED, ACCEPTED, RECEIVED, ENDED),
+    )
+}
+LAST = (CLOSED.number, RELEASED.number, ENDED.number)  # after which a process notes nothing more of a session
+
+Noted = tuple[Any, ...]  # kind, time in seconds of the process's clock, values
+
+
+def pack(job_id: int, noted: Iterable[Noted], offset_us: int, error_us: int, num_dropped: int) -> TraceEvents:
+    """Return the message of events; `offset_us`: what the broker's clock is ahead."""
+    events = list(noted)
+    values = np.zeros((len(events), WIDTH), np.int64)
+    for row, (_, _, *own) in zip(values, events, strict=True):
+        row[: len(own)] = own
+    times = np.array([int(at * 1e6) + offset_us for _, at, *_ in events], np.int64)
+    return TraceEvents(
+        job_id=job_id,
+        error_us=min(error_us, MAX_INT32),
+        dropped=min(num_dropped, MAX_INT32),
+        kinds=np.array([kind.number for kind, *_ in events], np.uint8),
+        times_us=np.maximum(times, 0),
+        values=np.clip(values, 0, MAX_INT32).astype(np.int32).reshape(-1),
+    )
+
+
+def check(message: TraceEvents) -> None:
+    """Raise ProtocolError for arrays that do not fit together."""
+    count = len(message.kinds)
+    if (len(message.times_us), len(message.values)) != (count, count * WIDTH):
+        raise ProtocolError(f"{count} events with {len(message.times_us)} times and {len(message.values)} values")
+
+
+def unpack(message: TraceEvents) -> list[dict[str, Any]]:
+    """Return the events of a message as JSON-able values; those of unknown kinds are left out."""
+    rows = message.values[: len(message.kinds) * WIDTH].reshape(-1, WIDTH).tolist()
+    found = zip(message.kinds.tolist(), message.times_us.tolist(), rows, strict=False)
+    return [
+        {"at_us": at, "event": kind.name} | dict(zip(kind.values, row, strict=False))
+        for number, at, row in found
+        if (kind := KINDS.get(number)) is not None
+    ]

@@ -1,0 +1,65 @@
+"""What a verifier notes of a step for the sessions that are traced: see `specq.runtime.Tracer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.protocol import Open, trace_events
+from specq.runtime import Tracer
+from specq.verifier.rounds import Round
+from specq.verifier.scheduler import ScheduledSession
+
+
+class StepTimes(NamedTuple):
+    """When a step reached its stages, in seconds: it began, what was drafted hung on the trees, it was planned, computed and judged,
+    and committed."""
+
+    began: float
+    drafted: float
+    planned: float
+    judged: float
+    committed: float
+
+    @property
+    def split_us(self) -> tuple[int, int, int, int]:
+        """Return what waiting for drafts, planning, the forward pass and committing took."""
+        stages = zip(self[1:], self[:-1], strict=True)
+        wait, plan, forward, commit = (int((end - start) * 1e6) for end, start in stages)
+        return wait, plan, forward, commit
+
+
+def trace_open(tracer: Tracer, message: Open, now: float) -> None:
+    """Note that a session was opened, if it shall be traced."""
+    if message.trace:
+        tracer.open(message.session_id)
+        tracer.note(message.session_id, trace_events.OPENED, now, len(message.token_ids), message.tokens_left)
+
+
+def trace_step(tracer: Tracer, shares: Sequence[ScheduledSession], rounds: Iterable[Round], at: StepTimes) -> None:
+    """Note what a step did for each traced session: the part of a prompt that it computed, and the round."""
+    step_us = int((at.committed - at.began) * 1e6)
+    for share in shares:
+        if tracer.traces(share.session_id) and not share.is_decoding:
+            tracer.note(share.session_id, trace_events.PREFILL, at.began, step_us, len(share.step.token_ids))
+    for done in rounds:
+        if tracer.traces(done.session.session_id):
+            _trace_round(tracer, done, at)
+
+
+def _trace_round(tracer: Tracer, done: Round, at: StepTimes) -> None:
+    session_id, num_tokens = done.session.session_id, len(done.token_ids)
+    counts = (done.base_len, num_tokens, len(done.nodes), len(done.path))
+    tracer.note(session_id, trace_events.ROUND, at.began, *counts, *at.split_us)
+    for lane in np.unique(done.lanes).tolist():
+        own = done.lanes == lane
+        values = (lane, int(own.sum()), int(done.is_accepted[own].sum()), done.base_len)
+        tracer.note(session_id, trace_events.JUDGED, at.judged, *values)
+
+
+def trace_close(tracer: Tracer, session_id: int, length: int) -> None:
+    """Note that a session was closed."""
+    tracer.note(session_id, trace_events.CLOSED, tracer.clock(), length)
+    tracer.end(session_id)
