@@ -64,8 +64,8 @@ def test_a_job_that_asks_is_followed_through_all_processes(group):
     assert sum(one["accepted"] for one in judged) == result.stats["accepted_tokens"]
     assert sum(one["verified"] for one in judged) == result.stats["draft_tokens"] > 0
     assert sum(one["tokens"] for one in of(trace, "broker", "verdict")) == 48
-    assert [one["event"] for one in of(trace, "broker")][0] == "submitted"
-    assert [one["event"] for one in of(trace, "target-1")][0] == "opened"
+    assert next(one["event"] for one in of(trace, "broker")) == "submitted"
+    assert next(one["event"] for one in of(trace, "target-1")) == "opened"
     assert of(trace, "target-1", "prefill")[0]["tokens"] > 1
     assert {"assigned", "draft_sent", "verdict_arrived", "released"} <= {one["event"] for one in of(trace, "draft-1")}
     assert {"submitted", "received", "ended"} <= {one["event"] for one in of(trace, "client")}
@@ -135,6 +135,6 @@ def test_a_verifier_that_dies_is_in_the_trace():
     assert story[-1] == "finished"
     assert {"crashed", "left"} & set(story)
     assert story.count("opened") >= 2
-    assert [part["is_lost"] for part in trace["processes"] if part["name"] == holder][0]
+    assert next(part["is_lost"] for part in trace["processes"] if part["name"] == holder)
     others = {one["process"] for one in trace["events"] if one["event"] == "round"} - {holder}
     assert others
