@@ -17,6 +17,7 @@ from specq.protocol import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
+AUTO_DRAFTERS = -1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -214,7 +215,12 @@ class UpConfig(Section):
     """What `specq up` starts."""
 
     targets: int = option(1, "target verifiers to start", low=1, high=256)
-    drafters: int = option(2, "draft workers to start", high=1024)
+    drafters: int = option(
+        AUTO_DRAFTERS,
+        "draft workers to start; -1: who drafts where is chosen for this machine",
+        low=AUTO_DRAFTERS,
+        high=1024,
+    )
     serve: bool = option(default=False, text="also serve OpenAI's HTTP API (section serve)")
 
 
