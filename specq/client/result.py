@@ -1,6 +1,6 @@
 """What a caller gets: pieces of text while a job runs, one result when it has ended.
 
-Rule: a `Result` has exactly the fields of a line in a results file (README, "Results"), and `to_dict` is that line.
+Rule: a `Result` has exactly the fields of a line in a results file (docs/reference/jobs.md, "Results"), and `to_dict` is that line.
 """
 
 from __future__ import annotations

@@ -102,7 +102,8 @@ class BrokerConfig(Section):
     max_jobs: int = option(10_000, "jobs that may wait or run at a time", low=1)
     drafters_per_job: int = option(2, "draft workers at most for one job, no two of the same model", high=8)
     journal: str = option(
-        "", "file that outlives the broker, or KIND://...; none: memory only; empty: one for each address, see README"
+        "",
+        "file that outlives the broker, or KIND://...; none: memory only; empty: one for each address, in SPECQ_STATE",
     )
     durability: str = option("full", "full: survives loss of power; process: only of the process", choices=DURABILITIES)
     keep_hours: float = option(168.0, "how long results are kept", low=0.0, high=1e6)
