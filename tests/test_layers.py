@@ -72,7 +72,7 @@ DOORS = {
         "specq.verification.devices",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
-    *("specq.proposers.chain_model", "specq.proposers.profiling"),
+    *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
     "specq.models.inflate",
     "specq.observe.screen",
 }
