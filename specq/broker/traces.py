@@ -81,6 +81,6 @@ def trace_report(job: Job, trace: JobTrace) -> dict[str, Any]:
         "submitted": request.submitted,
         "in_all_processes": trace.in_all_processes,
         "dropped": max(0, trace.num_rounds - len(trace.rounds)),
-        "processes": [part.to_dict() for part in trace.parts.values()],
+        "processes": [part.to_dict() for part in trace.parts.values() if part.role != "client" or part.has_events],
         "events": trace.events(),
     }

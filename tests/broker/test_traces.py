@@ -79,9 +79,9 @@ def test_events_of_the_verifier_come_in_by_time():
     assert names(trace)[0] == ("v", "opened")
     assert names(trace)[-1] == ("v", "opened")
     found = {part["role"]: (part["error_us"], part["is_complete"]) for part in trace["processes"]}
-    assert found == {"client": (0, False), "target": (25, False)}
+    assert found == {"target": (25, False)}
     desk.front(VERIFIER, noted(1, 100_000_600, kind=trace_events.CLOSED))
-    assert [part["is_complete"] for part in trace_of(desk)["processes"]] == [False, True]
+    assert [part["is_complete"] for part in trace_of(desk)["processes"]] == [True]
 
 
 def test_events_of_strangers_and_of_unknown_jobs_are_dropped():

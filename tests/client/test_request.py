@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
 from specq.client.parameters import read_parameters
+from specq.client.job_options import read_job_options
 from specq.client.request import Served, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode
@@ -247,3 +248,9 @@ def test_what_is_accepted_can_be_sent(values):
         return
     for submit in request.submits:
         assert decode(encode(submit)) == submit
+
+
+def test_trace_is_true_or_false():
+    assert [read_job_options(given).trace for given in ({}, {"trace": True}, {"trace": False})] == [False, True, False]
+    with pytest.raises(JobError, match="trace is 1; it must be true or false"):
+        read_job_options({"trace": 1})

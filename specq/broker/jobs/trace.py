@@ -41,6 +41,10 @@ class Part:
             self._num_events, self._forgotten = self._num_events - gone, self._forgotten + gone
         self.has_ended = int(message.kinds[-1]) in trace_events.LAST
 
+    @property
+    def has_events(self) -> bool:
+        return bool(self._messages)
+
     def events(self) -> list[dict[str, Any]]:
         """Return the events by name."""
         return [event for message in self._messages for event in trace_events.unpack(message)]
