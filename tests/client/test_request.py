@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, processors
 
-from specq.client.parameters import read_parameters
 from specq.client.job_options import read_job_options
+from specq.client.parameters import read_parameters
 from specq.client.request import Served, read_request
 from specq.protocol.errors import JobError
 from specq.protocol.wire import decode, encode
