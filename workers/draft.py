@@ -41,7 +41,7 @@ class DrafterLoop:
         for draft in self.drafter.step():
             self.link.send(draft)
         if self.link.heartbeat.due():
-            self.link.beat(self.drafter.heartbeat())
+            self.link.beat(self.drafter.heartbeat(), self.num_dropped)
 
     def _receive(self) -> None:
         for message in self.link.receive():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ from specq.broker.admission.roles import Roles
 from specq.broker.effects import Outbox, Write
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
+from specq.broker.jobs.rounds import RoundCounts
 from specq.broker.jobs.table import Jobs
 from specq.broker.workers.registry import WorkerRegistry
 from specq.journal import Record
@@ -62,7 +63,7 @@ class State:
 
     ledger          which records of jobs the journal holds
     roles, limits   what each key may do, and how much
-    counts          what happened how often, for `specq status`
+    counts          what happened how often, for `specq status`; rounds: what was counted of rounds, by model
     outbox          what is to be done
     closing         why no new jobs are taken any more, or ""
     """
@@ -73,6 +74,7 @@ class State:
         self.workers, self.jobs, self.ledger = WorkerRegistry(), Jobs(), ledger
         self.roles, self.limits = roles, Limits()
         self.counts: Counter[str] = Counter()
+        self.rounds: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
         self.outbox = Outbox()
         self.closing = ""
         self._epoch = epoch

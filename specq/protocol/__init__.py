@@ -8,6 +8,7 @@
     bounds          what any number or text from outside may be
     draft_checks    what a draft must satisfy before it reaches a draft tree
     status_report   a broker's report as a `Status`, and back
+    worker_metrics  what workers count, as heartbeats carry it
     errors          the exceptions that specq raises
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
@@ -114,11 +115,13 @@ from specq.protocol.wire import (
     too_large,
     type_of,
 )
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US
 
 __all__ = [
     "BROKER_GONE",
     "COLOCATED_LANE",
     "COUNT",
+    "COUNTED_DEPTHS",
     "DEADLINE_MS",
     "FINAL",
     "ID",
@@ -133,7 +136,10 @@ __all__ = [
     "NO_TAP",
     "NO_TOKENS",
     "NO_TREE",
+    "PHASES",
     "PRIORITY",
+    "ROW_LIMITS",
+    "STEP_LIMITS_US",
     "TENANT",
     "TOKEN_IDS",
     "Accepted",

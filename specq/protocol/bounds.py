@@ -239,7 +239,7 @@ STATE = OneOf(("loading", "ready", "draining", "leaving", "failed"))
 FINISH = OneOf(("", "stop", "length", "cancelled", "error"))
 VERDICT_FINISH = OneOf(("", "stop", "length"))
 STATS = Json(depth=4, entries=8192)
-REPORT = Json(depth=8, entries=65_536)
+REPORT = Json(depth=8, entries=250_000)
 
 # --- what a model is --------------------------------------------------------------------------------------------------
 

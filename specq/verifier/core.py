@@ -37,6 +37,7 @@ from specq.runtime import Faults, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verifier.arms import REMOTE, Arms
 from specq.verifier.kv_admission import admit, reason_to_refuse
+from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.rounds import Round, commit
 from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
@@ -82,6 +83,7 @@ class Verifier:
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.trees = DraftTrees()  # of all sessions
+        self.meter = StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -180,20 +182,29 @@ class Verifier:
 
     def step(self, clock: Callable[[], float]) -> list[Message]:
         """Run one step for every session that can take part; return the verdicts."""
-        faults = Faults()
+        faults, began = Faults(), clock()
         self._propose(clock)
         started = clock()
         shares = self._schedule(faults)
+        planned = clock()
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
         rounds = [committed for part in done for committed in self._commit(*part, ended, faults)]
         self.sources.observe(rounds, done, ended - started)
+        self._measure(Moments(self._last_end, began, started, planned, ended), done, rounds)
         verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
         return [*verdicts, *failed]
+
+    def _measure(
+        self, at: Moments, done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], rounds: Sequence[Round]
+    ) -> None:
+        if done:
+            judge_s = sum(output.judge_s for _, output in done)
+            self.meter.note(at, judge_s, self._num_rows, sum(len(shares) for shares, _ in done), rounds)
 
     # --- propose and schedule ---------------------------------------------------------------------------------------------------
 
@@ -310,6 +321,7 @@ class Verifier:
             pending=sum(map(self._runs, sessions)),
             step_ms=int(1000 * self.curve(self.max_step_rows)),
             free_slots=self.engine.free_slots,
+            metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),

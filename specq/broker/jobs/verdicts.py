@@ -43,6 +43,7 @@ class Verdicts:
         self.state.outbox.add(*relay(job, commit, frames))
         if known < len(commit.token_ids):
             job.stats.add(commit)
+            self.state.rounds[job.request.model].add(job, commit, len(commit.token_ids) - known)
             if verdict is not None:
                 transcript.logprobs.extend(verdict, known)
         if transcript.finish:

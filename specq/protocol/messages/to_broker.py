@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from specq.protocol import bounds
 from specq.protocol.messages.base import Count, Id, Ids, Lengths, Message, Name, Tokens32, empty
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import ModelInfo
+from specq.protocol.worker_metrics import WORKER_METRICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -39,6 +40,7 @@ class Heartbeat(Message):
     steps   a counter that a hung worker cannot raise
     pending sessions that could take part in a step now
     step_ms duration of the longest possible step; the worker sends nothing during it
+    metrics what it has counted since its start: see `specq.protocol.worker_metrics`
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
     """
 
@@ -50,6 +52,7 @@ class Heartbeat(Message):
     pending: Count = 0
     step_ms: Annotated[int, bounds.STEP_MS] = 0
     free_slots: Count = 0
+    metrics: Annotated[dict[str, Any], WORKER_METRICS] = field(default_factory=dict)
     session_ids: Ids = empty("<i8")
     epochs: Ids = empty("<i8")
     lengths: Lengths = empty("<i4")
