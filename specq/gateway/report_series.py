@@ -47,7 +47,7 @@ def _object(value: Any) -> dict[str, Any]:
 def _list(value: Any) -> list[float]:
     """Return a list of numbers; empty for whatever else it is."""
     is_good = isinstance(value, list) and all(_number(one) is not None for one in value)
-    return value if is_good else []
+    return list(value) if is_good else []
 
 
 def _buckets(value: Any, limits: Sequence[float]) -> Buckets | None:
@@ -55,8 +55,8 @@ def _buckets(value: Any, limits: Sequence[float]) -> Buckets | None:
     found = _list(value)
     if not isinstance(value, list) or len(found) > len(limits) + 2:
         return None
-    total, *counts = [*found, *[0] * (len(limits) + 2 - len(found))]
-    return Buckets(_cumulative(counts, limits), total)
+    padded = found + [0.0] * (len(limits) + 2 - len(found))
+    return Buckets(_cumulative(padded[1:], limits), padded[0])
 
 
 def _cumulative(counts: Sequence[float], limits: Sequence[float]) -> list[tuple[str, float]]:
@@ -128,9 +128,8 @@ def kv_use(report: Report) -> Iterator[Sample]:
 
 def workers(report: Report, role: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the workers of a role ("": of any) by names of which no two are equal."""
-    seen = Counter[str]()
-    for worker in report.get("workers") or ():
-        worker = _object(worker)  # noqa: PLW2901
+    seen, said = Counter[str](), report.get("workers")
+    for worker in map(_object, said if isinstance(said, list) else ()):
         name = str(worker.get("name", ""))
         seen[name] += 1
         if role in ("", worker.get("role")):
