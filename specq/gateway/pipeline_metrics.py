@@ -21,7 +21,9 @@ from specq.protocol import ROW_LIMITS, STEP_LIMITS_US
 Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[HistogramMetricFamily] | type[SummaryMetricFamily]
 
 MODEL, WORKER = ("model",), ("worker",)
+SOURCE, DEPTH, ARM = (*WORKER, "source"), (*WORKER, "depth"), (*WORKER, "load", "sources")
 VLLM = ("model_name", "engine")  # of a model's verifiers together, whom vLLM would number
+PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 DROPPED = (
     *("dropped_front", "dropped_back", "limited_requests", "limited_drafts", "late_drafts", "late_verdicts"),
     *("misfit_verdicts", "forbidden", "undelivered"),
@@ -77,51 +79,27 @@ TABLE = (
     Line(G, "specq_worker_jobs", "Jobs that it has.", WORKER, series.of_workers("jobs")),
     Line(C, "specq_worker_steps", "Steps of a verifier, passes of a drafter.", WORKER, series.of_workers("steps")),
     Line(C, "specq_worker_reconnects", "Registrations but the first.", WORKER, series.of_metrics("reconnects")),
-    Line(
-        *(C, "specq_worker_messages_dropped", "Messages that it could not take."),
-        *(WORKER, series.of_metrics("messages_dropped")),
-    ),
+    Line(C, "specq_worker_messages_dropped", "Messages not taken.", WORKER, series.of_metrics("messages_dropped")),
     # verifiers: steps
-    Line(
-        *(H, "specq_step_seconds", "Times of a step's phases: wait, plan, forward, judge, host."),
-        *((*WORKER, "phase"), series.step_seconds(STEP_LIMITS_US)),
-    ),
+    Line(H, "specq_step_seconds", "Times of a step's phases.", (*WORKER, "phase"), series.step_seconds(STEP_LIMITS_US)),
     Line(H, "specq_step_rows", "Rows of a step.", WORKER, series.histogram("step_rows", ROW_LIMITS)),
     Line(H, "specq_step_sessions", "Sessions of a step.", WORKER, series.histogram("step_sessions", ROW_LIMITS)),
     Line(G, "specq_kv_slots", "KV slots that it has.", WORKER, series.of_workers("kv_slots", "target")),
     Line(G, "specq_kv_slots_free", "KV slots that are free.", WORKER, series.of_workers("free_slots", "target")),
     # verifiers: drafts
-    Line(C, "specq_source_sent_tokens", "Tokens drafted.", (*WORKER, "source"), series.by_label("sent")),
-    Line(
-        *(C, "specq_source_verified_tokens", "Draft tokens verified, by source."),
-        *((*WORKER, "source"), series.by_label("judged", 0)),
-    ),
-    Line(
-        *(C, "specq_source_accepted_tokens", "Draft tokens accepted, by source."),
-        *((*WORKER, "source"), series.by_label("judged", 1)),
-    ),
-    Line(
-        *(C, "specq_depth_verified_tokens", "Draft tokens verified, by depth in the tree."),
-        *((*WORKER, "depth"), series.by_depth("verified_at")),
-    ),
-    Line(
-        *(C, "specq_depth_accepted_tokens", "Draft tokens accepted, by depth in the tree."),
-        *((*WORKER, "depth"), series.by_depth("accepted_at")),
-    ),
+    Line(C, "specq_source_sent_tokens", "Tokens drafted.", SOURCE, series.by_label("sent")),
+    Line(C, "specq_source_verified_tokens", "Draft tokens verified.", SOURCE, series.by_label("judged", 0)),
+    Line(C, "specq_source_accepted_tokens", "Draft tokens accepted.", SOURCE, series.by_label("judged", 1)),
+    Line(C, "specq_depth_verified_tokens", "Draft tokens verified.", DEPTH, series.by_depth("verified_at")),
+    Line(C, "specq_depth_accepted_tokens", "Draft tokens accepted.", DEPTH, series.by_depth("accepted_at")),
     Line(C, "specq_stale_tokens", "Drafted, and contradicted before verified.", WORKER, series.of_metrics("stale")),
     Line(C, "specq_orphan_tokens", "Drafted below an unknown parent.", WORKER, series.of_metrics("orphans")),
     Line(C, "specq_drafts_dropped", "Drafts without time or room.", WORKER, series.of_metrics("drafts_dropped")),
     Line(C, "specq_round_hits", "Rounds that began with drafts.", WORKER, series.of_metrics("hits")),
     Line(C, "specq_round_misses", "Rounds that began without.", WORKER, series.of_metrics("misses")),
     # verifiers: which sources pay
-    Line(
-        *(G, "specq_arm_used", "Whether these sources are in use at this load, in sessions."),
-        *((*WORKER, "load", "sources"), series.by_label("arms", 0)),
-    ),
-    Line(
-        *(G, "specq_arm_speed_ratio", "Tokens a second with these sources over those with the ones in use."),
-        *((*WORKER, "load", "sources"), series.by_label("arms", 1, of=_ratio)),
-    ),
+    Line(G, "specq_arm_used", "Whether these sources are in use at this load.", ARM, series.by_label("arms", 0)),
+    Line(G, "specq_arm_speed_ratio", "Speed over that of the arm in use.", ARM, series.by_label("arms", 1, of=_ratio)),
     Line(C, "specq_arm_trials", "Trials of other sources.", (*WORKER, "load"), series.by_label("arm_trials")),
     # drafters
     Line(C, "specq_drafter_drafts", "Drafts that it sent.", WORKER, series.of_metrics("drafts")),
@@ -135,10 +113,7 @@ TABLE = (
     Line(C, "vllm:spec_decode_num_drafts", "Drafted rounds.", VLLM, series.of_rounds("drafted_rounds")),
     Line(C, "vllm:spec_decode_num_draft_tokens", "Draft tokens.", VLLM, series.of_rounds("draft_tokens")),
     Line(C, "vllm:spec_decode_num_accepted_tokens", "Accepted ones.", VLLM, series.of_rounds("accepted_tokens")),
-    Line(
-        *(C, "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafted rounds that accepted a token at this position."),
-        *((*VLLM, "position"), series.accepted_by_position),
-    ),
+    Line(C, PER_POSITION, "Rounds that accepted this far.", (*VLLM, "position"), series.accepted_by_position),
 )
 
 
