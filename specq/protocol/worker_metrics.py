@@ -28,15 +28,15 @@ ROW_LIMITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PHASES = ("wait", "plan", "forward", "judge", "host")  # of a step, in their order; `host` lies before the next one
 COUNTED_DEPTHS = 32  # nodes at greater depths are counted with the last
 
-MOST_NUMBERS, MOST_NAME = 1000, 100
+MOST_ENTRIES, MOST_NAME = 1000, 100
 
 
 class WorkerMetricsBound:
     """The bound of `Heartbeat.metrics`."""
 
     allowed = (
-        f"an object of numbers, lists of numbers, and objects of these, with finite 64-bit numbers, at most {MOST_NUMBERS} of them or of "
-        f"names, and names of at most {MOST_NAME} characters"
+        f"an object of finite 64-bit numbers, lists of them, and objects of these, with at most {MOST_ENTRIES} names and numbers in all, "
+        f"and names of at most {MOST_NAME} characters"
     )
 
     def admits(self, value: dict[str, Any]) -> bool:
@@ -44,9 +44,9 @@ class WorkerMetricsBound:
         values = [one for labels in (value, *inner) for one in labels.values() if type(one) is not dict]
         numbers = [number for one in values for number in (one if type(one) is list else (one,))]
         names = [name for labels in (value, *inner) for name in labels]
-        is_small = len(numbers) <= MOST_NUMBERS and len(names) <= MOST_NUMBERS
         is_flat = not any(type(one) is dict for labels in inner for one in labels.values())
-        return is_small and is_flat and all(len(name) <= MOST_NAME for name in names) and all(map(_is_number, numbers))
+        is_small = len(numbers) + len(names) <= MOST_ENTRIES and all(len(name) <= MOST_NAME for name in names)
+        return is_flat and is_small and all(map(_is_number, numbers))
 
 
 def _is_number(value: object) -> bool:

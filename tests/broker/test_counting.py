@@ -11,7 +11,7 @@ from specq.broker.workers.status import MOST_METRICS, status_report
 from specq.protocol.bounds import REPORT
 from specq.protocol.messages import Heartbeat, Verdict
 from specq.protocol.wire import encode
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_NUMBERS
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES
 from tests.broker.desk import VERIFIER, Desk
 
 
@@ -94,7 +94,7 @@ def test_what_a_worker_counts_is_shown_as_it_was_last() -> None:
 def test_a_report_has_room_for_what_the_workers_count(num_workers: int) -> None:
     """However many workers there are, and however much they say."""
     desk = Desk()
-    metrics = {str(i): [0] * 9 for i in range(MOST_NUMBERS // 10)}
+    metrics = {str(i): [0] for i in range(MOST_ENTRIES // 2)}
     for number in range(num_workers):
         identity = b"w%d" % number
         desk.hello(identity)

@@ -11,7 +11,7 @@ import pytest
 from specq.protocol.messages import COLOCATED_LANE, LOOKUP_LANE, Close
 from specq.protocol.types import NO_TOKENS
 from specq.protocol.wire import decode, encode
-from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_NUMBERS, PHASES, ROW_LIMITS, STEP_LIMITS_US
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.arms import LOOKUP, REMOTE, Arms
@@ -178,4 +178,4 @@ def test_the_fullest_heartbeat_arrives():
     assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
     assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
     assert len(metrics["arms"]) == 13 * 8
-    assert len(str(metrics).split(",")) < MOST_NUMBERS
+    assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more
