@@ -123,10 +123,12 @@ def _by_lane(lanes: UInt8Array, is_accepted: UInt8Array) -> Int64Array:
 
 
 def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:
-    """Return verified and accepted nodes by depth, given i64[depths, 2]; those that lie deeper count with the last that is counted."""
+    """Return verified and accepted nodes by depth, given i64[depths, 2], as far down as any were verified; those that lie deeper than is
+    counted count with the last."""
     deep = verified_at[COUNTED_DEPTHS - 1 :].sum(0)
     counted = np.concatenate([verified_at[: COUNTED_DEPTHS - 1], deep[None]])
-    return {"verified_at": _trimmed(counted[:, 0].tolist()), "accepted_at": _trimmed(counted[:, 1].tolist())}
+    verified = _trimmed(counted[:, 0].tolist())
+    return {"verified_at": verified, "accepted_at": counted[: len(verified), 1].tolist()}
 
 
 def _trimmed(numbers: list[int]) -> list[int]:

@@ -87,7 +87,9 @@ def test_nodes_deeper_than_is_counted_count_with_the_last():
     verified_at = np.ones((COUNTED_DEPTHS + 5, 2), np.int64)
     verified_at[:, 1] = 0
 
-    assert by_depth(verified_at) == {"verified_at": [1] * (COUNTED_DEPTHS - 1) + [6], "accepted_at": []}
+    verified = [1] * (COUNTED_DEPTHS - 1) + [6]
+    assert by_depth(verified_at) == {"verified_at": verified, "accepted_at": [0] * COUNTED_DEPTHS}
+    assert by_depth(verified_at * 0) == {"verified_at": [], "accepted_at": []}
 
 
 def test_a_verifier_times_its_steps_by_the_clock_that_it_is_given():
