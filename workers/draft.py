@@ -41,7 +41,7 @@ class DrafterLoop:
         for draft in self.drafter.step():
             self.link.send(draft)
         if self.link.heartbeat.due():
-            self.link.beat(self.drafter.heartbeat())
+            self.link.beat(self.drafter.heartbeat(), self.num_dropped)
             self.link.send_all(self.drafter.tracer.messages())
 
     def _receive(self) -> None:

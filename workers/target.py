@@ -80,7 +80,7 @@ class VerifierLoop:
         if self.verifier.has_work:
             self._unsent = self.verifier.step(time.monotonic)
         if self.link.heartbeat.due():
-            self.link.beat(self.verifier.heartbeat())
+            self.link.beat(self.verifier.heartbeat(), self.num_dropped)
             self.link.send_all(self.verifier.tracer.messages())
             if self.zap is not None:
                 self.zap.refresh()

@@ -67,6 +67,8 @@ class JournalLink:
         with contextlib.suppress(OSError):
             self._woken.recv(4096)
         self._signalled = False
+        ledger = broker.state.ledger
+        ledger.num_groups, ledger.write_s = self.writer.num_groups, self.writer.write_s
         effects = broker.journaled(self.writer.durable, now)
         if self.writer.lost:
             raise JournalLostError(self.writer.lost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from specq.broker.effects import Outbox, Write
 from specq.broker.faults import FaultLog
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
+from specq.broker.jobs.rounds import RoundCounts
 from specq.broker.jobs.table import Jobs
 from specq.broker.traces import Traces
 from specq.broker.workers.registry import WorkerRegistry
@@ -66,7 +67,7 @@ class State:
 
     ledger          which records of jobs the journal holds
     roles, limits   what each key may do, and how much
-    counts          what happened how often, for `specq status`
+    counts          what happened how often, for `specq status`; rounds: what was counted of rounds, by model
     faults, traces  what went wrong last, for `specq top`; what happened to jobs, for `specq trace`
     outbox          what is to be done
     closing         why no new jobs are taken any more, or ""
@@ -79,6 +80,7 @@ class State:
         self.roles, self.limits = roles, Limits()
         self.counts: Counter[str] = Counter()
         self.faults, self.traces = FaultLog(), Traces(settings.traced_at_once)
+        self.rounds: defaultdict[str, RoundCounts] = defaultdict(RoundCounts)
         self.outbox = Outbox()
         self.closing = ""
         self._epoch = epoch

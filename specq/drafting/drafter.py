@@ -82,7 +82,7 @@ class Drafter:
         self.sessions: dict[int, DraftSession] = {}
         self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
         self.state = "ready"
-        self.num_passes = 0
+        self.num_passes = self.num_drafts = self.num_nodes = 0  # passes, and drafts and nodes that were sent
         self.tracer = Tracer()
         self._refused: dict[int, int] = {}  # epochs of sessions for which something was raised
         self._handlers: dict[type[Message], Callable[..., None]] = {
@@ -205,6 +205,8 @@ class Drafter:
                     values = (draft.lane, len(draft.token_ids), draft.base_len)
                     self._note(draft.session_id, trace_events.DRAFT_SENT, *values)
         self.num_passes += bool(done)
+        self.num_drafts += len(drafts)
+        self.num_nodes += sum(len(draft.token_ids) for draft in drafts)
         self._drop_faulty(faults)
         return drafts
 
@@ -261,6 +263,7 @@ class Drafter:
             load=len(sessions),
             steps=self.num_passes,
             pending=int(self.has_work),
+            metrics={"drafts": self.num_drafts, "draft_nodes": self.num_nodes},
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),

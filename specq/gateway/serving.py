@@ -85,13 +85,14 @@ def _head(requests: tuple[Request, ...], served: Served, prefix: str) -> Head:
 
 async def complete(prepared: Prepared, total_s: float, metrics: Metrics) -> Json:
     """Return the answer in one."""
+    started = time.monotonic()
     try:
         async with asyncio.timeout(total_s):
             results = await prepared.client.run(prepared.requests, prepared.served)
     except TimeoutError:
         raise _late(total_s) from None
     flat = [result for of_prompt in results for result in of_prompt]
-    metrics.note_results(flat, prepared.call.n)
+    metrics.note_results(prepared.served.info.name, flat, time.monotonic() - started)
     return prepared.answering.whole(prepared.head, flat)
 
 
@@ -103,7 +104,8 @@ class Stream:
         with_ids = bool(prepared.repeatable.key)
         self._events = prepared.answering.events(prepared.head, position, with_ids=with_ids)
         self._total_s, self._started = total_s, time.monotonic()
-        self._metrics, self._n = metrics, prepared.call.n
+        self._last = 0.0  # when the last piece came
+        self._metrics, self._model = metrics, prepared.served.info.name
         self._pieces: PieceStream = prepared.client.open_stream(prepared.requests, prepared.served, position.known)
         self._first = b""
 
@@ -120,7 +122,7 @@ class Stream:
         try:
             while not self._pieces.ended:
                 yield await self._next()
-            self._metrics.note_results(self._events.results, self._n)
+            self._metrics.note_results(self._model, self._events.results, time.monotonic() - self._started)
             yield self._events.closing()
         except JobError as error:
             yield self._events.failed(of_job(error))
@@ -137,6 +139,10 @@ class Stream:
                 piece = await self._pieces.piece()
         except TimeoutError:
             return sse.KEEP_ALIVE
+        now = time.monotonic()
+        if self._last and piece.token_ids:
+            self._metrics.note_event(self._model, now - self._last)
+        self._last = now
         return self._events.take(piece)
 
     def close(self) -> None:

@@ -25,10 +25,11 @@ class Upstream:
         self._report: tuple[float, dict[str, Any]] = (0.0, {})
         self._asking: asyncio.Task[dict[str, Any]] | None = None
 
-    async def report(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Return the broker's report; raises JobError (or TimeoutError after `timeout_s`) if it does not answer."""
+    async def report(self, timeout_s: float | None = None, fresh_s: float = REPORT_S) -> dict[str, Any]:
+        """Return the broker's report, not older than `fresh_s`; raises JobError (or TimeoutError after `timeout_s`) if it does not
+        answer."""
         at, report = self._report
-        if at and time.monotonic() - at < REPORT_S:
+        if at and time.monotonic() - at < fresh_s:
             return report
         if self._asking is None:  # one question for all who wait
             self._asking = asyncio.create_task(self._ask())

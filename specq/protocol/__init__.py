@@ -10,6 +10,7 @@
     draft_checks    what a draft must satisfy before it reaches a draft tree
     status_report   a broker's report as a `Status`, and back
     trace_events    what happens to a traced job, as numbers, and back
+    worker_metrics  what workers count, as heartbeats carry it
     errors          the exceptions that specq raises
 
 In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message: one dataclass and one line in `MESSAGES`.
@@ -138,6 +139,7 @@ from specq.protocol.wire import (
     too_large,
     type_of,
 )
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US
 
 __all__ = [
     "BROKER_GONE",
@@ -145,6 +147,7 @@ __all__ = [
     "COLOCATED_LANE",
     "CORRECTED",
     "COUNT",
+    "COUNTED_DEPTHS",
     "DEADLINE_MS",
     "DRAFTED",
     "DRAFT_WORKER",
@@ -167,8 +170,11 @@ __all__ = [
     "ORIGIN_CODES",
     "ORIGIN_OF_LANE",
     "OWN",
+    "PHASES",
     "PLAIN",
     "PRIORITY",
+    "ROW_LIMITS",
+    "STEP_LIMITS_US",
     "TARGETS_OWN",
     "TENANT",
     "TOKEN_IDS",

@@ -249,7 +249,7 @@ STATE = OneOf(("loading", "ready", "draining", "leaving", "failed"))
 FINISH = OneOf(("", "stop", "length", "cancelled", "error"))
 VERDICT_FINISH = OneOf(("", "stop", "length"))
 STATS = Json(depth=4, entries=8192)
-REPORT = Json(depth=8, entries=262_144)  # of 4,096 workers and 1,000 sessions
+REPORT = Json(depth=8, entries=300_000)  # of 4,096 workers, 128 of them with metrics, and 1,000 sessions
 
 # --- what a model is --------------------------------------------------------------------------------------------------
 

@@ -59,8 +59,10 @@ class StepOutput:
     judgements      of the steps with `judged`, in order
     hidden          None without a tap; else its rows of each step, the layers beside each other as columns
     scratch_logits  None without scratch rows; else [scratch rows, vocab] of each step
+    judge_s         of the call's seconds, those that judging took; 0 where that cannot be told apart, as on a GPU
     """
 
     judgements: list[Judgement]
     hidden: SessionRows | None = None
     scratch_logits: SessionRows | None = None
+    judge_s: float = 0.0

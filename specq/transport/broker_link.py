@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import structlog
 import zmq
@@ -34,7 +35,7 @@ class BrokerLink:
         self.socket = connect_dealer(context, endpoint, curve=curve)
         self.registered = False
         self.heartbeat = Beat(HELLO_MS)
-        self.num_dropped = 0
+        self.num_dropped = self.num_welcomes = 0
         self._warned_at = time.monotonic()
 
     def send(self, message: Message) -> bool:
@@ -67,6 +68,7 @@ class BrokerLink:
                 yield message
 
     def _welcome(self, message: Welcome) -> None:
+        self.num_welcomes += not self.registered
         self.registered = True
         self.heartbeat = Beat(max(message.heartbeat_ms, 10))
         log.info("worker_welcomed", name=self.hello.name, broker=self.endpoint)
@@ -76,12 +78,20 @@ class BrokerLink:
             raise ConfigError(f"the broker at {self.endpoint} refuses this worker: {message.reason}")
         self.registered = False
 
-    def beat(self, heartbeat: Heartbeat) -> None:
-        """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is due."""
-        sent = self.send(heartbeat if self.registered else self.hello)
+    def beat(self, heartbeat: Heartbeat, num_dropped: int = 0) -> None:
+        """Send the heartbeat, or the `Hello` until the broker has registered this worker. Call it when `heartbeat` is due.
+
+        num_dropped  messages that came over other sockets and were dropped
+        """
+        sent = self.send(self._counted(heartbeat, num_dropped) if self.registered else self.hello)
         if not sent:
             self.registered = False
             self._warn()
+
+    def _counted(self, heartbeat: Heartbeat, num_dropped: int) -> Heartbeat:
+        """Return the heartbeat with what is counted here."""
+        counts = {"reconnects": self.num_welcomes - 1, "messages_dropped": self.num_dropped + num_dropped}
+        return replace(heartbeat, metrics=heartbeat.metrics | counts)
 
     def _warn(self) -> None:
         if time.monotonic() - self._warned_at > 5:

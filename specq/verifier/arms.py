@@ -17,6 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any
 
 import structlog
 
@@ -246,6 +247,17 @@ class Arms:
         if level.arm != self.allowed:
             self.allowed, self._warm_up = level.arm, Window()
 
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.worker_metrics`): of each arm that is
+        used, or was tried, whether it is used, and its gain; and how many trials there were. A load is its number of sessions."""
+        arms: dict[str, list[float]] = {}
+        for number, level in self._levels.items():
+            arms[_label(number, level.used)] = [1, 0]
+            for arm, one in level.challengers.items():
+                if one.weight:
+                    arms[_label(number, arm)] = [0, round(one.gain, 4)]
+        return {"arms": arms, "arm_trials": {str(2**number): one.num_trials for number, one in self._levels.items()}}
+
     def _level(self, num_sessions: int) -> LoadLevel:
         """Return the level of the load, which follows the number of sessions with a delay: it may go up and down from step to step.
 
@@ -270,3 +282,7 @@ class Arms:
             return True
         warm_up.add(0, seconds)
         return False
+
+
+def _label(number: int, arm: Arm) -> str:
+    return f"{2**number} {'+'.join(sorted(arm)) or 'none'}"

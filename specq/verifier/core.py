@@ -39,6 +39,7 @@ from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verifier.arms import REMOTE, Arms
 from specq.verifier.kv_admission import admit, reason_to_refuse
+from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.rounds import Round, commit
 from specq.verifier.scheduler import ScheduledSession, plan
 from specq.verifier.session import Session
@@ -86,6 +87,7 @@ class Verifier:
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.trees = DraftTrees()  # of all sessions
         self.tracer = Tracer()
+        self.meter = StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -202,6 +204,7 @@ class Verifier:
         ended = clock()
         rounds = [committed for part in done for committed in self._commit(*part, ended, faults)]
         self.sources.observe(rounds, done, ended - started)
+        self._measure(Moments(self._last_end, began, started, planned, ended), done, rounds)
         verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
         if self.tracer.is_on:
             trace_step(self.tracer, shares, rounds, StepTimes(began, started, planned, ended, clock()))
@@ -210,6 +213,13 @@ class Verifier:
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
         return [*verdicts, *failed]
+
+    def _measure(
+        self, at: Moments, done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], rounds: Sequence[Round]
+    ) -> None:
+        if done:
+            judge_s = sum(output.judge_s for _, output in done)
+            self.meter.note(at, judge_s, self._num_rows, sum(len(shares) for shares, _ in done), rounds)
 
     # --- propose and schedule ---------------------------------------------------------------------------------------------------
 
@@ -327,6 +337,7 @@ class Verifier:
             pending=sum(map(self._runs, sessions)),
             step_ms=int(1000 * self.curve(self.max_step_rows)),
             free_slots=self.engine.free_slots,
+            metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),
             lengths=np.array([s.length for s in sessions], np.int32),

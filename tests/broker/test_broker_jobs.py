@@ -239,7 +239,8 @@ def test_the_status_tells_of_the_journal() -> None:
     desk.submit(1)
     (status,) = desk.front(ANN, GetStatus())
     assert isinstance(status, Status)
-    assert status.report["journal"] == {"kept": True, "records": 2, "records_waiting": 2, "trouble": ""}
+    journal = {"kept": True, "records": 2, "records_waiting": 2, "commits": 0, "commit_seconds": 0.0, "trouble": ""}
+    assert status.report["journal"] == journal
 
 
 # --- origins ----------------------------------------------------------------------------------------------------------

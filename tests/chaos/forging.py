@@ -24,12 +24,19 @@ from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import Frames, is_array
+from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.verification import STRATEGIES
 
 KEYS = ("session_id", "job_id")
 JUNK = (None, True, -1, 2**31, 2**63, 2**64, 10**400, -(2**63), 1e-320, 1e308, float("nan"), float("inf"), "", "x" * 3000, [],
         [None], [[]], {}, {"a": {"b": [1]}}, "Infinity", -0.0, 0.5)  # fmt: skip
 OBJECTS = ({}, {"hits": 3}, {"hits": "x"}, {"rounds": 2**63 - 1, "positions": [[1, -2], "x"]}, {"a": {"b": {}}})
+METRICS = (
+    {},
+    {"stale": -(2**63) + 1, "step_rows": [1e308] * 13},
+    {"arms": {"4 x": [1, 1e308]}, "judged": {"": []}},
+    {"a": {"b": {}}},
+)
 EXTREME_COUNTS = (0, 1, 2, 64, 65, 600, 5000)
 WRONG_NUMBERS = (-1, -(2**31), 2**31 - 1, 2**30, 50_000)
 
@@ -145,6 +152,7 @@ class Forger:
             ],
             Json: lambda: OBJECTS,
             StatsBound: lambda: OBJECTS,
+            WorkerMetricsBound: lambda: METRICS,
         }
         return rng.choice(choices[type(bound)]())
 

@@ -214,7 +214,7 @@ def test_what_is_not_there(http, method, path, status):
 
 
 def test_metrics(http):
-    """Requests by path and status, and tokens; a prompt of several completions counts once."""
+    """Requests by path and status; the pipeline behind is in test_metrics.py."""
     http.post("/v1/completions", json={"prompt": "a", "n": 2, "max_tokens": 5})
     http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, "stream": True})
     http.post("/v1/completions", json={})
@@ -224,7 +224,5 @@ def test_metrics(http):
     assert lines['specq_http_requests_total{path="/v1/completions",status="200"}'] == "2.0"
     assert lines['specq_http_requests_total{path="/v1/completions",status="400"}'] == "1.0"
     assert lines['specq_http_requests_total{path="other",status="404"}'] == "1.0"
-    assert (lines["specq_completion_tokens_total"], lines["specq_prompt_tokens_total"]) == ("15.0", "2.0")
-    assert lines["specq_accepted_tokens_total"] == "18.0"
     assert lines["specq_http_first_token_seconds_count"] == "1.0"
     assert lines["specq_http_requests_under_way"] == "1.0"

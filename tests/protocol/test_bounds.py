@@ -18,12 +18,13 @@ from specq.protocol import bounds
 from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, Pair, Range, Text
 from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import check_of
-from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Message, Verdict
+from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Heartbeat, Message, Verdict
 from specq.protocol.origins import ORIGINS
 from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
 from specq.protocol.wire import decode, encode, is_array
+from specq.protocol.worker_metrics import WorkerMetricsBound
 from specq.testing.toy import toy_info
 
 JUNK = (None, True, "x", 1.5, [], {}, [[1]], float("nan"), 1e300)
@@ -48,6 +49,13 @@ WRONG_STATS: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
+WRONG_METRICS: list[dict[str, Any]] = [
+    {"hits": "x"}, {"hits": True}, {"hits": None}, {"hits": 2**64 - 1}, {"hits": [[1]]}, {"hits": [1, "x"]}, {"hits": {"a": {"b": 1}}},
+    {"hits": {"a": [1, None]}}, {"hits": [0] * 1001}, {"hits": {str(i): 0 for i in range(1001)}}, {str(i): [] for i in range(1001)},
+    {str(i): {"a": [0] * 11} for i in range(100)}, {"x" * 101: 1}, {"hits": {"x" * 101: 1}},
+]  # fmt: skip
+
+
 def outside(bound: Any) -> list[Any]:
     """Return values of the right type just outside a bound, and far outside."""
     if isinstance(bound, Range):
@@ -66,8 +74,8 @@ def outside(bound: Any) -> list[Any]:
         others = [item] * (bound.least - 1)
         too_few = [others] if bound.least else []
         return [[item] * (bound.most + 1), *too_few, *[[wrong, *others] for wrong in outside(bound.of)]]
-    if isinstance(bound, StatsBound):
-        return WRONG_STATS
+    if isinstance(bound, StatsBound | WorkerMetricsBound):
+        return WRONG_STATS if isinstance(bound, StatsBound) else WRONG_METRICS
     return [nested(bound.depth + 1), {str(i): 0 for i in range(bound.entries + 1)}, {"x": 2**64 - 1}]
 
 
@@ -97,7 +105,7 @@ def test_every_field_of_every_message_has_a_bound(cls: type[Message]) -> None:
             continue
         assert typing.get_origin(hint) is typing.Annotated, f"{cls.TYPE}.{name} has no bound"
         bound = hint.__metadata__[-1]
-        assert isinstance(bound, (Range, OneOf, Text, Items, Json, StatsBound, Elements)), (
+        assert isinstance(bound, (Range, OneOf, Text, Items, Json, StatsBound, WorkerMetricsBound, Elements)), (
             f"{cls.TYPE}.{name} has no bound"
         )
 
@@ -256,6 +264,13 @@ def test_log_probabilities_are_a_row_a_token(num_logprobs: int, num_top: int, fi
     verdict = Verdict(session_id=1, epoch=1, base_len=1, token_ids=np.array([1, 2], np.int32), **ones)
     assert fits_logprobs(verdict, 2) is fits
     assert fits_logprobs(verdict, -1)
+
+
+def test_metrics_of_a_later_version_are_let_in() -> None:
+    """Versions agree on names: who does not know one leaves it alone, and no worker is lost for it."""
+    metrics = {"not_known_yet": {"a": [1, 2.5], "b": -3}, "neither": [0] * 900}
+    beat = Heartbeat(incarnation=1, state="ready", metrics=metrics)
+    assert decode(encode(beat)).metrics == metrics
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------

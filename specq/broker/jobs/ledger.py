@@ -16,12 +16,14 @@ class Ledger:
 
     trouble  why the journal cannot be written now, or ""
     full     why the journal has no room for new jobs, or ""
+    num_groups, write_s   groups of records that were written so far, and the seconds that it took
     """
 
     def __init__(self, *, has_journal: bool) -> None:
         self.has_journal = has_journal
         self.sequence = self.settled = 0
         self.trouble = self.full = ""
+        self.num_groups, self.write_s = 0, 0.0
         self._marks: deque[tuple[int, Job, int, bool]] = deque()  # sequence, job, tokens it has by then, has it ended
 
     def mark(self, job: Job, *, ended: bool = False) -> int:

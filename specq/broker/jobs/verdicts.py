@@ -48,6 +48,7 @@ class Verdicts:
             if job.trace is not None:
                 counts = (commit.base_len, len(commit.token_ids), commit.num_nodes, commit.num_accepted)
                 job.trace.add_often(self.state.clock.now, "verdict", *counts, *commit.us)
+            self.state.rounds[job.request.model].add(job, commit, len(commit.token_ids) - known)
             if verdict is not None:
                 transcript.logprobs.extend(verdict, known)
         if transcript.finish:

@@ -47,6 +47,7 @@ class Registration:
 
     def _register(self, worker: Worker) -> None:
         self.state.workers.add(worker)
+        self.state.counts["workers_registered"] += 1
         log.info("worker_registered", name=worker.name, role=worker.hello.role, model=worker.model.name)
         if worker.hello.role == "target":
             self.state.outbox.add(Connect(worker.identity, worker.hello.endpoint))

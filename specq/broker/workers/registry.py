@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from specq.broker.admission.roles import NOBODY, Shown
 from specq.protocol import Heartbeat, Hello, ModelInfo, fits
@@ -37,6 +38,7 @@ class Worker:
     num_tokens: int = 0  # that it has committed
     num_drafts: int = 0  # that it has sent
     free_slots: int = 0  # what was placed there since its last heartbeat taken off
+    metrics: dict[str, Any] = field(default_factory=dict)  # what it has counted, as of its last heartbeat
     job_ids: set[int] = field(default_factory=set)
     prefixes: OrderedDict[int, None] = field(default_factory=OrderedDict)  # keys of prompts that were placed there
 
@@ -71,7 +73,7 @@ class Worker:
         if heartbeat.steps != self.steps or not heartbeat.pending:
             self.progressed, self.idle_beats = now, 0
         self.state, self.steps, self.free_slots = heartbeat.state, heartbeat.steps, heartbeat.free_slots
-        self.step_s = heartbeat.step_ms / 1000
+        self.step_s, self.metrics = heartbeat.step_ms / 1000, heartbeat.metrics
 
     def is_silent(self, now: float, seconds: float) -> bool:
         """Has it sent nothing for longer than this and a step?"""

@@ -1,4 +1,4 @@
-"""What `specq status` and `specq top` show: the broker's state as JSON-able values.
+"""What `specq status` and `specq top` show, and the gateway's metrics are made of: the broker's state as JSON-able values.
 
 Rules: counters only grow while the broker runs; who wants rates takes two reports and their `time_s`. However many workers and
 sessions there are, a report stays far below the size of a frame: sessions are the busiest that were asked for, the text of each
@@ -8,35 +8,46 @@ is cut. A job is shown only to those who may know of it.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.registry import Worker
 
+MOST_METRICS = 128  # workers whose metrics are shown: a report has room for so many
 MOST_SESSIONS = 1000
 MOST_SHOWN = 60  # characters of a label, name or tenant in the list of sessions
 
 
 def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> dict[str, Any]:
     """Return models, workers, jobs and counters; times in seconds. Of the sessions: the `num_sessions` busiest that the asker may
-    know of."""
+    know of.
+
+    Of more than MOST_METRICS workers, the first verifiers have `metrics`, then the first drafters.
+    """
     now, workers = state.clock.now, state.workers.all()
+    shown = {worker.identity for worker in [*state.workers.verifiers(), *state.workers.drafters()][:MOST_METRICS]}
     num_running = sum(bool(job.session.verifier) for job in state.jobs.active.values())
     report = {
         "time_s": round(now, 6),
         "models": sorted({worker.model.name for worker in state.workers.verifiers()}),
-        "workers": [_worker(worker, now) for worker in workers],
+        "workers": [_worker(worker, now, worker.identity in shown) for worker in workers],
         "jobs": {
             "waiting": len(state.jobs.active) - num_running,
             "running": num_running,
             "finished": len(state.jobs.finished),
         },
+        "loads": _loads(state.jobs.active.values()),
+        "rounds": {model: rounds.to_dict() for model, rounds in state.rounds.items()},
         "counts": dict(state.counts),
         "journal": {
             "kept": state.ledger.has_journal,
             "records": state.ledger.sequence,
             "records_waiting": state.ledger.sequence - state.ledger.settled,
+            "commits": state.ledger.num_groups,
+            "commit_seconds": round(state.ledger.write_s, 6),
             "trouble": state.ledger.trouble or state.ledger.full,
         },
         "faults": state.faults.report(now, lambda owner: state.roles.sees(asker, owner)),
@@ -44,7 +55,13 @@ def status_report(state: State, asker: bytes = b"", num_sessions: int = 0) -> di
     return report | {"sessions": _sessions(state, asker, num_sessions)} if num_sessions else report
 
 
-def _worker(worker: Worker, now: float) -> dict[str, Any]:
+def _loads(jobs: Iterable[Job]) -> dict[str, dict[str, int]]:
+    """Return how many jobs of each model wait, and how many run."""
+    counts = Counter((job.request.model, bool(job.session.verifier)) for job in jobs)
+    return {model: {"waiting": counts[model, False], "running": counts[model, True]} for model, _ in counts}
+
+
+def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
     return {
         "name": worker.name,
         "role": worker.hello.role,
@@ -57,8 +74,9 @@ def _worker(worker: Worker, now: float) -> dict[str, Any]:
         "tokens": worker.num_tokens,
         "drafts": worker.num_drafts,
         "free_slots": worker.free_slots,
+        "kv_slots": worker.model.kv_slots,
         "heard_s_ago": round(now - worker.last_seen, 3),
-    }
+    } | ({"metrics": worker.metrics} if has_metrics else {})
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ one that failed can be repeated with some of its sessions.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -118,7 +119,9 @@ class TorchEngine:
             check_tokens(plan.rows.token_ids, steps, self.info)
             output, hidden = self._run(plan, tap)
             logits, scratch_logits = _set_apart(output.logits, steps)
+            started = time.perf_counter()
             judgements = judge_each(steps, logits)
+            judge_s = time.perf_counter() - started if self._device.type == "cpu" else 0.0
             if not self._has_judged and len(logits):
                 self._has_judged = True
                 warm_up(logits)
@@ -129,7 +132,7 @@ class TorchEngine:
         self._commit(plan, judgements)
         if self._verbose and steps[0].session_id >= 0:  # not while it is profiled
             log_decisions(steps, logits, judgements)
-        return StepOutput(judgements, hidden, scratch_logits)
+        return StepOutput(judgements, hidden, scratch_logits, judge_s)
 
     def _run(self, plan: _Plan, tap: Tap) -> tuple[ForwardOutput, SessionRows | None]:
         """Run the forward pass; return its output, and the hidden states that were asked for."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
 
 from specq.protocol import bounds
 from specq.protocol.messages.base import (
@@ -22,6 +22,7 @@ from specq.protocol.messages.base import (
 )
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import ModelInfo
+from specq.protocol.worker_metrics import WORKER_METRICS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,6 +53,7 @@ class Heartbeat(Message):
     steps   a counter that a hung worker cannot raise
     pending sessions that could take part in a step now
     step_ms duration of the longest possible step; the worker sends nothing during it
+    metrics what it has counted since its start: see `specq.protocol.worker_metrics`
     session_ids i64[s], epochs i64[s], lengths i32[s]: committed length that the worker knows of
     """
 
@@ -63,6 +65,7 @@ class Heartbeat(Message):
     pending: Count = 0
     step_ms: Annotated[int, bounds.STEP_MS] = 0
     free_slots: Count = 0
+    metrics: Annotated[dict[str, Any], WORKER_METRICS] = field(default_factory=dict)
     session_ids: Ids = empty("<i8")
     epochs: Ids = empty("<i8")
     lengths: Lengths = empty("<i4")

@@ -26,7 +26,7 @@ from specq.protocol import (
     UInt8Array,
     stacked,
 )
-from specq.verifier.trees.arrays import COUNTS, NONE, WINDOW, Arrays
+from specq.verifier.trees.arrays import COUNTS, MAX_LIVE_NODES, NONE, WINDOW, Arrays
 from specq.verifier.trees.compiled import Compiled, kernels
 from specq.verifier.trees.reference import Reference
 from specq.verifier.trees.reference_choice import calibration_of
@@ -122,6 +122,8 @@ class DraftTrees(Arrays):
         library = kernels() if is_compiled else None
         self.operations: Operations = Reference(self) if library is None else Compiled(self, library)
         self.distributions: dict[int, DraftDistribution] = {}  # by group
+        self._closed_counts = np.zeros(len(COUNTS), np.int64)  # of sessions that are closed
+        self._closed_verified_at = np.zeros((MAX_LIVE_NODES, 2), np.int64)
         self.sampled_calibration = Calibration(self.views.sampled_trials, self.views.sampled_accepted)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -139,6 +141,8 @@ class DraftTrees(Arrays):
 
     def close(self, session: int) -> None:
         """Forget a session; its place is free."""
+        self._closed_counts += self.counts[session]
+        self._closed_verified_at += self.verified_at[session]
         self.operations.forget(session)
         self.length[session] = NONE
         self.give("sessions", session)
@@ -170,6 +174,14 @@ class DraftTrees(Arrays):
         counts = dict(zip(COUNTS, self.counts[session].tolist(), strict=True))
         num_depths = int(np.count_nonzero(self.verified_at[session, :, 0]))  # a node is verified with those above it
         return SessionStats(**counts, positions=self.verified_at[session, :num_depths].tolist())
+
+    def totals(self) -> tuple[dict[str, int], Int64Array]:
+        """Return what was counted of all sessions, also of those that are closed: sums by the names of `SessionStats`, and i64[depths, 2],
+        verified and accepted nodes by depth."""
+        is_open = self.length != NONE
+        counts = self._closed_counts + self.counts[is_open].sum(0)
+        verified_at = self._closed_verified_at + self.verified_at[is_open].sum(0)
+        return dict(zip(COUNTS, counts.tolist(), strict=True)), verified_at
 
     # --- drafts -------------------------------------------------------------------------------------------------------
 

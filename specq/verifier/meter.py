@@ -1,0 +1,138 @@
+"""What a verifier counts of its steps, for its heartbeats: how long their phases took, their rows, and whose nodes were accepted.
+
+Rule: cheap. A step adds to a few lists; arrays of its nodes are kept as they are and counted many at a time. What the draft trees
+count anyway is read from there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from specq.protocol import (
+    COLOCATED_LANE,
+    COUNTED_DEPTHS,
+    LOOKUP_LANE,
+    PHASES,
+    ROW_LIMITS,
+    STEP_LIMITS_US,
+    Int64Array,
+    UInt8Array,
+)
+from specq.verifier.arms import COLOCATED, LOOKUP, REMOTE, Arms
+from specq.verifier.rounds import Round
+from specq.verifier.sources import SourceSet
+from specq.verifier.trees import DraftTrees
+
+KEPT_ROUNDS = 256  # whose nodes are not counted yet
+LANES = {
+    REMOTE: slice(0, COLOCATED_LANE),
+    COLOCATED: slice(COLOCATED_LANE, COLOCATED_LANE + 1),
+    LOOKUP: slice(LOOKUP_LANE, LOOKUP_LANE + 1),
+}
+
+
+class Moments(NamedTuple):
+    """When a step reached its stages, in seconds of the clock that it was given.
+
+    last    when the forward pass of the step before had ended, if there was work to go on with at once; else None
+    began   when the step did; drafted: what was drafted hangs on the trees; planned; judged
+    """
+
+    last: float | None
+    began: float
+    drafted: float
+    planned: float
+    judged: float
+
+
+class Histogram:
+    """The sum of what was observed, and how often it was at most each limit, and beyond all (`specq.protocol.worker_metrics`)."""
+
+    __slots__ = ("counts", "limits", "sum")
+
+    def __init__(self, limits: Sequence[int]) -> None:
+        self.limits, self.sum = limits, 0
+        self.counts = [0] * (len(limits) + 1)
+
+    def observe(self, value: int) -> None:
+        self.sum += value
+        self.counts[bisect_left(self.limits, value)] += 1
+
+    def to_list(self) -> list[int]:
+        return _trimmed([self.sum, *self.counts])
+
+
+class StepMeter:
+    """What the steps of one verifier were like."""
+
+    def __init__(self) -> None:
+        self._phases = {name: Histogram(STEP_LIMITS_US) for name in PHASES}
+        self._rows, self._sessions = Histogram(ROW_LIMITS), Histogram(ROW_LIMITS)
+        self._kept: list[
+            tuple[UInt8Array, UInt8Array]
+        ] = []  # lanes and fates of nodes that are not counted yet, by round
+        self._judged = np.zeros((256, 2), np.int64)  # by lane: verified and accepted nodes
+
+    def note(self, at: Moments, judge_s: float, num_rows: int, num_sessions: int, rounds: Iterable[Round]) -> None:
+        """Count a step."""
+        host_s = 0.0 if at.last is None else at.began - at.last
+        forward_s = at.judged - at.planned - judge_s
+        seconds = (at.drafted - at.began, at.planned - at.drafted, forward_s, judge_s, host_s)
+        for histogram, one in zip(self._phases.values(), seconds, strict=True):
+            if one > 0:
+                histogram.observe(int(one * 1e6))
+        self._rows.observe(num_rows)
+        self._sessions.observe(num_sessions)
+        self._kept += [(done.lanes, done.is_accepted) for done in rounds if len(done.nodes)]
+        if len(self._kept) >= KEPT_ROUNDS:
+            self._count_nodes()
+
+    def _count_nodes(self) -> None:
+        """Count the nodes of the rounds that were kept."""
+        if self._kept:
+            lanes, is_accepted = map(np.concatenate, zip(*self._kept, strict=True))
+            self._judged += _by_lane(lanes, is_accepted)
+            self._kept.clear()
+
+    def metrics(self) -> dict[str, Any]:
+        """Return all that was counted, by the names of heartbeats."""
+        self._count_nodes()
+        return {
+            "step_us": {name: histogram.to_list() for name, histogram in self._phases.items()},
+            "step_rows": self._rows.to_list(),
+            "step_sessions": self._sessions.to_list(),
+            "judged": {name: self._judged[own].sum(0).tolist() for name, own in LANES.items()},
+        }
+
+
+def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, arms: Arms) -> dict[str, Any]:
+    """Return what a verifier's heartbeat says of what it has counted; see `specq.protocol.worker_metrics`."""
+    counts, verified_at = trees.totals()
+    others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
+    return counts | by_depth(verified_at) | meter.metrics() | others | arms.metrics()
+
+
+def _by_lane(lanes: UInt8Array, is_accepted: UInt8Array) -> Int64Array:
+    """Return i64[256, 2]: verified and accepted nodes of each lane."""
+    accepted = np.bincount(lanes[is_accepted.astype(bool)], minlength=256)
+    return np.stack([np.bincount(lanes, minlength=256), accepted], 1)
+
+
+def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:
+    """Return verified and accepted nodes by depth, given i64[depths, 2], as far down as any were verified; those that lie deeper than is
+    counted count with the last."""
+    deep = verified_at[COUNTED_DEPTHS - 1 :].sum(0)
+    counted = np.concatenate([verified_at[: COUNTED_DEPTHS - 1], deep[None]])
+    verified = _trimmed(counted[:, 0].tolist())
+    return {"verified_at": verified, "accepted_at": counted[: len(verified), 1].tolist()}
+
+
+def _trimmed(numbers: list[int]) -> list[int]:
+    """Return numbers without those at the end that are 0."""
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    return numbers

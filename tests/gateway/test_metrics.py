@@ -1,0 +1,220 @@
+"""What `/metrics` shows of the pipeline: from what workers count to Prometheus' text, and its names against docs, dashboard and vLLM."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from specq.gateway.metrics import Metrics
+from specq.gateway.pipeline_metrics import TABLE
+from specq.protocol import GetStatus, Status
+from specq.testing import World
+from specq.testing.fake_broker import answer
+from tests.gateway.serving import connected, running
+
+ROOT = Path(__file__).parents[2]
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Return the values by (name, label value, ...), labels in the order of their names."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, *(sample.labels[name] for name in sorted(sample.labels)))
+            assert key not in found, f"{key} is there twice: Prometheus would drop one"
+            found[key] = sample.value
+    return found
+
+
+def shown(report: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    return samples(Metrics().text(report).decode())
+
+
+@pytest.fixture(scope="module")
+def served() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The report of a broker whose workers have served some jobs, and what each job counted."""
+    world = World()
+    world.add_verifier()
+    world.add_drafter()
+    jobs = [world.submit(number, [3, 4, number], max_tokens=80) for number in range(1, 6)]
+    world.run_until(lambda: all(job.finish for job in jobs))
+    world.run(2.0)
+    world.send(GetStatus())
+    world.run(1.0)
+    return world.status(), [job.stats for job in jobs]
+
+
+def total(stats: list[dict[str, Any]], name: str) -> float:
+    return float(sum(one[name] for one in stats))
+
+
+# --- what is shown is what happened -----------------------------------------------------------------------------------
+
+
+def test_rounds_are_those_of_the_jobs(served):
+    report, stats = served
+    found = shown(report)
+
+    assert found["specq_rounds_total", "toy"] == total(stats, "rounds")
+    assert found["specq_drafted_rounds_total", "toy"] == total(stats, "drafted_rounds") > 0
+    assert found["specq_draft_tokens_total", "toy"] == total(stats, "draft_tokens")
+    assert found["specq_accepted_tokens_total", "toy"] == total(stats, "accepted_tokens") > 0
+    assert (found["specq_prompt_tokens_total", "toy"], found["specq_completion_tokens_total", "toy"]) == (15, 400)
+    assert found["specq_accepted_length_count", "toy"] == total(stats, "drafted_rounds")
+    assert found["specq_jobs_ended_total", "length"] == found["specq_jobs_submitted_total",] == 5
+
+
+def test_a_verifier_counts_the_same_by_source_and_by_depth(served):
+    report, stats = served
+    found = shown(report)
+
+    for what, name in (("verified", "draft_tokens"), ("accepted", "accepted_tokens")):
+        for by in ("source", "depth"):
+            of = [value for key, value in found.items() if key[0] == f"specq_{by}_{what}_tokens_total"]
+            assert sum(of) == total(stats, name)
+    assert found["specq_stale_tokens_total", "v0"] == total(stats, "stale")
+
+
+def test_vllms_names_mean_what_they_mean_there(served):
+    """`num_drafts` are drafted rounds; a position counts rounds that accepted so far: all positions together are the accepted tokens."""
+    report, stats = served
+    found = shown(report)
+    of = ("0", "toy")
+
+    assert found["vllm:spec_decode_num_drafts_total", *of] == total(stats, "drafted_rounds")
+    assert found["vllm:spec_decode_num_draft_tokens_total", *of] == total(stats, "draft_tokens")
+    assert found["vllm:spec_decode_num_accepted_tokens_total", *of] == total(stats, "accepted_tokens")
+    per_position = [value for key, value in found.items() if key[0].endswith("accepted_tokens_per_pos_total")]
+    assert per_position == sorted(per_position, reverse=True)
+    assert sum(per_position) == total(stats, "accepted_tokens")
+    assert found["vllm:generation_tokens_total", *of] == 400
+    assert (found["vllm:num_requests_running", *of], found["vllm:num_requests_waiting", *of]) == (0, 0)
+    assert found["vllm:kv_cache_usage_perc", *of] == 0
+
+
+def test_histograms_are_cumulative(served):
+    found = shown(served[0])
+    buckets = [value for key, value in found.items() if key[:1] == ("specq_step_rows_bucket",)]
+
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == found["specq_step_rows_count", "v0"] > 0
+    assert found["specq_step_seconds_sum", "forward", "v0"] > 0
+
+
+def test_jobs_are_counted_by_model_and_state():
+    report = {"models": ["a", "b"], "loads": {"b": {"waiting": 2, "running": 1}}}
+    found = shown(report)
+
+    assert [found["specq_jobs_waiting", model] for model in "ab"] == [0, 2]
+    assert [found["vllm:num_requests_running", "0", model] for model in "ab"] == [0, 1]
+
+
+def test_workers_of_one_name_are_told_apart():
+    """Prometheus refuses a scrape in which a series stands twice; and any name is a label."""
+    workers = [{"name": name, "role": "target", "jobs": jobs} for jobs, name in enumerate(["w", "w", 'x"\n\\'])]
+    found = shown({"workers": workers})
+
+    assert [found["specq_worker_jobs", name] for name in ("w", "w (2)", 'x"\n\\')] == [0, 1, 2]
+
+
+# --- what comes from elsewhere harms nothing --------------------------------------------------------------------------
+
+JUNK = (None, True, -1, "x", [], {}, [[1]], {"x": {"y": []}}, [None], {"": None}, float("nan"), 1e308, [1] * 200)
+METRICS = ("step_us", "step_rows", "judged", "sent", "verified_at", "stale", "arms", "arm_trials", "reconnects")
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=str)
+def test_a_report_of_any_form_gives_text(junk, served):
+    report = served[0]
+    for name in report:
+        samples(Metrics().text(report | {name: junk}).decode())
+    for name in METRICS:
+        for value in (junk, {"forward": junk, "4 x": junk, "a b c": junk}):
+            worker = {"name": "w", "role": "target", "metrics": {name: value}}
+            samples(
+                Metrics().text({"workers": [worker, junk], "rounds": {"m": junk}, "counts": {"jobs": junk}}).decode()
+            )
+
+
+def test_a_worker_of_another_version_loses_only_what_differs():
+    """A histogram with more limits than are known is not shown; names that are not known are left alone."""
+    metrics = {"step_rows": [1] * 20, "step_sessions": [3, 1, 1], "stale": 4, "not_known_yet": {"a": 1}}
+    found = shown({"workers": [{"name": "w", "role": "target", "metrics": metrics}]})
+
+    assert ("specq_step_rows_count", "w") not in found
+    assert (found["specq_step_sessions_count", "w"], found["specq_stale_tokens_total", "w"]) == (2, 4)
+
+
+# --- over HTTP --------------------------------------------------------------------------------------------------------
+
+
+def test_the_broker_is_asked_at_each_scrape(broker, own_cache, monkeypatch):
+    """What has ended is counted, however soon after: `vllm bench serve` looks once, at its end."""
+    monkeypatch.setattr("specq.gateway.routes.metrics.FRESH_S", 0.0)
+    asked = 0
+
+    def counting(message):
+        nonlocal asked
+        if not isinstance(message, GetStatus):
+            return answer(message)
+        asked += 1
+        return [Status(report={"models": ["fake"], "workers": [], "rounds": {"fake": {"rounds": asked}}})]
+
+    broker.reply = counting
+    with running(broker.address) as gateway, connected(gateway) as http:
+        seen = [samples(http.get("/metrics").text)["specq_rounds_total", "fake"] for _ in range(4)]
+    assert len(set(seen)) == 4
+
+
+def test_without_a_broker_the_rest_is_shown(own_cache, free_address):
+    with running(free_address) as gateway, connected(gateway) as http:
+        http.get("/health")
+        found = samples(http.get("/metrics").text)
+
+    assert found["specq_broker_up",] == 0
+    assert found["specq_http_requests_total", "/health", "200"] == 1
+
+
+def test_completions_are_timed_as_vllm_does(http: httpx2.Client):
+    for body in ({"n": 2}, {"stream": True}, {"max_tokens": 1}):
+        assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 5, **body}).status_code == 200
+    found = samples(http.get("/metrics").text)
+    of = ("0", "fake")
+
+    for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds"):
+        assert found[f"vllm:{name}_count", *of] == 4
+    assert found["vllm:request_time_per_output_token_seconds_count", *of] == 3  # one has a single token
+    assert found["vllm:inter_token_latency_seconds_count", *of] == 1  # the stream came in two pieces
+    assert found["vllm:request_success_total", "0", "length", "fake"] == 4
+
+
+# --- names ------------------------------------------------------------------------------------------------------------
+
+
+def names() -> set[str]:
+    """Return all names as they are shown: a counter with `_total`, others as they are."""
+    families = text_string_to_metric_families(Metrics().text({}).decode())
+    found = {family.name + "_total" * (family.type == "counter") for family in families}
+    return {name for name in found if not name.endswith("_created")}
+
+
+def test_every_metric_is_in_the_docs_and_no_other():
+    text = (ROOT / "docs" / "observability.md").read_text()
+    named = set(re.findall(r"^\| `((?:specq_|vllm:)\w+)`", text, re.MULTILINE))
+
+    assert names() == named
+    assert len(TABLE) > 50
+
+
+def test_labels_in_the_docs_are_those_that_there_are():
+    text = (ROOT / "docs" / "observability.md").read_text()
+    rows = dict(re.findall(r"^\| `((?:specq_|vllm:)\w+)` \| \w+ \|([^|]*)\|", text, re.MULTILINE))
+
+    for line in TABLE:
+        name = line.name + "_total" * (line.family.__name__ == "CounterMetricFamily")
+        assert tuple(re.findall(r"`(\w+)`", rows[name])) == line.labels, name

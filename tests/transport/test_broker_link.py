@@ -1,0 +1,60 @@
+"""A worker's link to its broker counts what happens to it, and heartbeats carry that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+import zmq
+
+from specq.protocol import Heartbeat, Hello, Message, Refused, Welcome
+from specq.testing.fake_broker import FakeBroker
+from specq.testing.toy import toy_info
+from specq.testing.waiting import wait_until
+from specq.transport import BrokerLink
+
+HELLO = Hello(role="draft", name="d", incarnation=1, model=toy_info())
+BEAT = Heartbeat(incarnation=1, state="ready", metrics={"drafts": 3})
+
+
+def forgetful() -> Callable[[Message], list[Message]]:
+    """Answer as a broker that forgets its worker after the second heartbeat, and welcomes it twice where once would do."""
+    beats = count(1)
+
+    def answer(message: Message) -> list[Message]:
+        if isinstance(message, Hello):
+            return [Welcome(heartbeat_ms=10), Welcome(heartbeat_ms=10)]
+        return [Refused(reason="not registered", fatal=False)] if next(beats) == 2 else []
+
+    return answer
+
+
+@pytest.fixture
+def link() -> Iterator[tuple[BrokerLink, FakeBroker]]:
+    with FakeBroker(forgetful()) as broker, zmq.Context() as context:
+        link = BrokerLink(context, broker.address, HELLO)
+        yield link, broker
+        context.destroy(0)
+
+
+def received(broker: FakeBroker, link: BrokerLink, number: int) -> Heartbeat:
+    """Beat until the broker has heard so many heartbeats; return the last."""
+
+    def is_there() -> bool:
+        if link.heartbeat.due():
+            link.beat(BEAT, num_dropped=5)
+        assert not list(link.receive())
+        return broker.num_heard(Heartbeat) >= number
+
+    wait_until(is_there, 20)
+    heard = broker.wait_for(Heartbeat)[number - 1]
+    assert isinstance(heard, Heartbeat)
+    return heard
+
+
+def test_heartbeats_say_how_often_the_worker_registered_again(link: tuple[BrokerLink, FakeBroker]) -> None:
+    worker, broker = link
+
+    assert received(broker, worker, 1).metrics == {"drafts": 3, "reconnects": 0, "messages_dropped": 5}
+    wait_until(lambda: received(broker, worker, broker.num_heard(Heartbeat) + 1).metrics["reconnects"] == 1, 20)

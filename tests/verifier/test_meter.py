@@ -1,0 +1,183 @@
+"""What a verifier counts of its steps: phases, rows, and whose nodes were accepted at which depth."""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+
+import numpy as np
+import pytest
+
+from specq.protocol.messages import COLOCATED_LANE, LOOKUP_LANE, Close
+from specq.protocol.types import NO_TOKENS
+from specq.protocol.wire import decode, encode
+from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
+from specq.testing import World
+from specq.testing.toy import ToyEngine
+from specq.verifier.arms import LOOKUP, REMOTE, Arms
+from specq.verifier.core import Verifier
+from specq.verifier.meter import KEPT_ROUNDS, Histogram, Moments, StepMeter, by_depth
+from specq.verifier.rounds import Round
+from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import make_session
+
+JUDGED_S = 0.25
+
+
+class SlowJudge(ToyEngine):
+    """Says of each call that judging took a part of it."""
+
+    def step(self, steps, tap=None):
+        from dataclasses import replace
+
+        return replace(super().step(steps), judge_s=JUDGED_S)
+
+
+def make_round(lanes: list[int], accepted: list[int]) -> Round:
+    done = Round(make_session(), 3, NO_TOKENS, np.arange(len(lanes), dtype=np.int32), ())
+    done.lanes, done.is_accepted = np.array(lanes, np.uint8), np.array(accepted, np.uint8)
+    return done
+
+
+@pytest.mark.parametrize(("value", "place"), [(0, 0), (10, 0), (11, 1), (25, 1), (26, 2), (10**9, 3)])
+def test_a_histogram_counts_what_is_at_most_a_limit(value, place):
+    histogram = Histogram((10, 25, 50))
+    histogram.observe(value)
+
+    assert histogram.counts == [int(i == place) for i in range(4)]
+    assert histogram.to_list() == [value, *histogram.counts][: place + 2]
+
+
+def test_the_phases_of_a_step_are_all_of_its_time():
+    """From the end of one forward pass to the end of the next, each moment belongs to one phase."""
+    meter = StepMeter()
+    meter.note(Moments(1.0, 1.5, 1.625, 1.75, 3.0), 0.5, 3, 1, [])
+
+    found = {name: one[0] / 1e6 for name, one in meter.metrics()["step_us"].items()}
+    assert found == {"wait": 0.125, "plan": 0.125, "forward": 0.75, "judge": 0.5, "host": 0.5}
+    assert sum(found.values()) == 3.0 - 1.0
+
+
+def test_what_was_not_measured_is_not_observed():
+    """An engine that cannot tell judging apart has none of it, and before the first step nobody was busy."""
+    meter = StepMeter()
+    meter.note(Moments(None, 1.5, 1.625, 1.75, 3.0), 0.0, 3, 1, [])
+
+    phases = meter.metrics()["step_us"]
+    assert (phases["judge"], phases["host"], sum(phases["forward"][1:])) == ([], [], 1)
+
+
+@pytest.mark.parametrize("num_rounds", [1, KEPT_ROUNDS - 1, KEPT_ROUNDS, KEPT_ROUNDS + 1, 3 * KEPT_ROUNDS])
+def test_nodes_are_counted_by_source(num_rounds):
+    """However many rounds are counted at a time."""
+    meter, lanes = StepMeter(), [0, 7, LOOKUP_LANE, COLOCATED_LANE, COLOCATED_LANE]
+    for _ in range(num_rounds):
+        meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, [make_round(lanes, [1, 0, 1, 0, 1]), make_round([], [])])
+
+    judged = meter.metrics()["judged"]
+    assert judged == {
+        "remote": [2 * num_rounds, num_rounds],
+        "lookup": [num_rounds, num_rounds],
+        "colocated": [2 * num_rounds, num_rounds],
+    }
+    assert meter.metrics()["judged"] == judged  # once
+
+
+def test_nodes_deeper_than_is_counted_count_with_the_last():
+    verified_at = np.ones((COUNTED_DEPTHS + 5, 2), np.int64)
+    verified_at[:, 1] = 0
+
+    verified = [1] * (COUNTED_DEPTHS - 1) + [6]
+    assert by_depth(verified_at) == {"verified_at": verified, "accepted_at": [0] * COUNTED_DEPTHS}
+    assert by_depth(verified_at * 0) == {"verified_at": [], "accepted_at": []}
+
+
+def test_a_verifier_times_its_steps_by_the_clock_that_it_is_given():
+    from tests.verifier.test_verifier import chain, open_session
+
+    verifier = Verifier(SlowJudge(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
+    open_session(verifier)
+    ticks = count()
+    verifier.step(lambda: float(next(ticks)))
+    verifier.handle(chain([1, 2, 3], base_len=verifier.sessions[7].length), 0.0)
+    verifier.step(lambda: float(next(ticks)))
+
+    metrics = verifier.heartbeat().metrics
+    assert {name: sum(metrics["step_us"][name][1:]) for name in PHASES} == {
+        **dict.fromkeys(("wait", "plan", "forward", "judge"), 2),
+        "host": 1,
+    }
+    assert metrics["step_us"]["judge"][0] == 2e6 * JUDGED_S
+    assert sum(metrics["step_rows"][1:]) == sum(metrics["step_sessions"][1:]) == 2
+
+
+def test_counters_never_fall_when_sessions_end():
+    """What closed sessions had counted stays, also when their places are used again."""
+    world = World()
+    verifier = world.add_verifier()
+    world.add_drafter()
+    seen, stats = [], []
+    for number in range(1, 4):
+        jobs = [world.submit(10 * number + i, [3, 4, number], max_tokens=60) for i in range(2)]
+        world.run_until(lambda jobs=jobs: all(job.finish for job in jobs))
+        world.run(2.0)
+        stats += [job.stats for job in jobs]
+        seen.append(verifier.heartbeat().metrics)
+
+    last = seen[-1]
+    for name in ("drafted", "stale", "hits", "misses", "drafted_rounds"):
+        assert [one[name] for one in seen] == sorted(one[name] for one in seen)
+        assert last[name] == sum(one[name] for one in stats)
+    verified, accepted = (sum(one[name] for one in stats) for name in ("draft_tokens", "accepted_tokens"))
+    assert [sum(numbers) for numbers in zip(*last["judged"].values(), strict=True)] == [verified, accepted]
+    assert (sum(last["verified_at"]), sum(last["accepted_at"])) == (verified, accepted)
+    assert accepted > 100
+
+
+def test_a_session_that_is_closed_twice_counts_once():
+    from tests.verifier.test_verifier import chain, open_session
+
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
+    open_session(verifier)
+    verifier.handle(chain([1, 2, 3]), 0.0)
+    verifier.step(float)
+    for _ in range(2):
+        verifier.handle(Close(session_id=7, epoch=1), 0.0)
+    open_session(verifier, 8)
+
+    assert verifier.heartbeat().metrics["drafted"] == 3
+
+
+def test_arms_are_shown_by_load():
+    arms = Arms([REMOTE, LOOKUP])
+    for _ in range(400):
+        rate = 1.0 if arms.allowed == {REMOTE, LOOKUP} else 0.5
+        arms.learn(4, int(100 * rate), 0.02, {REMOTE: 10, LOOKUP: 10})
+
+    metrics = arms.metrics()
+    assert metrics["arms"]["4 lookup+remote"] == [1, 0]
+    assert metrics["arms"]["4 remote"][1] == pytest.approx(math.log(0.5), abs=0.05)
+    assert metrics["arm_trials"]["4"] > 0
+
+
+def test_the_fullest_heartbeat_arrives():
+    """All levels of load with all arms, all depths, all limits: it is within its bound."""
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1)
+    meter = verifier.meter
+    for histogram in (*meter._phases.values(), meter._rows, meter._sessions):
+        for limit in (*histogram.limits, histogram.limits[-1] + 1):
+            histogram.observe(limit)
+    verifier.trees._closed_verified_at[:] = 2**40
+    verifier.arms = Arms([REMOTE, LOOKUP, "colocated"])
+    for load in range(13):
+        for _ in range(40):
+            verifier.arms.learn(2**load, 100, 0.02, {REMOTE: 1})
+    for level in verifier.arms._levels.values():
+        for challenger in level.challengers.values():
+            challenger.learn(-0.1)
+
+    metrics = decode(encode(verifier.heartbeat())).metrics
+    assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
+    assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
+    assert len(metrics["arms"]) == 13 * 8
+    assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more
