@@ -5,6 +5,7 @@ Hidden states and logits stay where the engine computes: nothing here copies the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,6 @@ class StepOutput:
     scratch_logits  None without scratch rows; else [scratch rows, vocab] of each step
     """
 
-    judgements: list[Judgement]
+    judgements: Sequence[Judgement]
     hidden: SessionRows | None = None
     scratch_logits: SessionRows | None = None

@@ -10,7 +10,10 @@ from functools import cache
 from specq.protocol import ConfigError
 from specq.runtime import Table
 from specq.verification.interface import Strategy
+from specq.verification.judgements import CORRECTION, Judgements
+from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
+from specq.verification.step_batch import NO_SCORES, SHAPED, Extra, StepBatch, traits_of
 
 STRATEGIES = Table(
     "strategy",
@@ -41,4 +44,20 @@ def reason_against(name: str) -> str:
     return ""
 
 
-__all__ = ["STRATEGIES", "Strategy", "derived_seed", "reason_against", "strategy"]
+__all__ = [
+    "CORRECTION",
+    "NO_SCORES",
+    "ROW",
+    "SHAPED",
+    "STRATEGIES",
+    "Extra",
+    "Judgements",
+    "Rows",
+    "StepBatch",
+    "Strategy",
+    "derived_seed",
+    "make_rows",
+    "reason_against",
+    "strategy",
+    "traits_of",
+]

@@ -1,100 +1,228 @@
-"""A round is one step of one session: from the engine's judgement to committed tokens and counts."""
+"""A round is one step of one session: from the engine's judgement to committed tokens and counts; the rounds of all sessions of a
+step are committed at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
 
 import numpy as np
 
-from specq.protocol import NO_TOKENS, Int32Array, Judgement, UInt8Array
+from specq.protocol import NO_TOKENS, Float64Array, Int32Array, IntpArray, UInt8Array
 from specq.runtime import Faults
-from specq.verifier.scheduler import ScheduledSession
+from specq.verification import CORRECTION, Judgements
 from specq.verifier.session import Session
+from specq.verifier.shares import Shares
+from specq.verifier.trees import DraftTrees
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
 
 
-class Round:
+class Round(NamedTuple):
     """What a step committed to a session.
 
     base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to the token
                 that ends the text
     nodes       i32[n]: those that were verified; path: the places of the accepted among them
-    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict; set by `commit`
-    first_arrived   when the oldest of them arrived
+    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict
+    first_arrived   when the oldest of them arrived; 0 without nodes
     """
 
-    __slots__ = (
-        "base_len", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "path", "session", "token_ids",
-    )  # fmt: skip
+    session: Session
+    base_len: int
+    token_ids: Int32Array
+    nodes: Int32Array
+    node_ids: Int32Array
+    lanes: UInt8Array
+    is_accepted: UInt8Array
+    first_arrived: float
 
-    def __init__(
-        self, session: Session, base_len: int, token_ids: Int32Array, nodes: Int32Array, path: tuple[int, ...]
-    ) -> None:
-        self.session, self.base_len, self.token_ids = session, base_len, token_ids
-        self.nodes, self.path, self.first_arrived = nodes, path, 0.0
-        self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
+    @property
+    def path(self) -> tuple[int, ...]:
+        return tuple(self.is_accepted.nonzero()[0].tolist())
 
     def waited_us(self, started: float) -> int:
         """Return the microseconds that the oldest verified node had waited when the step started."""
         return int((started - self.first_arrived) * 1e6) if len(self.nodes) else 0
 
 
-def commit(
-    judged: Iterable[tuple[ScheduledSession, Judgement]], min_accept_prob: int, now: float, faults: Faults
-) -> list[Round]:
-    """Commit what was judged, of all sessions of a step at once, and count it; return the rounds of those without a fault."""
-    rounds: list[Round] = []
-    for share, judgement in judged:
-        with faults.of(share, "committed"):
-            rounds.append(_kept(share, judgement, now))
-    if not rounds:
-        return []
-    operations, sessions = rounds[0].session.trees.operations, [done.session.place for done in rounds]
-    num_verified = [len(done.nodes) for done in rounds]
-    nodes, is_accepted = _verified(rounds, num_verified)
-    operations.count(sessions, num_verified, nodes, is_accepted, min_accept_prob)  # trees as they were verified
-    token_ids = np.concatenate([done.token_ids for done in rounds])
-    operations.commit(sessions, [len(done.token_ids) for done in rounds], token_ids, num_verified)
+class Rounds(Sequence[Round]):
+    """Rounds of n sessions; the fields are those of `Round`, of one session after the other.
+
+    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids i32[all], nodes, node_ids, lanes, is_accepted [nodes]
+    """
+
+    def __init__(
+        self,
+        sessions: list[Session],
+        places: IntpArray,
+        base_lens: Int32Array,
+        num_tokens: IntpArray,
+        token_ids: Int32Array,
+        num_nodes: Int32Array,
+        nodes: Int32Array,
+        is_accepted: UInt8Array,
+    ) -> None:
+        self.sessions, self.places, self.base_lens = sessions, places, base_lens
+        self.num_tokens, self.token_ids = num_tokens, token_ids
+        self.num_nodes, self.nodes, self.is_accepted = num_nodes, nodes, is_accepted
+        self.node_ids, self.lanes = NO_TOKENS, NO_FLAGS
+        self.first_arrived: Float64Array = np.zeros(len(sessions))
+        if len(nodes):
+            self._note_nodes(sessions[0].trees)
+
+    def _note_nodes(self, trees: DraftTrees) -> None:
+        """Note what a verdict says of the verified nodes: they may be gone after the commit."""
+        self.node_ids = trees.node_id[self.nodes]
+        self.lanes = trees.lane_id[trees.node_lane[self.nodes]].astype(np.uint8)
+        drafted = self.num_nodes.nonzero()[0]
+        firsts = (self.num_nodes.cumsum() - self.num_nodes)[drafted]
+        self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
+
+    @cached_property
+    def _each(self) -> list[Round]:
+        ends, node_ends = self.num_tokens.cumsum().tolist(), self.num_nodes.cumsum().tolist()
+        spans, of_nodes = map(slice, [0, *ends], ends), map(slice, [0, *node_ends], node_ends)
+        columns = zip(
+            self.sessions, self.base_lens.tolist(), spans, of_nodes, self.first_arrived.tolist(), strict=False
+        )
+        return [
+            Round(
+                *(session, base_len, self.token_ids[span], self.nodes[own], self.node_ids[own], self.lanes[own]),
+                self.is_accepted[own],
+                arrived,
+            )
+            for session, base_len, span, own, arrived in columns
+        ]
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def __iter__(self) -> Iterator[Round]:
+        return iter(self._each)
+
+    @overload
+    def __getitem__(self, index: int) -> Round: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Round]: ...
+    def __getitem__(self, index: int | slice) -> Round | list[Round]:
+        return self._each[index]
+
+
+NOTHING = np.zeros(0, np.intp)
+NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_FLAGS)
+
+
+def in_one(parts: Sequence[Rounds]) -> Rounds:
+    """Return the rounds of several parts of a step."""
+    parts = [part for part in parts if len(part)]
+    if len(parts) < 2:
+        return parts[0] if parts else NO_ROUNDS
+    columns = ("places", "base_lens", "num_tokens", "token_ids", "num_nodes", "nodes", "is_accepted")
+    joined = Rounds.__new__(Rounds)
+    joined.sessions = [session for part in parts for session in part.sessions]
+    for name in (*columns, "node_ids", "lanes", "first_arrived"):
+        setattr(joined, name, np.concatenate([getattr(part, name) for part in parts]))
+    return joined
+
+
+def commit(shares: Shares, judgements: Judgements, min_accept_prob: int, now: float, faults: Faults) -> Rounds:
+    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault."""
+    shares = shares.judged()
+    for i, fault in judgements.faults.items():
+        faults.add(shares[i], fault)
+    shares, judgements = _without(judgements.faults, shares, judgements)
+    kept = _up_to_end(shares, judgements, faults)
+    shares, judgements = _without(kept.failed, shares, judgements)
+    if not len(shares):
+        return NO_ROUNDS
+    trees = shares.sessions[0].trees
+    trees.kv_len[shares.places] += judgements.num_tokens - 1
+    trees.committed_at[shares.places] = now
+    rounds = _rounds(shares, judgements, np.delete(kept.num_tokens, kept.failed) if kept.failed else kept.num_tokens)
+    _append(rounds)
+    for session, reason in kept.finished:
+        session.finish = reason
+    counted = rounds.num_nodes, rounds.nodes, rounds.is_accepted
+    trees.operations.count(rounds.places, *counted, min_accept_prob)  # trees as they were verified
+    trees.operations.commit(rounds.places, rounds.num_tokens, rounds.token_ids, rounds.num_nodes)
     return rounds
 
 
-def _kept(share: ScheduledSession, judgement: Judgement, now: float) -> Round:
-    """Append to a session's transcript what was judged, up to the token that ends the text."""
-    session, path = share.session, judgement.path
-    base_len = len(session.token_ids)
-    session.kv_len += len(path)
-    session.committed_at = now
-    tokens = judgement.token_ids.tolist()
-    num_kept, session.finish = session.up_to_end(tokens)
-    if judgement.logprobs is not None:
-        session.logprobs.add(judgement.logprobs, num_kept)
-    session.append(tokens[:num_kept])
-    return Round(session, base_len, judgement.token_ids[:num_kept], share.nodes, path[:num_kept])
+def _without(left_out: Collection[int], shares: Shares, judgements: Judgements) -> tuple[Shares, Judgements]:
+    if not left_out:
+        return shares, judgements
+    rest = np.delete(np.arange(len(shares)), list(left_out))
+    return shares.take(rest), judgements.take(rest)
 
 
-def _verified(rounds: Sequence[Round], num_verified: Sequence[int]) -> tuple[Int32Array, UInt8Array]:
-    """Return the nodes that the rounds verified, i32[n], and which were accepted, u8[n]; note both with the rounds."""
-    if not any(num_verified):
-        return NO_TOKENS, NO_FLAGS
-    drafted = [
-        (done, end - size) for done, size, end in zip(rounds, num_verified, accumulate(num_verified), strict=True)
-    ]
-    nodes = np.concatenate([done.nodes for done in rounds])
-    is_accepted = np.zeros(len(nodes), np.uint8)
-    is_accepted[[first + place for done, first in drafted for place in done.path]] = 1
-    _note_verified([(done, first) for done, first in drafted if len(done.nodes)], nodes, is_accepted)
-    return nodes, is_accepted
+class _Kept(NamedTuple):
+    """How many tokens of each judgement are kept, i64[n]; which sessions end there, and why; and the places of those that failed."""
+
+    num_tokens: IntpArray
+    finished: list[tuple[Session, str]]
+    failed: list[int]
 
 
-def _note_verified(drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_accepted: UInt8Array) -> None:
-    """Note what a verdict says of the verified nodes; each round comes with the place where its nodes begin."""
-    trees = drafted[0][0].session.trees
-    node_ids, lanes = trees.node_id[nodes], trees.lane_id[trees.node_lane[nodes]].astype(np.uint8)
-    arrivals = np.minimum.reduceat(trees.arrived[nodes], [first for _, first in drafted]).tolist()
-    for (done, first), arrived in zip(drafted, arrivals, strict=True):
-        own = slice(first, first + len(done.nodes))
-        done.node_ids, done.lanes, done.is_accepted = node_ids[own], lanes[own], is_accepted[own]
-        done.first_arrived = arrived
+def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
+    """Find where texts end; take in log-probabilities up to there."""
+    if not len(shares):
+        return _Kept(judgements.num_tokens, [], [])
+    trees, places, sessions = shares.sessions[0].trees, shares.places, shares.sessions
+    room = trees.limit[places] - trees.length[places]
+    kept = np.minimum(judgements.num_tokens, room)
+    finishes = dict.fromkeys((kept == room).nonzero()[0].tolist(), "length")
+    for i, count in _first_ends(judgements, trees.end_ids[places]).items():
+        if count <= kept[i]:
+            kept[i], finishes[i] = count, "stop"
+    failed, by_text = list[int](), trees.ends_by_text[places].nonzero()[0].tolist()
+    for i in sorted({*by_text, *judgements.logprobs}):
+        with faults.of(sessions[i], "committed"):
+            if i in by_text:
+                kept[i], finishes[i] = sessions[i].up_to_end(judgements[i].token_ids.tolist())
+            if i in judgements.logprobs:
+                sessions[i].logprobs.add(judgements.logprobs[i], int(kept[i]))
+        failed += [i] if faults.found and sessions[i] in faults else []
+    return _Kept(kept, [(sessions[i], reason) for i, reason in finishes.items() if reason and i not in failed], failed)
+
+
+def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
+    """Return, by place, how many tokens there are up to the first that is among the session's end_ids i32[n, most], if there is one."""
+    num_tokens = judgements.num_tokens
+    of_tokens = np.arange(len(judgements)).repeat(num_tokens)
+    is_end = judgements.token_ids[:, None] == end_ids[of_tokens]  # [tokens, most]
+    if not np.count_nonzero(is_end):
+        return {}
+    firsts = num_tokens.cumsum() - num_tokens
+    at = is_end.nonzero()[0][::-1]  # of several in a session the first counts
+    return dict(zip(of_tokens[at].tolist(), (at - firsts[of_tokens[at]] + 1).tolist(), strict=True))
+
+
+def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
+    """Return the rounds that keep so many tokens of each judgement, before they are committed."""
+    counts, token_ids, nodes = judgements.num_tokens, judgements.token_ids, judgements.nodes
+    num_nodes, sessions = shares.batch.num_nodes, shares.sessions
+    if np.count_nonzero(kept != counts):
+        is_kept = np.arange(len(token_ids)) < (counts.cumsum() - counts + kept).repeat(counts)
+        token_ids, nodes = token_ids[is_kept], nodes[is_kept]
+    is_accepted = NO_FLAGS
+    if len(shares.nodes):
+        is_accepted = np.zeros(len(shares.nodes), np.uint8)
+        is_accepted[((num_nodes.cumsum() - num_nodes).repeat(kept) + nodes)[nodes != CORRECTION]] = 1
+    base_lens = sessions[0].trees.length[shares.places]
+    return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, is_accepted)
+
+
+def _append(rounds: Rounds) -> None:
+    """Append the rounds' tokens to the sessions' transcripts."""
+    tokens, ends = rounds.token_ids.tolist(), rounds.num_tokens.cumsum()
+    if len(tokens) == len(rounds):
+        for session, token in zip(rounds.sessions, tokens, strict=True):
+            session.token_ids.append(token)
+    else:
+        spans = ends.tolist()
+        for session, first, end in zip(rounds.sessions, [0, *spans], spans, strict=False):
+            session.token_ids += tokens[first:end]
+    rounds.sessions[0].trees.last_token[rounds.places] = rounds.token_ids[ends - 1]
