@@ -5,10 +5,11 @@ SHELL := /bin/bash
 BIN := .venv/bin
 READY := .venv/.ready
 VLLM := .venv-vllm
+DOCS := .venv-docs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chaos test-vllm test-gpu lint broker bench clean
+.PHONY: help setup demo test check chaos test-vllm test-gpu docs lint broker bench clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +54,14 @@ chaos: $(READY) ## Kill, freeze and cut off everything, hundreds of times (an ho
 	@$(BIN)/python -m tests.chaos.values --out values.json
 	@$(BIN)/python -m tests.chaos.run --out chaos.json $(ARGS)
 
+docs: $(DOCS)/.ready ## Build the site of docs/ into site/; a link that leads nowhere is an error
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict --quiet
+
+$(DOCS)/.ready: requirements-docs.lock
+	@python3 -m venv --clear $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.lock
+	@touch $@
+
 lint: $(READY) ## Lint, format and types only
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -65,5 +74,5 @@ bench: $(READY) ## Measure specq and its rivals on the default pair; writes benc
 	@$(BIN)/specq bench pair --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here
-	@rm -rf .venv $(VLLM) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
+	@rm -rf .venv $(VLLM) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
 	@find specq workers tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,18 +30,15 @@ from specq.config import (
     BrokerConfig,
     Config,
     Section,
-    TargetConfig,
     connect_address,
     environment_of_children,
     host_and_port,
-    options_of,
     to_arguments,
 )
-from specq.models import FALLBACK, PREFERRED, default_model, draft_for
-from specq.proposers import PROPOSERS
 from specq.protocol import ConfigError, EngineError, JobError
 from specq.runtime import Readiness, Tell, available_cores, columns
 from specq.transport import Stop, directory_of, own_keys
+from workers.deployment import divide_cores, notes, placed, this_machine, with_helpers
 
 POLL_S = 0.2
 PATIENCE_S = 10.0  # for a process to end by itself, before it is killed
@@ -51,31 +48,6 @@ WRONG_OPTIONS = 2  # the status of a process that would fail again: see `specq.c
 PROGRAM = ("-m", "specq")
 GATEWAY = "gateway"  # the name of the process that serves HTTP, which the broker does not know
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class CoreShares:
-    """Which cores each process stays on, as indices into the machine's cores."""
-
-    broker: tuple[int, ...]
-    targets: tuple[tuple[int, ...], ...]
-    drafters: tuple[tuple[int, ...], ...]
-
-
-def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
-    """Divide the cores: the last quarter (at least one) for broker and drafters, one each; the rest for the targets.
-
-    A lone core is shared by all, and targets that outnumber their cores share them too.
-    """
-    if num_cores <= 1:
-        return CoreShares((0,), ((0,),) * targets, ((0,),) * drafters)
-    num_small = min(max(drafters, 1), max(num_cores // 4, 1))
-    large, small = range(num_cores - num_small), range(num_cores - num_small, num_cores)
-    return CoreShares(
-        broker=(small[-1],),
-        targets=tuple(tuple(large[i::targets]) or (large[i % len(large)],) for i in range(targets)),
-        drafters=tuple((small[i % num_small],) for i in range(drafters)),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,51 +65,17 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
 
     Raises ConfigError for addresses that cannot serve several processes.
     """
-    address, config = _broker_address(config), with_models(config)
-    here = available_cores()
+    machine, address = this_machine(), _broker_address(config)
+    here, config = machine.cores, placed(config, machine)
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
-    target = _with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
+    target = with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
     return [
         Member("broker", ("broker", *to_arguments(broker), *extra), broker.cores, address),
         *_workers("target", replace(target, broker=address), [_ids(here, s) for s in shares.targets], extra),
         *_workers("draft", replace(config.draft, broker=address), [_ids(here, s) for s in shares.drafters], extra),
         *([_gateway(config, address, broker.cores, extra)] if config.up.serve else []),
     ]
-
-
-def with_models(config: Config) -> Config:
-    """Return a configuration that names its models. A target without a draft model gets no drafters that would need one."""
-    model = config.target.model or default_model()
-    draft = config.draft.model or draft_for(model)
-    drafters = config.up.drafters if draft or not PROPOSERS.resolve(config.draft.proposer).needs_model else 0
-    return replace(
-        config,
-        target=replace(config.target, model=model),
-        draft=replace(config.draft, model=draft),
-        up=replace(config.up, drafters=drafters),
-    )
-
-
-def notes(config: Config) -> list[str]:
-    """Return what a user should know of the models that were chosen for a configuration."""
-    chosen, said = with_models(config), []
-    if not config.target.model and chosen.target.model != PREFERRED:
-        said.append(
-            f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"
-        )
-    if chosen.up.drafters < config.up.drafters:
-        said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
-    return said
-
-
-def _with_helpers(config: Config, cores: tuple[int, ...]) -> TargetConfig:
-    """Return the target's section; without drafters a lone target gets help on the broker's core, which is free most of the
-    time. Beside drafters steps of many rows, which are always shared, would wait for that core."""
-    target, is_alone = config.target, config.up.targets == 1 and not config.up.drafters
-    if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
-        return target
-    return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
 
 
 def _gateway(config: Config, address: str, cores: tuple[int, ...], extra: Sequence[str]) -> Member:
@@ -158,8 +96,14 @@ def _workers(role: str, section: Any, shares: Sequence[tuple[int, ...]], extra: 
         cores = section.cores or share
         name = f"{section.name or role}-{number}"
         own: Section = replace(section, name=name, cores=cores, threads=section.threads or len(cores))
-        found.append(Member(name, ("worker", "--role", role, *to_arguments(own), *extra), cores, section.model))
+        found.append(Member(name, ("worker", "--role", role, *to_arguments(own), *extra), cores, _about(section)))
     return found
+
+
+def _about(section: Any) -> str:
+    """Return the models of a worker."""
+    drafting = getattr(section, "draft_model", "")
+    return f"{section.model}, drafted for by {drafting}" if drafting else str(section.model)
 
 
 def _broker_address(config: Config) -> str:
@@ -313,7 +257,7 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     stop = Stop()
     config = replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
     with Group(members(config, extra), keys_of_broker(config.broker)) as group:
-        for line in (*notes(config), table(group)):
+        for line in (*notes(config, placed(config, this_machine())), table(group)):
             click.echo(line)
         started = time.monotonic()
         try:

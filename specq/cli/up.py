@@ -1,4 +1,4 @@
-"""`specq up`: a broker, verifiers and drafters on this machine, started and stopped together."""
+"""`specq up`: a broker, verifiers and what drafts for them on this machine, started and stopped together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def up(
     log_json: bool,
     **values: int | bool | None,
 ) -> None:
-    """Run a broker, verifiers and drafters (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
+    """Run a broker, verifiers and what drafts for them (with --serve also the HTTP gateway) on this machine, dividing its cores among them; Ctrl-C stops them all."""
     config: Config = load(config_file)
     config = replace(
         config,

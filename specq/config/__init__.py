@@ -19,6 +19,7 @@ from specq.config.options import Cores, hidden, option
 from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.renamed import RENAMED
 from specq.config.sections import (
+    AUTO_DRAFTERS,
     DEFAULT_BROKER,
     DURABILITIES,
     BrokerConfig,
@@ -34,6 +35,7 @@ from specq.config.sections import (
 )
 
 __all__ = [
+    "AUTO_DRAFTERS",
     "DEFAULT_BROKER",
     "DURABILITIES",
     "RENAMED",

@@ -17,6 +17,7 @@ from specq.protocol import ConfigError
 
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
+AUTO_DRAFTERS = -1
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -101,7 +102,8 @@ class BrokerConfig(Section):
     max_jobs: int = option(10_000, "jobs that may wait or run at a time", low=1)
     drafters_per_job: int = option(2, "draft workers at most for one job, no two of the same model", high=8)
     journal: str = option(
-        "", "file that outlives the broker, or KIND://...; none: memory only; empty: one for each address, see README"
+        "",
+        "file that outlives the broker, or KIND://...; none: memory only; empty: one for each address, in SPECQ_STATE",
     )
     durability: str = option("full", "full: survives loss of power; process: only of the process", choices=DURABILITIES)
     keep_hours: float = option(168.0, "how long results are kept", low=0.0, high=1e6)
@@ -214,7 +216,12 @@ class UpConfig(Section):
     """What `specq up` starts."""
 
     targets: int = option(1, "target verifiers to start", low=1, high=256)
-    drafters: int = option(2, "draft workers to start", high=1024)
+    drafters: int = option(
+        AUTO_DRAFTERS,
+        "draft workers to start; -1: who drafts where is chosen for this machine",
+        low=AUTO_DRAFTERS,
+        high=1024,
+    )
     serve: bool = option(default=False, text="also serve OpenAI's HTTP API (section serve)")
 
 

@@ -152,7 +152,7 @@ def usage(call: Call, results: Sequence[Result]) -> Json:
 
 
 def speculation(stats: Iterable[dict[str, Any]]) -> Json:
-    """Return the sums over all completions, the rates that follow, and the statistics of each (README, "Results")."""
+    """Return the sums over all completions, the rates that follow, and the statistics of each (docs/reference/jobs.md, "Results")."""
     each = list(stats)
     rounds, drafted, accepted = (sum(one[name] for one in each) for name in _SUMMED)
     return {

@@ -9,12 +9,22 @@ from typing import NamedTuple, overload
 
 import numpy as np
 
-from specq.protocol import NO_TOKENS, Float64Array, Int32Array, IntpArray, UInt8Array
+from specq.protocol import (
+    CORRECTED,
+    NO_TOKENS,
+    ORIGIN_CODES,
+    ORIGIN_OF_LANE,
+    PLAIN,
+    Float64Array,
+    Int32Array,
+    IntpArray,
+    UInt8Array,
+)
 from specq.runtime import Faults
 from specq.verification import CORRECTION, Judgements
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
-from specq.verifier.trees import DraftTrees
+from specq.verifier.trees import NONE, DraftTrees
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
@@ -26,6 +36,7 @@ class Round(NamedTuple):
     base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to the token
                 that ends the text
     nodes       i32[n]: those that were verified; path: the places of the accepted among them
+    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`)
     node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict
     first_arrived   when the oldest of them arrived; 0 without nodes
     """
@@ -33,6 +44,7 @@ class Round(NamedTuple):
     session: Session
     base_len: int
     token_ids: Int32Array
+    origins: UInt8Array
     nodes: Int32Array
     node_ids: Int32Array
     lanes: UInt8Array
@@ -51,7 +63,8 @@ class Round(NamedTuple):
 class Rounds(Sequence[Round]):
     """Rounds of n sessions; the fields are those of `Round`, of one session after the other.
 
-    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids i32[all], nodes, node_ids, lanes, is_accepted [nodes]
+    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids, origins [all]; nodes, node_ids, lanes, is_accepted [nodes]
+    path        i64[all]: which of `nodes` each token was; NONE for the last of each session, unless that was cut off
     """
 
     def __init__(
@@ -63,15 +76,17 @@ class Rounds(Sequence[Round]):
         token_ids: Int32Array,
         num_nodes: Int32Array,
         nodes: Int32Array,
-        is_accepted: UInt8Array,
+        path: IntpArray,
     ) -> None:
         self.sessions, self.places, self.base_lens = sessions, places, base_lens
         self.num_tokens, self.token_ids = num_tokens, token_ids
-        self.num_nodes, self.nodes, self.is_accepted = num_nodes, nodes, is_accepted
-        self.node_ids, self.lanes = NO_TOKENS, NO_FLAGS
+        self.num_nodes, self.nodes = num_nodes, nodes
+        self.origins: UInt8Array = np.full(len(token_ids), ORIGIN_CODES[PLAIN], np.uint8)
+        self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
         self.first_arrived: Float64Array = np.zeros(len(sessions))
         if len(nodes):
             self._note_nodes(sessions[0].trees)
+            self._note_path(sessions[0].trees, path)
 
     def _note_nodes(self, trees: DraftTrees) -> None:
         """Note what a verdict says of the verified nodes: they may be gone after the commit."""
@@ -80,6 +95,22 @@ class Rounds(Sequence[Round]):
         drafted = self.num_nodes.nonzero()[0]
         firsts = (self.num_nodes.cumsum() - self.num_nodes)[drafted]
         self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
+
+    def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
+        """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a verified node hung
+        from the end of the accepted path."""
+        drafted = (path != NONE).nonzero()[0]
+        accepted = path[drafted]
+        self.is_accepted = np.zeros(len(self.nodes), np.uint8)
+        self.is_accepted[accepted] = 1
+        self.origins[drafted] = ORIGIN_OF_LANE[self.lanes[accepted]]
+        of_tokens = np.arange(len(self)).repeat(self.num_tokens)
+        ends = np.full(len(self), NONE, np.int32)
+        ends[of_tokens[drafted]] = self.nodes[accepted]  # of several in a session the last stays
+        hangs = trees.parent[self.nodes] == ends.repeat(self.num_nodes)
+        is_corrected = np.zeros(len(self), np.bool_)
+        is_corrected[np.arange(len(self)).repeat(self.num_nodes)[hangs]] = True
+        self.origins[(path == NONE) & is_corrected[of_tokens]] = ORIGIN_CODES[CORRECTED]
 
     @cached_property
     def _each(self) -> list[Round]:
@@ -90,8 +121,8 @@ class Rounds(Sequence[Round]):
         )
         return [
             Round(
-                *(session, base_len, self.token_ids[span], self.nodes[own], self.node_ids[own], self.lanes[own]),
-                self.is_accepted[own],
+                *(session, base_len, self.token_ids[span], self.origins[span]),
+                *(self.nodes[own], self.node_ids[own], self.lanes[own], self.is_accepted[own]),
                 arrived,
             )
             for session, base_len, span, own, arrived in columns
@@ -112,7 +143,7 @@ class Rounds(Sequence[Round]):
 
 
 NOTHING = np.zeros(0, np.intp)
-NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NO_TOKENS, NO_TOKENS, NO_FLAGS)
+NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NO_TOKENS, NO_TOKENS, NOTHING)
 
 
 def in_one(parts: Sequence[Rounds]) -> Rounds:
@@ -120,7 +151,7 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else NO_ROUNDS
-    columns = ("places", "base_lens", "num_tokens", "token_ids", "num_nodes", "nodes", "is_accepted")
+    columns = ("places", "base_lens", "num_tokens", "token_ids", "origins", "num_nodes", "nodes", "is_accepted")
     joined = Rounds.__new__(Rounds)
     joined.sessions = [session for part in parts for session in part.sessions]
     for name in (*columns, "node_ids", "lanes", "first_arrived"):
@@ -207,22 +238,23 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
     if np.count_nonzero(kept != counts):
         is_kept = np.arange(len(token_ids)) < (counts.cumsum() - counts + kept).repeat(counts)
         token_ids, nodes = token_ids[is_kept], nodes[is_kept]
-    is_accepted = NO_FLAGS
+    path = NOTHING
     if len(shares.nodes):
-        is_accepted = np.zeros(len(shares.nodes), np.uint8)
-        is_accepted[((num_nodes.cumsum() - num_nodes).repeat(kept) + nodes)[nodes != CORRECTION]] = 1
+        path = np.where(nodes == CORRECTION, NONE, (num_nodes.cumsum() - num_nodes).repeat(kept) + nodes)
     base_lens = sessions[0].trees.length[shares.places]
-    return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, is_accepted)
+    return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, path)
 
 
 def _append(rounds: Rounds) -> None:
     """Append the rounds' tokens to the sessions' transcripts."""
-    tokens, ends = rounds.token_ids.tolist(), rounds.num_tokens.cumsum()
+    tokens, origins, ends = rounds.token_ids.tolist(), rounds.origins.tobytes(), rounds.num_tokens.cumsum()
     if len(tokens) == len(rounds):
-        for session, token in zip(rounds.sessions, tokens, strict=True):
+        for session, token, origin in zip(rounds.sessions, tokens, origins, strict=True):
             session.token_ids.append(token)
+            session.origins.append(origin)
     else:
         spans = ends.tolist()
         for session, first, end in zip(rounds.sessions, [0, *spans], spans, strict=False):
             session.token_ids += tokens[first:end]
+            session.origins += origins[first:end]
     rounds.sessions[0].trees.last_token[rounds.places] = rounds.token_ids[ends - 1]

@@ -72,6 +72,7 @@ class Session:
         self._past = Past(message.params, message.prompt_len, end_ids)
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
+        self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.origins`
         self._stop_matcher: StopMatcher | None = None
         self._finish = ""
         self.speculation: Speculation = message.speculation

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specq.config.loading import cache_dir, environment_of_children, load, override
-from specq.config.sections import BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
+from specq.config.sections import AUTO_DRAFTERS, BrokerConfig, ClientConfig, Config, DraftConfig, TargetConfig
 from specq.protocol.errors import ConfigError
 
 ALL = sorted((Path(__file__).parent.parent.parent / "configs").glob("*.toml"))
@@ -20,7 +20,7 @@ def test_defaults():
 
     assert Config() == config
     assert config.broker.bind == config.target.broker == config.draft.broker == "tcp://127.0.0.1:5750"
-    assert (config.up.targets, config.up.drafters) == (1, 2)
+    assert (config.up.targets, config.up.drafters) == (1, AUTO_DRAFTERS)
 
 
 def test_file_sets_what_it_names(write):

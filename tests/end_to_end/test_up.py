@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfi
 from specq.protocol.errors import ConfigError, EngineError
 from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.progress import EVERY_S, Readiness
-from workers.up import CoreShares, Group, Member, divide_cores, members, notes
+from workers.up import Group, Member, members
 
 KEEP_ALIVE = """
 import sys, time
@@ -26,38 +25,6 @@ with Group([Member("broker", ("broker", "--bind", sys.argv[1], "--log-level", "e
     print(group.processes["broker"].pid, flush=True)
     time.sleep(60)
 """
-
-
-@pytest.mark.parametrize(
-    ("num_cores", "targets", "drafters", "expected"),
-    [
-        (1, 1, 2, CoreShares((0,), ((0,),), ((0,), (0,)))),
-        (2, 1, 2, CoreShares((1,), ((0,),), ((1,), (1,)))),
-        (2, 2, 1, CoreShares((1,), ((0,), (0,)), ((1,),))),
-        (2, 1, 0, CoreShares((1,), ((0,),), ())),
-        (4, 1, 2, CoreShares((3,), ((0, 1, 2),), ((3,), (3,)))),
-        (8, 1, 2, CoreShares((7,), ((0, 1, 2, 3, 4, 5),), ((6,), (7,)))),
-        (8, 2, 1, CoreShares((7,), ((0, 2, 4, 6), (1, 3, 5)), ((7,),))),
-    ],
-)
-def test_divide_cores(num_cores, targets, drafters, expected):
-    assert expected == divide_cores(num_cores, targets, drafters)
-
-
-@pytest.mark.parametrize("num_cores", range(1, 20))
-@pytest.mark.parametrize("targets", [1, 2, 5])
-@pytest.mark.parametrize("drafters", [0, 1, 2, 7])
-def test_targets_get_most_and_nobody_nothing(num_cores, targets, drafters):
-    """Each process has a core that exists; from two cores on no target shares one with broker or drafters."""
-    shares = divide_cores(num_cores, targets, drafters)
-    large = {core for share in shares.targets for core in share}
-    small = {*shares.broker, *(core for share in shares.drafters for core in share)}
-
-    assert (len(shares.targets), len(shares.drafters)) == (targets, drafters)
-    assert all([*shares.targets, *shares.drafters, shares.broker])
-    assert large | small <= set(range(num_cores))
-    assert num_cores == 1 or not large & small
-    assert num_cores == 1 or targets < num_cores // 2 or len(small) <= max(1, num_cores // 4)
 
 
 def test_members_of_a_configuration():
@@ -78,69 +45,6 @@ def test_members_of_a_configuration():
     assert "--width 4" in " ".join(drafters[0].arguments)
     assert all(m.cores and set(m.cores) <= set(available_cores()) for m in (broker, target, *drafters))
     assert all(m.arguments[-2:] == ("--log-level", "error") for m in (broker, target, *drafters))
-
-
-@pytest.fixture
-def without_smollm2(monkeypatch):
-    """Neither fetched nor installed."""
-    monkeypatch.setattr("specq.models.find_packaged", lambda name: None)
-
-
-@pytest.fixture
-def with_smollm2(monkeypatch):
-    monkeypatch.setattr("specq.models.find_packaged", lambda name: (Path("/there.gguf"), "fetched"))
-
-
-def models_of(config: Config) -> list[str]:
-    return [member.about for member in members(config)[1:]]
-
-
-@pytest.mark.usefixtures("with_smollm2")
-def test_by_default_smollm2_is_served_with_what_drafts_for_it(monkeypatch):
-    """Without a draft model the verifier's lookups draft; one that lies beside it later is used as it comes."""
-    monkeypatch.setattr("workers.up.draft_for", lambda model: "")
-    assert models_of(Config()) == ["smollm2"]
-    assert notes(Config()) == ["smollm2 has no draft model: no drafters; its verifier drafts what the text repeats"]
-    assert models_of(Config(draft=DraftConfig(proposer="ngram"))) == ["smollm2", "", ""]
-    assert models_of(Config(draft=DraftConfig(model="/own"))) == ["smollm2", "/own", "/own"]
-    assert notes(Config(up=UpConfig(drafters=0))) == []
-    monkeypatch.setattr("workers.up.draft_for", lambda model: model)
-    assert models_of(Config()) == ["smollm2"] * 3
-    assert notes(Config()) == []
-
-
-@pytest.mark.usefixtures("without_smollm2")
-def test_without_smollm2_tiny_is_served_and_that_is_said():
-    assert models_of(Config()) == ["tiny"] * 3
-    assert notes(Config()) == ["smollm2 is not here (specq models pull smollm2); this runs on tiny, a toy that babbles"]
-    assert notes(Config(target=TargetConfig(model="tiny"))) == []
-
-
-def test_a_target_of_ones_own_gets_no_drafters_of_another():
-    assert models_of(Config(target=TargetConfig(model="/own"))) == ["/own"]
-
-
-@pytest.mark.parametrize(
-    ("config", "helpers"),
-    [
-        (Config(up=UpConfig(1, 0)), "--engine-option helper_cores=[7]"),
-        (Config(up=UpConfig(1, 1)), ""),
-        (Config(up=UpConfig(2, 0)), ""),
-        (Config(up=UpConfig(1, 0), target=TargetConfig(cores=(3,))), ""),
-        (Config(up=UpConfig(1, 0), target=TargetConfig(engine="vllm")), ""),
-        (Config(up=UpConfig(1, 0), target=TargetConfig(engine_options=("helper_cores=[4]",))), "helper_cores=[4]"),
-    ],
-)
-def test_without_drafters_the_brokers_core_helps_a_lone_target(config, helpers, monkeypatch):
-    monkeypatch.setattr("workers.up.available_cores", lambda: (5, 7))
-    target = " ".join(members(replace(config, draft=DraftConfig(model="/own")))[1].arguments)
-    assert helpers in target
-    assert target.count("helper_cores") == bool(helpers)
-
-
-def test_a_lone_core_helps_nobody(monkeypatch):
-    monkeypatch.setattr("workers.up.available_cores", lambda: (5,))
-    assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
 
 
 def test_cores_and_threads_of_the_file_win():

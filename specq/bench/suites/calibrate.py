@@ -28,7 +28,7 @@ from specq.simulate.calibration import Measured
 from specq.simulate.hosts import measure_host
 from specq.simulate.settings import Scenario, TrafficSettings
 from specq.simulate.stub_text import Texts
-from workers.up import divide_cores
+from workers.deployment import divide_cores
 
 RTTS = (0.0, 20.0)
 SOCKET_ENDS = ("draft_us", "verdict_us", "hear_us", "send_us")  # of HostSettings: each is one end of a message

@@ -1,0 +1,194 @@
+"""Write the parts of docs/reference that follow from the code: messages, configuration, commands. `--check`: only say what is out of date.
+
+.venv/bin/python scripts/write_reference.py
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from specq.cli import main as specq
+from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
+from specq.config.sections import section_name
+from specq.protocol import ModelInfo
+from specq.protocol.bounds import SAMPLING, SPECULATION
+from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, hot_path, to_broker, to_client, to_worker
+from specq.protocol.params import SamplingParams, Speculation
+
+HOME = Path(__file__).parent.parent / "docs" / "reference"
+SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
+FOLDERS = {to_broker: "To the broker", to_worker: "From the broker to workers", hot_path: "Of each round", to_client: "To clients"}  # fmt: skip
+MADE = "<!-- Written by scripts/write_reference.py: change the code instead. -->\n\n"
+
+PROTOCOL = """# Protocol
+
+What clients, broker, verifiers and drafters say to each other over ZeroMQ: DEALER sockets of clients and workers to the
+broker's ROUTER, and the broker's DEALERs to each verifier's ROUTER. [Architecture](../architecture.md) says who sends what when.
+
+A message is a list of frames: **key** (8 bytes, little-endian: the message's `session_id` or `job_id`, else 0), **header** (a JSON object
+with `v`, the version {version}, `type`, and the scalar fields that differ from their defaults), then one frame for **each array**, little-endian, in
+the order below; empty ones at the end are left out. Every value has a bound; whatever is outside is refused with a
+message that says what would be right. `x` in a table's last column means that the field must be given.
+
+Positions are counted from the start of the context, the prompt included.
+"""
+CONFIGURATION = """# Configuration
+
+A TOML file has the sections below; every key is also an option of the command (`kv_slots`: `--kv-slots`). The command line wins over the
+environment, the environment over the file. What only one engine or proposer knows stands in a section of its own, as in `[target.vllm]`.
+Files to start from are in [configs/](../../configs).
+
+| variable | |
+|---|---|
+| `SPECQ_CONFIG` | the file to read where no `--config` is given |
+| `SPECQ_BROKER` | the broker that workers and clients connect to |
+| `SPECQ_STATE` | where brokers keep their journals (default: `~/.local/state/specq`) |
+| `SPECQ_CACHE` | where fetched tokenizers and models, compiled kernels and measured step times are kept (default: `~/.cache/specq`) |
+"""
+COMMANDS = """# Commands
+
+Each command says the same with `--help`. The exit status is 0 for success, 2 where options, files or input are wrong, 1 for other failures.
+"""
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its name."""
+    return {
+        "protocol.md": MADE + PROTOCOL.format(version=PROTOCOL_VERSION) + "".join(_protocol()),
+        "configuration.md": MADE + CONFIGURATION + "".join(map(_section, SECTIONS)),
+        "commands.md": MADE + COMMANDS + "".join(_commands(specq, "specq")),
+    }
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _protocol() -> Iterator[str]:
+    for module, title in FOLDERS.items():
+        yield f"\n## {title}\n"
+        for cls in MESSAGES.values():
+            if cls.__module__ == module.__name__:
+                yield _message(cls)
+    yield "\n## What they carry\n"
+    for values in (SamplingParams, Speculation, ModelInfo):
+        yield f"\n### {values.__name__}\n\n{_doc(values)}\n\n{_table(values)}"
+
+
+def _message(cls: type[Message]) -> str:
+    return f"\n### `{cls.TYPE}` ({cls.__name__})\n\n{_doc(cls)}\n\n{_table(cls)}"
+
+
+def _table(cls: type[Any]) -> str:
+    hints = typing.get_type_hints(cls, include_extras=True)
+    rows = [f"| `{f.name}` | {_kind(hints[f.name], f.name)} | {'x' if _is_required(f) else ''} |" for f in fields(cls)]
+    return "\n".join(("| field | is | |", "|---|---|---|", *rows)) + "\n"
+
+
+def _is_required(f: Field[Any]) -> bool:
+    return f.default is MISSING and f.default_factory is MISSING
+
+
+def _kind(hint: Any, name: str) -> str:
+    """Return a field's type and bound in words."""
+    if typing.get_origin(hint) is not typing.Annotated:
+        return f"`{getattr(hint, '__name__', hint)}`{_own_bound(name)}"
+    first, *rest = hint.__metadata__
+    if isinstance(first, str):
+        return f"array of {np.dtype(first).name}: {_cell(rest[1].allowed)}"
+    kind = getattr(hint.__origin__, "__name__", "") if typing.get_args(hint.__origin__) == () else "list"
+    kind = "object" if typing.get_origin(hint.__origin__) is dict else kind
+    return f"{kind} {_cell(first.allowed)}"
+
+
+def _own_bound(name: str) -> str:
+    bound = SAMPLING.get(name) or SPECULATION.get(name)
+    return f" {_cell(bound.allowed)}" if bound else ""
+
+
+def _doc(cls: type[Any]) -> str:
+    """Return a docstring, its aligned lists as they are."""
+    said = inspect.cleandoc(cls.__doc__ or "")
+    head, _, rest = said.partition("\n\n")
+    return head if not rest else f"{head}\n\n```text\n{rest}\n```"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+def _section(cls: type[Section]) -> str:
+    rows = [
+        f"| `{f.name}` | {_default(f)} | {_cell(f.metadata['help'])}{_choices(f)} |"
+        for f in fields(cls)
+        if not f.metadata["is_hidden"]
+    ]
+    about = (cls.__doc__ or "").strip()
+    return "\n".join((f"\n## [{section_name(cls)}]\n\n{about}\n", "| key | default | |", "|---|---|---|", *rows)) + "\n"
+
+
+def _default(f: Field[Any]) -> str:
+    if f.default in ("", ()):
+        return ""
+    return f"`{str(f.default).lower() if isinstance(f.default, bool) else f.default}`"
+
+
+def _choices(f: Field[Any]) -> str:
+    choices = f.metadata["choices"]
+    return f" (one of {', '.join(choices)})" if choices else ""
+
+
+# --- commands -----------------------------------------------------------------------------------------------------------
+
+
+def _commands(command: click.Command, name: str) -> Iterator[str]:
+    """Yield the help text of a command and of those below it."""
+    context = click.Context(command, info_name=name, max_content_width=110, terminal_width=110)
+    if isinstance(command, click.Group):
+        found = [(one, command.get_command(context, one)) for one in command.list_commands(context)]
+        if name != "specq":
+            yield _help(command, context, name)
+        for one, below in found:
+            if below is not None and not below.hidden:
+                yield from _commands(below, f"{name} {one}")
+    else:
+        yield _help(command, context, name)
+
+
+def _help(command: click.Command, context: click.Context, name: str) -> str:
+    text = re.sub(r"[ \t]+$", "", command.get_help(context), flags=re.MULTILINE)
+    return f"\n## {name}\n\n```text\n{text}\n```\n"
+
+
+def main() -> int:
+    """Write the pages, or return 1 if one is not as it should be."""
+    stale = [name for name, text in pages().items() if not _is_written(name, text)]
+    if "--check" in sys.argv[1:]:
+        sys.stdout.write(
+            "".join(f"docs/reference/{name} is out of date: run scripts/write_reference.py\n" for name in stale)
+        )
+        return 1 if stale else 0
+    for name in stale:
+        (HOME / name).write_text(pages()[name], "utf-8")
+    return 0
+
+
+def _is_written(name: str, text: str) -> bool:
+    path = HOME / name
+    return path.exists() and path.read_text("utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

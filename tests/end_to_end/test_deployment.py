@@ -1,0 +1,170 @@
+"""Who drafts where, and on which cores, when `specq up` is left to choose."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, UpConfig
+from workers.deployment import CoreShares, Machine, divide_cores, notes, placed
+from workers.up import members
+
+LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "targets", "drafters", "expected"),
+    [
+        (1, 1, 2, CoreShares((0,), ((0,),), ((0,), (0,)))),
+        (2, 1, 2, CoreShares((1,), ((0,),), ((1,), (1,)))),
+        (2, 2, 1, CoreShares((1,), ((0,), (0,)), ((1,),))),
+        (2, 1, 0, CoreShares((1,), ((0,),), ())),
+        (4, 1, 2, CoreShares((3,), ((0, 1, 2),), ((3,), (3,)))),
+        (8, 1, 2, CoreShares((7,), ((0, 1, 2, 3, 4, 5),), ((6,), (7,)))),
+        (8, 2, 1, CoreShares((7,), ((0, 2, 4, 6), (1, 3, 5)), ((7,),))),
+    ],
+)
+def test_divide_cores(num_cores, targets, drafters, expected):
+    assert expected == divide_cores(num_cores, targets, drafters)
+
+
+@pytest.mark.parametrize("num_cores", range(1, 20))
+@pytest.mark.parametrize("targets", [1, 2, 5])
+@pytest.mark.parametrize("drafters", [0, 1, 2, 7])
+def test_targets_get_most_and_nobody_nothing(num_cores, targets, drafters):
+    """Each process has a core that exists; from two cores on no target shares one with broker or drafters."""
+    shares = divide_cores(num_cores, targets, drafters)
+    large = {core for share in shares.targets for core in share}
+    small = {*shares.broker, *(core for share in shares.drafters for core in share)}
+
+    assert (len(shares.targets), len(shares.drafters)) == (targets, drafters)
+    assert all([*shares.targets, *shares.drafters, shares.broker])
+    assert large | small <= set(range(num_cores))
+    assert num_cores == 1 or not large & small
+    assert num_cores == 1 or targets < num_cores // 2 or len(small) <= max(1, num_cores // 4)
+
+
+@pytest.fixture
+def with_smollm2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specq.models.find_packaged", lambda name: (Path("/there.gguf"), "fetched"))
+
+
+def who_drafts(config: Config, machine: Machine) -> tuple[str, int]:
+    """Return the draft model in the verifier's process, and how many workers draft."""
+    chosen = placed(config, machine)
+    return chosen.target.draft_model, chosen.up.drafters
+
+
+# --- who drafts where -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("with_smollm2")
+@pytest.mark.parametrize(
+    ("machine", "expected"),
+    [
+        (Machine((0,)), ("smollm2", 0)),
+        (LAPTOP, ("smollm2", 0)),
+        (Machine((2, 3, 4, 5)), ("smollm2", 1)),
+        (WORKSTATION, ("smollm2", 2)),
+        (GPU_BOX, ("smollm2", 0)),
+    ],
+)
+def test_the_draft_model_is_beside_the_verifier_and_workers_on_cores_to_spare(
+    machine: Machine, expected: tuple[str, int]
+) -> None:
+    assert who_drafts(Config(), machine) == expected
+    assert notes(Config(), placed(Config(), machine)) == []
+
+
+@pytest.mark.usefixtures("with_smollm2")
+@pytest.mark.parametrize("machine", [LAPTOP, WORKSTATION, GPU_BOX])
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (Config(up=UpConfig(drafters=0)), ("", 0)),
+        (Config(up=UpConfig(drafters=3)), ("", 3)),
+        (Config(up=UpConfig(drafters=0), target=TargetConfig(draft_model="/own")), ("/own", 0)),
+        (Config(draft=DraftConfig(width=4)), ("", 2)),
+        (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
+        (Config(target=TargetConfig(engine="vllm")), ("", 2)),
+    ],
+)
+def test_what_is_said_is_done(machine: Machine, config: Config, expected: tuple[str, int]) -> None:
+    assert who_drafts(config, machine) == expected
+
+
+@pytest.mark.usefixtures("with_smollm2")
+def test_a_draft_model_of_the_targets_own_section_stays_where_it_was_put() -> None:
+    config = Config(target=TargetConfig(model="/own", draft_model="/small"), draft=DraftConfig(model="/smaller"))
+    assert who_drafts(config, LAPTOP) == ("/small", 0)
+    assert placed(config, WORKSTATION).draft.model == "/smaller"
+
+
+@pytest.mark.usefixtures("with_smollm2")
+@pytest.mark.parametrize("drafters", [AUTO_DRAFTERS, 2])
+def test_without_a_draft_model_lookups_draft_and_that_is_said(drafters: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.deployment.draft_for", lambda model: "")
+    config = Config(up=UpConfig(drafters=drafters))
+    assert who_drafts(config, LAPTOP) == ("", 0)
+    assert notes(config, placed(config, LAPTOP)) == [
+        "smollm2 has no draft model: no drafters; its verifier drafts what the text repeats"
+    ]
+    none = Config(up=UpConfig(drafters=0))
+    assert notes(none, placed(none, LAPTOP)) == []
+
+
+def test_a_target_of_ones_own_gets_no_drafters_of_another() -> None:
+    assert who_drafts(Config(target=TargetConfig(model="/own")), WORKSTATION) == ("", 0)
+
+
+def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specq.models.find_packaged", lambda name: None)
+    chosen = placed(Config(), LAPTOP)
+    assert (chosen.target.model, chosen.target.draft_model) == ("tiny", "tiny")
+    assert notes(Config(), chosen) == [
+        "smollm2 is not here (specq models pull smollm2); this runs on tiny, a toy that babbles"
+    ]
+    asked = Config(target=TargetConfig(model="tiny"))
+    assert notes(asked, placed(asked, LAPTOP)) == []
+
+
+def test_progress_is_no_wish_for_workers() -> None:
+    config = Config(target=TargetConfig(model="tiny"), draft=DraftConfig(progress=True, keys="keys"))
+    assert who_drafts(config, LAPTOP) == ("tiny", 0)
+
+
+def test_the_verifier_is_started_with_its_draft_model() -> None:
+    config = Config(target=TargetConfig(model="tiny"))
+    target = members(config)[1]
+    assert "--draft-model tiny" in " ".join(target.arguments)
+    assert target.about == "tiny, drafted for by tiny"
+
+
+# --- cores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "helpers"),
+    [
+        (Config(up=UpConfig(1, 0)), "--engine-option helper_cores=[7]"),
+        (Config(up=UpConfig(1, 1)), ""),
+        (Config(up=UpConfig(2, 0)), ""),
+        (Config(up=UpConfig(1, 0), target=TargetConfig(cores=(3,))), ""),
+        (Config(up=UpConfig(1, 0), target=TargetConfig(engine="vllm")), ""),
+        (Config(up=UpConfig(1, 0), target=TargetConfig(engine_options=("helper_cores=[4]",))), "helper_cores=[4]"),
+    ],
+)
+def test_without_drafters_the_brokers_core_helps_a_lone_target(
+    config: Config, helpers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.up.this_machine", lambda: Machine((5, 7)))
+    target = " ".join(members(replace(config, draft=DraftConfig(model="/own")))[1].arguments)
+    assert helpers in target
+    assert target.count("helper_cores") == bool(helpers)
+
+
+def test_a_lone_core_helps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.up.this_machine", lambda: Machine((5,)))
+    assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)

@@ -1,0 +1,76 @@
+"""The pages are true: links lead somewhere, what follows from the code is up to date, and the Python shown runs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("specq/**/*.md"),
+    )
+)
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+
+
+@cache
+def text_of(page: Path) -> str:
+    """Return a page without its blocks of code."""
+    return BLOCK.sub("", page.read_text("utf-8"))
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", text_of(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str):
+    here, wrong = ROOT / page, []
+    for target, anchor in LINK.findall(text_of(here)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = (here.parent / target).resolve() if target else here
+        if not there.exists() or (anchor and anchor not in anchors_of(there)):
+            wrong.append(f"{target}#{anchor}" if anchor else target)
+    assert wrong == []
+
+
+def test_the_link_checker_sees_links():
+    """A checker that finds nothing to check would pass."""
+    assert sum(len(LINK.findall(text_of(ROOT / page))) for page in PAGES) > 100
+
+
+def test_reference_pages_follow_from_the_code():
+    ended = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "write_reference.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 130
+
+
+def test_every_page_of_docs_is_in_the_sites_contents():
+    """mkdocs says so too, where the site is built."""
+    contents = (ROOT / "mkdocs.yml").read_text("utf-8")
+    listed = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").glob("**/*.md")]
+    missing = [name for name in listed if name not in contents and not name.startswith("decisions/")]
+    assert missing == []

@@ -1,0 +1,120 @@
+"""What `specq up` starts where nobody has said it: who drafts, where, and which cores each process gets.
+
+Rules: what a configuration says is done as it says. Where it leaves the number of draft workers open, drafts come from where they
+are made fastest: a draft model in the verifier's process, which costs no message and no second process beside it, and draft
+workers on cores that the verifier does not need. Whether each of them pays is then measured (`specq.verifier.arms`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
+from specq.models import FALLBACK, PREFERRED, default_model, draft_for
+from specq.proposers import PROPOSERS
+from specq.runtime import available_cores
+
+COLOCATING = ("torch",)  # the engines beside which a draft model is put without being asked
+LEAST_CORES = 4  # from so many on, a core is left for a draft worker
+MOST_WORKERS = 2  # that are started without being asked
+NOT_HOW = ("broker", "keys", "model", "name", "progress")  # what [draft] may say without meaning workers
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What is here: its cores' numbers, and whether there is a GPU."""
+
+    cores: tuple[int, ...]
+    has_gpu: bool = False
+
+
+def this_machine() -> Machine:
+    """Return what this process may use; a GPU is one of NVIDIA's, looked for without loading what would use it."""
+    return Machine(available_cores(), any(Path("/dev").glob("nvidia[0-9]*")))
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShares:
+    """Which cores each process stays on, as indices into the machine's cores."""
+
+    broker: tuple[int, ...]
+    targets: tuple[tuple[int, ...], ...]
+    drafters: tuple[tuple[int, ...], ...]
+
+
+def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
+    """Divide the cores: the last quarter (at least one) for broker and drafters, one each; the rest for the targets.
+
+    A lone core is shared by all, and targets that outnumber their cores share them too.
+    """
+    if num_cores <= 1:
+        return CoreShares((0,), ((0,),) * targets, ((0,),) * drafters)
+    num_small = min(max(drafters, 1), max(num_cores // 4, 1))
+    large, small = range(num_cores - num_small), range(num_cores - num_small, num_cores)
+    return CoreShares(
+        broker=(small[-1],),
+        targets=tuple(tuple(large[i::targets]) or (large[i % len(large)],) for i in range(targets)),
+        drafters=tuple((small[i % num_small],) for i in range(drafters)),
+    )
+
+
+def placed(config: Config, machine: Machine) -> Config:
+    """Return a configuration that names its models and says who drafts where.
+
+    A target without a draft model gets no drafters that would need one.
+    """
+    model = config.target.model or default_model()
+    draft = config.draft.model or draft_for(model)
+    needs_model = PROPOSERS.resolve(config.draft.proposer).needs_model
+    config = replace(config, target=replace(config.target, model=model), draft=replace(config.draft, model=draft))
+    if needs_model and not draft:
+        return _with_workers(config, 0)
+    if config.up.drafters != AUTO_DRAFTERS:
+        return config
+    if _wants_workers(config) or not (draft and needs_model):
+        return _with_workers(config, MOST_WORKERS)
+    target = replace(config.target, draft_model=config.target.draft_model or draft)
+    return _with_workers(replace(config, target=target), _spare_workers(machine))
+
+
+def _wants_workers(config: Config) -> bool:
+    """Return whether draft workers are meant: their section says how they draft, or the engine takes no draft model beside it."""
+    default = DraftConfig()
+    says_how = any(
+        getattr(config.draft, f.name) != getattr(default, f.name) for f in fields(default) if f.name not in NOT_HOW
+    )
+    return says_how or config.target.engine not in COLOCATING
+
+
+def _spare_workers(machine: Machine) -> int:
+    """Return how many workers draft beside a verifier that drafts for itself; a GPU's drafts are none that a core could match."""
+    if machine.has_gpu or len(machine.cores) < LEAST_CORES:
+        return 0
+    return min(len(machine.cores) // LEAST_CORES, MOST_WORKERS)
+
+
+def _with_workers(config: Config, number: int) -> Config:
+    return replace(config, up=replace(config.up, drafters=number))
+
+
+def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
+    """Return the section of a placed configuration's target; without drafters a lone target gets help on the broker's core, which is
+    free most of the time. Beside drafters steps of many rows, which are always shared, would wait for that core."""
+    target, is_alone = config.target, config.up.targets == 1 and not config.up.drafters
+    if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
+        return target
+    return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
+
+
+def notes(asked: Config, chosen: Config) -> list[str]:
+    """Return what a user should know of what was chosen (`placed`) for the configuration that was asked for."""
+    said = []
+    if not asked.target.model and chosen.target.model != PREFERRED:
+        said.append(
+            f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"
+        )
+    if not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
+        said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
+    return said
