@@ -21,6 +21,7 @@ from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.loading import LoadedModel
 from specq.engines.torch.rows import PackedRows
 from specq.protocol import ModelInfo, Open, SamplingParams, encode
+from specq.transport import calm_collector
 from specq.verifier import Budget, DraftBatch, DraftSource, StepCurve, Verifier
 
 VOCAB, CONTEXT = 64, 40
@@ -143,9 +144,9 @@ class Served:
         started = time.perf_counter()
         self.verifier.begin(started)
         begun = time.perf_counter()
-        messages = self.verifier.step(time.perf_counter)
+        reports = self.verifier.step(time.perf_counter)
         stepped = time.perf_counter()
-        for message in messages:
+        for message in reports.packed():
             encode(message)
         ended = time.perf_counter()
         in_engine = self.watch.ended - self.watch.began - (self.forward.seconds - waited)
@@ -165,6 +166,7 @@ def measure(
         served = Served(num_sessions, num_drafts)
         for _ in range(WARM_UP):
             served.turn()
+        calm_collector()  # as a verifier's process does
         turns = [served.turn() for _ in range(repeats)]
         times = 1e3 * np.array([times for times, _ in turns])  # [repeats, phases]
         found = {phase: times[:, i].tolist() for i, phase in enumerate(PHASES)} | {"in all": times.sum(1).tolist()}

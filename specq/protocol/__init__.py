@@ -80,6 +80,7 @@ from specq.protocol.messages import (
     TokenizerChunk,
     Tokens,
     Verdict,
+    Verdicts,
     Welcome,
 )
 from specq.protocol.origins import (
@@ -229,6 +230,7 @@ __all__ = [
     "UInt64Array",
     "Values",
     "Verdict",
+    "Verdicts",
     "Welcome",
     "array_frame",
     "decode",

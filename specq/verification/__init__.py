@@ -13,7 +13,7 @@ from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements
 from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
-from specq.verification.step_batch import NO_SCORES, SHAPED, Extra, StepBatch, traits_of
+from specq.verification.step_batch import NO_SCORES, SHAPED, WITH_LOGPROBS, Extra, StepBatch, traits_of
 
 STRATEGIES = Table(
     "strategy",
@@ -50,6 +50,7 @@ __all__ = [
     "ROW",
     "SHAPED",
     "STRATEGIES",
+    "WITH_LOGPROBS",
     "Extra",
     "Judgements",
     "Rows",

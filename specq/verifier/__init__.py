@@ -18,8 +18,10 @@ from specq.verifier.arms import REMOTE
 from specq.verifier.core import Verifier
 from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.verdicts import NO_REPORTS, Reports
 
 __all__ = [
+    "NO_REPORTS",
     "REMOTE",
     "SOURCES",
     "Budget",
@@ -27,6 +29,7 @@ __all__ = [
     "DraftBatch",
     "DraftSource",
     "PromptLookup",
+    "Reports",
     "Setup",
     "StepCurve",
     "Verifier",

@@ -45,7 +45,7 @@ from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
-from specq.verifier.verdicts import failure, verdict_again, verdicts_of
+from specq.verifier.verdicts import Reports, failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 
@@ -175,7 +175,7 @@ class Verifier:
         """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
         self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
 
-    def step(self, clock: Callable[[], float]) -> list[Message]:
+    def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part; return the verdicts."""
         faults = Faults()
         self._propose(clock)
@@ -186,12 +186,12 @@ class Verifier:
         rounds = in_one([self._commit(shares, output, ended, faults) for shares, output in done])
         self.sessions.changed()
         self.sources.observe(rounds, done, ended - started)
-        verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
+        verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults)
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
-        return [*verdicts, *failed]
+        return verdicts.and_of(failed)
 
     # --- propose and schedule ---------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,12 @@ NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
 
 
+# The columns of `Rounds`.
+OF_SESSIONS = "places", "base_lens", "num_tokens", "num_nodes", "first_arrived"
+OF_TOKENS = "token_ids", "origins"
+OF_NODES = "nodes", "node_ids", "lanes", "is_accepted"
+
+
 class Round(NamedTuple):
     """What a step committed to a session.
 
@@ -112,6 +118,18 @@ class Rounds(Sequence[Round]):
         is_corrected[np.arange(len(self)).repeat(self.num_nodes)[hangs]] = True
         self.origins[(path == NONE) & is_corrected[of_tokens]] = ORIGIN_CODES[CORRECTED]
 
+    def take(self, which: IntpArray) -> Rounds:
+        """Return some of the rounds, which ascend."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[which] = True
+        part = Rounds.__new__(Rounds)
+        part.sessions = [self.sessions[i] for i in which.tolist()]
+        of_tokens, of_nodes = chosen.repeat(self.num_tokens), chosen.repeat(self.num_nodes)
+        for names, places in ((OF_SESSIONS, which), (OF_TOKENS, of_tokens), (OF_NODES, of_nodes)):
+            for name in names:
+                setattr(part, name, getattr(self, name)[places])
+        return part
+
     @cached_property
     def _each(self) -> list[Round]:
         ends, node_ends = self.num_tokens.cumsum().tolist(), self.num_nodes.cumsum().tolist()
@@ -151,10 +169,9 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else NO_ROUNDS
-    columns = ("places", "base_lens", "num_tokens", "token_ids", "origins", "num_nodes", "nodes", "is_accepted")
     joined = Rounds.__new__(Rounds)
     joined.sessions = [session for part in parts for session in part.sessions]
-    for name in (*columns, "node_ids", "lanes", "first_arrived"):
+    for name in (*OF_SESSIONS, *OF_TOKENS, *OF_NODES):
         setattr(joined, name, np.concatenate([getattr(part, name) for part in parts]))
     return joined
 

@@ -14,7 +14,7 @@ Positions are counted from the start of the context, prompt included: `base_len`
 """
 
 from specq.protocol.messages.base import PROTOCOL_VERSION, Message
-from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict
+from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict, Verdicts
 from specq.protocol.messages.to_broker import (
     Cancel,
     FetchTokenizer,
@@ -34,7 +34,7 @@ MESSAGES: dict[str, type[Message]] = {
     for cls in (
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, FetchTokenizer,
         Welcome, Refused, Open, Close, Ack, Assign, Release,
-        Draft, Verdict, SessionFailed,
+        Draft, Verdict, Verdicts, SessionFailed,
         Accepted, JobInfo, JobList, Tokens, Failed, Status, TokenizerChunk,
     )
 }  # fmt: skip
@@ -69,5 +69,6 @@ __all__ = [
     "TokenizerChunk",
     "Tokens",
     "Verdict",
+    "Verdicts",
     "Welcome",
 ]
