@@ -13,7 +13,7 @@ from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements
 from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
-from specq.verification.step_batch import NO_SCORES, SHAPED, WITH_LOGPROBS, Extra, StepBatch, traits_of
+from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
 
 STRATEGIES = Table(
     "strategy",
@@ -48,7 +48,6 @@ __all__ = [
     "CORRECTION",
     "NO_SCORES",
     "ROW",
-    "SHAPED",
     "STRATEGIES",
     "WITH_LOGPROBS",
     "Extra",

@@ -36,6 +36,8 @@ def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HAS
     assert logits.shape[0] == placed.num_rows
     if logits.is_mps:  # has no float64, which the noise and the distributions need
         logits = logits.cpu()
+    if not np.count_nonzero(placed.batch.traits):
+        return judge_shaped(placed, logits, draws)
     with shaped(placed, logits) as rows:
         judgements = judge_shaped(placed, rows, draws)
     return with_logprobs(placed, judgements, logits)

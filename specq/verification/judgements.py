@@ -35,6 +35,11 @@ class Judgements(Sequence[Judgement]):
         self.logprobs: dict[int, Logprobs] = logprobs or {}
         self.faults: dict[int, Fault] = faults or {}
 
+    @property
+    def are_single(self) -> bool:
+        """Whether each has one token."""
+        return len(self.token_ids) == len(self.session_ids) and not self.faults
+
     @staticmethod
     def of(judgements: Sequence[Judgement]) -> Judgements:
         """Return the same as arrays."""
@@ -53,8 +58,11 @@ class Judgements(Sequence[Judgement]):
     @staticmethod
     def of_tokens(session_ids: Sequence[int], token_ids: Int32Array) -> Judgements:
         """Return judgements of one token each, which accept no nodes."""
-        nodes = np.full(len(token_ids), CORRECTION, np.int32)
-        return Judgements(session_ids, np.ones(len(token_ids), np.intp), token_ids, nodes)
+        nodes = np.empty(len(token_ids), np.int32)
+        nodes.fill(CORRECTION)
+        num_tokens = np.empty(len(token_ids), np.intp)
+        num_tokens.fill(1)
+        return Judgements(session_ids, num_tokens, token_ids, nodes)
 
     def take(self, places: IntpArray) -> Judgements:
         """Return the judgements at some places, which ascend."""

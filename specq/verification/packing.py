@@ -121,7 +121,8 @@ def pack(steps: Sequence[JudgedStep]) -> Packed:
         count = len(batch)
         rows = batch.sampling.copy()
         rows["logit_row"], rows["position"] = placed.first_rows, batch.base_lens
-        return Packed(rows, np.arange(count), np.ones(count, np.int64), NO_NODES, NO_NODES)
+        first_rows = np.arange(count + 1)
+        return Packed(rows, first_rows[:-1], first_rows[1:] - first_rows[:-1], NO_NODES, NO_NODES)
     sizes = batch.num_nodes.astype(np.int64) + 1
     ends = sizes.cumsum()
     first_rows = ends - sizes

@@ -56,6 +56,7 @@ def traits_of(params: SamplingParams) -> int:
 class StepBatch(Sequence[SessionStep]):
     """Steps of n sessions; the fields are those of `SessionStep`, of one session after the other.
 
+    base_lens   i32[n]: as of `SessionStep`
     sampling    [n] of `row_params.ROW`: what the rows of each are drawn with, but for their places; traits u8[n]
     starts, num_tokens, num_nodes i32[n]; is_judged bool[n]
     token_ids   i32[all]: of each session its tokens, then its tree's
@@ -82,6 +83,11 @@ class StepBatch(Sequence[SessionStep]):
         self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
         self.starts, self.num_tokens, self.is_judged, self.token_ids = starts, num_tokens, is_judged, token_ids
         self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
+        self.base_lens: Int32Array = starts + num_tokens
+        self.has_scratch = any(extra.scratch is not NO_SCRATCH for extra in self.extras.values())
+        # Whether all steps are judged; and whether each session computes one token, which is judged, and nothing else.
+        self.are_judged = int(np.count_nonzero(is_judged)) == len(session_ids)
+        self.is_plain = len(token_ids) == len(session_ids) and self.are_judged and not self.has_scratch
 
     @staticmethod
     def of(steps: Sequence[SessionStep]) -> StepBatch:
@@ -114,11 +120,6 @@ class StepBatch(Sequence[SessionStep]):
     # --- arrays -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def base_lens(self) -> Int32Array:
-        """As of `SessionStep`, i32[n]."""
-        return self.starts + self.num_tokens
-
-    @cached_property
     def sizes(self) -> Int32Array:
         """Tokens and nodes, i32[n]."""
         return self.num_tokens + self.num_nodes
@@ -139,20 +140,6 @@ class StepBatch(Sequence[SessionStep]):
     def node_tokens(self) -> Int32Array:
         """The tokens of all trees, i32[nodes]."""
         return self.token_ids[self.is_node] if len(self.parents) else NO_TOKENS
-
-    @cached_property
-    def are_judged(self) -> bool:
-        """Whether all steps are."""
-        return int(np.count_nonzero(self.is_judged)) == len(self.session_ids)
-
-    @cached_property
-    def is_plain(self) -> bool:
-        """Whether each session computes one token, which is judged, and nothing else."""
-        return len(self.token_ids) == len(self.session_ids) and self.are_judged and not self.has_scratch
-
-    @cached_property
-    def has_scratch(self) -> bool:
-        return bool(self.extras) and any(extra.scratch is not NO_SCRATCH for extra in self.extras.values())
 
     @cached_property
     def num_rows(self) -> Int32Array:

@@ -208,7 +208,7 @@ class Verifier:
 
     def _schedule(self, faults: Faults) -> Shares:
         """Return the shares of those sessions that can be planned together."""
-        self.sessions.changed()  # by what was hung onto their trees
+        self.sessions.drafted()
         running = self.sessions.running()[: self.max_sessions]
         opened = admit(running, self.sessions.values(), self.engine, faults)
         planned = in_halves(opened, self._plan, faults, "planned")

@@ -36,6 +36,7 @@ class OpenSessions(dict[int, Session]):
         self._trees, self._max_uncommitted = trees, max_uncommitted
         self._order: tuple[list[Session], IntpArray] | None = None  # and their places
         self._known: _States | None = None
+        self._has_sync = False  # among the sessions in `_order`
 
     def add(self, session: Session) -> None:
         """Take in a new session, behind all others."""
@@ -56,6 +57,11 @@ class OpenSessions(dict[int, Session]):
     def changed(self) -> None:
         """Look at all sessions anew."""
         self._known = None
+
+    def drafted(self) -> None:
+        """Look anew at sessions for which something was drafted: that matters to synchronous ones alone."""
+        if self._has_sync:
+            self._known = None
 
     @property
     def has_work(self) -> bool:
@@ -90,14 +96,15 @@ class OpenSessions(dict[int, Session]):
         if self._order is None:
             sessions = list(self.values())
             self._order = sessions, np.array([session.place for session in sessions], np.intp)
+            self._has_sync = any(session.is_sync for session in sessions)
         sessions, places = self._order
         t = self._trees
         length = t.length[places]
         may_run = (t.has_ended[places] == 0) & (length - t.journaled[places] <= self._max_uncommitted)
         num_pending = length - t.kv_len[places]
         runs, decodes = may_run, may_run & (num_pending == 1)
-        is_sync = t.mode[places] == SYNC
-        if np.count_nonzero(is_sync):
+        if self._has_sync:
+            is_sync = t.mode[places] == SYNC
             # Between rounds a synchronous session waits until its drafter has answered, or has been silent for too long.
             awaits = is_sync & (num_pending <= 1) & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
             runs = may_run & ~(awaits & (t.beats_waited[places] < SYNC_PATIENCE))

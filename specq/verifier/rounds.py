@@ -30,6 +30,7 @@ NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
 
 
+PLAIN_CODE = ORIGIN_CODES[PLAIN]
 # The columns of `Rounds`.
 OF_SESSIONS = "places", "base_lens", "num_tokens", "num_nodes", "first_arrived"
 OF_TOKENS = "token_ids", "origins"
@@ -87,7 +88,8 @@ class Rounds(Sequence[Round]):
         self.sessions, self.places, self.base_lens = sessions, places, base_lens
         self.num_tokens, self.token_ids = num_tokens, token_ids
         self.num_nodes, self.nodes = num_nodes, nodes
-        self.origins: UInt8Array = np.full(len(token_ids), ORIGIN_CODES[PLAIN], np.uint8)
+        self.origins: UInt8Array = np.empty(len(token_ids), np.uint8)
+        self.origins.fill(PLAIN_CODE)
         self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
         self.first_arrived: Float64Array = np.zeros(len(sessions))
         if len(nodes):
@@ -132,19 +134,22 @@ class Rounds(Sequence[Round]):
 
     @cached_property
     def _each(self) -> list[Round]:
-        ends, node_ends = self.num_tokens.cumsum().tolist(), self.num_nodes.cumsum().tolist()
-        spans, of_nodes = map(slice, [0, *ends], ends), map(slice, [0, *node_ends], node_ends)
-        columns = zip(
-            self.sessions, self.base_lens.tolist(), spans, of_nodes, self.first_arrived.tolist(), strict=False
-        )
-        return [
-            Round(
-                *(session, base_len, self.token_ids[span], self.origins[span]),
-                *(self.nodes[own], self.node_ids[own], self.lanes[own], self.is_accepted[own]),
-                arrived,
+        firsts, node_firsts, arrived = 0, 0, self.first_arrived.tolist()
+        counts = zip(self.num_tokens.tolist(), self.num_nodes.tolist(), strict=True)
+        found = []
+        for i, (num_tokens, num_nodes) in enumerate(counts):
+            span, own = slice(firsts, firsts + num_tokens), slice(node_firsts, node_firsts + num_nodes)
+            firsts, node_firsts = span.stop, own.stop
+            done = Round(
+                *(self.sessions[i], int(self.base_lens[i]), self.token_ids[span], self.origins[span]),
+                nodes=self.nodes[own],
+                node_ids=self.node_ids[own],
+                lanes=self.lanes[own],
+                is_accepted=self.is_accepted[own],
+                first_arrived=arrived[i],
             )
-            for session, base_len, span, own, arrived in columns
-        ]
+            found.append(done)
+        return found
 
     def __len__(self) -> int:
         return len(self.sessions)
@@ -187,7 +192,8 @@ def commit(shares: Shares, judgements: Judgements, min_accept_prob: int, now: fl
     if not len(shares):
         return NO_ROUNDS
     trees = shares.sessions[0].trees
-    trees.kv_len[shares.places] += judgements.num_tokens - 1
+    if not judgements.are_single:
+        trees.kv_len[shares.places] += judgements.num_tokens - 1
     trees.committed_at[shares.places] = now
     rounds = _rounds(shares, judgements, np.delete(kept.num_tokens, kept.failed) if kept.failed else kept.num_tokens)
     _append(rounds)
@@ -220,12 +226,17 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
         return _Kept(judgements.num_tokens, [], [])
     trees, places, sessions = shares.sessions[0].trees, shares.places, shares.sessions
     room = trees.limit[places] - trees.length[places]
-    kept = np.minimum(judgements.num_tokens, room)
-    finishes = dict.fromkeys((kept == room).nonzero()[0].tolist(), "length")
+    kept = judgements.num_tokens if judgements.are_single else np.minimum(judgements.num_tokens, room)
+    finishes, by_text, failed = dict[int, str](), list[int](), list[int]()
+    is_full = room == 1 if judgements.are_single else kept == room
+    if np.count_nonzero(is_full):
+        finishes = dict.fromkeys(is_full.nonzero()[0].tolist(), "length")
     for i, count in _first_ends(judgements, trees.end_ids[places]).items():
         if count <= kept[i]:
             kept[i], finishes[i] = count, "stop"
-    failed, by_text = list[int](), trees.ends_by_text[places].nonzero()[0].tolist()
+    ends_by_text = trees.ends_by_text[places]
+    if np.count_nonzero(ends_by_text):
+        by_text = ends_by_text.nonzero()[0].tolist()
     for i in sorted({*by_text, *judgements.logprobs}):
         with faults.of(sessions[i], "committed"):
             if i in by_text:
@@ -239,10 +250,12 @@ def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
 def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
     """Return, by place, how many tokens there are up to the first that is among the session's end_ids i32[n, most], if there is one."""
     num_tokens = judgements.num_tokens
-    of_tokens = np.arange(len(judgements)).repeat(num_tokens)
-    is_end = judgements.token_ids[:, None] == end_ids[of_tokens]  # [tokens, most]
+    if not judgements.are_single:
+        end_ids = end_ids.repeat(num_tokens, 0)
+    is_end = judgements.token_ids[:, None] == end_ids  # [tokens, most]
     if not np.count_nonzero(is_end):
         return {}
+    of_tokens = np.arange(len(judgements)).repeat(num_tokens)
     firsts = num_tokens.cumsum() - num_tokens
     at = is_end.nonzero()[0][::-1]  # of several in a session the first counts
     return dict(zip(of_tokens[at].tolist(), (at - firsts[of_tokens[at]] + 1).tolist(), strict=True))
@@ -252,7 +265,7 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
     """Return the rounds that keep so many tokens of each judgement, before they are committed."""
     counts, token_ids, nodes = judgements.num_tokens, judgements.token_ids, judgements.nodes
     num_nodes, sessions = shares.batch.num_nodes, shares.sessions
-    if np.count_nonzero(kept != counts):
+    if kept is not counts and np.count_nonzero(kept != counts):
         is_kept = np.arange(len(token_ids)) < (counts.cumsum() - counts + kept).repeat(counts)
         token_ids, nodes = token_ids[is_kept], nodes[is_kept]
     path = NOTHING
@@ -264,14 +277,15 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
 
 def _append(rounds: Rounds) -> None:
     """Append the rounds' tokens to the sessions' transcripts."""
-    tokens, origins, ends = rounds.token_ids.tolist(), rounds.origins.tobytes(), rounds.num_tokens.cumsum()
+    tokens, origins, last = rounds.token_ids.tolist(), rounds.origins.tobytes(), rounds.token_ids
     if len(tokens) == len(rounds):
         for session, token, origin in zip(rounds.sessions, tokens, origins, strict=True):
             session.token_ids.append(token)
             session.origins.append(origin)
     else:
-        spans = ends.tolist()
+        ends = rounds.num_tokens.cumsum()
+        spans, last = ends.tolist(), last[ends - 1]
         for session, first, end in zip(rounds.sessions, [0, *spans], spans, strict=False):
             session.token_ids += tokens[first:end]
             session.origins += origins[first:end]
-    rounds.sessions[0].trees.last_token[rounds.places] = rounds.token_ids[ends - 1]
+    rounds.sessions[0].trees.last_token[rounds.places] = last

@@ -31,7 +31,7 @@ from specq.protocol import (
     IntpArray,
     ScratchRows,
 )
-from specq.verification import NO_SCORES, SHAPED, Extra, StepBatch
+from specq.verification import NO_SCORES, Extra, StepBatch
 from specq.verifier.choice_order import order_of_choice
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
@@ -110,7 +110,7 @@ def _chunks(sessions: Sequence[Session], room: int) -> _Chunks:
     ends = pending.cumsum()
     num_tokens = int(ends[-1])
     if num_tokens <= room:
-        return _Chunks(chosen, places, starts, pending, np.full(len(chosen), True), num_tokens)
+        return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
     sizes = np.clip(room - ends + pending, 0, pending)
     some = sizes.nonzero()[0]
     starts, pending, sizes = starts[some], pending[some], sizes[some]
@@ -183,9 +183,11 @@ def _interleaved(token_ids: Int32Array, sizes: Int32Array, of_nodes: Int32Array,
 def _extras(chunks: _Chunks, num_nodes: Int32Array, nodes: Int32Array) -> dict[int, Extra]:
     """Return what few sessions have: a history, scratch rows, draft distributions."""
     trees, places = chunks.sessions[0].trees, chunks.places
-    is_special = (trees.traits[places] & SHAPED) | trees.takes_distributions[places] | (trees.num_scratch[places] > 0)
+    has_extras = trees.has_extras[places]
+    if not np.count_nonzero(has_extras):
+        return {}
     found, ends = {}, num_nodes.cumsum()
-    for i in (is_special * chunks.is_judged).nonzero()[0].tolist():
+    for i in (has_extras * chunks.is_judged).nonzero()[0].tolist():
         session, count = chunks.sessions[i], int(num_nodes[i])
         own = nodes[ends[i] - count : ends[i]]
         distributions = trees.distributions_of(own) if count and session.takes_distributions else None

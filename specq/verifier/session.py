@@ -94,6 +94,7 @@ class Session:
         t.ends_by_text[place] = len(self.end_ids) > MAX_END_IDS
         t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
         t.sampling[place] = make_rows([self.params], [0])[0]
+        t.has_extras[place] = self.takes_distributions or self.params.needs_history
 
     @property
     def finish(self) -> str:
@@ -124,6 +125,7 @@ class Session:
     def scratch(self, rows: ScratchRows) -> None:
         self._scratch = rows
         self.trees.num_scratch[self.place] = rows.num_rows
+        self.trees.has_extras[self.place] |= rows.num_rows > 0
 
     @property
     def length(self) -> int:

@@ -75,19 +75,25 @@ def verdicts_of(rounds: Rounds, min_accept_prob: int, step_us: int, started: flo
     """Return the verdicts of a step's rounds; `faults` gets the sessions for which that raises."""
     if not len(rounds):
         return NO_REPORTS
-    trees = rounds.sessions[0].trees
-    is_alone = (trees.has_ended[rounds.places] | (trees.traits[rounds.places] & WITH_LOGPROBS)) > 0
-    together = None
-    if len(rounds) - int(np.count_nonzero(is_alone)) >= MANY:
-        others = (~is_alone).nonzero()[0]
-        together = _verdicts(
-            rounds if len(others) == len(rounds) else rounds.take(others), min_accept_prob, step_us, started
-        )
+    together, alone = None, _alone(rounds)
+    if len(alone) < len(rounds):
+        others = rounds.take(np.delete(np.arange(len(rounds)), alone)) if alone else rounds
+        together = _verdicts(others, min_accept_prob, step_us, started)
     own = list[Message]()
-    for i in range(len(rounds)) if together is None else is_alone.nonzero()[0].tolist():
-        with faults.of(rounds.sessions[i], "committed"):
-            own.append(verdict_of(rounds[i], min_accept_prob, (step_us, rounds[i].waited_us(started))))
+    for i in alone:
+        done = rounds[i]
+        with faults.of(done.session, "committed"):
+            own.append(verdict_of(done, min_accept_prob, (step_us, done.waited_us(started))))
     return Reports(together, own)
+
+
+def _alone(rounds: Rounds) -> Sequence[int]:
+    """Return the places of the rounds that have a verdict of their own."""
+    if len(rounds) < MANY:
+        return range(len(rounds))
+    trees, places = rounds.sessions[0].trees, rounds.places
+    found: list[int] = (trees.has_ended[places] | (trees.traits[places] & WITH_LOGPROBS)).nonzero()[0].tolist()
+    return range(len(rounds)) if len(rounds) - len(found) < MANY else found
 
 
 def _verdicts(rounds: Rounds, min_accept_prob: int, step_us: int, started: float) -> Verdicts:

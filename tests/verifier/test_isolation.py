@@ -338,15 +338,15 @@ def test_a_judge_that_raises_for_one_session_fails_that_one(
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)
-    shaped = judging.shaped
+    judge_shaped = judging.judge_shaped
 
-    def raising(placed: Any, logits: torch.Tensor) -> Any:
+    def raising(placed: Any, *arguments: Any) -> Any:
         if any(judged.step.session_id == place for judged in placed):
             raise OverflowError("Python int too large to convert to C long")
-        return shaped(placed, logits)
+        return judge_shaped(placed, *arguments)
 
-    monkeypatch.setattr("specq.verification.judge.shaped", raising)
-    monkeypatch.setattr(judging, "shaped", raising)
+    monkeypatch.setattr("specq.verification.judge.judge_shaped", raising)
+    monkeypatch.setattr(judging, "judge_shaped", raising)
     forward, passes = engine._forward, []
     monkeypatch.setattr(engine, "_forward", lambda rows: passes.append(1) or forward(rows))
     texts, failed = run(verifier)

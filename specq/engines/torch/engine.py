@@ -44,11 +44,12 @@ from specq.verification.faults import judge_each
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens, its nodes and its
-    scratch rows."""
+    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it."""
 
     batch: StepBatch
     places: IntpArray
     slots: Int32Array
+    staged: IntpArray
     rows: PackedRows
 
 
@@ -168,8 +169,9 @@ class TorchEngine:
         check_steps(batch, self._pool.lengths(places), self.info)
         slots = self._pool.take(len(batch) if batch.is_plain else int(batch.num_rows.sum()))
         try:
-            self._pool.stage_all(places, batch.num_tokens, slots if batch.is_plain else slots[_is_token(batch)])
-            return _Plan(batch, places, slots, pack_steps(batch, slots, self._pool.tables(places)))
+            of_tokens = slots if batch.is_plain else slots[_is_token(batch)]
+            staged = self._pool.stage_all(places, batch.num_tokens, of_tokens)
+            return _Plan(batch, places, slots, staged, pack_steps(batch, slots, self._pool.tables(places)))
         except BaseException:
             self._pool.give(slots)
             raise
@@ -178,7 +180,7 @@ class TorchEngine:
         """Append each session's chain and accepted path to its table; free the slots of the other rows."""
         batch, token_ids, slots = plan.batch, plan.rows.token_ids, plan.slots
         if batch.is_plain:
-            self._pool.append_all(plan.places, batch.num_tokens, token_ids, slots)
+            self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
             return
         is_kept, counts = _is_token(batch), batch.num_tokens.astype(np.intp)
         accepted = (judgements.nodes >= 0).nonzero()[0]

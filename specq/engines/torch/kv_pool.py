@@ -248,19 +248,25 @@ class KvPool:
         memory = self._tables
         return SlotTables(memory.slots, memory.offsets[places], memory.rooms[places])
 
-    def stage_all(self, places: IntpArray, counts: Counts, slots: Int32Array) -> None:
-        """Write taken slots behind the sessions' ends, so many for each; see `stage`."""
+    def stage_all(self, places: IntpArray, counts: Counts, slots: Int32Array) -> IntpArray:
+        """Write taken slots behind the sessions' ends, so many for each; see `stage`. Return what `extend_all` takes."""
         at = self._tables.behind(places, counts)  # which may move the tables
         self._tables.slots[at] = slots
+        return at
 
     def append_all(self, places: IntpArray, counts: Counts, token_ids: Int32Array, slots: Int32Array) -> None:
         """Commit tokens, so many of each session, whose KV is in these taken slots; see `append`."""
+        self.extend_all(places, counts, self.stage_all(places, counts, slots), token_ids)
+
+    def extend_all(self, places: IntpArray, counts: Counts, staged: IntpArray, token_ids: Int32Array) -> None:
+        """Commit tokens, so many of each session, whose slots were staged last; see `append`."""
         memory = self._tables
-        at = memory.behind(places, counts)
-        memory.token_ids[at], memory.slots[at] = token_ids, slots
+        memory.token_ids[staged] = token_ids
         ends = memory.lengths[places] + counts
         memory.lengths[places] = ends
-        is_full = (ends % BLOCK < counts).nonzero()[0]  # those that have come to the end of a block, or past it
+        is_full = ends % BLOCK < counts  # those that have come to the end of a block, or past it
+        if not np.count_nonzero(is_full):
+            return
         for place, end in zip(places[is_full].tolist(), ends[is_full].tolist(), strict=True):
             while end - len(self._blocks_of[place]) * BLOCK >= BLOCK:
                 self._fill_block(place)
