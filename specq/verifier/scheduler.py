@@ -176,8 +176,14 @@ def _tokens_of(chunks: _Chunks) -> Int32Array:
 
 def _interleaved(token_ids: Int32Array, sizes: Int32Array, of_nodes: Int32Array, num_nodes: Int32Array) -> Int32Array:
     """Return the tokens of each session and then those of its nodes."""
-    behind = sizes.cumsum().repeat(num_nodes)  # the place before which each node stands
-    return np.insert(token_ids, behind, of_nodes)
+    found = np.empty(len(token_ids) + len(of_nodes), np.int32)
+    at = sizes.cumsum().repeat(num_nodes) + np.arange(
+        len(of_nodes)
+    )  # behind the session's tokens, and all nodes before
+    is_token = np.ones(len(found), np.bool_)
+    is_token[at] = False
+    found[at], found[is_token] = of_nodes, token_ids
+    return found
 
 
 def _extras(chunks: _Chunks, num_nodes: Int32Array, nodes: Int32Array) -> dict[int, Extra]:

@@ -44,12 +44,13 @@ from specq.verification.faults import judge_each
 @dataclass(frozen=True, slots=True)
 class _Plan:
     """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens, its nodes and its
-    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it."""
+    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token` bool[rows]: which rows are theirs."""
 
     batch: StepBatch
     places: IntpArray
     slots: Int32Array
     staged: IntpArray
+    is_token: BoolArray | slice
     rows: PackedRows
 
 
@@ -169,9 +170,9 @@ class TorchEngine:
         check_steps(batch, self._pool.lengths(places), self.info)
         slots = self._pool.take(len(batch) if batch.is_plain else int(batch.num_rows.sum()))
         try:
-            of_tokens = slots if batch.is_plain else slots[_is_token(batch)]
-            staged = self._pool.stage_all(places, batch.num_tokens, of_tokens)
-            return _Plan(batch, places, slots, staged, pack_steps(batch, slots, self._pool.tables(places)))
+            is_token = slice(None) if batch.is_plain else _is_token(batch)
+            staged = self._pool.stage_all(places, batch.num_tokens, slots[is_token])
+            return _Plan(batch, places, slots, staged, is_token, pack_steps(batch, slots, self._pool.tables(places)))
         except BaseException:
             self._pool.give(slots)
             raise
@@ -179,10 +180,10 @@ class TorchEngine:
     def _commit(self, plan: _Plan, judgements: Judgements) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other rows."""
         batch, token_ids, slots = plan.batch, plan.rows.token_ids, plan.slots
-        if batch.is_plain:
+        if isinstance(plan.is_token, slice):  # there are no others
             self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
             return
-        is_kept, counts = _is_token(batch), batch.num_tokens.astype(np.intp)
+        is_kept, counts = plan.is_token, batch.num_tokens.astype(np.intp)
         accepted = (judgements.nodes >= 0).nonzero()[0]
         judged = batch.is_judged.nonzero()[0]
         of_accepted = judged.repeat(judgements.num_tokens)[accepted]  # the session of each accepted node

@@ -21,7 +21,6 @@ from specq.engines.torch.kv_pool import SlotTables
 from specq.protocol import NO_SCRATCH, Int32Array, SamplingParams, SessionStep, Tree
 from specq.verification import StepBatch
 
-MANY_ROWS = 6  # from which on a call of C is faster than lists
 ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
 
@@ -181,7 +180,7 @@ def _set_scratch_apart(steps: Sequence[SessionStep], rows: PackedRows) -> None:
 
 
 def _pack(batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
-    library = kernels() if len(slots) >= MANY_ROWS else None
+    library = kernels()
     return _pack_lists(batch, slots, tables) if library is None else _pack_native(library, batch, slots, tables)
 
 
