@@ -132,8 +132,11 @@ class StepBatch(Sequence[SessionStep]):
     @cached_property
     def is_node(self) -> BoolArray:
         """Which of `token_ids` are nodes, bool[all]."""
-        firsts = (self.ends - self.num_nodes).repeat(self.sizes)
-        found: BoolArray = np.arange(len(self.token_ids)) >= firsts
+        found = np.ones(len(self.token_ids), np.bool_)
+        if len(self.token_ids) == len(self.session_ids) + len(self.parents):  # one token each
+            found[self.ends - self.sizes] = False
+        else:
+            found[:] = np.arange(len(found)) >= (self.ends - self.num_nodes).repeat(self.sizes)
         return found
 
     @property

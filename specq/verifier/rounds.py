@@ -100,25 +100,26 @@ class Rounds(Sequence[Round]):
         """Note what a verdict says of the verified nodes: they may be gone after the commit."""
         self.node_ids = trees.node_id[self.nodes]
         self.lanes = trees.lane_id[trees.node_lane[self.nodes]].astype(np.uint8)
-        drafted = self.num_nodes.nonzero()[0]
+        drafted = self.num_nodes > 0
         firsts = (self.num_nodes.cumsum() - self.num_nodes)[drafted]
         self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
 
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
         """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a verified node hung
         from the end of the accepted path."""
-        drafted = (path != NONE).nonzero()[0]
-        accepted = path[drafted]
+        is_drafted, own = path != NONE, np.arange(len(self))
+        accepted, of_tokens = path[is_drafted], own.repeat(self.num_tokens)
         self.is_accepted = np.zeros(len(self.nodes), np.uint8)
         self.is_accepted[accepted] = 1
-        self.origins[drafted] = ORIGIN_OF_LANE[self.lanes[accepted]]
-        of_tokens = np.arange(len(self)).repeat(self.num_tokens)
-        ends = np.full(len(self), NONE, np.int32)
-        ends[of_tokens[drafted]] = self.nodes[accepted]  # of several in a session the last stays
+        ends = np.empty(len(self), np.int32)
+        ends.fill(NONE)
+        ends[of_tokens[is_drafted]] = self.nodes[accepted]  # of several in a session the last stays
         hangs = trees.parent[self.nodes] == ends.repeat(self.num_nodes)
-        is_corrected = np.zeros(len(self), np.bool_)
-        is_corrected[np.arange(len(self)).repeat(self.num_nodes)[hangs]] = True
-        self.origins[(path == NONE) & is_corrected[of_tokens]] = ORIGIN_CODES[CORRECTED]
+        codes = np.empty(len(self), np.uint8)  # of the target's own tokens
+        codes.fill(PLAIN_CODE)
+        codes[own.repeat(self.num_nodes)[hangs]] = ORIGIN_CODES[CORRECTED]
+        self.origins = codes[of_tokens]
+        self.origins[is_drafted] = ORIGIN_OF_LANE[self.lanes[accepted]]
 
     def take(self, which: IntpArray) -> Rounds:
         """Return some of the rounds, which ascend."""

@@ -184,18 +184,18 @@ class TorchEngine:
             self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
             return
         is_kept, counts = plan.is_token, batch.num_tokens.astype(np.intp)
-        accepted = (judgements.nodes >= 0).nonzero()[0]
-        judged = batch.is_judged.nonzero()[0]
-        of_accepted = judged.repeat(judgements.num_tokens)[accepted]  # the session of each accepted node
-        first_nodes = batch.num_rows.cumsum() - batch.num_rows + batch.num_tokens
-        is_kept[first_nodes[of_accepted] + judgements.nodes[accepted]] = True
-        counts += np.bincount(of_accepted, minlength=len(batch))
+        num_tokens, judged = judgements.num_tokens, slice(None) if batch.are_judged else batch.is_judged
+        first_nodes = (batch.num_rows.cumsum() - batch.num_rows + batch.num_tokens)[judged]
+        is_kept[(first_nodes.repeat(num_tokens) + judgements.nodes)[judgements.nodes >= 0]] = True
+        counts[judged] += num_tokens - (num_tokens > 0)
         self._pool.append_all(plan.places, counts, token_ids[is_kept], slots[is_kept])
         self._pool.give(slots[~is_kept])
 
 
 def _is_token(batch: StepBatch) -> BoolArray:
     """Return bool[rows]: which rows are committed tokens, neither nodes nor scratch rows."""
+    if not batch.has_scratch:
+        return ~batch.is_node
     sizes = batch.num_rows
     firsts = sizes.cumsum() - sizes
     found: BoolArray = np.arange(sizes.sum()) < (firsts + batch.num_tokens).repeat(sizes)

@@ -210,7 +210,7 @@ def _pack_native(library: ctypes.CDLL, batch: StepBatch, slots: Int32Array, tabl
     """In one call of C (kernels/rows.h)."""
     counts = np.array([batch.num_tokens, batch.num_nodes, batch.starts, batch.is_judged], np.int32)
     token_ids, parents = batch.token_ids, batch.parents
-    most_extras = int((counts[1] * (counts[1] + 1) // 2).sum())
+    most_extras = int(counts[1].dot(counts[1] + 1)) // 2
     num_sessions, num_rows = len(batch), len(slots)
     block = np.empty(6 * num_rows + most_extras + num_sessions + 2, np.int32)
     sizes = (ctypes.c_int32 * 3)(num_rows)
