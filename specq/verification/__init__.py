@@ -10,7 +10,7 @@ from functools import cache
 from specq.protocol import ConfigError
 from specq.runtime import Table
 from specq.verification.interface import Strategy
-from specq.verification.judgements import CORRECTION, Judgements
+from specq.verification.judgements import CORRECTION, Judgements, ends_of
 from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
 from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
@@ -56,6 +56,7 @@ __all__ = [
     "StepBatch",
     "Strategy",
     "derived_seed",
+    "ends_of",
     "make_rows",
     "reason_against",
     "strategy",

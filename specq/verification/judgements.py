@@ -14,6 +14,11 @@ from specq.protocol import NO_TOKENS, Fault, Int32Array, IntpArray, Judgement, L
 CORRECTION = -1  # in place of a node
 
 
+def ends_of(counts: IntpArray) -> IntpArray:
+    """Return where runs of so many end, i64[runs]; of one run without `cumsum`, which costs a step of one session too much."""
+    return counts if len(counts) == 1 else counts.cumsum()
+
+
 class Judgements(Sequence[Judgement]):
     """Judgements of n sessions; the fields are those of `Judgement`, of one session after the other.
 
@@ -84,7 +89,7 @@ class Judgements(Sequence[Judgement]):
 
     @cached_property
     def _each(self) -> list[Judgement]:
-        ends = self.num_tokens.cumsum().tolist()
+        ends = ends_of(self.num_tokens).tolist()
         spans = map(slice, [0, *ends], ends)
         return [
             Judgement(

@@ -9,6 +9,7 @@ from typing import NamedTuple, overload
 import numpy as np
 
 from specq.protocol import Int64Array, IntpArray, Judgement, SessionStep
+from specq.verification.judgements import ends_of
 from specq.verification.row_params import Rows
 from specq.verification.step_batch import StepBatch
 
@@ -72,7 +73,7 @@ def place(steps: Sequence[SessionStep]) -> Placed:
     if not len(batch.parents):
         return Placed(batch, np.arange(len(batch)))
     sizes = batch.num_nodes + 1
-    return Placed(batch, np.cumsum(sizes, dtype=np.int64) - sizes)
+    return Placed(batch, ends_of(sizes) - sizes)
 
 
 JudgeSteps = Callable[[Sequence[JudgedStep]], Sequence[Judgement]]
@@ -123,8 +124,8 @@ def pack(steps: Sequence[JudgedStep]) -> Packed:
         rows["logit_row"], rows["position"] = placed.first_rows, batch.base_lens
         first_rows = np.arange(count + 1)
         return Packed(rows, first_rows[:-1], first_rows[1:] - first_rows[:-1], NO_NODES, NO_NODES)
-    sizes = batch.num_nodes.astype(np.int64) + 1
-    ends = sizes.cumsum()
+    sizes = batch.num_nodes + 1
+    ends = ends_of(sizes)
     first_rows = ends - sizes
     within = np.arange(ends[-1]) - first_rows.repeat(sizes)
     rows = batch.sampling.repeat(sizes)

@@ -28,6 +28,7 @@ from specq.protocol import (
     Tree,
     UInt8Array,
 )
+from specq.verification.judgements import ends_of
 from specq.verification.row_params import Rows, make_rows
 
 # What a session's parameters ask of judging beside tokens: traits, of which several may be set.
@@ -56,9 +57,9 @@ def traits_of(params: SamplingParams) -> int:
 class StepBatch(Sequence[SessionStep]):
     """Steps of n sessions; the fields are those of `SessionStep`, of one session after the other.
 
-    base_lens   i32[n]: as of `SessionStep`
+    base_lens   i64[n]: as of `SessionStep`
     sampling    [n] of `row_params.ROW`: what the rows of each are drawn with, but for their places; traits u8[n]
-    starts, num_tokens, num_nodes i32[n]; is_judged bool[n]
+    starts i32[n], num_tokens, num_nodes i64[n]; is_judged bool[n]
     token_ids   i32[all]: of each session its tokens, then its tree's
     parents, scores   [nodes], of all trees
     extras      by place, of the sessions that have some
@@ -72,10 +73,10 @@ class StepBatch(Sequence[SessionStep]):
         sampling: Rows,
         traits: UInt8Array,
         starts: Int32Array,
-        num_tokens: Int32Array,
+        num_tokens: IntpArray,
         is_judged: BoolArray,
         token_ids: Int32Array,
-        num_nodes: Int32Array,
+        num_nodes: IntpArray,
         parents: Int32Array = NO_TOKENS,
         scores: Float32Array = NO_SCORES,
         extras: Mapping[int, Extra] | None = None,
@@ -83,7 +84,7 @@ class StepBatch(Sequence[SessionStep]):
         self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
         self.starts, self.num_tokens, self.is_judged, self.token_ids = starts, num_tokens, is_judged, token_ids
         self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
-        self.base_lens: Int32Array = starts + num_tokens
+        self.base_lens: IntpArray = starts + num_tokens
         self.has_scratch = any(extra.scratch is not NO_SCRATCH for extra in self.extras.values())
         # Whether all steps are judged; and whether each session computes one token, which is judged, and nothing else.
         self.are_judged = int(np.count_nonzero(is_judged)) == len(session_ids)
@@ -106,10 +107,10 @@ class StepBatch(Sequence[SessionStep]):
             sampling=make_rows(params, [0] * len(steps)),
             traits=np.array([traits_of(own) for own in params], np.uint8),
             starts=np.array([step.start for step in steps], np.int32),
-            num_tokens=np.array([len(step.token_ids) for step in steps], np.int32),
+            num_tokens=np.array([len(step.token_ids) for step in steps], np.intp),
             is_judged=np.array([step.judged for step in steps], np.bool_),
             token_ids=_joined([part for step in steps for part in (step.token_ids, step.tree.token_ids)], np.int32),
-            num_nodes=np.array([step.tree.num_nodes for step in steps], np.int32),
+            num_nodes=np.array([step.tree.num_nodes for step in steps], np.intp),
             parents=_joined([step.tree.parents for step in steps], np.int32),
             scores=_joined([step.tree.scores for step in steps], np.float32),
             extras=extras,
@@ -120,14 +121,14 @@ class StepBatch(Sequence[SessionStep]):
     # --- arrays -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def sizes(self) -> Int32Array:
-        """Tokens and nodes, i32[n]."""
+    def sizes(self) -> IntpArray:
+        """Tokens and nodes, i64[n]."""
         return self.num_tokens + self.num_nodes
 
     @cached_property
     def ends(self) -> IntpArray:
         """Where the tokens and nodes of each session end in `token_ids`, i64[n]."""
-        return self.sizes.cumsum(dtype=np.intp)
+        return ends_of(self.sizes)
 
     @cached_property
     def is_node(self) -> BoolArray:
@@ -145,8 +146,8 @@ class StepBatch(Sequence[SessionStep]):
         return self.token_ids[self.is_node] if len(self.parents) else NO_TOKENS
 
     @cached_property
-    def num_rows(self) -> Int32Array:
-        """Tokens, nodes and scratch rows, i32[n]."""
+    def num_rows(self) -> IntpArray:
+        """Tokens, nodes and scratch rows, i64[n]."""
         if not self.has_scratch:
             return self.sizes
         found = self.sizes.copy()
@@ -184,7 +185,7 @@ class StepBatch(Sequence[SessionStep]):
     @cached_property
     def _steps(self) -> list[SessionStep]:
         """The steps as objects."""
-        ends, node_ends = self.ends.tolist(), self.num_nodes.cumsum().tolist()
+        ends, node_ends = self.ends.tolist(), ends_of(self.num_nodes).tolist()
         firsts, node_firsts = [0, *ends], [0, *node_ends]
         starts, is_judged, num_tokens = self.starts.tolist(), self.is_judged.tolist(), self.num_tokens.tolist()
         found = []

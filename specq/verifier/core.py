@@ -241,7 +241,7 @@ class Verifier:
 
     def _commit(self, shares: Shares, output: StepOutput, ended: float, faults: Faults) -> Rounds:
         """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
-        self.trees.kv_len[shares.places] += shares.batch.num_tokens
+        self.trees.kv_len[shares.places] = shares.batch.base_lens
         return commit(shares, Judgements.of(output.judgements), self._min_accept_prob, ended, faults)
 
     def _end_step(self, shares: Shares, rounds: Rounds, ended: float, *, is_whole: bool) -> None:

@@ -21,7 +21,7 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.runtime import Faults
-from specq.verification import CORRECTION, Judgements
+from specq.verification import CORRECTION, Judgements, ends_of
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 from specq.verifier.trees import NONE, DraftTrees
@@ -81,7 +81,7 @@ class Rounds(Sequence[Round]):
         base_lens: Int32Array,
         num_tokens: IntpArray,
         token_ids: Int32Array,
-        num_nodes: Int32Array,
+        num_nodes: IntpArray,
         nodes: Int32Array,
         path: IntpArray,
     ) -> None:
@@ -101,7 +101,7 @@ class Rounds(Sequence[Round]):
         self.node_ids = trees.node_id[self.nodes]
         self.lanes = trees.lane_id[trees.node_lane[self.nodes]].astype(np.uint8)
         drafted = self.num_nodes > 0
-        firsts = (self.num_nodes.cumsum() - self.num_nodes)[drafted]
+        firsts = (ends_of(self.num_nodes) - self.num_nodes)[drafted]
         self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
 
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
@@ -167,7 +167,7 @@ class Rounds(Sequence[Round]):
 
 
 NOTHING = np.zeros(0, np.intp)
-NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NO_TOKENS, NO_TOKENS, NOTHING)
+NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NOTHING)
 
 
 def in_one(parts: Sequence[Rounds]) -> Rounds:
@@ -257,7 +257,7 @@ def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
     if not np.count_nonzero(is_end):
         return {}
     of_tokens = np.arange(len(judgements)).repeat(num_tokens)
-    firsts = num_tokens.cumsum() - num_tokens
+    firsts = ends_of(num_tokens) - num_tokens
     at = is_end.nonzero()[0][::-1]  # of several in a session the first counts
     return dict(zip(of_tokens[at].tolist(), (at - firsts[of_tokens[at]] + 1).tolist(), strict=True))
 
@@ -267,11 +267,11 @@ def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
     counts, token_ids, nodes = judgements.num_tokens, judgements.token_ids, judgements.nodes
     num_nodes, sessions = shares.batch.num_nodes, shares.sessions
     if kept is not counts and np.count_nonzero(kept != counts):
-        is_kept = np.arange(len(token_ids)) < (counts.cumsum() - counts + kept).repeat(counts)
+        is_kept = np.arange(len(token_ids)) < (ends_of(counts) - counts + kept).repeat(counts)
         token_ids, nodes = token_ids[is_kept], nodes[is_kept]
     path = NOTHING
     if len(shares.nodes):
-        path = np.where(nodes == CORRECTION, NONE, (num_nodes.cumsum() - num_nodes).repeat(kept) + nodes)
+        path = np.where(nodes == CORRECTION, NONE, (ends_of(num_nodes) - num_nodes).repeat(kept) + nodes)
     base_lens = sessions[0].trees.length[shares.places]
     return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, path)
 
@@ -284,7 +284,7 @@ def _append(rounds: Rounds) -> None:
             session.token_ids.append(token)
             session.origins.append(origin)
     else:
-        ends = rounds.num_tokens.cumsum()
+        ends = ends_of(rounds.num_tokens)
         spans, last = ends.tolist(), last[ends - 1]
         for session, first, end in zip(rounds.sessions, [0, *spans], spans, strict=False):
             session.token_ids += tokens[first:end]

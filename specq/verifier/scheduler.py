@@ -31,7 +31,7 @@ from specq.protocol import (
     IntpArray,
     ScratchRows,
 )
-from specq.verification import NO_SCORES, Extra, StepBatch
+from specq.verification import NO_SCORES, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
@@ -90,7 +90,7 @@ class _Chunks(NamedTuple):
     sessions: list[Session]
     places: IntpArray
     starts: Int32Array
-    sizes: Int32Array
+    sizes: IntpArray
     is_judged: BoolArray
     num_tokens: int
 
@@ -106,8 +106,8 @@ def _chunks(sessions: Sequence[Session], room: int) -> _Chunks:
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
     starts = trees.kv_len[places]
-    pending = trees.length[places] - starts
-    ends = pending.cumsum()
+    pending = (trees.length[places] - starts).astype(np.intp)
+    ends = ends_of(pending)
     num_tokens = int(ends[-1])
     if num_tokens <= room:
         return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
@@ -141,7 +141,7 @@ def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
 def _shares(chunks: _Chunks, chosen: Chosen) -> Shares:
     """Return the parts of all sessions; `chosen` are nodes of the decoding ones."""
     sessions, places, starts, sizes, is_judged, _ = chunks
-    trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.int32)
+    trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
     token_ids, parents, scores = _tokens_of(chunks), NO_TOKENS, NO_SCORES
     if len(chosen.nodes):
         num_nodes[is_judged] = np.diff(chosen.firsts)
@@ -174,10 +174,10 @@ def _tokens_of(chunks: _Chunks) -> Int32Array:
     return np.array([token for session, start, end in spans for token in session.token_ids[start:end]], np.int32)
 
 
-def _interleaved(token_ids: Int32Array, sizes: Int32Array, of_nodes: Int32Array, num_nodes: Int32Array) -> Int32Array:
+def _interleaved(token_ids: Int32Array, sizes: IntpArray, of_nodes: Int32Array, num_nodes: IntpArray) -> Int32Array:
     """Return the tokens of each session and then those of its nodes."""
     found = np.empty(len(token_ids) + len(of_nodes), np.int32)
-    at = sizes.cumsum().repeat(num_nodes) + np.arange(
+    at = ends_of(sizes).repeat(num_nodes) + np.arange(
         len(of_nodes)
     )  # behind the session's tokens, and all nodes before
     is_token = np.ones(len(found), np.bool_)
@@ -186,13 +186,13 @@ def _interleaved(token_ids: Int32Array, sizes: Int32Array, of_nodes: Int32Array,
     return found
 
 
-def _extras(chunks: _Chunks, num_nodes: Int32Array, nodes: Int32Array) -> dict[int, Extra]:
+def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[int, Extra]:
     """Return what few sessions have: a history, scratch rows, draft distributions."""
     trees, places = chunks.sessions[0].trees, chunks.places
     has_extras = trees.has_extras[places]
     if not np.count_nonzero(has_extras):
         return {}
-    found, ends = {}, num_nodes.cumsum()
+    found, ends = {}, ends_of(num_nodes)
     for i in (has_extras * chunks.is_judged).nonzero()[0].tolist():
         session, count = chunks.sessions[i], int(num_nodes[i])
         own = nodes[ends[i] - count : ends[i]]

@@ -10,7 +10,7 @@ from typing import overload
 import numpy as np
 
 from specq.protocol import MODES, NO_TOKENS, Int32Array, IntpArray, SessionStep
-from specq.verification import StepBatch
+from specq.verification import StepBatch, ends_of
 from specq.verifier.session import Session
 
 
@@ -69,7 +69,7 @@ class Shares(Sequence[ScheduledSession]):
 
     @cached_property
     def _each(self) -> list[ScheduledSession]:
-        ends = self.batch.num_nodes.cumsum().tolist()
+        ends = ends_of(self.batch.num_nodes).tolist()
         spans = map(slice, [0, *ends], ends)
         parts = zip(self.sessions, self.batch, spans, strict=True)
         return [ScheduledSession(session, step, self.nodes[span]) for session, step, span in parts]

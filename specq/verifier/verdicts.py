@@ -108,7 +108,7 @@ def _verdicts(rounds: Rounds, min_accept_prob: int, step_us: int, started: float
         epochs=trees.epoch[places],
         base_lens=rounds.base_lens,
         num_tokens=rounds.num_tokens.astype(np.int32),
-        num_nodes=rounds.num_nodes,
+        num_nodes=rounds.num_nodes.astype(np.int32),
         num_seen=2 * num_lanes,
         waited_us=np.minimum(waited_s * 1e6, MOST_US).astype(np.int32),
         token_ids=rounds.token_ids,

@@ -35,7 +35,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.runtime import available_cores, processor
-from specq.verification import Judgements, StepBatch
+from specq.verification import Judgements, StepBatch, ends_of
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
@@ -183,9 +183,9 @@ class TorchEngine:
         if isinstance(plan.is_token, slice):  # there are no others
             self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
             return
-        is_kept, counts = plan.is_token, batch.num_tokens.astype(np.intp)
+        is_kept, counts = plan.is_token, batch.num_tokens.copy()
         num_tokens, judged = judgements.num_tokens, slice(None) if batch.are_judged else batch.is_judged
-        first_nodes = (batch.num_rows.cumsum() - batch.num_rows + batch.num_tokens)[judged]
+        first_nodes = (ends_of(batch.num_rows) - batch.num_rows + batch.num_tokens)[judged]
         is_kept[(first_nodes.repeat(num_tokens) + judgements.nodes)[judgements.nodes >= 0]] = True
         counts[judged] += num_tokens - (num_tokens > 0)
         self._pool.append_all(plan.places, counts, token_ids[is_kept], slots[is_kept])
@@ -197,7 +197,7 @@ def _is_token(batch: StepBatch) -> BoolArray:
     if not batch.has_scratch:
         return ~batch.is_node
     sizes = batch.num_rows
-    firsts = sizes.cumsum() - sizes
+    firsts = ends_of(sizes) - sizes
     found: BoolArray = np.arange(sizes.sum()) < (firsts + batch.num_tokens).repeat(sizes)
     return found
 

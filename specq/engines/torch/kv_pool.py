@@ -18,18 +18,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 
 from specq.protocol import EngineError, Int32Array, IntpArray
+from specq.verification import ends_of
 
 BLOCK = 16  # tokens
 LEAST_ROOM = 4 * BLOCK  # of a session's table
 NO_BLOCK = -1  # the id before the first block of any context
 
-Counts = npt.NDArray[np.signedinteger[Any]]
 _Key = tuple[int, bytes]  # (previous block's id, the block's token ids)
 
 
@@ -74,7 +73,7 @@ class TableMemory:
         self._free_ranges.setdefault(int(self.rooms[place]), []).append(int(self.offsets[place]))
         self._free_places.append(place)
 
-    def behind(self, places: IntpArray, counts: Counts) -> IntpArray:
+    def behind(self, places: IntpArray, counts: IntpArray) -> IntpArray:
         """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, for which room
         is made."""
         ends = self.lengths[places] + counts
@@ -85,7 +84,7 @@ class TableMemory:
         firsts = self.offsets[places] + self.lengths[places]
         if np.count_nonzero(counts == 1) == len(counts):
             return firsts
-        of_counts = counts.cumsum()
+        of_counts = ends_of(counts)
         found: IntpArray = (firsts - of_counts + counts).repeat(counts) + np.arange(of_counts[-1])
         return found
 
@@ -248,17 +247,17 @@ class KvPool:
         memory = self._tables
         return SlotTables(memory.slots, memory.offsets[places], memory.rooms[places])
 
-    def stage_all(self, places: IntpArray, counts: Counts, slots: Int32Array) -> IntpArray:
+    def stage_all(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> IntpArray:
         """Write taken slots behind the sessions' ends, so many for each; see `stage`. Return what `extend_all` takes."""
         at = self._tables.behind(places, counts)  # which may move the tables
         self._tables.slots[at] = slots
         return at
 
-    def append_all(self, places: IntpArray, counts: Counts, token_ids: Int32Array, slots: Int32Array) -> None:
+    def append_all(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array, slots: Int32Array) -> None:
         """Commit tokens, so many of each session, whose KV is in these taken slots; see `append`."""
         self.extend_all(places, counts, self.stage_all(places, counts, slots), token_ids)
 
-    def extend_all(self, places: IntpArray, counts: Counts, staged: IntpArray, token_ids: Int32Array) -> None:
+    def extend_all(self, places: IntpArray, counts: IntpArray, staged: IntpArray, token_ids: Int32Array) -> None:
         """Commit tokens, so many of each session, whose slots were staged last; see `append`."""
         memory = self._tables
         memory.token_ids[staged] = token_ids

@@ -208,9 +208,10 @@ class _Steps(ctypes.Structure):
 
 def _pack_native(library: ctypes.CDLL, batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
     """In one call of C (kernels/rows.h)."""
-    counts = np.array([batch.num_tokens, batch.num_nodes, batch.starts, batch.is_judged], np.int32)
+    counts = np.empty((4, len(batch)), np.int32)
+    counts[0], counts[1], counts[2], counts[3] = batch.num_tokens, batch.num_nodes, batch.starts, batch.is_judged
     token_ids, parents = batch.token_ids, batch.parents
-    most_extras = int(counts[1].dot(counts[1] + 1)) // 2
+    most_extras = int(batch.num_nodes.dot(batch.num_nodes + 1)) // 2
     num_sessions, num_rows = len(batch), len(slots)
     block = np.empty(6 * num_rows + most_extras + num_sessions + 2, np.int32)
     sizes = (ctypes.c_int32 * 3)(num_rows)

@@ -18,7 +18,7 @@ import numpy as np
 
 from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
-from specq.verification.judgements import CORRECTION, Judgements
+from specq.verification.judgements import CORRECTION, Judgements, ends_of
 from specq.verification.packing import JudgedStep, Packed, Placed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
@@ -80,5 +80,5 @@ def _judgements(session_ids: list[int], paths: Sequence[list[int]], packed: Pack
     )  # a step's first row, and those that follow accepted nodes
     nodes = np.full(len(reached), CORRECTION, np.int32)
     nodes[:-1] = (reached - packed.first_rows.repeat(num_tokens) - 1)[1:]
-    nodes[num_tokens.cumsum() - 1] = CORRECTION
+    nodes[ends_of(num_tokens) - 1] = CORRECTION
     return Judgements(session_ids, num_tokens, tokens[reached], nodes)
