@@ -71,7 +71,7 @@ DOORS = {
         "specq.verification.devices",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
-    *("specq.proposers.chain_model", "specq.proposers.profiling"),
+    *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
     "specq.models.inflate",
 }
 # Who measures the parts of an engine knows them.

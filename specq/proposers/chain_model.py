@@ -54,54 +54,54 @@ class ChainModel:
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
-        self.info = self._contexts.info
+        self.contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        self.info = self.contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self._contexts.token_ids)
+        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self.contexts.token_ids)
         self._drafted: dict[int, _Drafted] = {}
         self._begun: tuple[list[int], Int32Array, list[_Part]] | None = None  # sessions, slots, parts
 
     @property
     def free_slots(self) -> int:
-        return self._contexts.pool.free_slots
+        return self.contexts.pool.free_slots
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """Start a session; see `ChainSource`."""
-        self._contexts.open(session_id, token_ids, params)
+        self.contexts.open(session_id, token_ids, params)
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `ChainSource`."""
         self._drop(session_id)
-        self._contexts.close(session_id)
+        self.contexts.close(session_id)
 
     def commit(self, session_id: int, token_ids: Int32Array) -> int:
         """Append committed tokens; see `ChainSource`."""
         drafted = self._drafted.pop(session_id, None)
         if drafted is None:
-            self._contexts.append(session_id, token_ids, NO_TOKENS)
+            self.contexts.append(session_id, token_ids, NO_TOKENS)
             return 0
         followed = 0
         for token, foreseen in zip(token_ids.tolist(), drafted.token_ids, strict=False):
             if token != foreseen:
                 break
             followed += 1
-        self._contexts.append(session_id, token_ids, drafted.slots[:followed])
-        self._contexts.pool.give(drafted.slots[followed:])
+        self.contexts.append(session_id, token_ids, drafted.slots[:followed])
+        self.contexts.pool.give(drafted.slots[followed:])
         return followed
 
     def _drop(self, session_id: int) -> None:
         drafted = self._drafted.pop(session_id, None)
         if drafted is not None:
-            self._contexts.pool.give(drafted.slots)
+            self.contexts.pool.give(drafted.slots)
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
         """Begin to draft chains; see `ChainSource`."""
         assert self._begun is None
         for session_id in session_ids:
             self._drop(session_id)
-        with self._contexts.alive():
-            self._contexts.prefill(session_ids)
-            with self._contexts.taken(len(session_ids) * (depth - 1)) as taken:
+        with self.contexts.alive():
+            self.contexts.prefill(session_ids)
+            with self.contexts.taken(len(session_ids) * (depth - 1)) as taken:
                 slots = taken.reshape(len(session_ids), depth - 1)
                 logits = self._compute(session_ids)
                 self._begun = list(session_ids), slots, self._begin(session_ids, slots, logits, depth, width)
@@ -111,10 +111,10 @@ class ChainModel:
         assert self._begun is not None
         (session_ids, slots, parts), self._begun = self._begun, None
         try:
-            with self._contexts.alive():
+            with self.contexts.alive():
                 found = [part.wait() for part in parts]
         except BaseException:
-            self._contexts.pool.give(slots.reshape(-1))
+            self.contexts.pool.give(slots.reshape(-1))
             raise
         depth, _, width = found[0][0].shape
         token_ids = np.empty((len(session_ids), depth, width), np.int32)
@@ -130,15 +130,15 @@ class ChainModel:
 
     def _compute(self, session_ids: Sequence[int]) -> torch.Tensor:
         """Run what is pending of each session; return logits [sessions, vocab]."""
-        sizes = [len(self._contexts.sessions[session_id].pending) for session_id in session_ids]
-        with self._contexts.taken(sum(sizes)) as slots:
+        sizes = [len(self.contexts.sessions[session_id].pending) for session_id in session_ids]
+        with self.contexts.taken(sum(sizes)) as slots:
             shares = np.split(slots, np.cumsum(sizes)[:-1])
             packer = RowPacker()
             for session_id, share in zip(session_ids, shares, strict=True):
-                self._contexts.pack(packer, session_id, share, judged=True)
-            logits = self._contexts.run(packer)
+                self.contexts.pack(packer, session_id, share, judged=True)
+            logits = self.contexts.run(packer)
         for session_id, share in zip(session_ids, shares, strict=True):
-            self._contexts.settle(session_id, share)
+            self.contexts.settle(session_id, share)
         return logits
 
     def _begin(
@@ -146,7 +146,7 @@ class ChainModel:
     ) -> list[_Part]:
         """Let the device draft all chains that it can at once; the host takes part in the others."""
         starts = [self._chain_start(i, own) for i, own in zip(session_ids, slots.tolist(), strict=True)]
-        drafter, parts = self._contexts.chains, []
+        drafter, parts = self.contexts.chains, []
         by_device = [i for i, start in enumerate(starts) if drafter and self._fits(drafter, start, depth)]
         lengths, params = [starts[i].length for i in by_device], [starts[i].params for i in by_device]
         if by_device and drafter.takes(params, lengths, depth, width):
@@ -164,7 +164,7 @@ class ChainModel:
         return start.length + depth <= self.info.max_length and bool(drafter.can_draft(start.params))
 
     def _chain_start(self, session_id: int, slots: list[int]) -> ChainStart:
-        context, table = self._contexts.sessions[session_id], self._contexts.pool.table(session_id)
+        context, table = self.contexts.sessions[session_id], self.contexts.pool.table(session_id)
         return ChainStart(session_id, table, context.length, (), context.length, slots, context.params)
 
     def _by_passes(
@@ -194,7 +194,7 @@ class ChainModel:
         for start, token in zip(starts, token_ids, strict=True):
             packer.add_session(start.table)
             packer.add_node(token, start.slots[level], start.position + level, start.length, start.slots[: level + 1])
-        return self._contexts.run(packer)
+        return self.contexts.run(packer)
 
 
 def _note(

@@ -88,7 +88,8 @@ _Asked = dict[int, list[int]]
 
 
 class DraftModel:
-    """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`.
+    """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`; instead of a model, the contexts of
+    another that drafts with it, for other sessions than ours.
 
     `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
     `distribution_size` and `rng` are those of `specq.proposers.making.ChildMaker`.
@@ -96,7 +97,7 @@ class DraftModel:
 
     def __init__(
         self,
-        model: str | LoadedModel,
+        model: str | LoadedModel | Contexts,
         *,
         device: str = "auto",
         dtype: str = "auto",
@@ -105,7 +106,11 @@ class DraftModel:
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self._contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        self._contexts = (
+            model
+            if isinstance(model, Contexts)
+            else Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        )
         self.info, self._pool = self._contexts.info, self._contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self._contexts.token_ids)

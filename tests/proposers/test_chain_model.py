@@ -60,6 +60,31 @@ def test_chains_are_the_trees_first_children_round_after_round(directory, follow
     assert source.free_slots == 1024
 
 
+def test_trees_may_be_drafted_with_the_same_contexts(directory):
+    """Sessions of both kinds in turns, in one KV memory: each drafts what it would alone, and nothing is left behind."""
+    source, alone, chains_alone = (
+        kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel, ChainModel)
+    )
+    trees, rng = DraftModel(source.contexts), np.random.default_rng(3)
+    contexts = {session_id: random_tokens(rng, 9 + 20 * session_id) for session_id in (1, 2)}
+    for sources, session_id in (((source, chains_alone), 1), ((trees, alone), 2)):
+        for one in sources:
+            one.open(session_id, contexts[session_id], SAMPLED)
+    for _ in range(3):
+        chains = draft(source, [1])
+        requests = [Expansion(2, -1, (100, 101))]
+        (found,), (same,) = trees.expand(requests), alone.expand(requests)
+        assert found.token_ids.tolist() == same.token_ids.tolist()
+        assert chains.token_ids.tolist() == draft(chains_alone, [1]).token_ids.tolist()
+        for one in (source, chains_alone):
+            one.commit(1, chains.token_ids[0, :2, 0])
+        for one in (trees, alone):
+            one.commit(2, found.token_ids[:1], [100])
+    source.close(1)
+    trees.close(2)
+    assert source.free_slots == trees.free_slots == 1024
+
+
 def test_tokens_past_the_chain_are_taken(directory):
     """A round without a draft, and a verdict longer than the chain."""
     source, stepped = (kind(directory, device="cpu", kv_slots=1024) for kind in (ChainModel, DraftModel))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from specq.drafting import Drafter
 from specq.protocol import ConfigError, Draft, ScratchRows
 from specq.testing.conformance.sources import Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
@@ -16,6 +18,7 @@ from specq.verifier.rounds import Round
 from specq.verifier.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
+from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.source_set import LEAST_MAIL_S, SourceSet
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import live_nodes, make_draft, make_session
@@ -57,11 +60,16 @@ class Both(DraftSource):
             part.close(session)
 
 
+def colocated(**options: Any) -> ColocatedDrafter:
+    shaped = ShapedDrafter(Drafter(ToyProposer(**options), incarnation=0))
+    return ColocatedDrafter(ToyChains(ToyProposer(**options)), LEVELS, shaped=shaped)
+
+
 MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "remote": lambda: None,
     "lookup": PromptLookup,
-    "colocated": lambda: ColocatedDrafter(ToyChains(ToyProposer(wrong_every=4)), LEVELS),
-    "always wrong": lambda: ColocatedDrafter(ToyChains(ToyProposer(wrong_every=1, blind=True)), LEVELS),
+    "colocated": lambda: colocated(wrong_every=4),
+    "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }
 

@@ -15,6 +15,11 @@ from specq.verifier import DraftSource, StepCurve, Verifier
 
 PROMPT = [5, 6, 7]
 LENGTH = 40
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"tree": ((0,), (0, 0), (1,), (1, 0))},
+    {"num_candidates": 3},
+    {"fan_out_hit": (3, 2), "fan_out_miss": (2,)},
+)
 Feed = Callable[[Verifier], None]
 
 
@@ -36,6 +41,17 @@ class SourceConformance:
         serving = serve()
         for i in range(3):
             serving.open(i, seed=i, mode=mode, strategy=strategy)
+        assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
+
+    @pytest.mark.parametrize("mode", ["async", "sync"])
+    @pytest.mark.parametrize("strategy", ["deterministic", "probabilistic"])
+    @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: next(iter(shape)))
+    def test_texts_of_jobs_with_a_shape_are_the_targets(
+        self, serve: Callable[..., Serving], mode: str, strategy: str, shape: dict[str, Any]
+    ) -> None:
+        serving = serve()
+        for i in range(3):
+            serving.open(i, seed=i, mode=mode, strategy=strategy, **shape)
         assert serving.finish() == {i: toy_text(PROMPT, LENGTH, i) for i in range(3)}
 
     def test_two_of_a_kind_do_no_harm(
@@ -119,13 +135,14 @@ class Serving:
         mode: str = "async",
         strategy: str = "deterministic",
         context: list[int] | None = None,
+        **shape: Any,
     ) -> None:
-        """Open a session."""
+        """Open a session; `shape`: of its drafts."""
         token_ids = np.array(context or PROMPT, np.int32)
         params = replace(SamplingParams(), seed=seed, strategy=strategy, max_tokens=LENGTH)
         message = Open(
             session_id=session_id, epoch=epoch, prompt_len=len(PROMPT), tokens_left=LENGTH, params=params,
-            speculation=Speculation(mode=mode), token_ids=token_ids,
+            speculation=Speculation(mode=mode, **shape), token_ids=token_ids,
         )  # fmt: skip
         assert not self.verifier.handle(message, 0.0)
         self.texts[session_id] = []

@@ -7,8 +7,7 @@ draft distributions as drafts like any other.
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
 where it failed, this drafter drafts for the next round.
 
-Its draft distributions are trusted. Jobs that ask for a shape of their own are left to draft workers. No I/O; time is an
-argument.
+Its draft distributions are trusted. Jobs that ask for a shape of their own get trees instead (`shaped`). No I/O; time is an argument.
 """
 
 from __future__ import annotations
@@ -21,16 +20,12 @@ import structlog
 
 from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
 from specq.proposers import Chains, ChainSource
-from specq.proposers.profiling import level_times
 from specq.protocol import (
     COLOCATED_LANE,
-    ConfigError,
     Draft,
     EngineError,
     EngineLostError,
     Int64Array,
-    fits,
-    mismatch,
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.verification import strategy
@@ -39,15 +34,15 @@ from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
+from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChain, Outcome, draft_of_chain
 from specq.verifier.sources.round_choice import OtherLoad, RoundChoice
+from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.step_curve import StepCurve
 
 log = structlog.get_logger(__name__)
 
 LEAD = 0.5  # share of what a chain promises from which the tree of other drafters is enough
-PROFILED_SESSIONS = (1, 2, 4, 8, 16, 32, 48, 64)
 MANY = 16  # sessions from which levels never have siblings
 
 
@@ -66,13 +61,22 @@ class ColocatedDrafter(DraftSource):
     """Drafts with a source of chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
-    children.
+    children; `shaped`: what drafts for jobs that ask for a shape; None: nothing does.
     """
 
     name = COLOCATED
 
-    def __init__(self, chains: ChainSource, levels: StepCurve, *, fan_out: int = 3, chain: int = 8) -> None:
-        self.chains, self.fan_out = chains, fan_out
+    def __init__(
+        self,
+        chains: ChainSource,
+        levels: StepCurve,
+        *,
+        fan_out: int = 3,
+        chain: int = 8,
+        shaped: ShapedDrafter | None = None,
+    ) -> None:
+        self.chains, self.fan_out, self.shaped = chains, fan_out, shaped
+        self._min_accept_prob = 0.0  # as in the last `Budget`
         self.choice = RoundChoice(levels, chain)
         self.calibration = Calibration()
         self.num_passes = 0
@@ -85,12 +89,17 @@ class ColocatedDrafter(DraftSource):
 
     @property
     def has_work(self) -> bool:
-        return self._begun is not None
+        return self._begun is not None or (self.shaped is not None and self.shaped.has_work)
 
     # --- a round ------------------------------------------------------------------------------------------------------
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        """Begin to draft for the sessions that decode, if that pays."""
+        """Begin to draft for the sessions that decode, if that pays; for those with a shape of their own in any case."""
+        self._min_accept_prob = budget.min_accept_prob
+        has_shapes = self.shaped is not None and self.shaped.begin(sessions)
+        return self._begin_chains(sessions, budget, now) or has_shapes
+
+    def _begin_chains(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         self._offered.clear()
         self._drop_gone()
         left, other_load = self._without_leads([session for session in sessions if _takes_chains(session)])
@@ -145,7 +154,11 @@ class ColocatedDrafter(DraftSource):
         self.chains.finish()
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Wait for the chains that were begun; those of sessions that have ended meanwhile have no effect."""
+        """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
+        chains = self._collect_chains(clock)
+        return chains if self.shaped is None else [*chains, *self.shaped.collect()]
+
+    def _collect_chains(self, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         if self._begun is None:
             return ()
         begun, self._begun = self._begun, None
@@ -188,6 +201,8 @@ class ColocatedDrafter(DraftSource):
 
     def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
         """Let contexts follow the rounds, and learn what became of the chains."""
+        if self.shaped is not None:
+            self.shaped.observe(rounds, self._min_accept_prob)
         outcomes, faults = list[Outcome](), Faults()
         for done in rounds:
             if self._known.get(done.session.session_id) is done.session:
@@ -237,12 +252,16 @@ class ColocatedDrafter(DraftSource):
         """Draft no more for a session."""
         self.close(session)
         self._refused[session.session_id] = session
+        if self.shaped is not None:
+            self.shaped.refuse(session)
 
     def close(self, session: Session) -> None:
         """Forget a session. The source of chains, which may be drafting for it now, does so between two rounds."""
         session_id = session.session_id
         self._refused.pop(session_id, None)
         self._offered.pop(session_id, None)
+        if self.shaped is not None:
+            self.shaped.close(session)
         if self._known.pop(session_id, None) is not None:
             self._gone.append(session_id)
 
@@ -250,25 +269,6 @@ class ColocatedDrafter(DraftSource):
         for session_id in self._gone:
             self.chains.close(session_id)
         self._gone.clear()
-
-
-def make(setup: Setup) -> ColocatedDrafter | None:
-    """Load the draft model that shall draft in this process, if there is one, and measure it."""
-    config, tell = setup.config, setup.tell
-    if not setup.model:
-        return None
-    from specq.proposers.chain_model import ChainModel  # brings torch, which not every engine needs
-
-    tell(f"loading {config.draft_model} to draft with")
-    chains = ChainModel(setup.model, device=setup.device, dtype=config.dtype, name=config.draft_model)
-    if not fits(chains.info, setup.info):
-        raise ConfigError(mismatch(chains.info, [setup.info]))
-    chains.limit_vocab = min(chains.limit_vocab, setup.info.num_tokens)
-    sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
-    tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
-    levels = StepCurve(sizes, level_times(chains, sizes, config.chain, {1, config.fan_out}))
-    log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
-    return ColocatedDrafter(chains, levels, fan_out=config.fan_out, chain=config.chain)
 
 
 def _takes_chains(session: Session) -> bool:

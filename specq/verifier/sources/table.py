@@ -11,7 +11,7 @@ from specq.runtime import resolve
 from specq.verifier.sources.interface import DraftSource, Setup
 
 SOURCES = {
-    "colocated": "specq.verifier.sources.colocated:make",
+    "colocated": "specq.verifier.sources.making:make",
     "lookup": "specq.verifier.sources.lookup:make",
 }
 
