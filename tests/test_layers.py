@@ -38,7 +38,7 @@ PACKAGES = {
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
-        *("proposers", "client", "simulate", "workers"),
+        *("proposers", "verifier", "client", "simulate", "workers"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
@@ -77,14 +77,14 @@ DOORS = {
     "specq.observe.screen",
 }
 # Who measures the parts of an engine knows them.
-INSIDERS = {"specq.bench.gpu.": "specq.engines.torch."}
+INSIDERS = {"specq.bench.gpu.": "specq.engines.torch.", "specq.bench.host_time": "specq.engines.torch."}
 OPEN = ("training", "bench", "simulate", "workers")  # every module of these is a door
 HEAVY = {"torch", "transformers", "vllm", "safetensors"}
 RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
-    *("specq/bench/end_to_end/rivals", "specq/bench/gpu/"),
+    *("specq/bench/end_to_end/rivals", "specq/bench/gpu/", "specq/bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))

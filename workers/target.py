@@ -30,7 +30,7 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier import NO_REPORTS, Reports, Setup, StepCurve, Verifier, make_sources
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class VerifierLoop:
         if self.zap is not None:
             self.poller.register(self.zap.socket, zmq.POLLIN)
         self.num_dropped = 0
-        self._unsent: list[Message] = []  # what the last step gave
+        self._unsent = NO_REPORTS  # what the last step gave
 
     def turn(self) -> None:
         """Send what the last step gave, handle what has arrived, run one step if there is work, beat if it is time.
@@ -73,7 +73,7 @@ class VerifierLoop:
         While the device drafts for the next step, the host sends and receives.
         """
         self.verifier.begin(time.monotonic())
-        unsent, self._unsent = self._unsent, []
+        unsent, self._unsent = self._unsent, NO_REPORTS
         self._send(unsent)
         wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
         self._hear(dict(self.poller.poll(wait_ms)))
@@ -147,11 +147,12 @@ class VerifierLoop:
         self.num_dropped += 1
         log.debug("message_dropped", reason=str(error))
 
-    def _send(self, messages: list[Message]) -> None:
-        """Send what the last step gave."""
-        for message in messages:
+    def _send(self, reports: Reports) -> None:
+        """Send what the last step gave, to who opened the sessions."""
+        openers = {self._openers.get(i, self.broker) for i in reports.session_ids}
+        for message in reports.packed() if len(openers) == 1 else reports:
             to = self._openers.get(getattr(message, "session_id", -1), self.broker)
-            try_send(self.router, [to, *encode(message)])
+            try_send(self.router, [next(iter(openers)) if len(openers) == 1 else to, *encode(message)])
 
     def serve(self, stop: Stop) -> None:
         """Serve until asked to stop, then until nothing is under way here, or `drain_seconds` are over; take leave."""

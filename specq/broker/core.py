@@ -58,6 +58,7 @@ from specq.protocol import (
     decode,
     type_of,
 )
+from specq.protocol import Verdicts as StepVerdicts
 from specq.transport import Grant
 from specq.verification import reason_against
 
@@ -150,8 +151,10 @@ class Broker:
             return []
         self.state.clock.now = worker.last_seen = now
         try:
-            if type_of(frames) is Verdict:
+            if (kind := type_of(frames)) is Verdict:
                 self.verdicts.take(identity, frames)
+            elif kind is StepVerdicts:
+                self.verdicts.take_all(identity, frames)
             else:
                 self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:

@@ -7,9 +7,32 @@ from collections.abc import Sequence
 import numpy as np
 
 from specq.engines.interface import Engine
-from specq.protocol import FINAL, EngineError, EngineLostError, Int32Array, ModelInfo, SamplingParams, SessionStep, Tap
+from specq.protocol import (
+    FINAL,
+    EngineError,
+    EngineLostError,
+    Int32Array,
+    IntpArray,
+    ModelInfo,
+    SamplingParams,
+    SessionStep,
+    Tap,
+)
+from specq.verification import StepBatch
 
 PROBE = -1  # the id of a session that is nobody's
+
+
+def check_steps(batch: StepBatch, kv_lens: IntpArray, info: ModelInfo) -> None:
+    """Raise EngineError if `check_step` does for one of the steps, whose sessions' KV holds i64[n] tokens."""
+    ends = batch.base_lens if batch.is_plain else batch.base_lens + batch.num_nodes
+    is_sound = (batch.starts == kv_lens) & (ends <= info.max_length)
+    if not batch.is_plain:
+        is_sound &= (batch.num_tokens > 0) & (batch.is_judged | (batch.num_nodes == 0))
+    if np.count_nonzero(is_sound) == len(batch) and not batch.has_scratch:
+        return
+    for step, kv_len in zip(batch, kv_lens.tolist(), strict=True):
+        check_step(step, kv_len, info)
 
 
 def check_step(step: SessionStep, kv_len: int, info: ModelInfo) -> None:
@@ -48,7 +71,7 @@ def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
             raise EngineError(
                 f"hidden states of layers {tap.layers}; {engine.info.name} has layers 0 to {num_layers - 1}, and FINAL ({FINAL})"
             )
-    if not engine.takes_scratch:
+    if not engine.takes_scratch and StepBatch.of(steps).has_scratch:
         for step in steps:
             if step.scratch.num_rows:
                 raise misfit(step, f"the {engine.info.engine} engine takes no scratch rows")
@@ -56,7 +79,7 @@ def check_asked(engine: Engine, steps: Sequence[SessionStep], tap: Tap) -> None:
 
 def check_tokens(token_ids: Int32Array, steps: Sequence[SessionStep], info: ModelInfo) -> None:
     """Raise EngineError if a token is none of the model's; `token_ids` are those of all the steps."""
-    if token_ids.min() >= 0 and token_ids.max() < info.vocab_size:
+    if not np.count_nonzero(token_ids.view(np.uint32) >= info.vocab_size):  # negative ones are large then
         return
     for step in steps:
         own = np.concatenate([step.token_ids, step.tree.token_ids, step.scratch.token_ids])

@@ -37,7 +37,8 @@ class Engine(Protocol):
         ...
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
-        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order. Hidden states and
+        """Run one packed forward pass and judge it; one Judgement for each step with `judged`, in order. A verifier gives a
+        `specq.verification.StepBatch`, which has the steps as arrays too, and takes `Judgements` as well as a list. Hidden states and
         the logits of scratch rows are returned where they are asked for, which changes no judgement and costs nothing where
         they are not; on a device they stay there, and nothing waits for them.
 

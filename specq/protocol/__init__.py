@@ -88,6 +88,7 @@ from specq.protocol.messages import (
     Trace,
     TraceEvents,
     Verdict,
+    Verdicts,
     Welcome,
 )
 from specq.protocol.origins import (
@@ -247,6 +248,7 @@ __all__ = [
     "UInt64Array",
     "Values",
     "Verdict",
+    "Verdicts",
     "Welcome",
     "array_frame",
     "decode",

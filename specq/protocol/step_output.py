@@ -5,6 +5,7 @@ Hidden states and logits stay where the engine computes: nothing here copies the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ class StepOutput:
     judge_s         of the call's seconds, those that judging took; 0 where that cannot be told apart, as on a GPU
     """
 
-    judgements: list[Judgement]
+    judgements: Sequence[Judgement]
     hidden: SessionRows | None = None
     scratch_logits: SessionRows | None = None
     judge_s: float = 0.0

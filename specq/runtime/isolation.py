@@ -10,9 +10,9 @@ through and ends the process. What was raised is logged with the session's id, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import structlog
 
@@ -31,8 +31,21 @@ class Identified(Protocol):
     def session_id(self) -> int: ...
 
 
-S = TypeVar("S", bound=Identified)
 R = TypeVar("R")
+
+
+class Divisible(Protocol):
+    """Sessions, or what is done for them, in order: a part of it is of the same kind."""
+
+    def __len__(self) -> int: ...
+
+    @overload
+    def __getitem__(self, index: int, /) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> Any: ...
+
+
+G = TypeVar("G", bound=Divisible)
 
 
 class Faults:
@@ -84,8 +97,8 @@ class _Guard:
 
 
 def in_halves(
-    sessions: Sequence[S], act: Callable[[Sequence[S]], R], faults: Faults, doing: str, *, retry: bool = False
-) -> list[tuple[Sequence[S], R]]:
+    sessions: G, act: Callable[[G], R], faults: Faults, doing: str, *, retry: bool = False
+) -> list[tuple[G, R]]:
     """Do something for sessions together; where that raises, for halves of them, down to the one that is at fault.
 
     Return what came of it, with the sessions that it was done for. `act` must leave everything as it was where it raises.

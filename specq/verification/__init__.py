@@ -3,6 +3,8 @@
 To add one: a file with a class that fulfils `Strategy`, traits and parameters included, and a line in `STRATEGIES`; another
 package adds an entry point of the group `specq.strategies` instead. tests/verification/ runs over the table.
 `specq.verification.judge` groups the sessions of a step by strategy.
+
+`StepBatch` has the steps of many sessions as arrays, `Judgements` what was decided for them.
 """
 
 from functools import cache
@@ -10,7 +12,10 @@ from functools import cache
 from specq.protocol import ConfigError
 from specq.runtime import Table
 from specq.verification.interface import Strategy
+from specq.verification.judgements import CORRECTION, Judgements, ends_of
+from specq.verification.row_params import ROW, Rows, make_rows
 from specq.verification.seeds import derived_seed
+from specq.verification.step_batch import NO_SCORES, WITH_LOGPROBS, Extra, StepBatch, traits_of
 
 STRATEGIES = Table(
     "strategy",
@@ -41,4 +46,21 @@ def reason_against(name: str) -> str:
     return ""
 
 
-__all__ = ["STRATEGIES", "Strategy", "derived_seed", "reason_against", "strategy"]
+__all__ = [
+    "CORRECTION",
+    "NO_SCORES",
+    "ROW",
+    "STRATEGIES",
+    "WITH_LOGPROBS",
+    "Extra",
+    "Judgements",
+    "Rows",
+    "StepBatch",
+    "Strategy",
+    "derived_seed",
+    "ends_of",
+    "make_rows",
+    "reason_against",
+    "strategy",
+    "traits_of",
+]

@@ -13,7 +13,7 @@ import torch
 
 from specq.protocol import Int32Array, Int64Array, SamplingParams
 from specq.runtime import resolve
-from specq.verification.packing import Rows, make_rows
+from specq.verification.row_params import Rows, make_rows
 from specq.verification.target_rows import LookUp, check_numbers
 from specq.verification.torch_rows import TorchRows
 

@@ -20,18 +20,20 @@ from specq.verification.devices import check_alive
 from specq.verification.draws import HASHED
 from specq.verification.interface import Draws
 from specq.verification.judge import judge, judge_shaped, with_logprobs
+from specq.verification.judgements import Judgements
 from specq.verification.packing import JudgedStep, place
 from specq.verification.processors import shaped
+from specq.verification.step_batch import StepBatch
 
 log = structlog.get_logger(__name__)
 
 
-def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
+def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
     """Judge as `judge` does, to which arguments and order belong; a step that cannot be judged has a `fault`.
 
     Raises EngineLostError where the device is in error, which is nobody's fault.
     """
-    judged = [step for step in steps if step.judged]
+    judged = StepBatch.of(steps).judged()
     try:
         return judge(judged, logits, draws)
     except EngineLostError:
@@ -39,11 +41,12 @@ def judge_each(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws 
     except Exception as error:  # noqa: BLE001 - whatever it is: the session at fault is found, and said to be
         check_alive(logits.device)
         if len(judged) == 1:
-            return [_judge_alone(judged[0], logits, draws, error)]
+            return Judgements.of([_judge_alone(judged[0], logits, draws, error)])
     middle = len(judged) // 2
-    num_rows = sum(step.num_judged_rows for step in judged[:middle])
     first, second = judged[:middle], judged[middle:]
-    return judge_each(first, logits[:num_rows], draws) + judge_each(second, logits[num_rows:], draws)
+    num_rows = middle + int(first.num_nodes.sum())
+    parts = judge_each(first, logits[:num_rows], draws), judge_each(second, logits[num_rows:], draws)
+    return Judgements.of([judgement for part in parts for judgement in part])
 
 
 def _judge_alone(step: SessionStep, logits: torch.Tensor, draws: Draws, error: Exception) -> Judgement:

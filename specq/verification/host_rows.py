@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
-from specq.verification.packing import Rows
+from specq.verification.row_params import Rows
 from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
 
 # Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.

@@ -47,7 +47,7 @@ class Strategy(ABC):
         """Return whether the text has the target's own distribution: at T = 0, whether it is the likeliest token always."""
 
     @abstractmethod
-    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """Judge some steps, at least one; one judgement each, in order."""
 
     def samples_drafts(self, params: SamplingParams) -> bool:

@@ -9,60 +9,61 @@ there, what cannot be judged spoils no other session's judgement.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import numpy as np
 import torch
 
-from specq.protocol import Judgement, SessionStep
+from specq.protocol import Judgement, Logprobs, SessionStep
 from specq.verification import strategy
 from specq.verification.devices import target_rows
 from specq.verification.draws import HASHED
 from specq.verification.interface import Draws
+from specq.verification.judgements import Judgements
 from specq.verification.logprobs import logprobs
-from specq.verification.packing import JudgedStep, place
+from specq.verification.packing import JudgedStep, Placed, place
 from specq.verification.processors import shaped
+from specq.verification.step_batch import WITH_LOGPROBS
 
 
-def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
+def judge(steps: Sequence[SessionStep], logits: torch.Tensor, draws: Draws = HASHED) -> Judgements:
     """Judge all steps with `judged` set, in order; logits [sum of num_judged_rows, vocab] on any device.
 
     Raises ConfigError for an unknown strategy, EngineError where logits are not numbers.
     """
     placed = place(steps)
     if not placed:
-        return []
-    assert logits.shape[0] == placed[-1].first_row + placed[-1].step.num_judged_rows
+        return Judgements.of([])
+    assert logits.shape[0] == placed.num_rows
     if logits.is_mps:  # has no float64, which the noise and the distributions need
         logits = logits.cpu()
+    if not np.count_nonzero(placed.batch.traits):
+        return judge_shaped(placed, logits, draws)
     with shaped(placed, logits) as rows:
         judgements = judge_shaped(placed, rows, draws)
     return with_logprobs(placed, judgements, logits)
 
 
-def judge_shaped(placed: Sequence[JudgedStep], rows: torch.Tensor, draws: Draws = HASHED) -> list[Judgement]:
+def judge_shaped(placed: Placed, rows: torch.Tensor, draws: Draws = HASHED) -> Judgements:
     """Judge steps by logits that `shaped` has given; log-probabilities, which are of the plain ones, are left out."""
-    target = target_rows(rows)
-    groups: dict[str, list[int]] = {}
-    for index, judged in enumerate(placed):
-        groups.setdefault(judged.step.params.strategy, []).append(index)
+    target, names = target_rows(rows), [params.strategy for params in placed.batch.params]
+    if len(set(names)) == 1:
+        return Judgements.of(strategy(names[0]).judge(placed, target, draws))
     judgements: dict[int, Judgement] = {}
-    for name, indices in groups.items():
-        own = strategy(name).judge([placed[i] for i in indices], target, draws)
-        judgements.update(zip(indices, own, strict=True))
-    return [judgements[i] for i in range(len(placed))]
+    for name in dict.fromkeys(names):
+        places = np.flatnonzero([own == name for own in names])
+        own = strategy(name).judge(placed.take(places), target, draws)
+        judgements.update(zip(places.tolist(), own, strict=True))
+    return Judgements.of([judgements[i] for i in range(len(placed))])
 
 
-def with_logprobs(
-    placed: Sequence[JudgedStep], judgements: Sequence[Judgement], logits: torch.Tensor
-) -> list[Judgement]:
+def with_logprobs(placed: Placed, judgements: Judgements, logits: torch.Tensor) -> Judgements:
     """Return the judgements with log-probabilities where they were asked for; the logits are the plain ones."""
-    return [
-        judgement if judged.step.params.logprobs < 0 else _with_logprobs(judged, judgement, logits)
-        for judged, judgement in zip(placed, judgements, strict=True)
-    ]
+    asking = (placed.batch.traits & WITH_LOGPROBS).nonzero()[0].tolist()
+    found = {i: _logprobs(placed[i], judgements[i], logits) for i in asking}
+    return judgements.with_logprobs(found) if found else judgements
 
 
-def _with_logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) -> Judgement:
+def _logprobs(judged: JudgedStep, judgement: Judgement, logits: torch.Tensor) -> Logprobs:
     of_tokens = [judged.first_row + node + 1 for node in (-1, *judgement.path)]
     rows = logits[torch.tensor(of_tokens, device=logits.device, dtype=torch.long)]
-    return replace(judgement, logprobs=logprobs(rows, judgement.token_ids, judged.step.params.logprobs))
+    return logprobs(rows, judgement.token_ids, judged.step.params.logprobs)

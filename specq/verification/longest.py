@@ -34,7 +34,9 @@ def judge_longest(steps: Sequence[JudgedStep], packed: Packed, target: TargetRow
         longest_path(judged.step.tree, accepted[span], chances[span])
         for judged, span in zip(steps, packed.spans(), strict=True)
     ]
-    last = [first + (path[-1] + 1 if path else 0) for first, path in zip(packed.first_rows, paths, strict=True)]
+    last = [
+        first + (path[-1] + 1 if path else 0) for first, path in zip(packed.first_rows.tolist(), paths, strict=True)
+    ]
     own = target.own_tokens(packed.rows[last])()
     return [
         Judgement(j.step.session_id, path, np.array([*j.step.tree.token_ids[list(path)].tolist(), token], np.int32))

@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, overload
 
 import numpy as np
-import numpy.typing as npt
 
-from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams, SessionStep
-from specq.verification import seeds
-
-# Where a row lies in the packed logits, where its token would stand in the context, and what it is drawn with. The C and
-# Triton kernels read it as it is. top_k: 0 for all; log_min_p: -inf for all.
-ROW = np.dtype([
-    ("logit_row", "<i8"),
-    ("position", "<i8"),
-    ("seed", "<u8"),
-    ("top_k", "<i8"),
-    ("top_p", "<f8"),
-    ("temperature", "<f4"),
-    ("log_min_p", "<f4"),
-])  # fmt: skip
-Rows = npt.NDArray[np.void]  # of ROW
-
-# The kinds of rows: T = 0; sampled from all tokens; sampled from those that top-k, top-p and min-p keep.
-GREEDY, FREE, CUT = range(3)
+from specq.protocol import Int64Array, IntpArray, Judgement, SessionStep
+from specq.verification.judgements import ends_of
+from specq.verification.row_params import Rows
+from specq.verification.step_batch import StepBatch
 
 
 class JudgedStep(NamedTuple):
@@ -45,96 +28,127 @@ class JudgedStep(NamedTuple):
         return positions
 
 
-def place(steps: Sequence[SessionStep]) -> list[JudgedStep]:
+class Placed(Sequence[JudgedStep]):
+    """Steps that are judged, with their places; as arrays: `batch`, and first_rows i64[steps]."""
+
+    def __init__(self, batch: StepBatch, first_rows: Int64Array) -> None:
+        self.batch, self.first_rows = batch, first_rows
+
+    @staticmethod
+    def of(steps: Sequence[JudgedStep]) -> Placed:
+        """Return the same as arrays."""
+        if isinstance(steps, Placed):
+            return steps
+        first_rows = np.array([judged.first_row for judged in steps], np.int64)
+        return Placed(StepBatch.of([judged.step for judged in steps]), first_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the packed logits up to the last of these steps."""
+        return int(self.first_rows[-1] + self.batch.num_nodes[-1]) + 1 if len(self) else 0
+
+    def take(self, places: IntpArray) -> Placed:
+        """Return some of the steps."""
+        return Placed(self.batch.take(places), self.first_rows[places])
+
+    def __len__(self) -> int:
+        return len(self.batch)
+
+    def __iter__(self) -> Iterator[JudgedStep]:
+        return map(JudgedStep, self.batch, self.first_rows.tolist())
+
+    @overload
+    def __getitem__(self, index: int) -> JudgedStep: ...
+    @overload
+    def __getitem__(self, index: slice) -> Placed: ...
+    def __getitem__(self, index: int | slice) -> JudgedStep | Placed:
+        if isinstance(index, slice):
+            return Placed(self.batch[index], self.first_rows[index])
+        return JudgedStep(self.batch[index], int(self.first_rows[index]))
+
+
+def place(steps: Sequence[SessionStep]) -> Placed:
     """Return the steps that are judged, with their places."""
-    placed, first_row = [], 0
-    for step in steps:
-        if step.judged:
-            placed.append(JudgedStep(step, first_row))
-            first_row += step.num_judged_rows
-    return placed
+    batch = StepBatch.of(steps).judged()
+    if not len(batch.parents):
+        return Placed(batch, np.arange(len(batch)))
+    sizes = batch.num_nodes + 1
+    return Placed(batch, ends_of(sizes) - sizes)
 
 
-JudgeSteps = Callable[[Sequence[JudgedStep]], list[Judgement]]
+JudgeSteps = Callable[[Sequence[JudgedStep]], Sequence[Judgement]]
 
 
-def by_temperature(steps: Sequence[JudgedStep], greedy: JudgeSteps, warm: JudgeSteps) -> list[Judgement]:
+def by_temperature(steps: Sequence[JudgedStep], greedy: JudgeSteps, warm: JudgeSteps) -> Sequence[Judgement]:
     """Have the steps with T = 0 judged by one function, those with T > 0 by another; return judgements in order."""
-    is_greedy = [judged.step.params.temperature == 0 for judged in steps]
-    if all(is_greedy):
+    placed = Placed.of(steps)
+    is_greedy = placed.batch.sampling["temperature"] == 0
+    if is_greedy.all():
         return greedy(steps)
-    if not any(is_greedy):
+    if not is_greedy.any():
         return warm(steps)
-    of_greedy = iter(greedy([judged for judged, greedily in zip(steps, is_greedy, strict=True) if greedily]))
-    of_warm = iter(warm([judged for judged, greedily in zip(steps, is_greedy, strict=True) if not greedily]))
-    return [next(of_greedy if greedily else of_warm) for greedily in is_greedy]
-
-
-def make_rows(
-    params: Sequence[SamplingParams], positions: Sequence[int], logit_rows: Sequence[int] | None = None
-) -> Rows:
-    """Return one row for each of params and positions; by default all that there are."""
-    places = range(len(params)) if logit_rows is None else logit_rows
-    of_rows = [
-        (place, at, p.seed, p.top_k, p.top_p, p.temperature, math.log(p.min_p) if p.min_p else -math.inf)
-        for place, at, p in zip(places, positions, params, strict=True)
-    ]
-    return np.array(of_rows, ROW)
-
-
-def noise_keys(rows: Rows) -> Int32Array:
-    """Return i32[rows, 2]: the keys of the rows' own noise."""
-    return seeds.row_keys(rows["seed"], rows["position"], seeds.Domain.GUMBEL)
-
-
-def by_kind(rows: Rows) -> Iterator[tuple[int, Int64Array, Rows]]:
-    """Yield each kind that occurs, which rows are of it, and those rows."""
-    is_cut = (rows["top_k"] > 0) | (rows["top_p"] < 1) | (rows["log_min_p"] > -np.inf)
-    kinds = np.where(rows["temperature"] == 0, GREEDY, np.where(is_cut, CUT, FREE))
-    for kind in sorted(set(kinds.tolist())):
-        which = np.flatnonzero(kinds == kind)
-        yield kind, which, rows[which]
+    of_greedy = iter(greedy(placed.take(np.flatnonzero(is_greedy))))
+    of_warm = iter(warm(placed.take(np.flatnonzero(~is_greedy))))
+    return [next(of_greedy if greedily else of_warm) for greedily in is_greedy.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """All rows of some steps; first_rows and sizes (numbers of rows) of each step.
+    """All rows of some steps; first_rows and sizes (numbers of rows) i64[steps] of each step.
 
     node_rows, parent_rows i64[nodes]   the rows that follow nodes, and those that judge them
     """
 
     rows: Rows
-    first_rows: list[int]
-    sizes: list[int]
+    first_rows: Int64Array
+    sizes: Int64Array
     node_rows: Int64Array
     parent_rows: Int64Array
 
     def spans(self) -> list[slice]:
         """Return the nodes of each step."""
-        starts = [first - i for i, first in enumerate(self.first_rows)]
-        return [slice(start, start + size - 1) for start, size in zip(starts, self.sizes, strict=True)]
+        starts = self.first_rows - np.arange(len(self.first_rows))
+        return list(map(slice, starts.tolist(), (starts + self.sizes - 1).tolist()))
+
+
+NO_NODES: Int64Array = np.zeros(0, np.int64)
 
 
 def pack(steps: Sequence[JudgedStep]) -> Packed:
     """Return the rows of some steps, at least one."""
-    trees = [judged.step.tree for judged in steps]
-    sizes = [len(tree.token_ids) + 1 for tree in trees]
-    first_rows = [0, *accumulate(sizes)]
-    within = np.arange(first_rows.pop())
-    within -= np.repeat(first_rows, sizes)
-    own = make_rows([j.step.params for j in steps], [j.step.base_len for j in steps], [j.first_row for j in steps])
-    rows = own.repeat(sizes)
-    rows["logit_row"] += within
-    parents = np.concatenate([tree.parents for tree in trees])
-    node_rows = np.flatnonzero(within)
+    placed = Placed.of(steps)
+    batch = placed.batch
+    if not len(batch.parents):
+        count = len(batch)
+        rows = batch.sampling.copy()
+        rows["logit_row"], rows["position"] = placed.first_rows, batch.base_lens
+        first_rows = np.arange(count + 1)
+        return Packed(rows, first_rows[:-1], first_rows[1:] - first_rows[:-1], NO_NODES, NO_NODES)
+    sizes = batch.num_nodes + 1
+    ends = ends_of(sizes)
+    first_rows = ends - sizes
+    within = np.arange(ends[-1]) - first_rows.repeat(sizes)
+    rows = batch.sampling.repeat(sizes)
+    rows["logit_row"] = placed.first_rows.repeat(sizes) + within
+    node_rows = within.nonzero()[0]
     depths = within[node_rows]  # where trees are chains
-    if np.array_equal(parents, depths - 2):
-        rows["position"] += within
-    else:
-        rows["position"] = [position for judged in steps for position in judged.row_positions()]
-    return Packed(rows, first_rows, sizes, node_rows, node_rows - depths + 1 + parents)
+    parent_rows = node_rows - depths + 1 + batch.parents
+    rows["position"] = batch.base_lens.repeat(sizes) + _generations(within, node_rows, parent_rows)
+    return Packed(rows, first_rows, sizes, node_rows, parent_rows)
+
+
+def _generations(within: Int64Array, node_rows: Int64Array, parent_rows: Int64Array) -> Int64Array:
+    """Return i64[rows]: how many nodes lead to each row; `within` i64[rows] is the answer where trees are chains."""
+    if np.array_equal(parent_rows, node_rows - 1):
+        return within
+    found = np.zeros_like(within)
+    while True:
+        of_nodes = found[parent_rows] + 1
+        if np.array_equal(found[node_rows], of_nodes):
+            return found
+        found[node_rows] = of_nodes
 
 
 def node_tokens(steps: Sequence[JudgedStep]) -> Int64Array:
     """Return i64[nodes]: the tokens of all nodes of some steps."""
-    return np.concatenate([judged.step.tree.token_ids for judged in steps], dtype=np.int64)
+    return Placed.of(steps).batch.node_tokens.astype(np.int64)

@@ -16,19 +16,20 @@ import numpy.typing as npt
 import torch
 
 from specq.protocol import Bans, EngineError, Float32Array, Int32Array, Int64Array, SamplingParams, Tree
-from specq.verification.packing import JudgedStep
+from specq.verification.packing import JudgedStep, Placed
+from specq.verification.step_batch import SHAPED
 
 Places = Int64Array  # of logits: rows * stride + token
 
 
 @contextmanager
-def shaped(steps: Sequence[JudgedStep], logits: torch.Tensor) -> Iterator[torch.Tensor]:
+def shaped(steps: Placed, logits: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yield f32[rows, vocab] as the steps want them: the logits themselves where no step asks for a change; else they are
     changed in place, and restored at the end, or are a copy if their type or layout is another.
 
     Raises EngineError for a step that needs its history and has none.
     """
-    shaping = [judged for judged in steps if judged.step.params.logit_bias or judged.step.params.needs_history]
+    shaping = [steps[i] for i in (steps.batch.traits & SHAPED).nonzero()[0].tolist()]
     if not shaping:
         yield logits
         return

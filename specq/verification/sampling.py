@@ -25,7 +25,7 @@ import torch
 from specq.protocol import Int32Array, SamplingParams
 from specq.verification import noise, torch_rows
 from specq.verification.devices import target_rows
-from specq.verification.packing import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys
+from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys
 
 NO_NODES = np.zeros(0, np.int64)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array, Int64Array
-from specq.verification.packing import Rows
+from specq.verification.row_params import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification import noise
-from specq.verification.packing import CUT, GREEDY, Rows, by_kind, noise_keys
+from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, noise_keys
 from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
 
 WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes

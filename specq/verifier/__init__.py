@@ -2,10 +2,11 @@
 
     core                      messages of the broker in, verdicts out, one engine inside
     session, history          what is committed; what penalties count
+    open_sessions             all sessions in order of precedence, and which take part in the next step
     trees/                    the unverified nodes of all sessions
     sources/                  what drafts: remote drafters, prompt lookup, a colocated draft model
     grafting                  how drafts become nodes of the trees
-    scheduler, step_curve     which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
+    scheduler, shares, step_curve   which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
     arms                      which sources of drafts are used: those that raise the tokens a second
     kv_admission              which sessions have room in the engine
     rounds, verdicts          what a step commits to a session, and what is reported of it
@@ -18,8 +19,10 @@ from specq.verifier.arms import REMOTE
 from specq.verifier.core import Verifier
 from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.verdicts import NO_REPORTS, Reports
 
 __all__ = [
+    "NO_REPORTS",
     "REMOTE",
     "SOURCES",
     "Budget",
@@ -27,6 +30,7 @@ __all__ = [
     "DraftBatch",
     "DraftSource",
     "PromptLookup",
+    "Reports",
     "Setup",
     "StepCurve",
     "Verifier",

@@ -25,7 +25,6 @@ from specq.protocol import (
     Fault,
     FetchTokenizer,
     Heartbeat,
-    Judgement,
     Message,
     Open,
     ProtocolError,
@@ -37,17 +36,20 @@ from specq.protocol import (
 )
 from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
+from specq.verification import Judgements
 from specq.verifier.arms import REMOTE, Arms
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
-from specq.verifier.rounds import Round, commit
-from specq.verifier.scheduler import ScheduledSession, plan
+from specq.verifier.open_sessions import OpenSessions
+from specq.verifier.rounds import Rounds, commit, in_one
+from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
+from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.tracing import StepTimes, trace_close, trace_open, trace_step
 from specq.verifier.trees import DraftTrees
-from specq.verifier.verdicts import failure, verdict_again, verdicts_of
+from specq.verifier.verdicts import Reports, failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 
@@ -73,11 +75,12 @@ class Verifier:
     ) -> None:
         self.engine, self.curve, self.incarnation = engine, curve, incarnation
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self.max_uncommitted, self.trust_drafts = max_uncommitted, trust_drafts
+        self.trust_drafts = trust_drafts
         self.sources = SourceSet(sources, engine)
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
-        self.sessions: dict[int, Session] = {}  # in order of precedence: those that have waited longest come first
+        self.trees = DraftTrees()  # of all sessions
+        self.sessions = OpenSessions(self.trees, max_uncommitted)
         self.state = "ready"
         self.num_steps = 0
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
@@ -85,7 +88,6 @@ class Verifier:
         self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
-        self.trees = DraftTrees()  # of all sessions
         self.tracer = Tracer()
         self.meter = StepMeter()
         self._num_rows = 0  # of the step that was planned last
@@ -105,6 +107,7 @@ class Verifier:
         handler = self._handlers.get(type(message))
         if handler is None:
             raise ProtocolError(f"a verifier takes no {message.TYPE}")
+        self.sessions.changed()
         try:
             return handler(message, now)
         except SpecqError:
@@ -131,10 +134,11 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        session = self.sessions[message.session_id] = Session(message, ends, self.trees)
+        session = Session(message, ends, self.trees)
+        self.sessions.add(session)
         if message.params.stop and self.codec is not None:
-            session.stop_matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
-            session.stop_matcher.push(message.token_ids[message.prompt_len :].tolist())
+            session.stop_matcher = matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
+            matcher.push(message.token_ids[message.prompt_len :].tolist())
         trace_open(self.tracer, message, now)
         return []
 
@@ -180,20 +184,13 @@ class Verifier:
 
     @property
     def has_work(self) -> bool:
-        return any(map(self._runs, self.sessions.values())) or self.sources.has_work
-
-    def _may_run(self, session: Session) -> bool:
-        """Whether a session has tokens left to generate, and is not too far ahead of the journal."""
-        return not (session.finish or session.length - session.journaled > self.max_uncommitted)
-
-    def _runs(self, session: Session) -> bool:
-        return self._may_run(session) and not session.awaits_draft
+        return self.sessions.has_work or self.sources.has_work
 
     def begin(self, now: float) -> None:
         """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
         self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
 
-    def step(self, clock: Callable[[], float]) -> list[Message]:
+    def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part; return the verdicts."""
         faults, began = Faults(), clock()
         self._propose(clock)
@@ -202,21 +199,20 @@ class Verifier:
         planned = clock()
         done = in_halves(shares, self._compute, faults, "computed", retry=True)
         ended = clock()
-        rounds = [committed for part in done for committed in self._commit(*part, ended, faults)]
+        rounds = in_one([self._commit(shares, output, ended, faults) for shares, output in done])
+        self.sessions.changed()
         self.sources.observe(rounds, done, ended - started)
         self._measure(Moments(self._last_end, began, started, planned, ended), done, rounds)
-        verdicts = list(verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults))
+        verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults)
         if self.tracer.is_on:
             trace_step(self.tracer, shares, rounds, StepTimes(began, started, planned, ended, clock()))
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:
             check_works(self.engine)  # raises if it fails with every session
-        return [*verdicts, *failed]
+        return verdicts.and_of(failed)
 
-    def _measure(
-        self, at: Moments, done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], rounds: Sequence[Round]
-    ) -> None:
+    def _measure(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], rounds: Rounds) -> None:
         if done:
             judge_s = sum(output.judge_s for _, output in done)
             self.meter.note(at, judge_s, self._num_rows, sum(len(shares) for shares, _ in done), rounds)
@@ -225,8 +221,7 @@ class Verifier:
 
     def _decoding(self) -> list[Session]:
         """Return the sessions whose next step gives a token."""
-        decoding = [s for s in self.sessions.values() if s.num_pending == 1 and self._may_run(s)]
-        return decoding[: self.max_sessions]
+        return self.sessions.decoding()[: self.max_sessions]
 
     def _budget(self) -> Budget:
         return Budget(self.curve, self.min_accept_prob)
@@ -235,17 +230,15 @@ class Verifier:
         """Hang what has been drafted onto the trees."""
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
 
-    def _schedule(self, faults: Faults) -> Sequence[ScheduledSession]:
+    def _schedule(self, faults: Faults) -> Shares:
         """Return the shares of those sessions that can be planned together."""
-        running = [session for session in self.sessions.values() if self._runs(session)][: self.max_sessions]
-        admit(running, self.sessions.values(), self.engine, faults)
-        opened = [session for session in running if session.is_open]
-        if faults.found:
-            opened = [session for session in opened if session not in faults]
+        self.sessions.drafted()
+        running = self.sessions.running()[: self.max_sessions]
+        opened = admit(running, self.sessions.values(), self.engine, faults)
         planned = in_halves(opened, self._plan, faults, "planned")
-        return planned[0][1] if planned else []
+        return planned[0][1] if planned else NO_SHARES
 
-    def _plan(self, sessions: Sequence[Session]) -> list[ScheduledSession]:
+    def _plan(self, sessions: Sequence[Session]) -> Shares:
         """Plan a step of these sessions."""
         room = self.engine.free_slots
         planned = plan(
@@ -264,45 +257,30 @@ class Verifier:
 
     # --- forward, judge, commit -------------------------------------------------------------------------------------
 
-    def _compute(self, shares: Sequence[ScheduledSession]) -> StepOutput:
+    def _compute(self, shares: Shares) -> StepOutput:
         """Run the target model for these shares, and have their nodes judged."""
-        output = self.engine.step([share.step for share in shares], self.sources.tap(shares))
+        output = self.engine.step(shares.batch, self.sources.tap(shares))
         self.num_steps += 1
         return output
 
-    def _commit(
-        self, shares: Sequence[ScheduledSession], output: StepOutput, ended: float, faults: Faults
-    ) -> list[Round]:
+    def _commit(self, shares: Shares, output: StepOutput, ended: float, faults: Faults) -> Rounds:
         """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
-        of_judged = iter(output.judgements)
-        judged: list[tuple[ScheduledSession, Judgement]] = []
-        for share in shares:
-            share.session.kv_len += len(share.step.token_ids)
-            judgement = next(of_judged) if share.step.judged else None
-            if judgement is not None and judgement.fault is not None:
-                faults.add(share, judgement.fault)
-            elif judgement is not None:
-                judged.append((share, judgement))
-        return commit(judged, self._min_accept_prob, ended, faults)
+        self.trees.kv_len[shares.places] = shares.batch.base_lens
+        return commit(shares, Judgements.of(output.judgements), self._min_accept_prob, ended, faults)
 
-    def _end_step(
-        self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], ended: float, *, is_whole: bool
-    ) -> None:
+    def _end_step(self, shares: Shares, rounds: Rounds, ended: float, *, is_whole: bool) -> None:
         """Learn from a step that came at once after another and went well; sessions that had a share go behind the others."""
         if is_whole and self._last_end is not None:
             self._learn(shares, rounds, ended - self._last_end)
         self._last_end = ended if shares and self.has_work else None
         if len(shares) < len(self.sessions):
-            for share in shares:
-                self.sessions[share.session_id] = self.sessions.pop(share.session_id)
+            self.sessions.put_behind(shares.sessions)
 
-    def _learn(self, shares: Sequence[ScheduledSession], rounds: Sequence[Round], seconds: float) -> None:
+    def _learn(self, shares: Shares, rounds: Rounds, seconds: float) -> None:
         """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
         self.curve.learn(self._num_rows, seconds - self.sources.waited_s)
-        modes = {share.session.speculation.mode if share.is_decoding else "prefill" for share in shares}
-        if modes in ({"async"}, {"async", "plain"}):
-            num_tokens = sum(len(done.token_ids) for done in rounds)
-            self.arms.learn(len(shares), num_tokens, seconds, self.sources.num_sent)
+        if shares.is_decoding and shares.modes in ({"async"}, {"async", "plain"}):
+            self.arms.learn(len(shares), len(rounds.token_ids), seconds, self.sources.num_sent)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 
@@ -314,27 +292,29 @@ class Verifier:
         return failed
 
     def _forget(self, session_id: int) -> None:
-        session = self.sessions.pop(session_id, None)
+        session = self.sessions.remove(session_id)
         if session is None:
             return
         trace_close(self.tracer, session_id, session.length)
         self.sources.close(session)
+        is_open = session.is_open
         session.close()
-        if session.is_open:
+        if is_open:
             with Faults().of(session, "closed"):
                 self.engine.close(session_id)
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
         sessions = list(self.sessions.values())
-        for session in filter(lambda session: session.awaits_draft, sessions):
+        for session in self.sessions.awaiting():
             session.wait_a_beat()
+        self.sessions.changed()
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,
             load=len(sessions),
             steps=self.num_steps,
-            pending=sum(map(self._runs, sessions)),
+            pending=self.sessions.num_running,
             step_ms=int(1000 * self.curve(self.max_step_rows)),
             free_slots=self.engine.free_slots,
             metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),

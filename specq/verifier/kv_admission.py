@@ -19,12 +19,17 @@ log = structlog.get_logger(__name__)
 SHARED_PREFIX = 16  # tokens in common; with as many, a session waits for another's prefill
 
 
-def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine, faults: Faults) -> None:
-    """Open the running sessions whose contexts fit.
+def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine, faults: Faults) -> Sequence[Session]:
+    """Open the running sessions whose contexts fit; return those that are open.
 
     If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
     rounds), then those with the highest id. `faults` gets the sessions that cannot be opened.
     """
+    if not running:
+        return running
+    is_open = running[0].trees.is_open[[session.place for session in running]]
+    if np.count_nonzero(is_open) == len(running) and engine.free_slots >= len(running):
+        return running
     ids = {session.session_id for session in running}
     parked = [s for s in sessions if s.is_open and s.session_id not in ids]
     for session in [s for s in running if not s.is_open]:
@@ -35,6 +40,7 @@ def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engin
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
     while engine.free_slots < len(opened) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)
+    return [session for session in running if session.is_open and session not in faults]
 
 
 def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:

@@ -7,7 +7,7 @@ count anyway is read from there.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,11 +23,11 @@ from specq.protocol import (
     UInt8Array,
 )
 from specq.verifier.arms import COLOCATED, LOOKUP, REMOTE, Arms
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.sources import SourceSet
 from specq.verifier.trees import DraftTrees
 
-KEPT_ROUNDS = 256  # whose nodes are not counted yet
+KEPT_STEPS = 64  # whose nodes are not counted yet
 LANES = {
     REMOTE: slice(0, COLOCATED_LANE),
     COLOCATED: slice(COLOCATED_LANE, COLOCATED_LANE + 1),
@@ -74,10 +74,10 @@ class StepMeter:
         self._rows, self._sessions = Histogram(ROW_LIMITS), Histogram(ROW_LIMITS)
         self._kept: list[
             tuple[UInt8Array, UInt8Array]
-        ] = []  # lanes and fates of nodes that are not counted yet, by round
+        ] = []  # lanes and fates of nodes that are not counted yet, by step
         self._judged = np.zeros((256, 2), np.int64)  # by lane: verified and accepted nodes
 
-    def note(self, at: Moments, judge_s: float, num_rows: int, num_sessions: int, rounds: Iterable[Round]) -> None:
+    def note(self, at: Moments, judge_s: float, num_rows: int, num_sessions: int, rounds: Rounds) -> None:
         """Count a step."""
         host_s = 0.0 if at.last is None else at.began - at.last
         forward_s = at.judged - at.planned - judge_s
@@ -87,12 +87,13 @@ class StepMeter:
                 histogram.observe(int(one * 1e6))
         self._rows.observe(num_rows)
         self._sessions.observe(num_sessions)
-        self._kept += [(done.lanes, done.is_accepted) for done in rounds if len(done.nodes)]
-        if len(self._kept) >= KEPT_ROUNDS:
+        if len(rounds.nodes):
+            self._kept.append((rounds.lanes, rounds.is_accepted))
+        if len(self._kept) >= KEPT_STEPS:
             self._count_nodes()
 
     def _count_nodes(self) -> None:
-        """Count the nodes of the rounds that were kept."""
+        """Count the nodes of the steps that were kept."""
         if self._kept:
             lanes, is_accepted = map(np.concatenate, zip(*self._kept, strict=True))
             self._judged += _by_lane(lanes, is_accepted)

@@ -1,125 +1,292 @@
-"""A round is one step of one session: from the engine's judgement to committed tokens and counts."""
+"""A round is one step of one session: from the engine's judgement to committed tokens and counts; the rounds of all sessions of a
+step are committed at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from typing import NamedTuple, overload
 
 import numpy as np
 
-from specq.protocol import CORRECTED, NO_TOKENS, ORIGIN_CODES, ORIGIN_OF_LANE, PLAIN, Int32Array, Judgement, UInt8Array
+from specq.protocol import (
+    CORRECTED,
+    NO_TOKENS,
+    ORIGIN_CODES,
+    ORIGIN_OF_LANE,
+    PLAIN,
+    Float64Array,
+    Int32Array,
+    IntpArray,
+    UInt8Array,
+)
 from specq.runtime import Faults
-from specq.verifier.scheduler import ScheduledSession
+from specq.verification import CORRECTION, Judgements, ends_of
 from specq.verifier.session import Session
-from specq.verifier.trees import NONE
+from specq.verifier.shares import Shares
+from specq.verifier.trees import NONE, DraftTrees
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
-_PLAIN, _CORRECTED = bytes([ORIGIN_CODES[PLAIN]]), bytes([ORIGIN_CODES[CORRECTED]])
 
 
-class Round:
+PLAIN_CODE = ORIGIN_CODES[PLAIN]
+# The columns of `Rounds`.
+OF_SESSIONS = "places", "base_lens", "num_tokens", "num_nodes", "first_arrived"
+OF_TOKENS = "token_ids", "origins"
+OF_NODES = "nodes", "node_ids", "lanes", "is_accepted"
+
+
+class Round(NamedTuple):
     """What a step committed to a session.
 
     base_len    the committed length before; token_ids i32[m]: the accepted path, then the correction or bonus, up to the token
                 that ends the text
     nodes       i32[n]: those that were verified; path: the places of the accepted among them
-    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict; set by `commit`
-    first_arrived   when the oldest of them arrived
-    origins     the code of each token's origin (`specq.protocol.origins`); set by `commit`
+    origins     u8[m]: the code of each token's origin (`specq.protocol.origins`)
+    node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict
+    first_arrived   when the oldest of them arrived; 0 without nodes
     """
 
-    __slots__ = (
-        "base_len", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "origins", "path", "session", "token_ids",
-    )  # fmt: skip
+    session: Session
+    base_len: int
+    token_ids: Int32Array
+    origins: UInt8Array
+    nodes: Int32Array
+    node_ids: Int32Array
+    lanes: UInt8Array
+    is_accepted: UInt8Array
+    first_arrived: float
 
-    def __init__(
-        self, session: Session, base_len: int, token_ids: Int32Array, nodes: Int32Array, path: tuple[int, ...]
-    ) -> None:
-        self.session, self.base_len, self.token_ids = session, base_len, token_ids
-        self.nodes, self.path, self.first_arrived = nodes, path, 0.0
-        self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
-        self.origins = _PLAIN
+    @property
+    def path(self) -> tuple[int, ...]:
+        return tuple(self.is_accepted.nonzero()[0].tolist())
 
     def waited_us(self, started: float) -> int:
         """Return the microseconds that the oldest verified node had waited when the step started."""
         return int((started - self.first_arrived) * 1e6) if len(self.nodes) else 0
 
 
-def commit(
-    judged: Iterable[tuple[ScheduledSession, Judgement]], min_accept_prob: int, now: float, faults: Faults
-) -> list[Round]:
-    """Commit what was judged, of all sessions of a step at once, and count it; return the rounds of those without a fault."""
-    rounds: list[Round] = []
-    for share, judgement in judged:
-        with faults.of(share, "committed"):
-            rounds.append(_kept(share, judgement, now))
-    if not rounds:
-        return []
-    operations, sessions = rounds[0].session.trees.operations, [done.session.place for done in rounds]
-    num_verified = [len(done.nodes) for done in rounds]
-    nodes, is_accepted = _verified(rounds, num_verified)
-    operations.count(sessions, num_verified, nodes, is_accepted, min_accept_prob)  # trees as they were verified
-    for done in rounds:
-        done.session.origins += done.origins
-    token_ids = np.concatenate([done.token_ids for done in rounds])
-    operations.commit(sessions, [len(done.token_ids) for done in rounds], token_ids, num_verified)
+class Rounds(Sequence[Round]):
+    """Rounds of n sessions; the fields are those of `Round`, of one session after the other.
+
+    places, base_lens, num_tokens, num_nodes [n]; first_arrived f64[n]; token_ids, origins [all]; nodes, node_ids, lanes, is_accepted [nodes]
+    path        i64[all]: which of `nodes` each token was; NONE for the last of each session, unless that was cut off
+    """
+
+    def __init__(
+        self,
+        sessions: list[Session],
+        places: IntpArray,
+        base_lens: Int32Array,
+        num_tokens: IntpArray,
+        token_ids: Int32Array,
+        num_nodes: IntpArray,
+        nodes: Int32Array,
+        path: IntpArray,
+    ) -> None:
+        self.sessions, self.places, self.base_lens = sessions, places, base_lens
+        self.num_tokens, self.token_ids = num_tokens, token_ids
+        self.num_nodes, self.nodes = num_nodes, nodes
+        self.origins: UInt8Array = np.empty(len(token_ids), np.uint8)
+        self.origins.fill(PLAIN_CODE)
+        self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
+        self.first_arrived: Float64Array = np.zeros(len(sessions))
+        if len(nodes):
+            self._note_nodes(sessions[0].trees)
+            self._note_path(sessions[0].trees, path)
+
+    def _note_nodes(self, trees: DraftTrees) -> None:
+        """Note what a verdict says of the verified nodes: they may be gone after the commit."""
+        self.node_ids = trees.node_id[self.nodes]
+        self.lanes = trees.lane_id[trees.node_lane[self.nodes]].astype(np.uint8)
+        drafted = self.num_nodes > 0
+        firsts = (ends_of(self.num_nodes) - self.num_nodes)[drafted]
+        self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
+
+    def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
+        """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a verified node hung
+        from the end of the accepted path."""
+        is_drafted, own = path != NONE, np.arange(len(self))
+        accepted, of_tokens = path[is_drafted], own.repeat(self.num_tokens)
+        self.is_accepted = np.zeros(len(self.nodes), np.uint8)
+        self.is_accepted[accepted] = 1
+        ends = np.empty(len(self), np.int32)
+        ends.fill(NONE)
+        ends[of_tokens[is_drafted]] = self.nodes[accepted]  # of several in a session the last stays
+        hangs = trees.parent[self.nodes] == ends.repeat(self.num_nodes)
+        codes = np.empty(len(self), np.uint8)  # of the target's own tokens
+        codes.fill(PLAIN_CODE)
+        codes[own.repeat(self.num_nodes)[hangs]] = ORIGIN_CODES[CORRECTED]
+        self.origins = codes[of_tokens]
+        self.origins[is_drafted] = ORIGIN_OF_LANE[self.lanes[accepted]]
+
+    def take(self, which: IntpArray) -> Rounds:
+        """Return some of the rounds, which ascend."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[which] = True
+        part = Rounds.__new__(Rounds)
+        part.sessions = [self.sessions[i] for i in which.tolist()]
+        of_tokens, of_nodes = chosen.repeat(self.num_tokens), chosen.repeat(self.num_nodes)
+        for names, places in ((OF_SESSIONS, which), (OF_TOKENS, of_tokens), (OF_NODES, of_nodes)):
+            for name in names:
+                setattr(part, name, getattr(self, name)[places])
+        return part
+
+    @cached_property
+    def _each(self) -> list[Round]:
+        firsts, node_firsts, arrived = 0, 0, self.first_arrived.tolist()
+        counts = zip(self.num_tokens.tolist(), self.num_nodes.tolist(), strict=True)
+        found = []
+        for i, (num_tokens, num_nodes) in enumerate(counts):
+            span, own = slice(firsts, firsts + num_tokens), slice(node_firsts, node_firsts + num_nodes)
+            firsts, node_firsts = span.stop, own.stop
+            done = Round(
+                *(self.sessions[i], int(self.base_lens[i]), self.token_ids[span], self.origins[span]),
+                nodes=self.nodes[own],
+                node_ids=self.node_ids[own],
+                lanes=self.lanes[own],
+                is_accepted=self.is_accepted[own],
+                first_arrived=arrived[i],
+            )
+            found.append(done)
+        return found
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def __iter__(self) -> Iterator[Round]:
+        return iter(self._each)
+
+    @overload
+    def __getitem__(self, index: int) -> Round: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Round]: ...
+    def __getitem__(self, index: int | slice) -> Round | list[Round]:
+        return self._each[index]
+
+
+NOTHING = np.zeros(0, np.intp)
+NO_ROUNDS = Rounds([], NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NOTHING, NO_TOKENS, NOTHING)
+
+
+def in_one(parts: Sequence[Rounds]) -> Rounds:
+    """Return the rounds of several parts of a step."""
+    parts = [part for part in parts if len(part)]
+    if len(parts) < 2:
+        return parts[0] if parts else NO_ROUNDS
+    joined = Rounds.__new__(Rounds)
+    joined.sessions = [session for part in parts for session in part.sessions]
+    for name in (*OF_SESSIONS, *OF_TOKENS, *OF_NODES):
+        setattr(joined, name, np.concatenate([getattr(part, name) for part in parts]))
+    return joined
+
+
+def commit(shares: Shares, judgements: Judgements, min_accept_prob: int, now: float, faults: Faults) -> Rounds:
+    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault."""
+    shares = shares.judged()
+    for i, fault in judgements.faults.items():
+        faults.add(shares[i], fault)
+    shares, judgements = _without(judgements.faults, shares, judgements)
+    kept = _up_to_end(shares, judgements, faults)
+    shares, judgements = _without(kept.failed, shares, judgements)
+    if not len(shares):
+        return NO_ROUNDS
+    trees = shares.sessions[0].trees
+    if not judgements.are_single:
+        trees.kv_len[shares.places] += judgements.num_tokens - 1
+    trees.committed_at[shares.places] = now
+    rounds = _rounds(shares, judgements, np.delete(kept.num_tokens, kept.failed) if kept.failed else kept.num_tokens)
+    _append(rounds)
+    for session, reason in kept.finished:
+        session.finish = reason
+    counted = rounds.num_nodes, rounds.nodes, rounds.is_accepted
+    trees.operations.count(rounds.places, *counted, min_accept_prob)  # trees as they were verified
+    trees.operations.commit(rounds.places, rounds.num_tokens, rounds.token_ids, rounds.num_nodes)
     return rounds
 
 
-def _kept(share: ScheduledSession, judgement: Judgement, now: float) -> Round:
-    """Append to a session's transcript what was judged, up to the token that ends the text."""
-    session, path = share.session, judgement.path
-    base_len = len(session.token_ids)
-    session.kv_len += len(path)
-    session.committed_at = now
-    tokens = judgement.token_ids.tolist()
-    num_kept, session.finish = session.up_to_end(tokens)
-    if judgement.logprobs is not None:
-        session.logprobs.add(judgement.logprobs, num_kept)
-    session.append(tokens[:num_kept])
-    return Round(session, base_len, judgement.token_ids[:num_kept], share.nodes, path[:num_kept])
+def _without(left_out: Collection[int], shares: Shares, judgements: Judgements) -> tuple[Shares, Judgements]:
+    if not left_out:
+        return shares, judgements
+    rest = np.delete(np.arange(len(shares)), list(left_out))
+    return shares.take(rest), judgements.take(rest)
 
 
-def _verified(rounds: Sequence[Round], num_verified: Sequence[int]) -> tuple[Int32Array, UInt8Array]:
-    """Return the nodes that the rounds verified, i32[n], and which were accepted, u8[n]; note both with the rounds."""
-    if not any(num_verified):
-        return NO_TOKENS, NO_FLAGS
-    drafted = [
-        (done, end - size) for done, size, end in zip(rounds, num_verified, accumulate(num_verified), strict=True)
-    ]
-    nodes = np.concatenate([done.nodes for done in rounds])
-    is_accepted = np.zeros(len(nodes), np.uint8)
-    is_accepted[[first + place for done, first in drafted for place in done.path]] = 1
-    _note_verified([(done, first) for done, first in drafted if len(done.nodes)], nodes, is_accepted)
-    return nodes, is_accepted
+class _Kept(NamedTuple):
+    """How many tokens of each judgement are kept, i64[n]; which sessions end there, and why; and the places of those that failed."""
+
+    num_tokens: IntpArray
+    finished: list[tuple[Session, str]]
+    failed: list[int]
 
 
-def _note_verified(drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_accepted: UInt8Array) -> None:
-    """Note what a verdict says of the verified nodes; each round comes with the place where its nodes begin."""
-    trees = drafted[0][0].session.trees
-    node_ids, lanes = trees.node_id[nodes], trees.lane_id[trees.node_lane[nodes]].astype(np.uint8)
-    arrivals = np.minimum.reduceat(trees.arrived[nodes], [first for _, first in drafted]).tolist()
-    for (done, first), arrived in zip(drafted, arrivals, strict=True):
-        own = slice(first, first + len(done.nodes))
-        done.node_ids, done.lanes, done.is_accepted = node_ids[own], lanes[own], is_accepted[own]
-        done.first_arrived = arrived
-    _note_origins(drafted, nodes, is_accepted, lanes)
+def _up_to_end(shares: Shares, judgements: Judgements, faults: Faults) -> _Kept:
+    """Find where texts end; take in log-probabilities up to there."""
+    if not len(shares):
+        return _Kept(judgements.num_tokens, [], [])
+    trees, places, sessions = shares.sessions[0].trees, shares.places, shares.sessions
+    room = trees.limit[places] - trees.length[places]
+    kept = judgements.num_tokens if judgements.are_single else np.minimum(judgements.num_tokens, room)
+    finishes, by_text, failed = dict[int, str](), list[int](), list[int]()
+    is_full = room == 1 if judgements.are_single else kept == room
+    if np.count_nonzero(is_full):
+        finishes = dict.fromkeys(is_full.nonzero()[0].tolist(), "length")
+    for i, count in _first_ends(judgements, trees.end_ids[places]).items():
+        if count <= kept[i]:
+            kept[i], finishes[i] = count, "stop"
+    ends_by_text = trees.ends_by_text[places]
+    if np.count_nonzero(ends_by_text):
+        by_text = ends_by_text.nonzero()[0].tolist()
+    for i in sorted({*by_text, *judgements.logprobs}):
+        with faults.of(sessions[i], "committed"):
+            if i in by_text:
+                kept[i], finishes[i] = sessions[i].up_to_end(judgements[i].token_ids.tolist())
+            if i in judgements.logprobs:
+                sessions[i].logprobs.add(judgements.logprobs[i], int(kept[i]))
+        failed += [i] if faults.found and sessions[i] in faults else []
+    return _Kept(kept, [(sessions[i], reason) for i, reason in finishes.items() if reason and i not in failed], failed)
 
 
-def _note_origins(
-    drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_accepted: UInt8Array, lanes: UInt8Array
-) -> None:
-    """Note where the tokens of each round come from. One of the target's own corrects drafts if a verified node hung from the
-    end of the accepted path."""
-    trees = drafted[0][0].session.trees
-    firsts = [first for _, first in drafted]
-    ends = [int(nodes[first + done.path[-1]]) if done.path else NONE for done, first in drafted]
-    hangs = trees.parent[nodes] == np.repeat(ends, np.diff([*firsts, len(nodes)]))
-    corrected = np.logical_or.reduceat(hangs, firsts).tolist()
-    sources = ORIGIN_OF_LANE[lanes[is_accepted == 1]].tobytes()
-    start = 0
-    for (done, _), is_corrected in zip(drafted, corrected, strict=True):
-        end = start + len(done.path)
-        own = _CORRECTED if is_corrected else _PLAIN
-        done.origins, start = (sources[start:end] + own)[: len(done.token_ids)], end
+def _first_ends(judgements: Judgements, end_ids: Int32Array) -> dict[int, int]:
+    """Return, by place, how many tokens there are up to the first that is among the session's end_ids i32[n, most], if there is one."""
+    num_tokens = judgements.num_tokens
+    if not judgements.are_single:
+        end_ids = end_ids.repeat(num_tokens, 0)
+    is_end = judgements.token_ids[:, None] == end_ids  # [tokens, most]
+    if not np.count_nonzero(is_end):
+        return {}
+    of_tokens = np.arange(len(judgements)).repeat(num_tokens)
+    firsts = ends_of(num_tokens) - num_tokens
+    at = is_end.nonzero()[0][::-1]  # of several in a session the first counts
+    return dict(zip(of_tokens[at].tolist(), (at - firsts[of_tokens[at]] + 1).tolist(), strict=True))
+
+
+def _rounds(shares: Shares, judgements: Judgements, kept: IntpArray) -> Rounds:
+    """Return the rounds that keep so many tokens of each judgement, before they are committed."""
+    counts, token_ids, nodes = judgements.num_tokens, judgements.token_ids, judgements.nodes
+    num_nodes, sessions = shares.batch.num_nodes, shares.sessions
+    if kept is not counts and np.count_nonzero(kept != counts):
+        is_kept = np.arange(len(token_ids)) < (ends_of(counts) - counts + kept).repeat(counts)
+        token_ids, nodes = token_ids[is_kept], nodes[is_kept]
+    path = NOTHING
+    if len(shares.nodes):
+        path = np.where(nodes == CORRECTION, NONE, (ends_of(num_nodes) - num_nodes).repeat(kept) + nodes)
+    base_lens = sessions[0].trees.length[shares.places]
+    return Rounds(sessions, shares.places, base_lens, kept, token_ids, num_nodes, shares.nodes, path)
+
+
+def _append(rounds: Rounds) -> None:
+    """Append the rounds' tokens to the sessions' transcripts."""
+    tokens, origins, last = rounds.token_ids.tolist(), rounds.origins.tobytes(), rounds.token_ids
+    if len(tokens) == len(rounds):
+        for session, token, origin in zip(rounds.sessions, tokens, origins, strict=True):
+            session.token_ids.append(token)
+            session.origins.append(origin)
+    else:
+        ends = ends_of(rounds.num_tokens)
+        spans, last = ends.tolist(), last[ends - 1]
+        for session, first, end in zip(rounds.sessions, [0, *spans], spans, strict=False):
+            session.token_ids += tokens[first:end]
+            session.origins += origins[first:end]
+    rounds.sessions[0].trees.last_token[rounds.places] = last

@@ -15,9 +15,8 @@ Pure: sessions in, a plan out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -25,17 +24,17 @@ import numpy as np
 from specq.protocol import (
     NO_SCRATCH,
     NO_TOKENS,
-    NO_TREE,
+    BoolArray,
     Float64Array,
     Int32Array,
     Int64Array,
     IntpArray,
     ScratchRows,
-    SessionStep,
-    Tree,
 )
+from specq.verification import NO_SCORES, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
 from specq.verifier.session import Session
+from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 
@@ -46,27 +45,9 @@ FLOOR = 0.02  # nodes less likely than this are not considered
 class StepPlan:
     """What the next step does for each session that takes part, in order of precedence; goodput: expected tokens a second."""
 
-    shares: list[ScheduledSession]
+    shares: Shares
     num_rows: int
     goodput: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSession:
-    """One session's part in a step; nodes i32[n]: those of its tree that are verified, as in `step.tree`."""
-
-    session: Session
-    step: SessionStep
-    nodes: Int32Array
-
-    @property
-    def session_id(self) -> int:
-        return self.session.session_id
-
-    @property
-    def is_decoding(self) -> bool:
-        """Whether all of the session's text but the last token has its KV already."""
-        return self.step.judged and len(self.step.token_ids) == 1
 
 
 class Chosen(NamedTuple):
@@ -83,7 +64,7 @@ class Chosen(NamedTuple):
 
 
 def plan(
-    sessions: Iterable[Session], curve: StepCurve, *, max_rows: int, free_slots: int, max_chain: int = 0
+    sessions: Sequence[Session], curve: StepCurve, *, max_rows: int, free_slots: int, max_chain: int = 0
 ) -> StepPlan:
     """Plan the next step.
 
@@ -91,48 +72,55 @@ def plan(
     `max_chain` is the engine's. All sessions are in the same draft trees.
     """
     room = min(max_rows, free_slots)
+    if not sessions or room < 1:
+        return StepPlan(NO_SHARES, 0, 0.0)
     chunks = _chunks(sessions, room)
-    num_rows = sum(size for _, size in chunks)
-    decoding = [session for session, size in chunks if size == session.num_pending]
+    num_rows = chunks.num_tokens
+    decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
-    parts = _parts(decoding, chosen)
-    shares = [_share(session, size, *parts.get(session.session_id, NO_PART)) for session, size in chunks]
     num_rows += len(chosen.nodes)
-    return StepPlan(shares, num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
+    return StepPlan(_shares(chunks, chosen), num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
 
 
-def _chunks(sessions: Iterable[Session], room: int) -> list[tuple[Session, int]]:
-    """Return how many committed tokens the step computes for each session, as far as there is room."""
-    chunks: list[tuple[Session, int]] = []
-    for session in sessions:
-        size = min(session.num_pending, room)
-        if size > 0:
-            chunks.append((session, size))
-            room -= size
-    return chunks
+class _Chunks(NamedTuple):
+    """Sessions, their places, and how many committed tokens, at least one, the step computes of each and in all; is_judged: whether these
+    are all."""
+
+    sessions: list[Session]
+    places: IntpArray
+    starts: Int32Array
+    sizes: IntpArray
+    is_judged: BoolArray
+    num_tokens: int
+
+    def decoding(self) -> list[Session]:
+        """Return the sessions whose step gives a token."""
+        if np.count_nonzero(self.is_judged) == len(self.sessions):
+            return self.sessions
+        return [self.sessions[i] for i in self.is_judged.nonzero()[0].tolist()]
 
 
-NO_PART = NO_TOKENS, NO_TREE
+def _chunks(sessions: Sequence[Session], room: int) -> _Chunks:
+    """Return what the step computes of each session, as far as there is room."""
+    trees, chosen = sessions[0].trees, list(sessions)
+    places = np.array([session.place for session in chosen], np.intp)
+    starts = trees.kv_len[places]
+    pending = (trees.length[places] - starts).astype(np.intp)
+    ends = ends_of(pending)
+    num_tokens = int(ends[-1])
+    if num_tokens <= room:
+        return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
+    sizes = np.clip(room - ends + pending, 0, pending)
+    some = sizes.nonzero()[0]
+    starts, pending, sizes = starts[some], pending[some], sizes[some]
+    return _Chunks([chosen[i] for i in some.tolist()], places[some], starts, sizes, sizes == pending, room)
 
 
-def _parts(sessions: Sequence[Session], chosen: Chosen) -> dict[int, tuple[Int32Array, Tree]]:
-    """Return, by session id, the chosen nodes of the sessions that have some, and the same as a tree."""
-    if not len(chosen.nodes):
-        return {}
-    trees, parts = sessions[0].trees, dict[int, tuple[Int32Array, Tree]]()
-    token_ids, parents, scores = trees.operations.flatten(chosen.firsts, chosen.nodes)
-    for session, (first, end) in zip(sessions, pairwise(chosen.firsts.tolist()), strict=True):
-        if first < end:
-            nodes = chosen.nodes[first:end]
-            distributions = trees.distributions_of(nodes) if session.takes_distributions else None
-            tree = Tree(token_ids[first:end], parents[first:end], scores[first:end], distributions)
-            parts[session.session_id] = nodes, tree
-    return parts
-
-
-def _fit_scratch(sessions: Iterable[Session], room: int) -> int:
+def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
     """Leave out the scratch rows for which there is no room; return how many are left."""
+    if not sessions or not np.count_nonzero(sessions[0].trees.num_scratch):
+        return 0
     taken = 0
     for session in sessions:
         count = session.scratch.num_rows
@@ -150,19 +138,67 @@ def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
     return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
 
 
-def _share(session: Session, size: int, nodes: Int32Array, tree: Tree) -> ScheduledSession:
-    is_judged = size == session.num_pending
-    step = SessionStep(
-        session_id=session.session_id,
-        start=session.kv_len,
-        token_ids=np.array(session.token_ids[session.kv_len : session.kv_len + size], np.int32),
-        params=session.params,
-        tree=tree,
-        judged=is_judged,
-        history=session.history() if is_judged else None,
-        scratch=_below(session.scratch, tree.num_nodes) if is_judged else NO_SCRATCH,
+def _shares(chunks: _Chunks, chosen: Chosen) -> Shares:
+    """Return the parts of all sessions; `chosen` are nodes of the decoding ones."""
+    sessions, places, starts, sizes, is_judged, _ = chunks
+    trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
+    token_ids, parents, scores = _tokens_of(chunks), NO_TOKENS, NO_SCORES
+    if len(chosen.nodes):
+        num_nodes[is_judged] = np.diff(chosen.firsts)
+        node_tokens, parents, scores = trees.operations.flatten(chosen.firsts, chosen.nodes)
+        token_ids = _interleaved(token_ids, sizes, node_tokens, num_nodes)
+    batch = StepBatch(
+        session_ids=trees.session_id[places].tolist(),
+        params=[session.params for session in sessions],
+        sampling=trees.sampling[places],
+        traits=trees.traits[places],
+        starts=starts,
+        num_tokens=sizes,
+        is_judged=is_judged,
+        token_ids=token_ids,
+        num_nodes=num_nodes,
+        extras=_extras(chunks, num_nodes, chosen.nodes),
+        parents=parents,
+        scores=scores,
     )
-    return ScheduledSession(session, step, nodes)
+    return Shares(sessions, places, batch, chosen.nodes)
+
+
+def _tokens_of(chunks: _Chunks) -> Int32Array:
+    """Return i32[sum of sizes]: the committed tokens that the step computes."""
+    sessions, places, starts, sizes, is_judged, num_tokens = chunks
+    trees = sessions[0].trees
+    if num_tokens == len(sessions) == np.count_nonzero(is_judged):
+        return trees.last_token[places]
+    spans = zip(sessions, starts.tolist(), (starts + sizes).tolist(), strict=True)
+    return np.array([token for session, start, end in spans for token in session.token_ids[start:end]], np.int32)
+
+
+def _interleaved(token_ids: Int32Array, sizes: IntpArray, of_nodes: Int32Array, num_nodes: IntpArray) -> Int32Array:
+    """Return the tokens of each session and then those of its nodes."""
+    found = np.empty(len(token_ids) + len(of_nodes), np.int32)
+    at = ends_of(sizes).repeat(num_nodes) + np.arange(
+        len(of_nodes)
+    )  # behind the session's tokens, and all nodes before
+    is_token = np.ones(len(found), np.bool_)
+    is_token[at] = False
+    found[at], found[is_token] = of_nodes, token_ids
+    return found
+
+
+def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[int, Extra]:
+    """Return what few sessions have: a history, scratch rows, draft distributions."""
+    trees, places = chunks.sessions[0].trees, chunks.places
+    has_extras = trees.has_extras[places]
+    if not np.count_nonzero(has_extras):
+        return {}
+    found, ends = {}, ends_of(num_nodes)
+    for i in (has_extras * chunks.is_judged).nonzero()[0].tolist():
+        session, count = chunks.sessions[i], int(num_nodes[i])
+        own = nodes[ends[i] - count : ends[i]]
+        distributions = trees.distributions_of(own) if count and session.takes_distributions else None
+        found[i] = Extra(session.history(), _below(session.scratch, count), distributions)
+    return found
 
 
 def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
@@ -186,9 +222,9 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
 def offered(sessions: Sequence[Session], max_chain: int = 0) -> tuple[Int64Array, Int32Array]:
     """Return (firsts, nodes): what may be verified of some sessions, of each in the order of choice, with `reach_prob` and
     `depends_on` set. The correction takes the last position that is left."""
-    ends = [session.limit - 1 for session in sessions]
-    operations = sessions[0].trees.operations
-    firsts, nodes = operations.candidates([session.place for session in sessions], ends, FLOOR)
+    trees, places = sessions[0].trees, np.array([session.place for session in sessions], np.intp)
+    operations = trees.operations
+    firsts, nodes = operations.candidates(places, trees.limit[places] - 1, FLOOR)
     if max_chain:
         firsts, nodes = operations.best_chains(firsts, nodes, max_chain)
     return _in_order_of_choice(sessions, firsts, nodes)

@@ -1,14 +1,18 @@
 """A session at the verifier: what is committed, and its place among the draft trees of all sessions.
 
-Rules: only `specq.verifier.rounds` changes the transcript. No I/O, no clock, no model. How drafts come onto the tree is in
+What a step reads of it (lengths, limits, flags) stands in the arrays of the trees, so that a step reads it for all sessions at once; the
+attributes here read and write the same places.
+
+Rules: only `specq.verifier.rounds` changes the transcript, of all sessions of a step at once. No I/O, no clock, no model. How drafts come onto the tree is in
 `specq.verifier.grafting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 from specq.protocol import (
+    MODES,
     NO_SCRATCH,
     History,
     LogprobRecord,
@@ -19,15 +23,44 @@ from specq.protocol import (
     Speculation,
 )
 from specq.text import StopMatcher
-from specq.verification import strategy
+from specq.verification import make_rows, strategy, traits_of
 from specq.verifier.history import Past
-from specq.verifier.trees import NONE, DraftTrees, Lane
+from specq.verifier.trees import MAX_END_IDS, NONE, DraftTrees, Lane
 
 SYNC_PATIENCE = 3  # heartbeats
 
 
+class State:
+    """An attribute of a session that stands in the arrays; `kind` 0 where the session is closed."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, session: Session, owner: type) -> Any:
+        return (
+            self.kind(getattr(session.trees.views, self.name)[session.place]) if session.place != NONE else self.kind()
+        )
+
+    def __set__(self, session: Session, value: Any) -> None:
+        if session.place != NONE:
+            getattr(session.trees.views, self.name)[session.place] = value
+
+
 class Session:
-    """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner."""
+    """One open session. `limit` is the committed length at which it ends, `end_ids` the tokens that end it sooner.
+
+    kv_len        tokens whose KV is there; is_open: in the engine
+    journaled     tokens that the broker has confirmed
+    committed_at  when the last round was; 0 before the first
+    """
+
+    kv_len, limit, journaled, is_open, committed_at = State(int), State(int), State(int), State(bool), State(float)
+    num_live = State(int)  # nodes on the tree
+    drafted_at = State(int)  # the newest position that a draft spoke of
+    beats_waited = State(int)  # heartbeats since a synchronous session began to wait for a draft
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
@@ -37,29 +70,62 @@ class Session:
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
         self._past = Past(message.params, message.prompt_len, end_ids)
-        self.limit = len(self.token_ids) + message.tokens_left
-        self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
         self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.origins`
-        self.stop_matcher: StopMatcher | None = None  # of the job's stop strings
-        self.finish = ""  # the finish reason, once there is one
-        self.kv_len = 0
-        self.is_open = False  # in the engine
+        self._stop_matcher: StopMatcher | None = None
+        self._finish = ""
         self.speculation: Speculation = message.speculation
         self.is_sync = message.speculation.mode == "sync"
-        self.scratch: ScratchRows = NO_SCRATCH  # what a source wants computed beside the next token
-        self.committed_at = 0.0  # when the last round was; 0 before the first
+        self._scratch: ScratchRows = NO_SCRATCH
         self.answered = 0  # the newest committed length that a remote drafter has been seen to know
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)
+        self._set_states(message)
+
+    def _set_states(self, message: Open) -> None:
+        t, place, length = self.trees, self.place, len(self.token_ids)
+        t.session_id[place], t.epoch[place] = message.session_id, message.epoch
+        t.limit[place], t.journaled[place] = length + message.tokens_left, length
+        t.last_token[place] = self.token_ids[-1]
+        for name in ("kv_len", "num_scratch", "committed_at", "is_open", "has_ended"):
+            getattr(t, name)[place] = 0
+        t.end_ids[place] = (*self.end_ids, *(NONE,) * MAX_END_IDS)[:MAX_END_IDS]
+        t.ends_by_text[place] = len(self.end_ids) > MAX_END_IDS
+        t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
+        t.sampling[place] = make_rows([self.params], [0])[0]
+        t.has_extras[place] = self.takes_distributions or self.params.needs_history
 
     @property
-    def awaits_draft(self) -> bool:
-        """Whether a synchronous session is between rounds: it takes part in no step until its drafter has answered, or has
-        been silent for too long."""
-        between = self.is_sync and self.num_pending <= 1 and self.drafted_at < self.length < self.limit - 1
-        return between and self.beats_waited < SYNC_PATIENCE
+    def finish(self) -> str:
+        """The finish reason, once there is one."""
+        return self._finish
+
+    @finish.setter
+    def finish(self, reason: str) -> None:
+        self._finish = reason
+        self.trees.has_ended[self.place] = bool(reason)
+
+    @property
+    def stop_matcher(self) -> StopMatcher | None:
+        """Of the job's stop strings."""
+        return self._stop_matcher
+
+    @stop_matcher.setter
+    def stop_matcher(self, matcher: StopMatcher) -> None:
+        self._stop_matcher = matcher
+        self.trees.ends_by_text[self.place] = True
+
+    @property
+    def scratch(self) -> ScratchRows:
+        """What a source wants computed beside the next token."""
+        return self._scratch
+
+    @scratch.setter
+    def scratch(self, rows: ScratchRows) -> None:
+        self._scratch = rows
+        self.trees.num_scratch[self.place] = rows.num_rows
+        self.trees.has_extras[self.place] |= rows.num_rows > 0
 
     @property
     def length(self) -> int:
@@ -68,15 +134,11 @@ class Session:
     @property
     def num_pending(self) -> int:
         """Committed tokens whose KV is not there yet; 1 for a decoding session."""
-        return self.length - self.kv_len
+        return self.length - int(self.kv_len)
 
     def history(self) -> History | None:
         """Return what judging needs of the past, if the parameters ask for it."""
         return self._past.history(self.token_ids)
-
-    def append(self, token_ids: Sequence[int]) -> None:
-        """Append committed tokens to the transcript; the trees commit them for all sessions of a step at once."""
-        self.token_ids.extend(token_ids)
 
     def up_to_end(self, token_ids: list[int]) -> tuple[int, str]:
         """Return how many tokens there are up to the first that ends the text, and the finish reason or "". A stop string's
@@ -84,8 +146,8 @@ class Session:
         room = self.limit - self.length
         tokens = token_ids[:room]
         num_kept = next((i + 1 for i, token in enumerate(tokens) if token in self.end_ids), None)
-        if self.stop_matcher is not None:
-            stopped = self.stop_matcher.push(tokens[:num_kept])
+        if self._stop_matcher is not None:
+            stopped = self._stop_matcher.push(tokens[:num_kept])
             num_kept = num_kept if stopped is None else stopped + 1
         if num_kept is not None:
             return num_kept, "stop"
@@ -93,24 +155,9 @@ class Session:
 
     # --- drafts -----------------------------------------------------------------------------------------------------
 
-    @property
-    def num_live(self) -> int:
-        """Nodes on the tree."""
-        return int(self.trees.views.num_live[self.place]) if self.place != NONE else 0
-
-    @property
-    def drafted_at(self) -> int:
-        """The newest position that a draft spoke of."""
-        return int(self.trees.views.drafted_at[self.place])
-
-    @property
-    def beats_waited(self) -> int:
-        """Heartbeats since a synchronous session began to wait for a draft."""
-        return int(self.trees.views.beats_waited[self.place])
-
     def wait_a_beat(self) -> None:
         """Note a heartbeat in which the session waits for a draft."""
-        self.trees.views.beats_waited[self.place] += 1
+        self.beats_waited += 1
 
     @property
     def stats(self) -> SessionStats:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from specq.protocol import Open, trace_events
 from specq.runtime import Tracer
-from specq.verifier.rounds import Round
-from specq.verifier.scheduler import ScheduledSession
+from specq.verifier.rounds import Round, Rounds
+from specq.verifier.shares import Shares
 
 
 class StepTimes(NamedTuple):
@@ -38,15 +37,15 @@ def trace_open(tracer: Tracer, message: Open, now: float) -> None:
         tracer.note(message.session_id, trace_events.OPENED, now, len(message.token_ids), message.tokens_left)
 
 
-def trace_step(tracer: Tracer, shares: Sequence[ScheduledSession], rounds: Iterable[Round], at: StepTimes) -> None:
+def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: StepTimes) -> None:
     """Note what a step did for each traced session: the part of a prompt that it computed, and the round."""
     step_us = int((at.committed - at.began) * 1e6)
-    for share in shares:
-        if tracer.traces(share.session_id) and not share.is_decoding:
-            tracer.note(share.session_id, trace_events.PREFILL, at.began, step_us, len(share.step.token_ids))
-    for done in rounds:
-        if tracer.traces(done.session.session_id):
-            _trace_round(tracer, done, at)
+    for i, session in enumerate(shares.sessions):
+        if tracer.traces(session.session_id) and not shares[i].is_decoding:
+            tracer.note(session.session_id, trace_events.PREFILL, at.began, step_us, len(shares[i].step.token_ids))
+    for i, session in enumerate(rounds.sessions):
+        if tracer.traces(session.session_id):
+            _trace_round(tracer, rounds[i], at)
 
 
 def _trace_round(tracer: Tracer, done: Round, at: StepTimes) -> None:

@@ -1,29 +1,123 @@
-"""What a verifier reports: the verdict of a round, tokens that are sent again, and that a session failed."""
+"""What a verifier reports: the verdicts of a step, tokens that are sent again, and that a session failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
-from specq.protocol import COLOCATED_LANE, Fault, Int32Array, Open, SessionFailed, Verdict
+from specq.protocol import (
+    COLOCATED_LANE,
+    Fault,
+    Int32Array,
+    Message,
+    Open,
+    SessionFailed,
+    Verdict,
+    Verdicts,
+)
 from specq.runtime import Faults
-from specq.verifier.rounds import NO_FLAGS, Round
+from specq.verification import WITH_LOGPROBS
+from specq.verifier.rounds import NO_FLAGS, Round, Rounds
 from specq.verifier.session import Session
+from specq.verifier.trees import MAX_LANES
+
+MANY = 4  # verdicts from which on one message of arrays is cheaper than so many of their own
+MOST_US = 2**31 - 1
+LANE_NUMBERS = np.arange(MAX_LANES)
 
 
-def verdicts_of(
-    rounds: Iterable[Round], min_accept_prob: int, step_us: int, started: float, faults: Faults
-) -> Iterator[Verdict]:
-    """Yield the verdicts of rounds; `faults` gets the sessions for which that raises."""
-    for done in rounds:
-        try:
-            verdict = verdict_of(done, min_accept_prob, (step_us, done.waited_us(started)))
-        except Exception as error:  # noqa: BLE001 - as in `Faults.of`, which costs more, for each session of each step
-            faults.note(done.session, "committed", error)
-        else:
-            yield verdict
+class Reports(Sequence[Message]):
+    """What is said of a step: a message for each session; `packed` has as few messages as there may be."""
+
+    def __init__(self, verdicts: Verdicts | None, messages: Sequence[Message]) -> None:
+        """`verdicts` come first, then the other messages."""
+        self._verdicts, self._messages = verdicts, messages
+
+    def packed(self) -> list[Message]:
+        """Return what is sent."""
+        return [*([self._verdicts] if self._verdicts is not None else ()), *self._messages]
+
+    def and_of(self, messages: Sequence[Message]) -> Reports:
+        """Return the same with further messages."""
+        return Reports(self._verdicts, [*self._messages, *messages]) if messages else self
+
+    @property
+    def session_ids(self) -> list[int]:
+        """The sessions that it speaks of."""
+        own: list[int] = [] if self._verdicts is None else self._verdicts.session_ids.tolist()
+        return own + [getattr(message, "session_id", -1) for message in self._messages]
+
+    @cached_property
+    def _each(self) -> list[Message]:
+        return [*(self._verdicts.each() if self._verdicts is not None else ()), *self._messages]
+
+    def __len__(self) -> int:
+        return len(self._each)
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self._each)
+
+    @overload
+    def __getitem__(self, index: int) -> Message: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Message]: ...
+    def __getitem__(self, index: int | slice) -> Message | list[Message]:
+        return self._each[index]
+
+
+NO_REPORTS = Reports(None, ())
+
+
+def verdicts_of(rounds: Rounds, min_accept_prob: int, step_us: int, started: float, faults: Faults) -> Reports:
+    """Return the verdicts of a step's rounds; `faults` gets the sessions for which that raises."""
+    if not len(rounds):
+        return NO_REPORTS
+    together, alone = None, _alone(rounds)
+    if len(alone) < len(rounds):
+        others = rounds.take(np.delete(np.arange(len(rounds)), alone)) if alone else rounds
+        together = _verdicts(others, min_accept_prob, step_us, started)
+    own = list[Message]()
+    for i in alone:
+        done = rounds[i]
+        with faults.of(done.session, "committed"):
+            own.append(verdict_of(done, min_accept_prob, (step_us, done.waited_us(started))))
+    return Reports(together, own)
+
+
+def _alone(rounds: Rounds) -> Sequence[int]:
+    """Return the places of the rounds that have a verdict of their own."""
+    if len(rounds) < MANY:
+        return range(len(rounds))
+    trees, places = rounds.sessions[0].trees, rounds.places
+    found: list[int] = (trees.has_ended[places] | (trees.traits[places] & WITH_LOGPROBS)).nonzero()[0].tolist()
+    return range(len(rounds)) if len(rounds) - len(found) < MANY else found
+
+
+def _verdicts(rounds: Rounds, min_accept_prob: int, step_us: int, started: float) -> Verdicts:
+    trees, places = rounds.sessions[0].trees, rounds.places
+    num_lanes = trees.num_lanes[places]
+    lanes = trees.session_lanes[places][num_lanes[:, None] > LANE_NUMBERS]
+    waited_s = np.where(rounds.num_nodes > 0, started - rounds.first_arrived, 0.0)
+    return Verdicts(
+        min_accept_prob=min_accept_prob,
+        step_us=min(step_us, MOST_US),
+        session_ids=trees.session_id[places],
+        epochs=trees.epoch[places],
+        base_lens=rounds.base_lens,
+        num_tokens=rounds.num_tokens.astype(np.int32),
+        num_nodes=rounds.num_nodes.astype(np.int32),
+        num_seen=2 * num_lanes,
+        waited_us=np.minimum(waited_s * 1e6, MOST_US).astype(np.int32),
+        token_ids=rounds.token_ids,
+        origins=rounds.origins,
+        node_ids=rounds.node_ids,
+        mask=rounds.is_accepted,
+        node_lanes=rounds.lanes,
+        seen=np.stack([trees.lane_id[lanes], trees.newest_id[lanes]], 1).ravel().astype(np.int32),
+    )
 
 
 def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdict:
@@ -38,7 +132,7 @@ def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdic
         us=us,
         node_ids=done.node_ids,
         mask=done.is_accepted,
-        origins=np.frombuffer(done.origins, np.uint8),
+        origins=done.origins,
         node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) else done.lanes,
     )
 

@@ -34,6 +34,7 @@ from specq.protocol.messages import (
     TokenizerChunk,
     Tokens,
     Verdict,
+    Verdicts,
     Welcome,
 )
 from specq.protocol.params import SamplingParams
@@ -42,7 +43,12 @@ from specq.testing.toy import toy_info
 from specq.transport.keys import Grant
 
 KEYS = {"gpu": "target", "laptop": "draft", "phone": "draft", "alice": "client", "bob": "client", "hub": "broker"}
-NOT_TO_THE_FRONT = {Verdict, SessionFailed, TokenizerChunk}  # these come from verifiers, over the broker's own sockets
+NOT_TO_THE_FRONT = {
+    Verdict,
+    Verdicts,
+    SessionFailed,
+    TokenizerChunk,
+}  # these come from verifiers, over the broker's own sockets
 
 
 def grants() -> dict[str, Grant]:

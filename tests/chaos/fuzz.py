@@ -34,6 +34,7 @@ from specq.protocol.messages import (
     Submit,
     Tokens,
     Verdict,
+    Verdicts,
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import Frames, decode, encode
@@ -48,7 +49,7 @@ SUITED: dict[
     str, tuple[type[Message], ...]
 ] = {  # what each party is meant to hear; now and then it hears something else
     "broker front": (Hello, Heartbeat, Submit, Cancel, Draft),
-    "broker back": (Verdict, SessionFailed),
+    "broker back": (Verdict, Verdicts, SessionFailed),
     "verifier": (Open, Close, Ack, Draft),
     "drafter": (Assign, Verdict),
     "client": (Tokens,),
@@ -75,6 +76,22 @@ def real_messages() -> list[Message]:
         Assign(**key, lane=0, prompt_len=3, params=params, token_ids=PROMPT),
         Draft(**key, lane=0, base_len=3, first_id=0, scores=np.zeros(2, np.float16), **tree),
         Verdict(**key, base_len=3, token_ids=np.array([9], np.int32), us=(1, 2), seen=(0, 1)),
+        Verdicts(
+            session_ids=np.array([JOB]),
+            epochs=np.array([EPOCH]),
+            base_lens=np.array([3]),
+            num_tokens=np.array([1]),
+            num_nodes=np.array([1]),
+            num_seen=np.array([2]),
+            waited_us=np.array([2]),
+            token_ids=np.array([9]),
+            step_us=1,
+            origins=np.array([3]),
+            node_ids=np.array([0]),
+            mask=np.array([0]),
+            node_lanes=np.array([0]),
+            seen=np.array([0, 1]),
+        ),
         SessionFailed(**key, reason="x", retry=True),
         Tokens(job_id=JOB, base_len=0, token_ids=np.array([9], np.int32), origins=np.zeros(1, np.uint8)),
     ]

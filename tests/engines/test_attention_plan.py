@@ -12,6 +12,7 @@ from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.checkpoints import random_tokens, random_tree
+from specq.verification import StepBatch
 
 GREEDY = SamplingParams()
 
@@ -125,7 +126,7 @@ def test_both_ways_pack_the_same_rows(seed):
     assert library is not None
     slots = rows.slots.copy()
     by_lists = packing._pack_lists(steps, slots, rows.tables)
-    in_c = packing._pack_native(library, steps, slots, rows.tables)
+    in_c = packing._pack_native(library, StepBatch.of(steps), slots, rows.tables)
     assert by_lists.block.tolist() == in_c.block.tolist()
     for name in ("token_ids", "positions", "slots", "ctx_lens", "extra_starts", "extras", "row_starts", "logit_rows"):
         assert getattr(by_lists, name).tolist() == getattr(in_c, name).tolist()

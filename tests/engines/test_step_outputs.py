@@ -78,7 +78,7 @@ def test_hidden_states_equal_transformers_of_each_row(place: tuple[Path, bool]) 
         SessionStep(1, 10, context[10:30], GREEDY, judged=False),
     ]
     output = engine.step(chunks, tap)
-    assert output.judgements == []
+    assert not output.judgements
     check_hidden(output, 0, expected[:0])
     check_hidden(output, 1, expected[10:30])
     scratch = window(rng, 40)  # before the rows of the other session

@@ -72,7 +72,7 @@ def prefill(engine: TorchEngine, session_id: int, token_ids: Int32Array, chunk: 
     while start < len(token_ids) - 1:
         end = min(start + chunk, len(token_ids) - 1)
         step = SessionStep(session_id, start, token_ids[start:end], GREEDY, judged=False)
-        assert engine.step([step]).judgements == []
+        assert not engine.step([step]).judgements
         start = end
 
 

@@ -12,8 +12,9 @@ from specq.protocol.types import SessionStep
 from specq.verification import STRATEGIES, noise
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.judge import judge
-from specq.verification.packing import make_rows, place
+from specq.verification.packing import place
 from specq.verification.processors import shaped
+from specq.verification.row_params import make_rows
 from specq.verification.seeds import Domain, row_keys
 from specq.verification.torch_rows import TorchRows
 from specq.verifier.history import Past

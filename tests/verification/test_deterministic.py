@@ -40,7 +40,7 @@ def test_an_unknown_strategy_lists_the_known():
 
 def test_no_judged_step_gives_no_judgement():
     prefill = SessionStep(1, 0, np.array([0, 1], np.int32), SamplingParams(), judged=False)
-    assert judge([prefill], torch.zeros(0, 4)) == []
+    assert not judge([prefill], torch.zeros(0, 4))
 
 
 VOCAB = 30

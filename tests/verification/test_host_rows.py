@@ -13,7 +13,7 @@ from specq.testing.random_steps import sampling_params
 from specq.verification import draws, host_kernels, host_rows
 from specq.verification.host_kernels import kernels
 from specq.verification.host_rows import HostRows
-from specq.verification.packing import make_rows
+from specq.verification.row_params import make_rows
 from specq.verification.seeds import Domain
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows

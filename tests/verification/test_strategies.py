@@ -12,7 +12,7 @@ from specq.protocol.types import NO_TREE, SessionStep
 from specq.testing import oracle
 from specq.testing.conformance.strategies import CHI2, StrategyConformance, chi2_over_seeds
 from specq.testing.random_steps import check_against_naive, packed_logits
-from specq.verification import STRATEGIES, draws, packing, strategy
+from specq.verification import STRATEGIES, draws, step_batch, strategy
 from specq.verification.judge import judge
 from specq.verification.seeds import Domain
 
@@ -95,8 +95,8 @@ def test_mutant_noise_keyed_by_batch_index(name, monkeypatch):
         return rows
 
     assert not differs()
-    exact = packing.make_rows
-    monkeypatch.setattr(packing, "make_rows", by_index)
+    exact = step_batch.make_rows
+    monkeypatch.setattr(step_batch, "make_rows", by_index)
     assert differs()
 
 

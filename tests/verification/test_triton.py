@@ -10,7 +10,7 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.verification import cuda_rows
 from specq.verification.cuda_rows import CudaRows
-from specq.verification.packing import make_rows
+from specq.verification.row_params import make_rows
 from specq.verification.torch_rows import TorchRows
 
 pytestmark = [

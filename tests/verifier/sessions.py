@@ -108,7 +108,8 @@ def count_round(session: Session, nodes: Sequence[Node], accepted: Container[int
 
 def commit(session: Session, tokens: Sequence[int], num_verified: int = 0) -> None:
     """Append tokens to a session's transcript, of a round that verified so many nodes."""
-    session.append(tokens)
+    session.token_ids.extend(tokens)
+    session.trees.last_token[session.place] = session.token_ids[-1]
     session.trees.operations.commit([session.place], [len(tokens)], np.array(tokens, np.int32), [num_verified])
 
 

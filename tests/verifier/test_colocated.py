@@ -48,10 +48,10 @@ def open_session(own: World, session_id: int = 7, *, epoch: int = 1, mode: str =
     own.verifier.handle(message, 0.0)
 
 
-def turn(own: World) -> list[Verdict]:
+def turn(own: World) -> list[Any]:
     """Draft and step; the broker confirms all. Every round takes a millisecond."""
     own.verifier.begin(own.verifier.num_steps / 1000)
-    verdicts = own.verifier.step(lambda: own.verifier.num_steps / 1000)
+    verdicts = list(own.verifier.step(lambda: own.verifier.num_steps / 1000))
     for verdict in verdicts:
         end = verdict.base_len + len(verdict.token_ids)
         own.verifier.handle(Ack(session_id=verdict.session_id, epoch=verdict.epoch, length=end), 0.0)

@@ -69,11 +69,11 @@ def test_a_session_that_is_opened_again_or_elsewhere_has_the_same_past():
     running = opened([1, 2, 3])
     for committed in ([4], [4, 2, 9], [1]):
         running.history()
-        running.append(committed)
+        running.token_ids += committed
     moved = opened(running.token_ids)
     assert fields(running.history()) == fields(moved.history())
-    moved.append([4])
-    running.append([4])
+    moved.token_ids += [4]
+    running.token_ids += [4]
     assert fields(running.history()) == fields(moved.history())
 
 

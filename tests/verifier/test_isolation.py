@@ -116,7 +116,6 @@ def test_several_at_once_are_all_found() -> None:
 PLACES: dict[str, tuple[object, str]] = {
     "planned": (scheduler, "choose_nodes"),
     "shared": (Session, "history"),
-    "committed": (Session, "append"),
     "cut": (Session, "up_to_end"),
     "opened": (ToyEngine, "open"),
 }
@@ -136,7 +135,8 @@ def test_what_raises_for_one_session_fails_that_one(where: str, monkeypatch: pyt
 
     prompts = [[i + 10, 2, 3] for i in range(NUM)]
     verifier = make_verifier(ToyEngine())
-    open_all(verifier, prompts)
+    looked_at = {"presence_penalty": 0.1, "stop_token_ids": (101, 102, 103, 104)}  # one by one, which few sessions are
+    open_all(verifier, prompts, **looked_at)
     if where == "planned":
         for session in verifier.sessions.values():
             graft(session, draft_for(session.session_id, [7]), 0.0)
@@ -338,15 +338,15 @@ def test_a_judge_that_raises_for_one_session_fails_that_one(
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)
-    shaped = judging.shaped
+    judge_shaped = judging.judge_shaped
 
-    def raising(placed: Any, logits: torch.Tensor) -> Any:
+    def raising(placed: Any, *arguments: Any) -> Any:
         if any(judged.step.session_id == place for judged in placed):
             raise OverflowError("Python int too large to convert to C long")
-        return shaped(placed, logits)
+        return judge_shaped(placed, *arguments)
 
-    monkeypatch.setattr("specq.verification.judge.shaped", raising)
-    monkeypatch.setattr(judging, "shaped", raising)
+    monkeypatch.setattr("specq.verification.judge.judge_shaped", raising)
+    monkeypatch.setattr(judging, "judge_shaped", raising)
     forward, passes = engine._forward, []
     monkeypatch.setattr(engine, "_forward", lambda rows: passes.append(1) or forward(rows))
     texts, failed = run(verifier)
@@ -363,8 +363,8 @@ def test_a_forward_pass_that_raises_gives_its_slots_back(
     engine = TorchEngine(model, device="cpu", dtype="float32", kv_slots=1024)
     verifier = make_verifier(engine)
     open_all(verifier, PROMPTS, **WARM)
-    for name in ("_forward", "_stage"):
-        original = getattr(engine, name)
+    for owner, name in ((engine, "_forward"), (engine._pool, "stage_all")):
+        original = getattr(owner, name)
         state = {"calls": 0}
 
         def raising(*arguments: Any, original: Any = original, state: dict[str, int] = state) -> Any:
@@ -373,7 +373,7 @@ def test_a_forward_pass_that_raises_gives_its_slots_back(
                 raise MemoryError("by chance")
             return original(*arguments)
 
-        monkeypatch.setattr(engine, name, raising)
+        monkeypatch.setattr(owner, name, raising)
     texts, failed = run(verifier)
     assert texts == quiet
     assert not failed

@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 
 from specq.protocol.messages import COLOCATED_LANE, LOOKUP_LANE, Close
-from specq.protocol.types import NO_TOKENS
 from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.testing import World
 from specq.testing.toy import ToyEngine
 from specq.verifier.arms import LOOKUP, REMOTE, Arms
 from specq.verifier.core import Verifier
-from specq.verifier.meter import KEPT_ROUNDS, Histogram, Moments, StepMeter, by_depth
-from specq.verifier.rounds import Round
+from specq.verifier.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
+from specq.verifier.rounds import NO_ROUNDS
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.sessions import make_session
 
 JUDGED_S = 0.25
 
@@ -33,10 +31,12 @@ class SlowJudge(ToyEngine):
         return replace(super().step(steps), judge_s=JUDGED_S)
 
 
-def make_round(lanes: list[int], accepted: list[int]) -> Round:
-    done = Round(make_session(), 3, NO_TOKENS, np.arange(len(lanes), dtype=np.int32), ())
-    done.lanes, done.is_accepted = np.array(lanes, np.uint8), np.array(accepted, np.uint8)
-    return done
+class Nodes:
+    """What the meter reads of the rounds of a step."""
+
+    def __init__(self, lanes: list[int], accepted: list[int]) -> None:
+        self.nodes = np.arange(len(lanes), dtype=np.int32)
+        self.lanes, self.is_accepted = np.array(lanes, np.uint8), np.array(accepted, np.uint8)
 
 
 @pytest.mark.parametrize(("value", "place"), [(0, 0), (10, 0), (11, 1), (25, 1), (26, 2), (10**9, 3)])
@@ -51,7 +51,7 @@ def test_a_histogram_counts_what_is_at_most_a_limit(value, place):
 def test_the_phases_of_a_step_are_all_of_its_time():
     """From the end of one forward pass to the end of the next, each moment belongs to one phase."""
     meter = StepMeter()
-    meter.note(Moments(1.0, 1.5, 1.625, 1.75, 3.0), 0.5, 3, 1, [])
+    meter.note(Moments(1.0, 1.5, 1.625, 1.75, 3.0), 0.5, 3, 1, NO_ROUNDS)
 
     found = {name: one[0] / 1e6 for name, one in meter.metrics()["step_us"].items()}
     assert found == {"wait": 0.125, "plan": 0.125, "forward": 0.75, "judge": 0.5, "host": 0.5}
@@ -61,24 +61,25 @@ def test_the_phases_of_a_step_are_all_of_its_time():
 def test_what_was_not_measured_is_not_observed():
     """An engine that cannot tell judging apart has none of it, and before the first step nobody was busy."""
     meter = StepMeter()
-    meter.note(Moments(None, 1.5, 1.625, 1.75, 3.0), 0.0, 3, 1, [])
+    meter.note(Moments(None, 1.5, 1.625, 1.75, 3.0), 0.0, 3, 1, NO_ROUNDS)
 
     phases = meter.metrics()["step_us"]
     assert (phases["judge"], phases["host"], sum(phases["forward"][1:])) == ([], [], 1)
 
 
-@pytest.mark.parametrize("num_rounds", [1, KEPT_ROUNDS - 1, KEPT_ROUNDS, KEPT_ROUNDS + 1, 3 * KEPT_ROUNDS])
-def test_nodes_are_counted_by_source(num_rounds):
-    """However many rounds are counted at a time."""
+@pytest.mark.parametrize("num_steps", [1, KEPT_STEPS - 1, KEPT_STEPS, KEPT_STEPS + 1, 3 * KEPT_STEPS])
+def test_nodes_are_counted_by_source(num_steps):
+    """However many steps are counted at a time."""
     meter, lanes = StepMeter(), [0, 7, LOOKUP_LANE, COLOCATED_LANE, COLOCATED_LANE]
-    for _ in range(num_rounds):
-        meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, [make_round(lanes, [1, 0, 1, 0, 1]), make_round([], [])])
+    for _ in range(num_steps):
+        meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, Nodes(lanes, [1, 0, 1, 0, 1]))
+        meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, NO_ROUNDS)
 
     judged = meter.metrics()["judged"]
     assert judged == {
-        "remote": [2 * num_rounds, num_rounds],
-        "lookup": [num_rounds, num_rounds],
-        "colocated": [2 * num_rounds, num_rounds],
+        "remote": [2 * num_steps, num_steps],
+        "lookup": [num_steps, num_steps],
+        "colocated": [2 * num_steps, num_steps],
     }
     assert meter.metrics()["judged"] == judged  # once
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from specq.protocol import COLOCATED_LANE
 from specq.verifier.grafting import batch_of_chains, hang
-from specq.verifier.scheduler import ScheduledSession, best_count, plan
+from specq.verifier.scheduler import best_count, plan
 from specq.verifier.session import Session
+from specq.verifier.shares import ScheduledSession
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import candidates, commit, graft, make_draft, make_session, observe
@@ -28,7 +29,7 @@ def decoding(**options: Any) -> Session:
 
 
 def shares(*args: object, **options: int) -> list[ScheduledSession]:
-    return plan(*args, **options).shares  # type: ignore[arg-type]
+    return list(plan(*args, **options).shares)  # type: ignore[arg-type]
 
 
 def test_a_session_without_drafts_takes_a_plain_step() -> None:

@@ -16,7 +16,8 @@ from specq.broker.jobs.relay import relay
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
-from specq.protocol import Verdict, decode
+from specq.protocol import Verdict, decode, encode
+from specq.protocol import Verdicts as StepVerdicts
 
 
 class Verdicts:
@@ -24,6 +25,14 @@ class Verdicts:
 
     def __init__(self, state: State, placement: Placement, intake: Intake) -> None:
         self.state, self.placement, self.intake = state, placement, intake
+
+    def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
+        """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if the message is
+        malformed."""
+        step = decode(frames)
+        assert isinstance(step, StepVerdicts)
+        for verdict in step.each():
+            self.take(verifier, encode(verdict))
 
     def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:
         """Commit a verdict, and pass it to the session's drafters, the journal and the clients."""

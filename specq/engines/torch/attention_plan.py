@@ -31,7 +31,7 @@ from itertools import accumulate
 import numpy as np
 
 from specq.engines.torch.compiler import kernels
-from specq.engines.torch.rows import PackedRows, address
+from specq.engines.torch.rows import PackedRows, address, table_addresses
 from specq.protocol import Int32Array
 
 ITEM = 8  # integers
@@ -98,9 +98,9 @@ def lay_out(rows: PackedRows, layout: BlockLayout, block: Int32Array) -> int:
     """Fill a block (i32, long enough) for these rows, in C (kernels/rows.h); return how much of it is used."""
     library = kernels()
     assert library is not None  # the fused path is not taken without a compiler, which Triton needs too
-    tables = (ctypes.c_void_p * rows.num_sessions)(*map(address, rows.tables))
+    tables = table_addresses(rows.tables)
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), len(rows.extras)
-    packed = _Packed(*sizes, address(rows.block), ctypes.addressof(tables))
+    packed = _Packed(*sizes, address(rows.block), address(tables))
     shape = _Layout(layout.num_rows, layout.rows_per_block, layout.num_chunks, layout.joins, layout.max_items)
     function = library.specq_lay_out
     function.restype = ctypes.c_int64

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specq.engines.checks import check_asked, check_step, check_tokens
+from specq.engines.checks import check_asked, check_steps, check_tokens
 from specq.engines.profiling import quick_step_times, step_times
 from specq.engines.step_cache import keep, recall, step_times_file
 from specq.engines.torch.compiler import built_kernels
@@ -25,17 +25,18 @@ from specq.engines.torch.native import Threads
 from specq.engines.torch.rows import PackedRows, pack_steps
 from specq.protocol import (
     FINAL,
-    NO_SCRATCH,
     NO_TAP,
+    BoolArray,
     ConfigError,
     Int32Array,
-    Judgement,
+    IntpArray,
     SessionRows,
     SessionStep,
     StepOutput,
     Tap,
 )
 from specq.runtime import available_cores, processor
+from specq.verification import Judgements, StepBatch, ends_of
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
@@ -43,11 +44,14 @@ from specq.verification.faults import judge_each
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where a step's rows go: `slots` i32 for all of them, each session's chain, its nodes and its scratch rows; `sizes`: their numbers."""
+    """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens, its nodes and its
+    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token` bool[rows]: which rows are theirs."""
 
-    steps: Sequence[SessionStep]
-    sizes: Sequence[int]
+    batch: StepBatch
+    places: IntpArray
     slots: Int32Array
+    staged: IntpArray
+    is_token: BoolArray | slice
     rows: PackedRows
 
 
@@ -113,14 +117,15 @@ class TorchEngine:
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Run and judge one packed forward pass; see `Engine.step`."""
-        check_asked(self, steps, tap)
-        plan = self._plan(steps)
+        batch = StepBatch.of(steps)
+        check_asked(self, batch, tap)
+        plan = self._plan(batch)
         try:
-            check_tokens(plan.rows.token_ids, steps, self.info)
+            check_tokens(plan.rows.token_ids, batch, self.info)
             output, hidden = self._run(plan, tap)
-            logits, scratch_logits = _set_apart(output.logits, steps)
+            logits, scratch_logits = _set_apart(output.logits, batch)
             started = time.perf_counter()
-            judgements = judge_each(steps, logits)
+            judgements = judge_each(batch, logits)
             judge_s = time.perf_counter() - started if self._device.type == "cpu" else 0.0
             if not self._has_judged and len(logits):
                 self._has_judged = True
@@ -130,15 +135,15 @@ class TorchEngine:
             check_alive(self._device)
             raise
         self._commit(plan, judgements)
-        if self._verbose and steps[0].session_id >= 0:  # not while it is profiled
-            log_decisions(steps, logits, judgements)
+        if self._verbose and batch.session_ids[0] >= 0:  # not while it is profiled
+            log_decisions(batch, logits, judgements)
         return StepOutput(judgements, hidden, scratch_logits, judge_s)
 
     def _run(self, plan: _Plan, tap: Tap) -> tuple[ForwardOutput, SessionRows | None]:
         """Run the forward pass; return its output, and the hidden states that were asked for."""
         if not tap.layers:
             return self._forward(plan.rows), None
-        rows, starts = tapped_rows(plan.steps, tap)
+        rows, starts = tapped_rows(plan.batch, tap)
         if tap.layers == (FINAL,) and not tap.chunks:  # what the head reads anyway
             output = self._forward(plan.rows)
             return output, SessionRows(output.hidden[: len(rows)], starts)
@@ -162,51 +167,48 @@ class TorchEngine:
     def shutdown(self) -> None:
         """Nothing to do: it all ends with the process."""
 
-    def _plan(self, steps: Sequence[SessionStep]) -> _Plan:
+    def _plan(self, batch: StepBatch) -> _Plan:
         """Check the steps, take their slots and lay out their rows; an error leaves everything as it was."""
-        for step in steps:
-            check_step(step, self._pool.length(step.session_id), self.info)
-        sizes = [step.num_rows for step in steps]
-        slots = self._pool.take(sum(sizes))
+        places = self._pool.places(batch.session_ids)
+        check_steps(batch, self._pool.lengths(places), self.info)
+        slots = self._pool.take(len(batch) if batch.is_plain else int(batch.num_rows.sum()))
         try:
-            return _Plan(steps, sizes, slots, pack_steps(steps, slots, self._stage(steps, sizes, slots)))
+            is_token = slice(None) if batch.is_plain else _is_token(batch)
+            staged = self._pool.stage_all(places, batch.num_tokens, slots[is_token])
+            return _Plan(batch, places, slots, staged, is_token, pack_steps(batch, slots, self._pool.tables(places)))
         except BaseException:
             self._pool.give(slots)
             raise
 
-    def _stage(self, steps: Sequence[SessionStep], sizes: Sequence[int], slots: Int32Array) -> list[Int32Array]:
-        """Write each session's slots behind the end of its table; return the tables."""
-        tables, taken = [], 0
-        for step, size in zip(steps, sizes, strict=True):
-            num_tokens = len(step.token_ids)
-            tables.append(self._pool.stage(step.session_id, slots[taken : taken + num_tokens]))
-            taken += size
-        return tables
-
-    def _commit(self, plan: _Plan, judgements: list[Judgement]) -> None:
+    def _commit(self, plan: _Plan, judgements: Judgements) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other rows."""
-        paths = {judgement.session_id: judgement.path for judgement in judgements}
-        token_ids, slots = plan.rows.token_ids, plan.slots
-        rejected: list[int] = []
-        first = 0
-        for step, size in zip(plan.steps, plan.sizes, strict=True):
-            first_node, end = first + len(step.token_ids), first + size
-            path = paths.get(step.session_id, ())
-            if path:
-                rows = [*range(first, first_node), *(first_node + node for node in path)]
-                self._pool.append(step.session_id, token_ids[rows], slots[rows])
-                rejected += set(range(first_node, end)).difference(rows)
-            else:
-                self._pool.extend(step.session_id, token_ids[first:first_node])
-                rejected += range(first_node, end)
-            first = end
-        self._pool.give(slots[rejected])
+        batch, token_ids, slots = plan.batch, plan.rows.token_ids, plan.slots
+        if isinstance(plan.is_token, slice):  # there are no others
+            self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
+            return
+        is_kept, counts = plan.is_token, batch.num_tokens.copy()
+        num_tokens, judged = judgements.num_tokens, slice(None) if batch.are_judged else batch.is_judged
+        first_nodes = (ends_of(batch.num_rows) - batch.num_rows + batch.num_tokens)[judged]
+        is_kept[(first_nodes.repeat(num_tokens) + judgements.nodes)[judgements.nodes >= 0]] = True
+        counts[judged] += num_tokens - (num_tokens > 0)
+        self._pool.append_all(plan.places, counts, token_ids[is_kept], slots[is_kept])
+        self._pool.give(slots[~is_kept])
 
 
-def _set_apart(logits: torch.Tensor, steps: Sequence[SessionStep]) -> tuple[torch.Tensor, SessionRows | None]:
+def _is_token(batch: StepBatch) -> BoolArray:
+    """Return bool[rows]: which rows are committed tokens, neither nodes nor scratch rows."""
+    if not batch.has_scratch:
+        return ~batch.is_node
+    sizes = batch.num_rows
+    firsts = ends_of(sizes) - sizes
+    found: BoolArray = np.arange(sizes.sum()) < (firsts + batch.num_tokens).repeat(sizes)
+    return found
+
+
+def _set_apart(logits: torch.Tensor, batch: StepBatch) -> tuple[torch.Tensor, SessionRows | None]:
     """Return the logits of the judged rows, and those of the scratch rows, which come last."""
-    if all(step.scratch is NO_SCRATCH for step in steps):
+    if not batch.has_scratch:
         return logits, None
-    num_judged = sum(step.num_judged_rows for step in steps)
-    starts = np.cumsum([0, *(step.scratch.num_rows for step in steps)], dtype=np.int32)
+    starts = np.cumsum([0, *(batch.num_rows - batch.sizes)], dtype=np.int32)
+    num_judged = len(logits) - int(starts[-1])
     return logits[:num_judged], SessionRows(logits[num_judged:], starts)

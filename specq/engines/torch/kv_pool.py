@@ -16,13 +16,17 @@ after the blocks that follow it, so that order never drops a block before its fo
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
-from specq.protocol import EngineError, Int32Array
+from specq.protocol import EngineError, Int32Array, IntpArray
+from specq.verification import ends_of
 
 BLOCK = 16  # tokens
+LEAST_ROOM = 4 * BLOCK  # of a session's table
 NO_BLOCK = -1  # the id before the first block of any context
 
 _Key = tuple[int, bytes]  # (previous block's id, the block's token ids)
@@ -36,19 +40,102 @@ class _Block:
     num_users: int = 1
 
 
-@dataclass(slots=True, eq=False)
-class _Session:
-    token_ids: Int32Array = field(default_factory=lambda: np.zeros(4 * BLOCK, np.int32))
-    table: Int32Array = field(default_factory=lambda: np.zeros(4 * BLOCK, np.int32))
-    length: int = 0
-    blocks: list[_Block] = field(default_factory=list)
+class TableMemory:
+    """The tables of all sessions, and their tokens, in one array each: a session has a range of both, which moves when it is full.
 
-    def reserve(self, length: int) -> None:
-        """Make room for so many tokens; growth doubles."""
-        if length > len(self.table):
-            room = np.zeros(max(length - len(self.table), len(self.table)), np.int32)
-            self.table = np.concatenate([self.table, room])
-            self.token_ids = np.concatenate([self.token_ids, room])
+    offsets, rooms, lengths i64[places]   where the range of each place begins, how long it is, and how much of it is used
+    slots, token_ids i32[size]
+    """
+
+    def __init__(self) -> None:
+        self.offsets, self.rooms, self.lengths = (np.zeros(0, np.intp) for _ in range(3))
+        self.slots, self.token_ids = np.zeros(0, np.int32), np.zeros(0, np.int32)
+        self._size = 0  # of the arrays that has ever been in use
+        self._free_places: list[int] = []
+        self._free_ranges: dict[int, list[int]] = {}  # offsets by room
+
+    def open(self, length: int) -> int:
+        """Return a place with room for so many tokens."""
+        if not self._free_places:
+            first, more = len(self.offsets), max(4, len(self.offsets))
+            grown = (
+                np.concatenate([column, np.zeros(more, np.intp)]) for column in (self.offsets, self.rooms, self.lengths)
+            )
+            self.offsets, self.rooms, self.lengths = grown
+            self._free_places = list(range(first + more - 1, first - 1, -1))
+        place = self._free_places.pop()
+        self.lengths[place] = 0
+        self._reserve(place, length)
+        return place
+
+    def close(self, place: int) -> None:
+        """Give a place back."""
+        self._free_ranges.setdefault(int(self.rooms[place]), []).append(int(self.offsets[place]))
+        self._free_places.append(place)
+
+    def behind(self, places: IntpArray, counts: IntpArray) -> IntpArray:
+        """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, for which room
+        is made."""
+        ends = self.lengths[places] + counts
+        short = ends > self.rooms[places]
+        if np.count_nonzero(short):
+            for i in short.nonzero()[0].tolist():
+                self._move(int(places[i]), int(ends[i]))
+        firsts = self.offsets[places] + self.lengths[places]
+        if np.count_nonzero(counts == 1) == len(counts):
+            return firsts
+        of_counts = ends_of(counts)
+        found: IntpArray = (firsts - of_counts + counts).repeat(counts) + np.arange(of_counts[-1])
+        return found
+
+    def _move(self, place: int, length: int) -> None:
+        """Move a place's range to one with more room."""
+        first, room, used = int(self.offsets[place]), int(self.rooms[place]), int(self.lengths[place])
+        self._reserve(place, length)
+        start = self.offsets[place]
+        for column in (self.slots, self.token_ids):
+            column[start : start + used] = column[first : first + used]
+        self._free_ranges.setdefault(room, []).append(first)
+
+    def _reserve(self, place: int, length: int) -> None:
+        """Give a place a range for so many tokens: a power of two, so that ranges are used again."""
+        room = max(LEAST_ROOM, 1 << (length - 1).bit_length())
+        free = self._free_ranges.get(room)
+        if free:
+            self.offsets[place] = free.pop()
+        else:
+            self.offsets[place] = self._size
+            self._size += room
+            if self._size > len(self.slots):
+                more = np.zeros(max(self._size - len(self.slots), len(self.slots)), np.int32)
+                self.slots, self.token_ids = np.concatenate([self.slots, more]), np.concatenate([self.token_ids, more])
+        self.rooms[place] = room
+
+
+class SlotTables(Sequence[Int32Array]):
+    """The tables of some sessions: views of one array, until that grows."""
+
+    def __init__(self, slots: Int32Array, offsets: IntpArray, rooms: IntpArray) -> None:
+        self._slots, self._offsets, self._rooms = slots, offsets, rooms
+
+    @property
+    def addresses(self) -> IntpArray:
+        """Where each table begins in memory, i64[sessions]; they hold as long as this object is kept."""
+        base: int = self._slots.__array_interface__["data"][0]
+        return base + self._slots.itemsize * self._offsets
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Int32Array: ...
+    @overload
+    def __getitem__(self, index: slice) -> SlotTables: ...
+    def __getitem__(self, index: int | slice) -> Int32Array | SlotTables:
+        if isinstance(index, slice):
+            return SlotTables(self._slots, self._offsets[index], self._rooms[index])
+        first = int(self._offsets[index])
+        return self._slots[first : first + int(self._rooms[index])]
 
 
 class KvPool:
@@ -58,7 +145,9 @@ class KvPool:
         self.num_slots = num_slots
         self._free = np.arange(num_slots - 1, -1, -1, dtype=np.int32)  # a stack; the top is at _num_free - 1
         self._num_free = num_slots
-        self._sessions: dict[int, _Session] = {}
+        self._places: dict[int, int] = {}  # session -> its place among those that are open
+        self._tables = TableMemory()
+        self._blocks_of: list[list[_Block]] = []  # by place
         self._blocks: dict[_Key, _Block] = {}
         self._unused: OrderedDict[int, _Block] = OrderedDict()  # blocks without users, least recently used first
         self._next_block_id = 0
@@ -69,41 +158,48 @@ class KvPool:
         return self._num_free + BLOCK * len(self._unused)
 
     def __contains__(self, session_id: int) -> bool:
-        return session_id in self._sessions
+        return session_id in self._places
 
     def length(self, session_id: int) -> int:
         """Number of the session's tokens that have KV; EngineError if it is not open."""
-        return self._session(session_id).length
+        return int(self._tables.lengths[self._place(session_id)])
 
     def table(self, session_id: int) -> Int32Array:
         """The session's slots in the order of positions; valid up to `length`, or as far as staged."""
-        return self._session(session_id).table
+        return self.tables(np.array([self._place(session_id)]))[0]
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session and share the cached blocks of its context, but for the last token; return their tokens."""
-        if session_id in self._sessions:
+        if session_id in self._places:
             raise EngineError(f"session {session_id} is open already")
-        session = self._sessions[session_id] = _Session()
-        session.reserve(len(token_ids))
+        place = self._places[session_id] = self._tables.open(len(token_ids))
+        if place == len(self._blocks_of):
+            self._blocks_of.append([])
+        blocks, memory = self._blocks_of[place], self._tables
         for start in range(0, len(token_ids) - BLOCK, BLOCK):
-            block = self._blocks.get(_key(session.blocks, token_ids[start : start + BLOCK]))
+            block = self._blocks.get(_key(blocks, token_ids[start : start + BLOCK]))
             if block is None:
                 break
-            self._share(session, block)
-            session.token_ids[start : start + BLOCK] = token_ids[start : start + BLOCK]
-            session.length += BLOCK
-        return session.length
+            self._share(place, block)
+            first = memory.offsets[place] + start
+            memory.token_ids[first : first + BLOCK] = token_ids[start : start + BLOCK]
+            memory.lengths[place] += BLOCK
+        return int(memory.lengths[place])
 
     def close(self, session_id: int) -> None:
         """Forget a session: its private slots are free, its blocks cached; unknown sessions are ignored."""
-        session = self._sessions.pop(session_id, None)
-        if session is None:
+        place = self._places.pop(session_id, None)
+        if place is None:
             return
-        self.give(session.table[len(session.blocks) * BLOCK : session.length])
-        for block in reversed(session.blocks):
+        blocks, memory = self._blocks_of[place], self._tables
+        first = memory.offsets[place]
+        self.give(memory.slots[first + len(blocks) * BLOCK : first + memory.lengths[place]])
+        for block in reversed(blocks):
             block.num_users -= 1
             if block.num_users == 0:
                 self._unused[block.id] = block
+        blocks.clear()
+        memory.close(place)
 
     def take(self, num_slots: int) -> Int32Array:
         """Hand out free slots, dropping cached blocks if need be; EngineError, with nothing changed, if short."""
@@ -119,55 +215,88 @@ class KvPool:
         self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]
         self._num_free += len(slots)
 
+    # --- one session ------------------------------------------------------------------------------------------------
+
     def stage(self, session_id: int, slots: Int32Array) -> Int32Array:
         """Write taken slots into the table behind the session's end, for a forward pass; the length stays. Return the
         table."""
-        session = self._session(session_id)
-        end = session.length + len(slots)
-        if end > len(session.table):
-            session.reserve(end)
-        session.table[session.length : end] = slots
-        return session.table
+        places = np.array([self._place(session_id)])
+        self.stage_all(places, np.array([len(slots)]), slots)
+        return self.tables(places)[0]
 
     def append(self, session_id: int, token_ids: Int32Array, slots: Int32Array) -> None:
         """Commit tokens whose KV is in these taken slots, in the order of positions; blocks that fill become shared."""
-        self.stage(session_id, slots)
-        self.extend(session_id, token_ids)
+        self.append_all(np.array([self._place(session_id)]), np.array([len(slots)]), token_ids, slots)
 
-    def extend(self, session_id: int, token_ids: Int32Array) -> None:
-        """Commit tokens whose KV is in the slots that were staged last, the first of them; see `append`."""
-        session = self._session(session_id)
-        end = session.length + len(token_ids)
-        session.token_ids[session.length : end] = token_ids
-        session.length = end
-        while end - len(session.blocks) * BLOCK >= BLOCK:
-            self._fill_block(session)
+    # --- many sessions ----------------------------------------------------------------------------------------------
 
-    def _session(self, session_id: int) -> _Session:
-        session = self._sessions.get(session_id)
-        if session is None:
+    def places(self, session_ids: Iterable[int]) -> IntpArray:
+        """Return where open sessions stand, i64[sessions], as the functions below take it; EngineError if one is not open."""
+        known = self._places
+        try:
+            return np.array([known[session_id] for session_id in session_ids], np.intp)
+        except KeyError as error:
+            raise EngineError(f"session {error} is not open") from None
+
+    def lengths(self, places: IntpArray) -> IntpArray:
+        """Return `length` of sessions, i64[sessions]."""
+        return self._tables.lengths[places]
+
+    def tables(self, places: IntpArray) -> SlotTables:
+        """Return `table` of sessions."""
+        memory = self._tables
+        return SlotTables(memory.slots, memory.offsets[places], memory.rooms[places])
+
+    def stage_all(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> IntpArray:
+        """Write taken slots behind the sessions' ends, so many for each; see `stage`. Return what `extend_all` takes."""
+        at = self._tables.behind(places, counts)  # which may move the tables
+        self._tables.slots[at] = slots
+        return at
+
+    def append_all(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array, slots: Int32Array) -> None:
+        """Commit tokens, so many of each session, whose KV is in these taken slots; see `append`."""
+        self.extend_all(places, counts, self.stage_all(places, counts, slots), token_ids)
+
+    def extend_all(self, places: IntpArray, counts: IntpArray, staged: IntpArray, token_ids: Int32Array) -> None:
+        """Commit tokens, so many of each session, whose slots were staged last; see `append`."""
+        memory = self._tables
+        memory.token_ids[staged] = token_ids
+        ends = memory.lengths[places] + counts
+        memory.lengths[places] = ends
+        is_full = ends % BLOCK < counts  # those that have come to the end of a block, or past it
+        if not np.count_nonzero(is_full):
+            return
+        for place, end in zip(places[is_full].tolist(), ends[is_full].tolist(), strict=True):
+            while end - len(self._blocks_of[place]) * BLOCK >= BLOCK:
+                self._fill_block(place)
+
+    def _place(self, session_id: int) -> int:
+        place = self._places.get(session_id)
+        if place is None:
             raise EngineError(f"session {session_id} is not open")
-        return session
+        return place
 
-    def _fill_block(self, session: _Session) -> None:
+    def _fill_block(self, place: int) -> None:
         """Turn the first 16 private tokens into a block, or, if the same block is known, use that and free ours."""
-        start = len(session.blocks) * BLOCK
-        key = _key(session.blocks, session.token_ids[start : start + BLOCK])
-        slots = session.table[start : start + BLOCK].copy()
+        blocks, memory = self._blocks_of[place], self._tables
+        start = int(memory.offsets[place]) + len(blocks) * BLOCK
+        key = _key(blocks, memory.token_ids[start : start + BLOCK])
+        slots = memory.slots[start : start + BLOCK].copy()
         known = self._blocks.get(key)
         if known is not None:
-            self._share(session, known)
+            self._share(place, known)
             self.give(slots)
             return
         block = self._blocks[key] = _Block(self._next_block_id, key, slots)
         self._next_block_id += 1
-        session.blocks.append(block)
+        blocks.append(block)
 
-    def _share(self, session: _Session, block: _Block) -> None:
+    def _share(self, place: int, block: _Block) -> None:
         """Let the session use a known block as its next one."""
-        start = len(session.blocks) * BLOCK
-        session.table[start : start + BLOCK] = block.slots
-        session.blocks.append(block)
+        blocks, memory = self._blocks_of[place], self._tables
+        start = memory.offsets[place] + len(blocks) * BLOCK
+        memory.slots[start : start + BLOCK] = block.slots
+        blocks.append(block)
         block.num_users += 1
         self._unused.pop(block.id, None)
 

@@ -24,7 +24,7 @@ import torch
 
 from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
-from specq.engines.torch.rows import PackedRows, address
+from specq.engines.torch.rows import PackedRows, address, table_addresses
 from specq.protocol import ConfigError
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -281,12 +281,12 @@ def rotary_tables(decoder: Any, num_slots: int) -> tuple[torch.Tensor, torch.Ten
 
 def _describe_batch(rows: PackedRows) -> tuple[_Batch, Any]:
     """Fill the C structure; it points into `rows` and into the second value, which must outlive it."""
-    tables = (ctypes.c_void_p * rows.num_sessions)(*map(address, rows.tables))
+    tables = table_addresses(rows.tables)
     spans = rows.ctx_lens + rows.extra_starts[1:] - rows.extra_starts[:-1]
     sizes = rows.num_rows, rows.num_sessions, len(rows.logit_rows), int(spans.max())
     lengths = (len(getattr(rows, name)) * rows.block.itemsize for name in _ROW_ARRAYS[:-1])
     addresses = accumulate(lengths, initial=address(rows.block))
-    return _Batch(*sizes, *addresses, ctypes.addressof(tables)), tables
+    return _Batch(*sizes, *addresses, address(tables)), tables
 
 
 def _describe_tap(tap: RowTap | None, out: torch.Tensor | None) -> tuple[Any, Any]:

@@ -11,13 +11,17 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice, pairwise
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from specq.engines.torch.compiler import kernels
+from specq.engines.torch.kv_pool import SlotTables
 from specq.protocol import NO_SCRATCH, Int32Array, SamplingParams, SessionStep, Tree
+from specq.verification import StepBatch
 
-MANY_ROWS = 6  # from which on a call of C is faster than lists
+ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class PackedRows:
     logit_rows   i32[J]                     those of a session in ascending order
     """
 
-    tables: list[Int32Array]
+    tables: Sequence[Int32Array]
     block: Int32Array
     token_ids: Int32Array
     positions: Int32Array
@@ -128,14 +132,33 @@ class RowPacker:
         return PackedRows(self._tables, block, *(block[start:end] for start, end in pairwise(ends)))
 
 
-def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
+def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
     """Pack a step's rows, each session's chain, its nodes and its scratch rows; `slots` i32[rows] in that order, a table a
     session. Of `logit_rows`, the scratch rows are the last."""
-    if any(step.scratch is not NO_SCRATCH for step in steps):
-        rows = _pack([_grown(step) for step in steps], slots, tables)
-        _set_scratch_apart(steps, rows)
+    batch = StepBatch.of(steps)
+    if batch.has_scratch:
+        rows = _pack(StepBatch.of([_grown(step) for step in batch]), slots, tables)
+        _set_scratch_apart(batch, rows)
         return rows
-    return _pack(steps, slots, tables)
+    return _pack_plain(batch, slots, tables) if batch.is_plain else _pack(batch, slots, tables)
+
+
+def _pack_plain(batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
+    """Pack a step of one token a session, each judged."""
+    count = len(slots)
+    block = np.empty(7 * count + 2, np.int32)
+    columns, rest = block[: 4 * count].reshape(4, count), block[4 * count :]
+    columns[0], columns[1], columns[2] = batch.token_ids, batch.starts, slots
+    np.add(batch.starts, 1, out=columns[3])
+    starts, rest = rest[: count + 1], rest[count + 1 :]
+    starts[:] = 0
+    rest[: count + 1] = ROW_NUMBERS[: count + 1] if count < len(ROW_NUMBERS) else np.arange(count + 1)
+    rest[count + 1 :] = rest[:count]
+    token_ids, positions, own_slots, ctx_lens = columns
+    logit_rows = rest[count + 1 :]
+    return PackedRows(
+        tables, block, token_ids, positions, own_slots, ctx_lens, starts, rest[:0], rest[: count + 1], logit_rows
+    )
 
 
 def _grown(step: SessionStep) -> SessionStep:
@@ -156,12 +179,12 @@ def _set_scratch_apart(steps: Sequence[SessionStep], rows: PackedRows) -> None:
     rows.logit_rows[:] = np.concatenate([rows.logit_rows[~of_scratch], rows.logit_rows[of_scratch]])
 
 
-def _pack(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
-    library = kernels() if len(slots) >= MANY_ROWS else None
-    return _pack_lists(steps, slots, tables) if library is None else _pack_native(library, steps, slots, tables)
+def _pack(batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
+    library = kernels()
+    return _pack_lists(batch, slots, tables) if library is None else _pack_native(library, batch, slots, tables)
 
 
-def _pack_lists(steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]) -> PackedRows:
+def _pack_lists(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
     packer = RowPacker()
     own_slots = iter(slots.tolist())
     for step, table in zip(steps, tables, strict=True):
@@ -183,24 +206,13 @@ class _Steps(ctypes.Structure):
     )
 
 
-def _pack_native(
-    library: ctypes.CDLL, steps: Sequence[SessionStep], slots: Int32Array, tables: list[Int32Array]
-) -> PackedRows:
+def _pack_native(library: ctypes.CDLL, batch: StepBatch, slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:
     """In one call of C (kernels/rows.h)."""
-    trees = [step.tree for step in steps]
-    counts = np.array(
-        [
-            [len(step.token_ids) for step in steps],
-            num_nodes := [len(tree.token_ids) for tree in trees],
-            [step.start for step in steps],
-            [step.judged for step in steps],
-        ],
-        np.int32,
-    )
-    token_ids = np.concatenate([part for step in steps for part in (step.token_ids, step.tree.token_ids)])
-    parents = np.concatenate([tree.parents for tree in trees])
-    most_extras = sum(count * (count + 1) // 2 for count in num_nodes)
-    num_sessions, num_rows = len(steps), len(slots)
+    counts = np.empty((4, len(batch)), np.int32)
+    counts[0], counts[1], counts[2], counts[3] = batch.num_tokens, batch.num_nodes, batch.starts, batch.is_judged
+    token_ids, parents = batch.token_ids, batch.parents
+    most_extras = int(batch.num_nodes.dot(batch.num_nodes + 1)) // 2
+    num_sessions, num_rows = len(batch), len(slots)
     block = np.empty(6 * num_rows + most_extras + num_sessions + 2, np.int32)
     sizes = (ctypes.c_int32 * 3)(num_rows)
     first = address(counts)
@@ -219,7 +231,14 @@ def _pack_native(
     return PackedRows(tables, block[:length], *(block[start:end] for start, end in pairwise(ends)))
 
 
-def address(array: Int32Array) -> int:
+def table_addresses(tables: Sequence[Int32Array]) -> npt.NDArray[np.int64]:
+    """Return where tables begin in memory, i64[sessions]; the tables must be kept meanwhile."""
+    if isinstance(tables, SlotTables):
+        return tables.addresses
+    return np.array([address(table) for table in tables], np.int64)
+
+
+def address(array: npt.NDArray[Any]) -> int:
     """Return the address of a contiguous array's data; a third of what `array.ctypes.data` costs."""
     found: int = array.__array_interface__["data"][0]
     return found

@@ -56,7 +56,7 @@ class Prompts:
             raise EngineError(f"session {session_id} is not open")
         return len(context)
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, steps: Sequence[SessionStep]) -> Sequence[Judgement]:
         """Run steps that were checked; return the judgements in order."""
         for step in steps:
             self._contexts[step.session_id] += step.token_ids.tolist()

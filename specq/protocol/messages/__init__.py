@@ -14,7 +14,7 @@ Positions are counted from the start of the context, prompt included: `base_len`
 """
 
 from specq.protocol.messages.base import PROTOCOL_VERSION, Message
-from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict
+from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict, Verdicts
 from specq.protocol.messages.to_broker import (
     Cancel,
     FetchTokenizer,
@@ -37,7 +37,7 @@ MESSAGES: dict[str, type[Message]] = {
     for cls in (
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, GetTrace, GetClock, TraceEvents, FetchTokenizer,
         Welcome, Refused, Clock, Open, Close, Ack, Assign, Release,
-        Draft, Verdict, SessionFailed,
+        Draft, Verdict, Verdicts, SessionFailed,
         Accepted, JobInfo, JobList, Tokens, Failed, Status, Trace, TokenizerChunk,
     )
 }  # fmt: skip
@@ -77,5 +77,6 @@ __all__ = [
     "Trace",
     "TraceEvents",
     "Verdict",
+    "Verdicts",
     "Welcome",
 ]

@@ -29,6 +29,7 @@ Weights = Annotated[UInt16Array, "<u2", 1, bounds.WEIGHTS]
 Ids = Annotated[Int64Array, "<i8", 1, bounds.IDS]
 Lengths = Annotated[Int32Array, "<i4", 1, bounds.LENGTHS]
 Origins = Annotated[UInt8Array, "<u1", 1, bounds.ORIGIN_BYTES]
+Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
 Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
 Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
 

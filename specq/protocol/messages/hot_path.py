@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+
 from specq.protocol import bounds
+from specq.protocol.errors import ProtocolError
 from specq.protocol.messages.base import (
+    Bytes,
     Count,
+    Flags,
     Id,
+    Ids,
     Lane,
+    Lengths,
     Logprobs32,
     Message,
     NodeDistributions,
@@ -89,6 +96,74 @@ class Verdict(Message):
     logprobs: Logprobs32 = empty("<f4")
     top_ids: Tokens32 = empty("<i4")
     top_logprobs: Logprobs32 = empty("<f4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Verdicts(Message):
+    """The verdicts of a step on n sessions that go on and ask for no log-probabilities; the others travel as `Verdict`s. The fields are
+    those of `Verdict`, of one session after the other.
+
+    step_us     duration of the step
+    session_ids i64[n], epochs i64[n], base_lens i32[n]
+    num_tokens, num_nodes, num_seen i32[n]   how many of the arrays below are of each session
+    waited_us i32[n]   time that its oldest verified node had waited
+    token_ids i32, origins u8 [tokens]; node_ids i32, mask u8, node_lanes u8 [nodes]; seen i32 [seen]
+    """
+
+    TYPE: ClassVar[str] = "verdicts"
+    min_accept_prob: Annotated[int, bounds.MIN_ACCEPT_PROB] = 0
+    step_us: Count = 0
+    session_ids: Ids
+    epochs: Ids
+    base_lens: Lengths
+    num_tokens: Lengths
+    num_nodes: Lengths
+    num_seen: Lengths
+    waited_us: Lengths
+    token_ids: Tokens32
+    origins: Origins
+    node_ids: Lengths = empty("<i4")
+    mask: Flags = empty("<u1")
+    node_lanes: Bytes = empty("<u1")
+    seen: References = empty("<i4")
+
+    def each(self) -> list[Verdict]:
+        """Return them one by one; raise ProtocolError if the arrays do not fit together."""
+        self._check()
+        ends = [
+            np.cumsum(counts, dtype=np.int64).tolist() for counts in (self.num_tokens, self.num_nodes, self.num_seen)
+        ]
+        spans = [map(slice, [0, *of_kind], of_kind) for of_kind in ends]
+        numbers = (array.tolist() for array in (self.session_ids, self.epochs, self.base_lens, self.waited_us))
+        return [
+            Verdict(
+                session_id=session_id,
+                epoch=epoch,
+                base_len=base_len,
+                min_accept_prob=self.min_accept_prob,
+                us=(self.step_us, waited_us),
+                seen=tuple(self.seen[seen].tolist()),
+                token_ids=self.token_ids[tokens],
+                origins=self.origins[tokens],
+                node_ids=self.node_ids[nodes],
+                mask=self.mask[nodes],
+                node_lanes=self.node_lanes[nodes],
+            )
+            for session_id, epoch, base_len, waited_us, tokens, nodes, seen in zip(*numbers, *spans, strict=True)
+        ]
+
+    def _check(self) -> None:
+        tokens, nodes, seen = (int(n.sum(dtype=np.int64)) for n in (self.num_tokens, self.num_nodes, self.num_seen))
+        of_sessions = self.epochs, self.base_lens, self.num_tokens, self.num_nodes, self.num_seen, self.waited_us
+        wanted = (
+            *((array, self.session_ids.size) for array in of_sessions),
+            *((self.token_ids, tokens), (self.origins, tokens), (self.seen, seen)),
+            *((self.node_ids, nodes), (self.mask, nodes), (self.node_lanes, nodes)),
+        )
+        if any(array.size != size for array, size in wanted):
+            raise ProtocolError("the arrays of verdicts do not fit together")
+        if self.num_nodes.max(initial=0) > bounds.MAX_NODES or self.num_seen.max(initial=0) > bounds.SEEN.most:
+            raise ProtocolError(f"a verdict has more than {bounds.MAX_NODES} nodes, or speaks of more than 256 lanes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -86,7 +86,7 @@ class EngineConformance(StepOutputConformance):
     def test_a_step_of_only_prefill_judges_nothing(self, engine: Engine) -> None:
         engine.open(1, np.arange(10, dtype=np.int32))
         chunk = SessionStep(1, 0, np.arange(9, dtype=np.int32), SamplingParams(), judged=False)
-        assert engine.step([chunk]).judgements == []
+        assert not engine.step([chunk]).judgements
         (judgement,) = engine.step([SessionStep(1, 9, np.array([9], np.int32), SamplingParams())]).judgements
         assert judgement.path == ()
 

@@ -54,7 +54,7 @@ class Batch:
         params = [SamplingParams(**{**world.params.to_dict(), "seed": s}) for s in range(len(of))]
         self.steps = [SessionStep(s, 0, np.zeros(1, np.int32), params[s], trees[t]) for s, t in enumerate(of)]
 
-    def run(self, accepts: Sequence[Float64Array], residuals: Float64Array) -> list[Judgement]:
+    def run(self, accepts: Sequence[Float64Array], residuals: Float64Array) -> Sequence[Judgement]:
         """Judge with these uniforms: those of each session's nodes, and one for each session's residual."""
         return judge(self.steps, self.logits, Scripted(np.concatenate([np.zeros(0), *accepts]), residuals))
 

@@ -12,12 +12,14 @@ accepted, and the target's own token takes its place.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 
 from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
-from specq.verification.packing import JudgedStep, Packed, node_tokens, pack
+from specq.verification.judgements import CORRECTION, Judgements, ends_of
+from specq.verification.packing import JudgedStep, Packed, Placed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
 
 
@@ -28,18 +30,21 @@ class Deterministic(Strategy):
         """Always: a draft changes no token."""
         return True
 
-    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`; all noise comes from the seed, so that drafters can share it."""
-        packed = pack(steps)
-        paths = [[first] for first in packed.first_rows]
+        placed, packed = Placed.of(steps), pack(steps)
+        session_ids = placed.batch.session_ids
+        if not len(packed.node_rows):
+            return Judgements.of_tokens(session_ids, target.own_tokens(packed.rows)())
+        paths = [[first] for first in packed.first_rows.tolist()]
         if target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
-            tokens = _walk_by_level(paths, packed, node_tokens(steps), target)
+            tokens = _walk_by_level(paths, packed, node_tokens(placed), target)
         else:
             own_tokens = target.own_tokens(packed.rows)  # a GPU begins; the host goes on
-            drafted = node_tokens(steps)
+            drafted = node_tokens(placed)
             tokens = own_tokens()
             _extend(paths, packed, tokens, drafted)
-        return [_judgement(judged, path, tokens) for judged, path in zip(steps, paths, strict=True)]
+        return _judgements(session_ids, paths, packed, tokens)
 
 
 def _walk_by_level(paths: list[list[int]], packed: Packed, drafted: Int64Array, target: TargetRows) -> Int32Array:
@@ -60,15 +65,20 @@ def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, draf
     matches = np.flatnonzero(tokens[packed.parent_rows] == drafted)[
         ::-1
     ]  # of siblings with equal tokens the first counts
-    edges = zip(packed.parent_rows[matches].tolist(), packed.node_rows[matches].tolist(), strict=True)
-    following = dict(edges)
+    following = dict(zip(packed.parent_rows[matches].tolist(), packed.node_rows[matches].tolist(), strict=True))
     for path in paths:
         row = path[-1]
         while (row := following.get(row, -1)) >= 0:
             path.append(row)
 
 
-def _judgement(judged: JudgedStep, path: list[int], tokens: Int32Array) -> Judgement:
-    first, count = path[0], len(path)
-    own = tokens[first : first + count] if path[-1] - first == count - 1 else tokens[path]
-    return Judgement(judged.step.session_id, tuple([row - first - 1 for row in path[1:]]), own)
+def _judgements(session_ids: list[int], paths: Sequence[list[int]], packed: Packed, tokens: Int32Array) -> Judgements:
+    """Return the judgements of paths, each from a step's first row on."""
+    num_tokens = np.array([len(path) for path in paths], np.intp)
+    reached = np.fromiter(
+        chain.from_iterable(paths), np.intp
+    )  # a step's first row, and those that follow accepted nodes
+    nodes = np.full(len(reached), CORRECTION, np.int32)
+    nodes[:-1] = (reached - packed.first_rows.repeat(num_tokens) - 1)[1:]
+    nodes[ends_of(num_tokens) - 1] = CORRECTION
+    return Judgements(session_ids, num_tokens, tokens[reached], nodes)

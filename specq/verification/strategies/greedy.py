@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from specq.protocol import Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
-from specq.verification.packing import JudgedStep, make_rows
+from specq.verification.judgements import Judgements
+from specq.verification.packing import JudgedStep, Placed
 from specq.verification.target_rows import TargetRows
 
 
@@ -26,10 +27,9 @@ class Greedy(Strategy):
         """See `Strategy.judging_temperature`."""
         return 0.0
 
-    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
-        params = [judged.step.params for judged in steps]
-        rows = make_rows(params, [0] * len(steps), [judged.first_row for judged in steps])
-        rows["temperature"] = 0
-        tokens = target.own_tokens(rows)()
-        return [Judgement(j.step.session_id, (), tokens[i : i + 1]) for i, j in enumerate(steps)]
+        placed = Placed.of(steps)
+        rows = placed.batch.sampling.copy()
+        rows["logit_row"], rows["temperature"] = placed.first_rows, 0
+        return Judgements.of_tokens(placed.batch.session_ids, target.own_tokens(rows)())

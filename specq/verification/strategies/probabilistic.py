@@ -49,7 +49,7 @@ class Probabilistic(Strategy):
         """Always: exact in distribution."""
         return True
 
-    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
         return by_temperature(
             steps,
@@ -98,7 +98,7 @@ def _walk_by_level(
 
 def _end_rows(paths: Paths, packed: Packed) -> Int64Array:
     """Return i64[steps]: the packed rows at the paths' ends."""
-    return np.array(packed.first_rows, np.int64) + paths.ends + 1
+    return packed.first_rows + paths.ends + 1
 
 
 def draw_tokens(

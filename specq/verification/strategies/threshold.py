@@ -33,7 +33,7 @@ class Threshold(Strategy):
         """See `Strategy.judging_temperature`."""
         return params.temperature or 1.0
 
-    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
+    def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
         packed = pack(steps)
         thresholds = np.repeat([judged.step.params.threshold for judged in steps], packed.sizes)

@@ -17,8 +17,8 @@ from specq.config import TargetConfig
 from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, StepOutput
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
-from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
+from specq.verifier.shares import ScheduledSession
 from specq.verifier.step_curve import StepCurve
 
 

@@ -13,8 +13,8 @@ from specq.runtime import traced
 from specq.verifier.arms import Arm
 from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.rounds import Round
-from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
+from specq.verifier.shares import Shares
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.mailbox import Mailbox
 
@@ -100,7 +100,7 @@ class SourceSet:
             if not session.scratch.num_rows:
                 session.scratch = source.scratch(session)
 
-    def tap(self, shares: Sequence[ScheduledSession]) -> Tap:
+    def tap(self, shares: Shares) -> Tap:
         """Return the hidden states that the sources want of these shares."""
         tapping = [source for source in self.sources if source.layers]
         if not tapping:
@@ -138,9 +138,7 @@ class SourceSet:
             session.forget_drafts()
             source.refuse(session)
 
-    def observe(
-        self, rounds: Sequence[Round], done: Sequence[tuple[Sequence[ScheduledSession], StepOutput]], step_s: float
-    ) -> None:
+    def observe(self, rounds: Sequence[Round], done: Sequence[tuple[Shares, StepOutput]], step_s: float) -> None:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
         computed = [Computed(*part) for part in done]

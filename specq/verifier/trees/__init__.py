@@ -6,7 +6,18 @@ compiled        the operations in C (kernels/); reference: the same in plain Pyt
 one kind of operation each
 """
 
-from specq.verifier.trees.arrays import MAX_LIVE_NODES, MAX_TABLE_SIZE, NONE
+from specq.verifier.trees.arrays import MAX_END_IDS, MAX_LANES, MAX_LIVE_NODES, MAX_TABLE_SIZE, NONE
 from specq.verifier.trees.draft_trees import NEXT_IDS, NO_LIMIT, DraftTrees, Grafted, Lane
 
-__all__ = ["MAX_LIVE_NODES", "MAX_TABLE_SIZE", "NEXT_IDS", "NONE", "NO_LIMIT", "DraftTrees", "Grafted", "Lane"]
+__all__ = [
+    "MAX_END_IDS",
+    "MAX_LANES",
+    "MAX_LIVE_NODES",
+    "MAX_TABLE_SIZE",
+    "NEXT_IDS",
+    "NONE",
+    "NO_LIMIT",
+    "DraftTrees",
+    "Grafted",
+    "Lane",
+]

@@ -1,6 +1,6 @@
 """The columns of the draft trees: NumPy arrays that grow by doubling, seen by Python as memoryviews and by C as one struct.
 
-To add a column: name it in `COLUMNS` and, at the same place, in `Trees` of kernels/trees.h.
+To add a column: name it in one of the tables and, at the same place, in `Trees` of kernels/trees.h; in `STATES` alone if C needs it not.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.drafting import NUM_BINS
+from specq.verification import ROW
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
 MAX_LANES = 8  # of a session
 MAX_TABLE_SIZE = 4096  # ids in a lane's node table; a power of two
+MAX_END_IDS = 4  # of a session that ends by the arrays alone
 WINDOW = 1024  # the newest committed tokens, with which late drafts are aligned; a power of two
 
 NONE = -1
@@ -61,6 +63,25 @@ SESSIONS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "verified_at": ("i4", (MAX_LIVE_NODES, 2)),  # by depth: verified and accepted nodes
     "free_sessions": ("i4", ()),
 }
+# What else a step reads of each session, which kernels/ does not know; set by `specq.verifier.session`.
+STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
+    "session_id": ("i8", ()),
+    "epoch": ("i8", ()),
+    "kv_len": ("i4", ()),
+    "limit": ("i4", ()),
+    "journaled": ("i4", ()),
+    "last_token": ("i4", ()),
+    "end_ids": ("i4", (MAX_END_IDS,)),  # tokens that end the text; NONE in the other places
+    "num_scratch": ("i4", ()),
+    "has_extras": ("u1", ()),  # its steps may need a history, scratch rows or draft distributions
+    "committed_at": ("f8", ()),
+    "is_open": ("u1", ()),  # in the engine
+    "has_ended": ("u1", ()),
+    "ends_by_text": ("u1", ()),  # where it ends is found by `Session.up_to_end`, one by one
+    "mode": ("u1", ()),  # its place among MODES
+    "traits": ("u1", ()),
+    "sampling": (ROW, ()),
+}
 LANES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "lane_id": ("i4", ()),
     "newest_id": ("i8", ()),  # the newest node id that arrived
@@ -81,7 +102,7 @@ ALONE: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "sampled_trials": ("f8", (NUM_BINS,)),  # the calibration of sampled nodes, in all sessions
     "sampled_accepted": ("f8", (NUM_BINS,)),
 }
-COLUMNS = {"nodes": NODES, "sessions": SESSIONS, "lanes": LANES, "groups": GROUPS}
+COLUMNS = {"nodes": NODES, "sessions": {**SESSIONS, **STATES}, "lanes": LANES, "groups": GROUPS}
 STACKS = {"nodes": "free_nodes", "sessions": "free_sessions", "lanes": "free_lanes", "groups": "free_groups"}
 
 
@@ -89,7 +110,7 @@ class _Struct(ctypes.Structure):
     """`Trees` of kernels/trees.h."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for columns in (*COLUMNS.values(), ALONE) for name in columns),
+        *((name, ctypes.c_void_p) for columns in (NODES, SESSIONS, LANES, GROUPS, ALONE) for name in columns),
         ("room", ctypes.c_void_p),
         ("num_free", ctypes.c_void_p),
     ]
@@ -121,7 +142,8 @@ class Arrays:
     def _set(self, name: str, column: npt.NDArray[Any]) -> None:
         setattr(self, name, column)
         setattr(self.views, name, column.data)
-        setattr(self.struct, name, column.ctypes.data)
+        if name not in STATES:
+            setattr(self.struct, name, column.ctypes.data)
 
     @property
     def num_nodes(self) -> int:

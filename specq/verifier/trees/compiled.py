@@ -7,7 +7,6 @@ some hundred numbers.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,9 +100,9 @@ class Compiled:
         heads.reshape(-1)[:] = self._i64[0].array[: heads.size]
         return done
 
-    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
+    def candidates(self, sessions: npt.ArrayLike, ends: npt.ArrayLike, floor: float) -> tuple[Int64Array, Int32Array]:
         """See `Operations`."""
-        count = len(sessions)
+        count = np.size(sessions)
         firsts, found = self._i64[0].room(count + 1), self._i32[2].room(self._trees.num_nodes)
         at_sessions, at_ends = self._i32[0].take(sessions, count), self._i32[1].take(ends, count)
         self._kernels.trees_candidates(
@@ -138,23 +137,23 @@ class Compiled:
 
     def count(
         self,
-        sessions: Sequence[int],
-        sizes: Sequence[int],
+        sessions: npt.ArrayLike,
+        sizes: npt.ArrayLike,
         nodes: Int32Array,
         is_accepted: UInt8Array,
         min_accept_prob: int,
     ) -> None:
         """See `Operations`."""
-        count = len(sessions)
+        count = np.size(sessions)
         at_sessions, at_sizes = self._i32[0].take(sessions, count), self._i32[1].take(sizes, count)
         at_nodes, at_accepted = self._i32[2].take(nodes, len(nodes)), self._u8.take(is_accepted, len(nodes))
         self._kernels.trees_count(self._at, count, at_sessions, at_sizes, at_nodes, at_accepted, min_accept_prob)
 
     def commit(
-        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+        self, sessions: npt.ArrayLike, sizes: npt.ArrayLike, token_ids: Int32Array, num_verified: npt.ArrayLike
     ) -> None:
         """See `Operations`."""
-        count = len(sessions)
+        count = np.size(sessions)
         at_sessions, at_sizes = self._i32[0].take(sessions, count), self._i32[1].take(sizes, count)
         at_tokens = self._i32[2].take(token_ids, len(token_ids))
         at_verified = self._i32[3].take(num_verified, count)

@@ -53,7 +53,7 @@ class Operations(Protocol):
         """See `reference_graft.graft`."""
         ...
 
-    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
+    def candidates(self, sessions: npt.ArrayLike, ends: npt.ArrayLike, floor: float) -> tuple[Int64Array, Int32Array]:
         """Return (firsts, nodes): those with a cumulative acceptance probability of at least `floor` and a position before the
         session's `end`. Set `reach_prob` and `depends_on`.
 
@@ -73,8 +73,8 @@ class Operations(Protocol):
 
     def count(
         self,
-        sessions: Sequence[int],
-        sizes: Sequence[int],
+        sessions: npt.ArrayLike,
+        sizes: npt.ArrayLike,
         nodes: Int32Array,
         is_accepted: UInt8Array,
         min_accept_prob: int,
@@ -84,7 +84,7 @@ class Operations(Protocol):
         ...
 
     def commit(
-        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+        self, sessions: npt.ArrayLike, sizes: npt.ArrayLike, token_ids: Int32Array, num_verified: npt.ArrayLike
     ) -> None:
         """Append tokens to transcripts, so many to each; the branches that agree with them live on, everything else is cut."""
         ...

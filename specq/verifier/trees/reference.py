@@ -34,9 +34,9 @@ class Reference:
             self._trees, first, heads, token_ids, parent_ids, scores, groups, np.broadcast_to(arrived, len(heads))
         )
 
-    def candidates(self, sessions: Sequence[int], ends: Sequence[int], floor: float) -> tuple[Int64Array, Int32Array]:
+    def candidates(self, sessions: npt.ArrayLike, ends: npt.ArrayLike, floor: float) -> tuple[Int64Array, Int32Array]:
         """See `Operations`."""
-        of_each = zip(sessions, ends, strict=True)
+        of_each = zip(_numbers(sessions), _numbers(ends), strict=True)
         return _joined([reference_choice.candidates(self._trees, session, end, floor) for session, end in of_each])
 
     def best_chains(self, firsts: Int64Array, nodes: Int32Array, most: int) -> tuple[Int64Array, Int32Array]:
@@ -50,20 +50,20 @@ class Reference:
 
     def count(
         self,
-        sessions: Sequence[int],
-        sizes: Sequence[int],
+        sessions: npt.ArrayLike,
+        sizes: npt.ArrayLike,
         nodes: Int32Array,
         is_accepted: UInt8Array,
         min_accept_prob: int,
     ) -> None:
         """See `Operations`."""
-        reference_commit.count(self._trees, sessions, sizes, nodes, is_accepted, min_accept_prob)
+        reference_commit.count(self._trees, _numbers(sessions), _numbers(sizes), nodes, is_accepted, min_accept_prob)
 
     def commit(
-        self, sessions: Sequence[int], sizes: Sequence[int], token_ids: Int32Array, num_verified: Sequence[int]
+        self, sessions: npt.ArrayLike, sizes: npt.ArrayLike, token_ids: Int32Array, num_verified: npt.ArrayLike
     ) -> None:
         """See `Operations`."""
-        reference_commit.commit(self._trees, sessions, sizes, token_ids, num_verified)
+        reference_commit.commit(self._trees, _numbers(sessions), _numbers(sizes), token_ids, _numbers(num_verified))
 
     def live(self, session: int) -> list[int]:
         """See `Operations`."""
@@ -72,6 +72,11 @@ class Reference:
     def forget(self, session: int) -> None:
         """See `Operations`."""
         reference_commit.forget(self._trees, session)
+
+
+def _numbers(values: npt.ArrayLike) -> list[int]:
+    found: list[int] = np.asarray(values).tolist()
+    return found
 
 
 def _of_each(firsts: Int64Array, nodes: Int32Array, act: Callable[[list[int]], list[int]]) -> list[list[int]]:

@@ -1,0 +1,116 @@
+"""What was decided for the sessions of a step, as arrays; a sequence of `Judgement`s, too, for whoever looks at one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from typing import overload
+
+import numpy as np
+
+from specq.protocol import NO_TOKENS, Fault, Int32Array, IntpArray, Judgement, Logprobs
+
+CORRECTION = -1  # in place of a node
+
+
+def ends_of(counts: IntpArray) -> IntpArray:
+    """Return where runs of so many end, i64[runs]; of one run without `cumsum`, which costs a step of one session too much."""
+    return counts if len(counts) == 1 else counts.cumsum()
+
+
+class Judgements(Sequence[Judgement]):
+    """Judgements of n sessions; the fields are those of `Judgement`, of one session after the other.
+
+    num_tokens  i64[n]: emitted tokens; 0 where there is a fault
+    token_ids   i32[all]; nodes i32[all]: the nodes that they accept, and CORRECTION for the last of each session
+    logprobs, faults   by place, of the sessions that have some
+    """
+
+    def __init__(
+        self,
+        session_ids: Sequence[int],
+        num_tokens: IntpArray,
+        token_ids: Int32Array,
+        nodes: Int32Array,
+        logprobs: dict[int, Logprobs] | None = None,
+        faults: dict[int, Fault] | None = None,
+    ) -> None:
+        self.session_ids, self.num_tokens, self.token_ids, self.nodes = session_ids, num_tokens, token_ids, nodes
+        self.logprobs: dict[int, Logprobs] = logprobs or {}
+        self.faults: dict[int, Fault] = faults or {}
+
+    @property
+    def are_single(self) -> bool:
+        """Whether each has one token."""
+        return len(self.token_ids) == len(self.session_ids) and not self.faults
+
+    @staticmethod
+    def of(judgements: Sequence[Judgement]) -> Judgements:
+        """Return the same as arrays."""
+        if isinstance(judgements, Judgements):
+            return judgements
+        nodes = chain.from_iterable((*one.path, CORRECTION) for one in judgements if one.fault is None)
+        return Judgements(
+            [one.session_id for one in judgements],
+            np.array([len(one.token_ids) for one in judgements], np.intp),
+            np.concatenate([NO_TOKENS, *(one.token_ids for one in judgements)], dtype=np.int32),
+            np.fromiter(nodes, np.int32),
+            {i: one.logprobs for i, one in enumerate(judgements) if one.logprobs is not None},
+            {i: one.fault for i, one in enumerate(judgements) if one.fault is not None},
+        )
+
+    @staticmethod
+    def of_tokens(session_ids: Sequence[int], token_ids: Int32Array) -> Judgements:
+        """Return judgements of one token each, which accept no nodes."""
+        nodes = np.empty(len(token_ids), np.int32)
+        nodes.fill(CORRECTION)
+        num_tokens = np.empty(len(token_ids), np.intp)
+        num_tokens.fill(1)
+        return Judgements(session_ids, num_tokens, token_ids, nodes)
+
+    def take(self, places: IntpArray) -> Judgements:
+        """Return the judgements at some places, which ascend."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[places] = True
+        of_tokens, which = chosen.repeat(self.num_tokens), places.tolist()
+        return Judgements(
+            [self.session_ids[i] for i in which],
+            self.num_tokens[places],
+            self.token_ids[of_tokens],
+            self.nodes[of_tokens],
+            {i: self.logprobs[place] for i, place in enumerate(which) if place in self.logprobs},
+            {i: self.faults[place] for i, place in enumerate(which) if place in self.faults},
+        )
+
+    def with_logprobs(self, logprobs: dict[int, Logprobs]) -> Judgements:
+        """Return the same with log-probabilities."""
+        return Judgements(self.session_ids, self.num_tokens, self.token_ids, self.nodes, logprobs, self.faults)
+
+    @cached_property
+    def _each(self) -> list[Judgement]:
+        ends = ends_of(self.num_tokens).tolist()
+        spans = map(slice, [0, *ends], ends)
+        return [
+            Judgement(
+                session_id,
+                tuple(self.nodes[span][:-1].tolist()),
+                self.token_ids[span],
+                self.logprobs.get(i),
+                self.faults.get(i),
+            )
+            for i, (session_id, span) in enumerate(zip(self.session_ids, spans, strict=True))
+        ]
+
+    def __len__(self) -> int:
+        return len(self.session_ids)
+
+    def __iter__(self) -> Iterator[Judgement]:
+        return iter(self._each)
+
+    @overload
+    def __getitem__(self, index: int) -> Judgement: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Judgement]: ...
+    def __getitem__(self, index: int | slice) -> Judgement | list[Judgement]:
+        return self._each[index]

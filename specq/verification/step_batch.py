@@ -1,0 +1,220 @@
+"""The steps of many sessions as arrays: what the verifier plans, the engine runs and the judge judges, without an object a session.
+
+It is a sequence of `SessionStep`s, too, for whoever looks at one after the other: these are made when they are first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.protocol import (
+    NO_SCRATCH,
+    NO_TOKENS,
+    NO_TREE,
+    BoolArray,
+    DraftDistributions,
+    Float32Array,
+    History,
+    Int32Array,
+    IntpArray,
+    SamplingParams,
+    ScratchRows,
+    SessionStep,
+    Tree,
+    UInt8Array,
+)
+from specq.verification.judgements import ends_of
+from specq.verification.row_params import Rows, make_rows
+
+# What a session's parameters ask of judging beside tokens: traits, of which several may be set.
+SHAPED, WITH_LOGPROBS = 1, 2
+NO_SCORES: Float32Array = np.zeros(0, np.float32)
+NO_SCORES.flags.writeable = False
+
+
+class Extra(NamedTuple):
+    """What few steps have; see `SessionStep` and `Tree`."""
+
+    history: History | None = None
+    scratch: ScratchRows = NO_SCRATCH
+    distributions: DraftDistributions | None = None
+
+
+NO_EXTRA = Extra()
+
+
+def traits_of(params: SamplingParams) -> int:
+    """Return the traits of a session with these parameters."""
+    is_shaped = params.needs_history or bool(params.logit_bias)
+    return SHAPED * is_shaped + WITH_LOGPROBS * (params.logprobs >= 0)
+
+
+class StepBatch(Sequence[SessionStep]):
+    """Steps of n sessions; the fields are those of `SessionStep`, of one session after the other.
+
+    base_lens   i64[n]: as of `SessionStep`
+    sampling    [n] of `row_params.ROW`: what the rows of each are drawn with, but for their places; traits u8[n]
+    starts i32[n], num_tokens, num_nodes i64[n]; is_judged bool[n]
+    token_ids   i32[all]: of each session its tokens, then its tree's
+    parents, scores   [nodes], of all trees
+    extras      by place, of the sessions that have some
+    """
+
+    def __init__(
+        self,
+        *,
+        session_ids: list[int],
+        params: list[SamplingParams],
+        sampling: Rows,
+        traits: UInt8Array,
+        starts: Int32Array,
+        num_tokens: IntpArray,
+        is_judged: BoolArray,
+        token_ids: Int32Array,
+        num_nodes: IntpArray,
+        parents: Int32Array = NO_TOKENS,
+        scores: Float32Array = NO_SCORES,
+        extras: Mapping[int, Extra] | None = None,
+    ) -> None:
+        self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
+        self.starts, self.num_tokens, self.is_judged, self.token_ids = starts, num_tokens, is_judged, token_ids
+        self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
+        self.base_lens: IntpArray = starts + num_tokens
+        self.has_scratch = any(extra.scratch is not NO_SCRATCH for extra in self.extras.values())
+        # Whether all steps are judged; and whether each session computes one token, which is judged, and nothing else.
+        self.are_judged = int(np.count_nonzero(is_judged)) == len(session_ids)
+        self.is_plain = len(token_ids) == len(session_ids) and self.are_judged and not self.has_scratch
+
+    @staticmethod
+    def of(steps: Sequence[SessionStep]) -> StepBatch:
+        """Return the same steps as arrays."""
+        if isinstance(steps, StepBatch):
+            return steps
+        params = [step.params for step in steps]
+        extras = {
+            i: Extra(step.history, step.scratch, step.tree.distributions)
+            for i, step in enumerate(steps)
+            if not (step.history is None and step.scratch is NO_SCRATCH and step.tree.distributions is None)
+        }
+        batch = StepBatch(
+            session_ids=[step.session_id for step in steps],
+            params=params,
+            sampling=make_rows(params, [0] * len(steps)),
+            traits=np.array([traits_of(own) for own in params], np.uint8),
+            starts=np.array([step.start for step in steps], np.int32),
+            num_tokens=np.array([len(step.token_ids) for step in steps], np.intp),
+            is_judged=np.array([step.judged for step in steps], np.bool_),
+            token_ids=_joined([part for step in steps for part in (step.token_ids, step.tree.token_ids)], np.int32),
+            num_nodes=np.array([step.tree.num_nodes for step in steps], np.intp),
+            parents=_joined([step.tree.parents for step in steps], np.int32),
+            scores=_joined([step.tree.scores for step in steps], np.float32),
+            extras=extras,
+        )
+        batch.__dict__["_steps"] = list(steps)
+        return batch
+
+    # --- arrays -----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def sizes(self) -> IntpArray:
+        """Tokens and nodes, i64[n]."""
+        return self.num_tokens + self.num_nodes
+
+    @cached_property
+    def ends(self) -> IntpArray:
+        """Where the tokens and nodes of each session end in `token_ids`, i64[n]."""
+        return ends_of(self.sizes)
+
+    @cached_property
+    def is_node(self) -> BoolArray:
+        """Which of `token_ids` are nodes, bool[all]."""
+        found = np.ones(len(self.token_ids), np.bool_)
+        if len(self.token_ids) == len(self.session_ids) + len(self.parents):  # one token each
+            found[self.ends - self.sizes] = False
+        else:
+            found[:] = np.arange(len(found)) >= (self.ends - self.num_nodes).repeat(self.sizes)
+        return found
+
+    @property
+    def node_tokens(self) -> Int32Array:
+        """The tokens of all trees, i32[nodes]."""
+        return self.token_ids[self.is_node] if len(self.parents) else NO_TOKENS
+
+    @cached_property
+    def num_rows(self) -> IntpArray:
+        """Tokens, nodes and scratch rows, i64[n]."""
+        if not self.has_scratch:
+            return self.sizes
+        found = self.sizes.copy()
+        for i, extra in self.extras.items():
+            found[i] += extra.scratch.num_rows
+        return found
+
+    def judged(self) -> StepBatch:
+        """Return the steps that are judged."""
+        return self if self.are_judged else self.take(self.is_judged.nonzero()[0])
+
+    def take(self, places: IntpArray) -> StepBatch:
+        """Return the steps at some places, which ascend."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[places] = True
+        of_nodes = chosen.repeat(self.num_nodes)
+        which = places.tolist()
+        return StepBatch(
+            session_ids=[self.session_ids[i] for i in which],
+            params=[self.params[i] for i in which],
+            sampling=self.sampling[places],
+            traits=self.traits[places],
+            starts=self.starts[places],
+            num_tokens=self.num_tokens[places],
+            is_judged=self.is_judged[places],
+            token_ids=self.token_ids[chosen.repeat(self.sizes)],
+            num_nodes=self.num_nodes[places],
+            parents=self.parents[of_nodes],
+            scores=self.scores[of_nodes],
+            extras={i: self.extras[place] for i, place in enumerate(which) if place in self.extras},
+        )
+
+    # --- one by one -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _steps(self) -> list[SessionStep]:
+        """The steps as objects."""
+        ends, node_ends = self.ends.tolist(), ends_of(self.num_nodes).tolist()
+        firsts, node_firsts = [0, *ends], [0, *node_ends]
+        starts, is_judged, num_tokens = self.starts.tolist(), self.is_judged.tolist(), self.num_tokens.tolist()
+        found = []
+        for i, (session_id, params) in enumerate(zip(self.session_ids, self.params, strict=True)):
+            extra, first, nodes = self.extras.get(i, NO_EXTRA), firsts[i], slice(node_firsts[i], node_ends[i])
+            tokens = slice(first, first + num_tokens[i])
+            tree = NO_TREE
+            if nodes.start < nodes.stop:
+                own = self.token_ids[tokens.stop : ends[i]]
+                tree = Tree(own, self.parents[nodes], self.scores[nodes], extra.distributions)
+            step = self.token_ids[tokens], params, tree, is_judged[i], extra.history, extra.scratch
+            found.append(SessionStep(session_id, starts[i], *step))
+        return found
+
+    def __len__(self) -> int:
+        return len(self.session_ids)
+
+    def __iter__(self) -> Iterator[SessionStep]:
+        return iter(self._steps)
+
+    @overload
+    def __getitem__(self, index: int) -> SessionStep: ...
+    @overload
+    def __getitem__(self, index: slice) -> StepBatch: ...
+    def __getitem__(self, index: int | slice) -> SessionStep | StepBatch:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        return self._steps[index]
+
+
+def _joined(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    return np.concatenate([np.zeros(0, dtype), *arrays], dtype=dtype)

@@ -1,0 +1,117 @@
+"""The open sessions of a verifier in order of precedence, and which of them take part in the next step: read from the arrays, for all
+at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from specq.protocol import MODES, BoolArray, IntpArray
+from specq.verifier.session import SYNC_PATIENCE, Session
+from specq.verifier.trees import DraftTrees
+
+SYNC = MODES.index("sync")
+
+
+class _States(NamedTuple):
+    """Of all sessions in order of precedence: which have tokens left to generate and are not too far ahead of the journal, which take part
+    in the next step, and which of them need one token more to be computed before the next is known."""
+
+    sessions: list[Session]
+    may_run: BoolArray
+    runs: BoolArray
+    decodes: BoolArray
+
+
+class OpenSessions(dict[int, Session]):
+    """Sessions by their ids: those that have waited longest come first.
+
+    `changed` must be called after any change to a session, but for those made here.
+    """
+
+    def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
+        super().__init__()
+        self._trees, self._max_uncommitted = trees, max_uncommitted
+        self._order: tuple[list[Session], IntpArray] | None = None  # and their places
+        self._known: _States | None = None
+        self._has_sync = False  # among the sessions in `_order`
+
+    def add(self, session: Session) -> None:
+        """Take in a new session, behind all others."""
+        self[session.session_id] = session
+        self._order = self._known = None
+
+    def remove(self, session_id: int) -> Session | None:
+        """Take a session out, if it is there."""
+        self._order = self._known = None
+        return self.pop(session_id, None)
+
+    def put_behind(self, sessions: Sequence[Session]) -> None:
+        """Let sessions go behind all others."""
+        for session in sessions:
+            self[session.session_id] = self.pop(session.session_id)
+        self._order = self._known = None
+
+    def changed(self) -> None:
+        """Look at all sessions anew."""
+        self._known = None
+
+    def drafted(self) -> None:
+        """Look anew at sessions for which something was drafted: that matters to synchronous ones alone."""
+        if self._has_sync:
+            self._known = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a session takes part in the next step."""
+        return self.num_running > 0
+
+    @property
+    def num_running(self) -> int:
+        return int(np.count_nonzero(self._states().runs))
+
+    def running(self) -> list[Session]:
+        """Return the sessions that take part in the next step."""
+        states = self._states()
+        return _chosen(states.sessions, states.runs)
+
+    def decoding(self) -> list[Session]:
+        """Return the sessions whose next step gives a token."""
+        states = self._states()
+        return _chosen(states.sessions, states.decodes)
+
+    def awaiting(self) -> list[Session]:
+        """Return the synchronous sessions that are between rounds."""
+        states = self._states()
+        return _chosen(states.sessions, states.may_run & ~states.runs)
+
+    def _states(self) -> _States:
+        if self._known is None:
+            self._known = self._look()
+        return self._known
+
+    def _look(self) -> _States:
+        if self._order is None:
+            sessions = list(self.values())
+            self._order = sessions, np.array([session.place for session in sessions], np.intp)
+            self._has_sync = any(session.is_sync for session in sessions)
+        sessions, places = self._order
+        t = self._trees
+        length = t.length[places]
+        may_run = (t.has_ended[places] == 0) & (length - t.journaled[places] <= self._max_uncommitted)
+        num_pending = length - t.kv_len[places]
+        runs, decodes = may_run, may_run & (num_pending == 1)
+        if self._has_sync:
+            is_sync = t.mode[places] == SYNC
+            # Between rounds a synchronous session waits until its drafter has answered, or has been silent for too long.
+            awaits = is_sync & (num_pending <= 1) & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
+            runs = may_run & ~(awaits & (t.beats_waited[places] < SYNC_PATIENCE))
+        return _States(sessions, may_run, runs, decodes)
+
+
+def _chosen(sessions: list[Session], is_chosen: BoolArray) -> list[Session]:
+    if np.count_nonzero(is_chosen) == len(sessions):
+        return sessions
+    return [sessions[i] for i in is_chosen.nonzero()[0].tolist()]

@@ -1,0 +1,91 @@
+"""The parts that sessions have in a step: as arrays for all of them, and one by one for whoever looks at one session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
+
+import numpy as np
+
+from specq.protocol import MODES, NO_TOKENS, Int32Array, IntpArray, SessionStep
+from specq.verification import StepBatch, ends_of
+from specq.verifier.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSession:
+    """One session's part in a step; nodes i32[n]: those of its tree that are verified, as in `step.tree`."""
+
+    session: Session
+    step: SessionStep
+    nodes: Int32Array
+
+    @property
+    def session_id(self) -> int:
+        return self.session.session_id
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all of the session's text but the last token has its KV already."""
+        return self.step.judged and len(self.step.token_ids) == 1
+
+
+class Shares(Sequence[ScheduledSession]):
+    """The parts of n sessions.
+
+    places      i64[n]: of the sessions among the trees; batch: their steps
+    nodes       i32[all]: those that are verified, of one session after the other, so many of each as its step has
+    """
+
+    def __init__(self, sessions: list[Session], places: IntpArray, batch: StepBatch, nodes: Int32Array) -> None:
+        self.sessions, self.places, self.batch, self.nodes = sessions, places, batch, nodes
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether all sessions are: see `ScheduledSession`."""
+        return self.batch.are_judged and np.count_nonzero(self.batch.num_tokens == 1) == len(self)
+
+    @property
+    def modes(self) -> set[str]:
+        """The modes of the sessions."""
+        return (
+            {MODES[mode] for mode in set(self.sessions[0].trees.mode[self.places].tolist())} if self.sessions else set()
+        )
+
+    def judged(self) -> Shares:
+        """Return the parts that are judged."""
+        return self if self.batch.are_judged else self.take(self.batch.is_judged.nonzero()[0])
+
+    def take(self, which: IntpArray) -> Shares:
+        """Return some of the parts, in the same order."""
+        chosen = np.zeros(len(self), np.bool_)
+        chosen[which] = True
+        sessions = [self.sessions[i] for i in which.tolist()]
+        return Shares(
+            sessions, self.places[which], self.batch.take(which), self.nodes[chosen.repeat(self.batch.num_nodes)]
+        )
+
+    @cached_property
+    def _each(self) -> list[ScheduledSession]:
+        ends = ends_of(self.batch.num_nodes).tolist()
+        spans = map(slice, [0, *ends], ends)
+        parts = zip(self.sessions, self.batch, spans, strict=True)
+        return [ScheduledSession(session, step, self.nodes[span]) for session, step, span in parts]
+
+    def __len__(self) -> int:
+        return len(self.sessions)
+
+    def __iter__(self) -> Iterator[ScheduledSession]:
+        return iter(self._each)
+
+    @overload
+    def __getitem__(self, index: int) -> ScheduledSession: ...
+    @overload
+    def __getitem__(self, index: slice) -> Shares: ...
+    def __getitem__(self, index: int | slice) -> ScheduledSession | Shares:
+        return self.take(np.arange(len(self))[index]) if isinstance(index, slice) else self._each[index]
+
+
+NO_SHARES = Shares([], np.zeros(0, np.intp), StepBatch.of([]), NO_TOKENS)
