@@ -23,8 +23,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 READY_S, SCRAPED_S = 120.0, 60.0
-# With `sync` the drafter is waited for, so that drafts are certain.
-BODY = {"model": "tiny", "prompt": "Once upon a time, one two three", "max_tokens": 48, "stream": True, "mode": "sync"}
+BODY = {"model": "tiny", "prompt": "Once upon a time, one two three", "max_tokens": 48, "stream": True}
 
 
 def program(name: str) -> str:
@@ -46,8 +45,8 @@ def is_ok(url: str) -> bool:
     return answer is not None and answer.status_code == 200
 
 
-def complete(url: str) -> None:
-    answer = httpx2.post(f"{url}/v1/completions", json=BODY, trust_env=False, timeout=60)
+def complete(url: str, mode: str = "sync") -> None:
+    answer = httpx2.post(f"{url}/v1/completions", json={**BODY, "mode": mode}, trust_env=False, timeout=60)
     assert answer.text.endswith("data: [DONE]\n\n"), answer.text[-300:]
 
 
@@ -127,8 +126,10 @@ def test_prometheus_scrapes_all_and_answers_the_dashboard(served, query):
     unanswered = queries()
 
     def are_answered() -> bool:
-        """Whether all have an answer by now: a rate needs two scrapes since the series began."""
-        complete(url)
+        """Whether all have an answer by now: a rate needs two scrapes since the series began. With `sync` the drafter is waited for, so
+        that drafts are certain; with `async` it is measured which sources pay."""
+        complete(url, "sync")
+        complete(url, "async")
         unanswered[:] = [asked for asked in unanswered if not query(asked)]
         return not unanswered
 
