@@ -111,7 +111,7 @@ class BrokerConfig(Section):
         1024, "megabytes that the journal takes at most; the oldest results go, then no new jobs are taken", high=2**40
     )
     traced_jobs: int = option(
-        4, "jobs at a time that specq trace shows in every process though they did not ask for it", high=1024
+        2, "jobs at a time that specq trace shows in every process though they did not ask for it", high=1024
     )
     weights_wait_seconds: float = option(
         600.0,

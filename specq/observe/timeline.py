@@ -40,7 +40,7 @@ def head(trace: Trace) -> list[str]:
     )
     lines.append(f"times: the broker's clock{f'; {errors} (half of the shortest round trip)' if errors else ''}")
     if not trace["in_all_processes"]:
-        lines.append("only the broker's own notes: this job was not traced in all processes (specq submit --trace)")
+        lines.append("only the broker's milestones: this job was not traced in all processes (specq submit --trace)")
     lines += [f"{clean(part['name'], 20)}: {missing}" for part in parts if (missing := _missing(part))]
     if trace["dropped"]:
         lines.append(f"broker: {trace['dropped']} earlier events of rounds are forgotten")

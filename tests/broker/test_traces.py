@@ -30,7 +30,7 @@ def noted(job_id: int, *at_us: int, kind: trace_events.Kind = trace_events.OPENE
 
 def test_the_broker_notes_what_passes_through_it():
     desk = Desk()
-    desk.submit(1)
+    desk.submit(1, trace=True)
     desk.verdict(1, 7, 8)
     desk.now += 1
     desk.verdict(1, 9, finish="stop")
@@ -42,7 +42,18 @@ def test_the_broker_notes_what_passes_through_it():
     verdicts = [event for event in trace["events"] if event["event"] == "verdict"]
     assert [(one["base_len"], one["tokens"]) for one in verdicts] == [(2, 2), (4, 1)]
     assert verdicts[1]["at_us"] - verdicts[0]["at_us"] == 1_000_000
-    assert (trace["finish"], trace["in_all_processes"], trace["processes"]) == ("stop", False, [])
+    assert (trace["finish"], trace["in_all_processes"]) == ("stop", True)
+
+
+def test_of_a_job_that_is_not_traced_the_milestones_are_known():
+    desk = Desk()
+    desk.submit(1)
+    desk.verdict(1, 7, finish="stop")
+
+    trace = trace_of(desk)
+
+    assert [name for _, name in names(trace)] == ["submitted", "journaled", "opened", "finished"]
+    assert (trace["in_all_processes"], trace["processes"]) == (False, [])
 
 
 def test_only_jobs_that_ask_are_traced_elsewhere():

@@ -90,7 +90,7 @@ def test_clocks_are_aligned_within_what_is_stated(group):
     assert taken["at_us"] >= submitted["at_us"] - error_us["client"]
 
 
-def test_a_job_that_did_not_ask_has_the_brokers_notes(group):
+def test_a_job_that_did_not_ask_has_the_brokers_milestones(group):
     with Client(group.address) as client:
         client.generate(PROMPT, max_tokens=16, ignore_eos=True)
     trace = traced(group.address)
@@ -98,8 +98,8 @@ def test_a_job_that_did_not_ask_has_the_brokers_notes(group):
 
     assert {one["process"] for one in trace["events"]} == {"broker"}
     assert not trace["in_all_processes"]
-    assert "only the broker's own notes" in text
-    assert "+1 tokens" in text
+    assert "only the broker's milestones" in text
+    assert "finished (length) with 16 tokens" in text
 
 
 def test_what_is_printed_for_people_and_for_perfetto(group):

@@ -244,7 +244,7 @@ class Intake:
             job.trace.note(event, self.state.clock.now)
 
     def _trace_delivery(self, job: Job) -> None:
-        if (trace := job.trace) is not None:
+        if (trace := job.trace) is not None and trace.in_all_processes:
             trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
 
     def update_again(self, job: Job) -> None:

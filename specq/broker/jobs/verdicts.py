@@ -54,7 +54,7 @@ class Verdicts:
             job.stats.add(commit)
             if (worker := self.state.workers.get(verifier)) is not None:
                 worker.num_tokens += len(commit.token_ids) - known
-            if job.trace is not None:
+            if job.trace is not None and job.trace.in_all_processes:
                 counts = (commit.base_len, len(commit.token_ids), commit.num_nodes, commit.num_accepted)
                 job.trace.add_often(self.state.clock.now, "verdict", *counts, *commit.us)
             self.state.rounds[job.request.model].add(job, commit, len(commit.token_ids) - known)
