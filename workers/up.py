@@ -132,9 +132,9 @@ def notes(config: Config) -> list[str]:
 
 
 def _with_helpers(config: Config, cores: tuple[int, ...]) -> TargetConfig:
-    """Return the target's section; without drafters a lone target gets help on the broker's core, which is free most of the
-    time. Beside drafters steps of many rows, which are always shared, would wait for that core."""
-    target, is_alone = config.target, config.up.targets == 1 and not config.up.drafters
+    """Return the target's section; a lone target gets help on the broker's core, which is free most of the time. While it uses what
+    drafters send, it leaves that core to them."""
+    target, is_alone = config.target, config.up.targets == 1
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))

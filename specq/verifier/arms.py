@@ -225,6 +225,10 @@ class Arms:
         self._num_sent: dict[str, int] = {}
         self._heard: Arm = frozenset()
 
+    def uses(self, source: str) -> bool:
+        """Return whether a source is allowed, and has ever sent anything."""
+        return source in self.allowed and source in self._heard
+
     def learn_round_trip(self, seconds: float) -> None:
         """Take in how long after a verdict the first draft came that had seen it. What takes longer than a second is not a round trip
         but a drafter that is late, and does not make windows longer."""
@@ -233,11 +237,11 @@ class Arms:
     def learn(self, num_sessions: int, num_tokens: int, seconds: float, num_sent: Mapping[str, int]) -> None:
         """Take in a step: its sessions, the tokens that they committed, its seconds since the step before, and how many nodes each
         source has sent in all."""
-        if not self._is_measured:
-            return
         senders = frozenset(source for source, count in num_sent.items() if count > self._num_sent.get(source, 0))
         self._num_sent = dict(num_sent)
         self._heard |= senders
+        if not self._is_measured:
+            return
         level = self._level(num_sessions)
         if level.arm == self.allowed and self._is_warm(seconds):
             level.window.add(num_tokens, seconds, senders)
