@@ -159,7 +159,7 @@ class _Run:
         default = next(one for one in self.contestants if one.name == "default")
         found, end = [], time.perf_counter() + pace.settle_s
         while time.perf_counter() < end:
-            found.append(self.turn(default, self.jobs(1), -1))
+            found.append(self.turn(default, self.jobs(self._each), -1))  # as long as those that count
         tell(
             f"{self._cell.name}: settled in {len(found)} turns; {self._each} jobs of {num_tokens} tokens a session and turn"
         )

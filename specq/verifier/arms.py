@@ -107,7 +107,7 @@ class Challenger:
 class LoadLevel:
     """The arms at one load.
 
-    used    the arm in use; trial: the one that is being tried instead, if any
+    used    the arm in use; trial: the one that is being tried instead, if any; is_second: whether that was cut short before
     num_trials  at this load itself
     before  ln of the rate before the trial; tried: the arm and rate of a trial which awaits the window after it
     """
@@ -116,6 +116,7 @@ class LoadLevel:
     challengers: dict[Arm, Challenger]
     num_trials: int = 0
     trial: Arm | None = None
+    is_second: bool = False
     window: Window = field(default_factory=Window)
     before: float = 0.0
     tried: tuple[Arm, float] | None = None
@@ -137,10 +138,15 @@ class LoadLevel:
         return self.used if self.trial is None else self.trial
 
     def resume(self) -> None:
-        """Come back from another load, which ended a trial that was under way: visits may be too short for any."""
-        if self.trial is not None:
+        """Come back from another load, which cut a trial short if one was under way. It begins again, since a visit that is too short
+        for what was left may be long enough for a whole one; a second time it is given up: visits may be too short for any."""
+        if self.trial is None:
+            return
+        self.window = Window()
+        if self.is_second:
             self.challengers[self.trial].miss()
-            self.trial, self.window = None, Window()
+            self.trial = None
+        self.is_second = not self.is_second
 
     def close(self, heard: Arm) -> None:
         """Take a full window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
@@ -156,7 +162,7 @@ class LoadLevel:
         self._choose_trial(silent=self.used - heard)
 
     def _end_trial(self, arm: Arm, rate: float, senders: Arm) -> None:
-        self.trial = None
+        self.trial, self.is_second = None, False
         if arm - self.used <= senders:
             self.tried = arm, rate
         else:
