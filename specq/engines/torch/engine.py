@@ -94,17 +94,17 @@ class TorchEngine:
         self.num_tap_layers = loaded.forward.num_tap_layers
         self._device = loaded.forward.kv.keys.device
         self._pool = KvPool(self.info.kv_slots)
-        self._threads = team
+        self._threads, self._is_helped = team, loaded.forward.is_helped
         self._verbose, self._has_judged = verbose, False
 
     @property
     def is_helped(self) -> bool:
         """Whether threads on `helper_cores` take part in steps; see `Engine.is_helped`."""
-        return self._forward.is_helped
+        return self._is_helped
 
     @is_helped.setter
     def is_helped(self, is_helped: bool) -> None:
-        self._forward.is_helped = is_helped
+        self._is_helped = self._forward.is_helped = is_helped
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session; see `Engine.open`."""
