@@ -100,9 +100,9 @@ def _with_workers(config: Config, number: int) -> Config:
 
 
 def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
-    """Return the section of a placed configuration's target; without drafters a lone target gets help on the broker's core, which is
-    free most of the time. Beside drafters steps of many rows, which are always shared, would wait for that core."""
-    target, is_alone = config.target, config.up.targets == 1 and not config.up.drafters
+    """Return the section of a placed configuration's target; a lone target gets help on the broker's core, which is free most of the
+    time. While it uses what draft workers send, it leaves that core to them."""
+    target, is_alone = config.target, config.up.targets == 1
     if not is_alone or target.engine != "torch" or target.cores or "helper_cores" in options_of(target):
         return target
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))

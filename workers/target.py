@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
 import zmq
 
 from specq.config import TargetConfig, own_options
-from specq.engines import ENGINES, EngineSpec
+from specq.engines import ENGINES, Engine, EngineSpec
 from specq.models import default_model, resolve_model
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import apply_cpu, teller
@@ -224,10 +224,8 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_step_rows=config.max_step_rows,
         **own_options(config, spec.options, ENGINES.names()).arguments(),
     )
-    sizes = [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows]
     tell("measuring steps")
-    times = engine.step_times(sizes)
-    curve = StepCurve(sizes[: len(times)], times)
+    unhelped, curve = step_curves(engine, [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows])
     log.info(
         "engine_ready",
         name=name,
@@ -241,9 +239,21 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         curve,
         make_sources(Setup(config, engine.info, draft_model, colocated_device(config), tell)),
         incarnation=new_incarnation(),
+        unhelped_curve=unhelped,
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         trust_drafts=config.trust_drafts,
         measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
     )
+
+
+def step_curves(engine: Engine, sizes: Sequence[int]) -> tuple[StepCurve, StepCurve]:
+    """Measure steps of so many rows: those in which no thread on another core takes part, and those of the engine as it is."""
+    times = engine.step_times(sizes)
+    curve = unhelped = StepCurve(sizes[: len(times)], times)
+    if engine.is_helped:
+        engine.is_helped = False
+        times = engine.step_times(sizes)
+        unhelped, engine.is_helped = StepCurve(sizes[: len(times)], times), True
+    return unhelped, curve

@@ -8,16 +8,17 @@ default   the drafters of the cell, and a verifier that measures whether they an
 forced    the same drafters, and a verifier that always uses them (`--drafts always`)
 
 Rules: ratios are of turns of one repetition, seconds apart; a cell says their median and its confidence interval. All verifiers
-have computed all prompts before: else whoever comes second on a verifier would find them in its KV memory.
+have computed all prompts before: else whoever comes second on a verifier would find them in its KV memory. Processes stay for the
+next cell where it asks for the same ones, so that a default also knows what it learned at another load, as in service.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from specq.bench.contestants import Specq
+from specq.bench.deployments import Deployments, Starter
 from specq.bench.figures import speculation
 from specq.bench.measure import Turn
 from specq.bench.pairs import Pair, draft_model
@@ -42,6 +44,7 @@ PLACEMENTS = {"none": (0, False), "one": (1, False), "two": (2, False), "colocat
 MAX_STEP_ROWS = 64
 RESAMPLES, CONFIDENCE = 2000, 0.95
 LEAST_PROMPTS, MOST_JOBS = 8, 64  # of a cell; of a session in a turn
+LEAST_TOKENS = 24  # of a job
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long a cell takes: `turn_s` of each turn of `plain`, `repeats` turns of each, and `settle_s` of the default before."""
+    """How long a cell takes: `turn_s` of each turn of `plain`, `repeats` turns of each, and `settle_s` of the default before.
+
+    output_len  tokens of each job; fewer where a single job would take longer than a turn
+    """
 
     turn_s: float
     repeats: int
@@ -74,35 +80,42 @@ def cells(pairs: Sequence[Pair], placements: Sequence[str], sessions: Sequence[i
     return [cell for cell in found if cell.placement != "none" or first[cell.pair.target] == cell.pair]
 
 
-def measure_cell(cell: Cell, pace: Pace, tell: Tell) -> dict[str, Any]:
-    """Start the processes of a cell, let everybody take turns, and return what was found as JSON-able values."""
+def measure_cell(cell: Cell, pace: Pace, deployments: Deployments, tell: Tell) -> dict[str, Any]:
+    """Start the processes of a cell that do not run yet, let everybody take turns, and return what was found as JSON-able values."""
     settings = Settings(datasets=("gsm8k", "humaneval"), output_len=pace.output_len, ignore_eos=True)
     each = max(cell.sessions, LEAST_PROMPTS) // 2
     sets = [load_prompts((name,), each, codec_of(cell.pair.target)) for name in settings.datasets]
     prompts = [prompt for both in zip(*sets, strict=True) for prompt in both]
-    with draft_model(cell.pair.draft) as draft, ExitStack() as stack:
-        servers = {
-            name: stack.enter_context(Servers(config))
-            for name, config in _configs(cell, draft, cell.pair.target).items()
-        }
-        for started in servers.values():
-            started.wait_ready()
-        run = _Run(cell, settings, servers, prompts)
-        return run.settle(pace, tell) | run.measure(pace, tell)
+    names = _names(cell)
+    running = deployments.serve({group: _starter(cell, name) for name, group in names.items()})
+    run = _Run(cell, settings, {name: running[group] for name, group in names.items()}, prompts)
+    return run.settle(pace, tell) | run.measure(pace, tell)
 
 
-def _configs(cell: Cell, draft: str, target: str) -> dict[str, Config]:
-    """Return the deployments of a cell by name; `alone` has no drafters."""
-    drafters, is_colocated = PLACEMENTS[cell.placement]
+def _names(cell: Cell) -> dict[str, str]:
+    """Return what the groups of a cell are called among all that run; `alone` has no drafters, so that many cells share it."""
+    of_cell = f"{cell.pair.name}/{cell.placement}"
+    found = {"alone": f"{cell.pair.target} alone", "default": f"{of_cell} default"}
+    return found if cell.placement == "none" else found | {"forced": f"{of_cell} forced"}
 
-    def config(drafters: int, model: str, drafts: str) -> Config:
-        made = pair_config(target, draft, drafters)
-        verifier = replace(made.target, max_step_rows=MAX_STEP_ROWS, draft_model=model, drafts=drafts)
-        return replace(made, target=verifier, broker=replace(made.broker, journal="none"))
 
+def _starter(cell: Cell, name: str) -> Starter:
+    @contextmanager
+    def start() -> Iterator[Servers]:
+        with draft_model(cell.pair.draft) as draft, Servers(_config(cell, name, draft)) as servers:
+            yield servers
+
+    return start
+
+
+def _config(cell: Cell, name: str, draft: str) -> Config:
+    """Return the deployment of that name."""
+    drafters, is_colocated = (0, False) if name == "alone" else PLACEMENTS[cell.placement]
+    made = pair_config(cell.pair.target, draft, drafters)
     colocated = draft if is_colocated else ""
-    found = {"alone": config(0, "", "always"), "default": config(drafters, colocated, "measured")}
-    return found if cell.placement == "none" else found | {"forced": config(drafters, colocated, "always")}
+    drafts = "measured" if name == "default" else "always"
+    verifier = replace(made.target, max_step_rows=MAX_STEP_ROWS, draft_model=colocated, drafts=drafts)
+    return replace(made, target=verifier, broker=replace(made.broker, journal="none"))
 
 
 class _Run:
@@ -133,18 +146,25 @@ class _Run:
         return list(islice(self._following, each * self._cell.sessions))
 
     def settle(self, pace: Pace, tell: Tell) -> dict[str, Any]:
-        """Warm everybody up, and let the default find out what pays; return how it fared meanwhile."""
+        """Warm everybody up, choose the turns, and let the default find out what pays; return how it fared meanwhile."""
         first = replace(self._settings, output_len=1)
         with ThreadPoolExecutor() as pool:  # one contestant of each verifier
             list(pool.map(lambda contestant: contestant.run(self._prompts, first), self.contestants[1:]))
-        rates = {one.name: _rate(self.turn(one, self.jobs(1), -1)) for one in self.contestants}
-        self._each = _jobs_each(rates["plain"], self._cell.sessions, pace)
+        self._settings = replace(self._settings, output_len=min(LEAST_TOKENS, pace.output_len))
+        rate = _rate(self.turn(self.contestants[0], self.jobs(1), -1))
+        self._each, num_tokens = _jobs_each(rate, self._cell.sessions, pace)
+        self._settings = replace(self._settings, output_len=num_tokens)
+        for other in self.contestants[1:]:
+            self.turn(other, self.jobs(1), -1)
         default = next(one for one in self.contestants if one.name == "default")
         found, end = [], time.perf_counter() + pace.settle_s
         while time.perf_counter() < end:
-            found.append(self.turn(default, self.jobs(1), -1))
-        tell(f"{self._cell.name}: settled in {len(found)} turns; {self._each} jobs a session and turn")
-        return {"settling_rates": [round(_rate(turn), 1) for turn in found], "jobs_each": self._each}
+            found.append(self.turn(default, self.jobs(self._each), -1))  # as long as those that count
+        tell(
+            f"{self._cell.name}: settled in {len(found)} turns; {self._each} jobs of {num_tokens} tokens a session and turn"
+        )
+        rates = [round(_rate(turn), 1) for turn in found]
+        return {"settling_rates": rates, "jobs_each": self._each, "output_len": num_tokens}
 
     def measure(self, pace: Pace, tell: Tell) -> dict[str, Any]:
         """Let everybody take turns; return rates, ratios, and what the processes of the default took of the processors."""
@@ -169,9 +189,11 @@ def _rate(turn: Turn) -> float:
     return turn.num_tokens / turn.seconds
 
 
-def _jobs_each(rate: float, sessions: int, pace: Pace) -> int:
-    """Return how many jobs each session runs in a turn."""
-    return int(min(MOST_JOBS, max(1, round(pace.turn_s * rate / (sessions * pace.output_len)))))
+def _jobs_each(rate: float, sessions: int, pace: Pace) -> tuple[int, int]:
+    """Return how many jobs each session runs in a turn, and of how many tokens each."""
+    num_tokens = round(pace.turn_s * rate / sessions)  # of a session in a turn
+    jobs = min(MOST_JOBS, max(1, round(num_tokens / pace.output_len)))
+    return jobs, min(pace.output_len, max(num_tokens, LEAST_TOKENS))
 
 
 def _cpu_seconds(servers: Servers) -> dict[str, float]:

@@ -21,6 +21,9 @@ class Engine(Protocol):
     max_chain: int  # a session's tree in one step must be a chain of so many nodes at most; 0: any tree
     num_tap_layers: int  # hidden states may be asked for of layers 0 .. num_tap_layers - 1, and FINAL; 0: of none
     takes_scratch: bool  # whether steps may have scratch rows
+    # Whether threads on cores that other processes use as well take part in steps. Where this is so at first, the verifier switches
+    # it between steps; elsewhere it stays False.
+    is_helped: bool
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared

@@ -20,6 +20,7 @@ REPEATS, LEAST_REPEATS = 7, 2
 PATIENCE_S = 5.0  # after which no round begins but for the least that there must be
 QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after which no further size, and no further round of sizes, is begun
 QUICK_ROWS = 64
+REFINED_ROWS = 16  # up to here what is recalled is measured once more, and the less of both counts
 QUICK_CONTEXT = 2  # tokens: one row of each session, before the step that is timed
 CHECKED = (1, 8)  # rows: where what is recalled must still hold
 SAME = 1.3  # times as long, or as short
@@ -38,12 +39,14 @@ def step_times(engine: Engine, sizes: Sequence[int], settle: Callable[[], None] 
 def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int, float]) -> dict[int, float]:
     """Return the least seconds of steps with so many rows, for the first of ascending sizes; two at least, where there are two.
 
-    recalled   what this gave at an earlier start; it is returned again unless steps take more or less time now
+    recalled   what this gave at an earlier start; it is returned again, where a step was quicker this time with that, unless
+               steps take more or less time now
     """
     random = np.random.default_rng(0)
     _quick_step(engine, min(CHECKED), random)  # the first step of all has more to do
     if _holds(recalled, engine, random):
-        return dict(recalled)
+        few = [size for size in recalled if size <= REFINED_ROWS]
+        return {**recalled, **{size: min(recalled[size], _quick_step(engine, size, random)) for size in few}}
     started = time.perf_counter()
     times: dict[int, float] = {}
     for size in sizes:

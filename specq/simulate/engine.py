@@ -23,6 +23,7 @@ class TimedEngine:
 
     max_chain = 0
     num_tap_layers = 0
+    is_helped = False
     takes_scratch = False
 
     def __init__(

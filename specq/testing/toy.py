@@ -67,6 +67,7 @@ class ToyEngine:
     layer is (layer, position, token id); the logits of a scratch row are 1 at its next token, else 0."""
 
     num_tap_layers = 2
+    is_helped = False
     takes_scratch = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:

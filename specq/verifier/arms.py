@@ -108,7 +108,7 @@ class Challenger:
 class LoadLevel:
     """The arms at one load.
 
-    used    the arm in use; trial: the one that is being tried instead, if any
+    used    the arm in use; trial: the one that is being tried instead, if any; is_second: whether that was cut short before
     num_trials  at this load itself
     before  ln of the rate before the trial; tried: the arm and rate of a trial which awaits the window after it
     """
@@ -117,6 +117,7 @@ class LoadLevel:
     challengers: dict[Arm, Challenger]
     num_trials: int = 0
     trial: Arm | None = None
+    is_second: bool = False
     window: Window = field(default_factory=Window)
     before: float = 0.0
     tried: tuple[Arm, float] | None = None
@@ -138,10 +139,15 @@ class LoadLevel:
         return self.used if self.trial is None else self.trial
 
     def resume(self) -> None:
-        """Come back from another load, which ended a trial that was under way: visits may be too short for any."""
-        if self.trial is not None:
+        """Come back from another load, which cut a trial short if one was under way. It begins again, since a visit that is too short
+        for what was left may be long enough for a whole one; a second time it is given up: visits may be too short for any."""
+        if self.trial is None:
+            return
+        self.window = Window()
+        if self.is_second:
             self.challengers[self.trial].miss()
-            self.trial, self.window = None, Window()
+            self.trial = None
+        self.is_second = not self.is_second
 
     def close(self, heard: Arm) -> None:
         """Take a full window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
@@ -157,7 +163,7 @@ class LoadLevel:
         self._choose_trial(silent=self.used - heard)
 
     def _end_trial(self, arm: Arm, rate: float, senders: Arm) -> None:
-        self.trial = None
+        self.trial, self.is_second = None, False
         if arm - self.used <= senders:
             self.tried = arm, rate
         else:
@@ -226,6 +232,10 @@ class Arms:
         self._num_sent: dict[str, int] = {}
         self._heard: Arm = frozenset()
 
+    def uses(self, source: str) -> bool:
+        """Return whether a source is allowed, and has ever sent anything."""
+        return source in self.allowed and source in self._heard
+
     def learn_round_trip(self, seconds: float) -> None:
         """Take in how long after a verdict the first draft came that had seen it. What takes longer than a second is not a round trip
         but a drafter that is late, and does not make windows longer."""
@@ -234,11 +244,11 @@ class Arms:
     def learn(self, num_sessions: int, num_tokens: int, seconds: float, num_sent: Mapping[str, int]) -> None:
         """Take in a step: its sessions, the tokens that they committed, its seconds since the step before, and how many nodes each
         source has sent in all."""
-        if not self._is_measured:
-            return
         senders = frozenset(source for source, count in num_sent.items() if count > self._num_sent.get(source, 0))
         self._num_sent = dict(num_sent)
         self._heard |= senders
+        if not self._is_measured:
+            return
         level = self._level(num_sessions)
         if level.arm == self.allowed and self._is_warm(seconds):
             level.window.add(num_tokens, seconds, senders)

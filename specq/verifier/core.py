@@ -66,6 +66,7 @@ class Verifier:
         sources: Iterable[DraftSource] = (),
         *,
         incarnation: int,
+        unhelped_curve: StepCurve | None = None,
         max_sessions: int = 64,
         max_step_rows: int = 512,
         max_uncommitted: int = 1024,
@@ -73,7 +74,9 @@ class Verifier:
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
-        self.engine, self.curve, self.incarnation = engine, curve, incarnation
+        """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part."""
+        self.engine, self.incarnation = engine, incarnation
+        self._can_be_helped, self._curves = engine.is_helped, (unhelped_curve or curve, curve)
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
         self.trust_drafts = trust_drafts
         self.sources = SourceSet(sources, engine)
@@ -193,6 +196,7 @@ class Verifier:
     def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part; return the verdicts."""
         faults, began = Faults(), clock()
+        self._share_cores()
         self._propose(clock)
         started = clock()
         shares = self._schedule(faults)
@@ -216,6 +220,16 @@ class Verifier:
         if done:
             judge_s = sum(output.judge_s for _, output in done)
             self.meter.note(at, judge_s, self._num_rows, sum(len(shares) for shares, _ in done), rounds)
+
+    @property
+    def curve(self) -> StepCurve:
+        """What steps take, with help from other cores or without, as it is now."""
+        return self._curves[self.engine.is_helped or not self._can_be_helped]
+
+    def _share_cores(self) -> None:
+        """Take help from the cores of drafters only while they are asked for nothing, or there are none."""
+        if self._can_be_helped:
+            self.engine.is_helped = not self.arms.uses(REMOTE)
 
     # --- propose and schedule ---------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ Beyond the largest size that was measured the curve is a line, whose slope is le
 Time that the rows do not explain (long contexts, routing, book-keeping, a busy machine) is learned from the steps as they run,
 and added to each. It makes a step slower, and thus one more row relatively cheaper.
 
-A curve that falls would make the scheduler add rows to save time, so noise is smoothed away: times never decrease.
+A curve that falls would make the scheduler add rows to save time, so times never decrease: a size counts with the least time that it or a
+larger one took, since what disturbs a measurement only ever adds to it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class StepCurve:
         """`sizes` ascend; `seconds` as measured."""
         self.extra_s = 0.0
         rows = np.arange(1, sizes[-1] + 1)
-        times = np.interp(rows, sizes, np.maximum.accumulate(seconds))
+        times = np.interp(rows, sizes, np.minimum.accumulate(seconds[::-1])[::-1])
         self._times: Float64Array = times
         self._slope = float(times[-1] - times[len(times) // 2]) / max(1, len(times) - len(times) // 2 - 1)
 

@@ -6,6 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from specq.bench import never_slower
+from specq.bench.deployments import Deployments
 from specq.bench.measure import Turn
 from specq.bench.never_slower import LEAST_PROMPTS, Cell, Pace, cells, paired, summary
 from specq.bench.pairs import Pair
@@ -101,6 +102,65 @@ def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
     assert len(plain.asked) == 1 + pace.repeats
 
 
+@pytest.mark.parametrize(
+    ("rate", "sessions", "jobs", "num_tokens"), [(1000, 1, 10, 96), (25, 1, 1, 25), (100, 16, 1, 24), (9000, 4, 23, 96)]
+)
+def test_turns_take_as_long_as_was_asked(rate, sessions, jobs, num_tokens):
+    """Fast models run many jobs; where a single one would take longer than a turn, it is a shorter one."""
+    assert never_slower._jobs_each(rate, sessions, Pace(1.0, 3, 0.0, 96)) == (jobs, num_tokens)
+
+
+class Group:
+    """A group that writes down what becomes of it."""
+
+    def __init__(self, name: str, events: list[str]) -> None:
+        self.name, self.events = name, events
+
+    def __enter__(self):
+        self.events.append(f"{self.name} starts")
+        return self
+
+    def __exit__(self, *_):
+        self.events.append(f"{self.name} ends")
+
+    def wait_ready(self):
+        self.events.append(f"{self.name} is ready")
+        if self.name == "broken":
+            raise RuntimeError("not ready")
+
+
+def test_groups_stay_for_the_next_cell_and_start_one_by_one():
+    events: list[str] = []
+    starters = {name: lambda name=name: Group(name, events) for name in ("alone", "a", "b", "broken")}
+
+    def serve(*names):
+        return deployments.serve({name: starters[name] for name in names})
+
+    with Deployments() as deployments:
+        assert set(serve("alone", "a")) == {"alone", "a"}
+        assert events == ["alone starts", "alone is ready", "a starts", "a is ready"]
+        serve("alone", "a")
+        assert len(events) == 4
+        serve("alone", "b")
+        assert events[4:] == ["a ends", "b starts", "b is ready"]
+        with pytest.raises(RuntimeError):
+            serve("alone", "broken")
+        assert events[7:] == ["b ends", "broken starts", "broken is ready", "broken ends"]
+        serve("alone")
+    assert events[11:] == ["alone ends"]
+
+
+def test_cells_share_what_does_not_depend_on_them():
+    """The sessions change no process; those without drafters serve all cells of a target."""
+    one, more, other = (
+        never_slower._names(Cell(*of)) for of in ((REAL, "one", 1), (REAL, "one", 16), (RANDOM, "two", 1))
+    )
+    assert one == more
+    assert one["alone"] == other["alone"]
+    assert len({*one.values(), *other.values()}) == 5
+    assert set(never_slower._names(Cell(REAL, "none", 1))) == {"alone", "default"}
+
+
 # --- the command --------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +173,7 @@ def measured(monkeypatch):
     """The cells that were measured, each with made-up figures."""
     found = []
 
-    def measure_cell(cell, pace, tell):
+    def measure_cell(cell, pace, deployments, tell):
         found.append(cell.name)
         rates = {"plain": [100.0], "lookup": [90.0], "default": [101.0], "forced": [80.0]}
         return summary(turns(**rates)) | {"cpu_share_of_default": {"draft-1": 0.01}}
@@ -133,6 +193,17 @@ def test_a_report_is_gone_on_with_cell_by_cell(tmp_path, measured):
     assert list(report["results"]) == measured
     assert report["figures"]["tiny/two/4 to_best"]["median"] == pytest.approx(1.01)
     assert outcome.stdout.count(" ok") == 2
+
+
+def test_a_cell_that_failed_is_measured_again(tmp_path, measured):
+    out = tmp_path / "report.json"
+    bench("--only", "tiny/one/1", "--out", out)
+    report = json.loads(out.read_text())
+    report["results"]["tiny/one/1"] = {"error": "EngineError: not ready"}
+    out.write_text(json.dumps(report))
+    bench("--only", "tiny/one/1", "--resume", "--out", out)
+    assert measured == ["tiny/one/1"] * 2
+    assert "error" not in json.loads(out.read_text())["results"]["tiny/one/1"]
 
 
 def test_only_reports_of_this_suite_are_gone_on_with(tmp_path, measured):

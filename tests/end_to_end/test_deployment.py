@@ -149,16 +149,14 @@ def test_the_verifier_is_started_with_its_draft_model() -> None:
     ("config", "helpers"),
     [
         (Config(up=UpConfig(1, 0)), "--engine-option helper_cores=[7]"),
-        (Config(up=UpConfig(1, 1)), ""),
+        (Config(up=UpConfig(1, 1)), "--engine-option helper_cores=[7]"),
         (Config(up=UpConfig(2, 0)), ""),
         (Config(up=UpConfig(1, 0), target=TargetConfig(cores=(3,))), ""),
         (Config(up=UpConfig(1, 0), target=TargetConfig(engine="vllm")), ""),
         (Config(up=UpConfig(1, 0), target=TargetConfig(engine_options=("helper_cores=[4]",))), "helper_cores=[4]"),
     ],
 )
-def test_without_drafters_the_brokers_core_helps_a_lone_target(
-    config: Config, helpers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_brokers_core_helps_a_lone_target(config: Config, helpers: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.up.this_machine", lambda: Machine((5, 7)))
     target = " ".join(members(replace(config, draft=DraftConfig(model="/own")))[1].arguments)
     assert helpers in target

@@ -53,11 +53,23 @@ def test_what_holds_is_recalled_and_what_does_not_is_measured_again(monkeypatch)
     engine = TimedEngine(monkeypatch)
     known = quick_step_times(engine, SIZES, {})
     before = engine.now
-    assert quick_step_times(engine, SIZES, known) == known
-    assert engine.now - before < 0.5
+    assert quick_step_times(engine, SIZES, known) == pytest.approx(known)
+    assert engine.now - before < 1.0
+    disturbed = known | {2: known[2] * 3}
+    assert quick_step_times(engine, SIZES, disturbed) == pytest.approx(known), (
+        "what was disturbed at one start is not at all"
+    )
     engine.row_s *= 3
     again = quick_step_times(engine, SIZES, known)
     assert again[24] == pytest.approx(0.010 + 0.006 * 24)
+
+
+def test_a_disturbed_size_does_not_make_larger_steps_dearer_or_rows_free():
+    """What disturbs a measurement adds to it: a larger size that took less says that it was disturbed."""
+    quiet, disturbed = StepCurve([1, 2, 4, 8], [1.0, 1.1, 1.3, 1.7]), StepCurve([1, 2, 4, 8], [1.5, 1.1, 1.3, 1.7])
+    assert disturbed(1) == disturbed(2) == quiet(2)
+    assert disturbed.slope(2) == quiet.slope(2)
+    assert StepCurve([1, 2, 4, 8], [1.0, 1.1, 2.9, 1.7])(4) == quiet(8)
 
 
 @pytest.mark.parametrize(

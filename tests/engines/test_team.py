@@ -160,6 +160,33 @@ def test_helpers_stay_on_their_cores_and_the_caller_where_it_was(llama):
 
 
 @on_linux
+def test_a_helper_takes_no_part_while_it_is_not_wanted(llama):
+    """Nor does it start; the others go on as before, and the bits are the same."""
+    core = available_cores()[-1]
+    forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(2, (core,))).forward
+    before = threads_of_this_process()
+    forward.is_helped = False
+    alone = forward(a_step(MIN_SHARED_ROWS)).logits
+    assert len(threads_of_this_process() - before) == 1
+    forward.is_helped = True
+    assert torch.equal(forward(a_step(MIN_SHARED_ROWS)).logits, alone)
+    started = threads_of_this_process() - before
+    assert len(started) == 3
+    assert [core] in [sorted(os.sched_getaffinity(thread)) for thread in started]
+
+
+def test_step_times_are_kept_apart_with_helpers_and_without(llama):
+    """Without helpers they are those of an engine that has none."""
+    helped, alone = (
+        TorchEngine(llama, device="cpu", kv_slots=64, threads=1, helper_cores=cores) for cores in ((0,), ())
+    )
+    assert (helped.is_helped, alone.is_helped) == (True, False)
+    with_helpers = helped._times_file()
+    helped.is_helped = False
+    assert with_helpers != helped._times_file() == alone._times_file()
+
+
+@on_linux
 def test_a_core_that_is_not_there_is_refused(llama):
     forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(1, (4095,))).forward
     before = threads_of_this_process()

@@ -250,3 +250,14 @@ def test_a_window_holds_some_round_trips():
         spent += STEP_S
     assert spent == pytest.approx(5 * 0.5 + 2 * 0.5, rel=0.05)
     assert spent > 4 * WINDOW_S
+
+
+@pytest.mark.parametrize("windows", [1.3, 1.7, 2.5])
+def test_loads_that_come_back_for_somewhat_more_than_a_window_are_answered(windows):
+    """The end of a batch cuts trials short: they begin again with the next. What does not pay is found out all the same."""
+    arms, rates = Service(), {RL: 0.6, L: 1.0, R: 0.55, NONE: 0.9}
+    shares = []
+    for _ in range(60):
+        shares.append(arms.serve(windows * WINDOW_S, rates, sessions=4))
+        arms.serve(10 * STEP_S, rates, sessions=1)
+    assert np.mean(shares) >= 0.92

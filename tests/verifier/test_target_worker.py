@@ -19,7 +19,7 @@ from specq.verifier.core import Verifier
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.sessions import make_draft
 from workers import target
-from workers.target import VerifierLoop, colocated_device
+from workers.target import VerifierLoop, colocated_device, step_curves
 
 
 @pytest.mark.parametrize(
@@ -96,3 +96,21 @@ def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pyte
         assert (len(grafted), loop.num_dropped, closed) == (3, 37, [1])
     finally:
         context.destroy(0)
+
+
+def test_steps_are_measured_with_help_and_without() -> None:
+    """Afterwards the engine is as it was; one that has no helpers is measured once."""
+
+    class Helped(ToyEngine):
+        is_helped = True
+
+        def step_times(self, sizes: list[int]) -> list[float]:
+            return [size * (0.001 if self.is_helped else 0.002) for size in sizes]
+
+    engine = Helped()
+    unhelped, helped = step_curves(engine, [1, 8])
+    assert (unhelped(8), helped(8)) == (0.016, 0.008)
+    assert engine.is_helped
+    engine.is_helped = False
+    unhelped, helped = step_curves(engine, [1, 8])
+    assert unhelped is helped

@@ -318,3 +318,32 @@ def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> 
     while verifier.has_work:
         step(verifier)
     assert parked.token_ids == PROMPT + toy_text(PROMPT, 30)
+
+
+def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
+    """Until they have sent something they need none; where they are silenced, steps are helped again. Each has its own step curve."""
+    engine, alone = ToyEngine(), StepCurve([1, 64], [0.010, 0.02])
+    engine.is_helped = True
+    verifier = make_verifier(engine, unhelped_curve=alone)
+    helped = verifier.curve
+    open_session(verifier)
+    for _ in range(2):
+        step(verifier)
+        assert engine.is_helped
+    verifier.handle(chain([1, 2], base_len=verifier.sessions[7].length), 0.0)
+    for _ in range(2):  # the first step learns that somebody has sent something
+        step(verifier)
+    assert not engine.is_helped
+    assert verifier.curve is alone is not helped
+    verifier.arms.allowed = frozenset()
+    step(verifier)
+    assert engine.is_helped
+    assert verifier.curve is helped
+
+
+def test_an_engine_without_helpers_is_left_alone():
+    engine = ToyEngine()
+    verifier = make_verifier(engine)
+    open_session(verifier)
+    step(verifier)
+    assert not engine.is_helped

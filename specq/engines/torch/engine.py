@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -98,10 +99,17 @@ class TorchEngine:
         self.num_tap_layers = loaded.forward.num_tap_layers
         self._device = loaded.forward.kv.keys.device
         self._pool = KvPool(self.info.kv_slots)
-        self._times_file = step_times_file(
-            processor(), self.info.fingerprint, self.info.dtype, team, type(self._forward).__name__, built_kernels()
-        )
+        self._threads, self._is_helped = team, loaded.forward.is_helped
         self._verbose, self._has_judged = verbose, False
+
+    @property
+    def is_helped(self) -> bool:
+        """Whether threads on `helper_cores` take part in steps; see `Engine.is_helped`."""
+        return self._is_helped
+
+    @is_helped.setter
+    def is_helped(self, is_helped: bool) -> None:
+        self._is_helped = self._forward.is_helped = is_helped
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session; see `Engine.open`."""
@@ -154,10 +162,17 @@ class TorchEngine:
         """Measure; see `Engine.step_times`. On a GPU each size is measured, since kernels are compiled for it."""
         if self._device.type != "cpu":
             return step_times(self, sizes, self._settle)
-        found = quick_step_times(self, sizes, recalled := recall(self._times_file))
+        file = self._times_file()
+        found = quick_step_times(self, sizes, recalled := recall(file))
         if found != recalled:
-            keep(self._times_file, found)
+            keep(file, found)
         return [found[size] for size in sizes if size in found]
+
+    def _times_file(self) -> Path:
+        """Return where the times of steps by the threads that take part now are kept."""
+        threads = self._threads if self.is_helped else self._threads.own_only
+        about = self.info.fingerprint, self.info.dtype, threads, type(self._forward).__name__
+        return step_times_file(processor(), *about, built_kernels())
 
     def _settle(self) -> None:
         """Wait until the device has done all that it was given."""

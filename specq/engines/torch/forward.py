@@ -59,12 +59,13 @@ class ForwardOutput(NamedTuple):
 class Forward(Protocol):
     """Runs packed rows: writes their KV into `kv` and returns what the rows in `logit_rows` say.
 
-    num_tap_layers  as of `specq.engines.Engine`
+    num_tap_layers, is_helped  as of `specq.engines.Engine`
     ARITHMETIC      names its kernels: forwards of other kernels round otherwise
     """
 
     ARITHMETIC: ClassVar[str]
     kv: KvStore
     num_tap_layers: int
+    is_helped: bool
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput: ...

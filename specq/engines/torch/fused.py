@@ -35,6 +35,7 @@ class FusedForward:
     """Runs packed rows of one model on a GPU (or, under Triton's interpreter, on a CPU); see `fused_weights.supports`."""
 
     ARITHMETIC: ClassVar[str] = "fused"
+    is_helped = False
 
     def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
         """`graphs` and `pdl` (programmatic dependent launch) default to what the device can do."""

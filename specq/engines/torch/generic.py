@@ -54,6 +54,7 @@ class GenericForward:
     """Runs packed rows through a transformers model on its own device."""
 
     ARITHMETIC: ClassVar[str] = "torch"
+    is_helped = False
 
     def __init__(self, model: Any, kv: KvStore) -> None:
         AttentionInterface.register(ATTENTION, paged_attention)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -97,6 +97,11 @@ class Threads:
     def num_helpers(self) -> int:
         return self.own - 1 + len(self.helper_cores)
 
+    @property
+    def own_only(self) -> Threads:
+        """The same without those on helper cores."""
+        return replace(self, helper_cores=())
+
 
 class SmallSteps:
     """Whether steps of few rows are shared: as long as no helper is late, and after one was, again after some steps alone,
@@ -147,7 +152,8 @@ class NativeForward:
         library.specq_workspace_floats.restype = ctypes.c_int64
         library.specq_team_new.restype = _Pointer
         self._threads = threads
-        self._team: _Pointer | None = None
+        self.is_helped = bool(threads.helper_cores)
+        self._teams: dict[Threads, _Pointer | None] = {}
         self._small_steps = SmallSteps()
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
@@ -177,13 +183,12 @@ class NativeForward:
         return ForwardOutput(logits[:, : self._num_logits], hidden, tapped)
 
     def _helpers(self) -> _Pointer | None:
-        """Return the threads that share this model's steps, started when first asked for; they end with this object."""
-        if self._team is None and self._threads.num_helpers:
-            self._team = _start_team(self._library, self._threads)
-            weakref.finalize(
-                self, self._library.specq_team_free, self._team
-            ).atexit = False  # asleep, they hold up no exit
-        return self._team
+        """Return the threads that share this model's steps now, started when first asked for; they end with this object."""
+        threads = self._threads if self.is_helped else self._threads.own_only
+        if threads not in self._teams and threads.num_helpers:
+            team = self._teams[threads] = _start_team(self._library, threads)
+            weakref.finalize(self, self._library.specq_team_free, team).atexit = False  # asleep, they hold up no exit
+        return self._teams.get(threads)
 
     def _describe(self, model: Any) -> _Model:
         config, decoder = model.config, model.model

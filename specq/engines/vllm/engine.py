@@ -67,6 +67,7 @@ class VllmEngine:
     """
 
     num_tap_layers = 0
+    is_helped = False
     takes_scratch = False
 
     def __init__(

@@ -31,6 +31,7 @@ class CountingEngine:
 
     max_chain = 0
     num_tap_layers = 0
+    is_helped = False
     takes_scratch = False
 
     def __init__(self, model: str, *, kv_slots: int = 0, name: str = "", stride: int = 1, **_shared: Any) -> None:
