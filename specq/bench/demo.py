@@ -21,6 +21,7 @@ from specq.bench.prompts import DATA
 from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
 from specq.models import PREFERRED, default_pair
+from specq.protocol import TARGETS_OWN
 from specq.runtime import columns
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
@@ -87,15 +88,15 @@ def load_prompts() -> list[tuple[str, str]]:
 def show(client: Client, prompts: list[tuple[str, str]], max_tokens: int) -> None:
     """Complete the prompts, printing the texts as they grow."""
     pen = Pen(colours=sys.stdout.isatty())
-    pen.write("drafted, and accepted by the target   ", True)
-    pen.write("the target's own", False)
+    pen.write("drafted, and accepted by the target   ", drafted=True)
+    pen.write("the target's own", drafted=False)
     pen.finish()
     for name, prompt in prompts:
         click.secho(f"\n{name}", bold=True)
         click.echo(f"{prompt.strip()}\n")
         for piece in client.stream(messages=chat(prompt), max_tokens=max_tokens):
-            for text, drafted in piece.spans:
-                pen.write(text, drafted)
+            for text, origin in piece.spans:
+                pen.write(text, drafted=origin not in TARGETS_OWN)
             if piece.result:
                 pen.finish()
                 click.echo(f"({summary(piece.result)})")
@@ -107,7 +108,7 @@ class Pen:
     def __init__(self, *, colours: bool) -> None:
         self.colours, self.quoting = colours, False
 
-    def write(self, text: str, drafted: bool) -> None:
+    def write(self, text: str, *, drafted: bool) -> None:
         if self.colours:
             click.secho(text, fg="green" if drafted else "yellow", nl=False)
             return
