@@ -81,6 +81,7 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
             deadline_ms=options.deadline_ms,
             label=label_of(given["id"]) if "id" in given else "",
             tenant=options.tenant,
+            explain=options.explain,
         )
         for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )

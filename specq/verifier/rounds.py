@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from specq.protocol import CORRECTED, NO_TOKENS, ORIGIN_CODES, ORIGIN_OF_LANE, P
 from specq.runtime import Faults
 from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
-from specq.verifier.trees import NONE
+from specq.verifier.trees import NONE, DraftTrees
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
+_NOT_EXPLAINED: dict[str, Any] = {}
 _PLAIN, _CORRECTED = bytes([ORIGIN_CODES[PLAIN]]), bytes([ORIGIN_CODES[CORRECTED]])
 
 
@@ -26,11 +28,12 @@ class Round:
     nodes       i32[n]: those that were verified; path: the places of the accepted among them
     node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict; set by `commit`
     first_arrived   when the oldest of them arrived
+    explained   if the session wants it, the fields of `Verdict` that say what was verified; set by `commit`
     origins     the code of each token's origin (`specq.protocol.origins`); set by `commit`
     """
 
     __slots__ = (
-        "base_len", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "origins", "path", "session", "token_ids",
+        "base_len", "explained", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "origins", "path", "session", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -39,7 +42,7 @@ class Round:
         self.session, self.base_len, self.token_ids = session, base_len, token_ids
         self.nodes, self.path, self.first_arrived = nodes, path, 0.0
         self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
-        self.origins = _PLAIN
+        self.origins, self.explained = _PLAIN, _NOT_EXPLAINED
 
     def waited_us(self, started: float) -> int:
         """Return the microseconds that the oldest verified node had waited when the step started."""
@@ -104,7 +107,17 @@ def _note_verified(drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_a
         own = slice(first, first + len(done.nodes))
         done.node_ids, done.lanes, done.is_accepted = node_ids[own], lanes[own], is_accepted[own]
         done.first_arrived = arrived
+        if done.session.explains:
+            done.explained = _explained(done.nodes, trees)
     _note_origins(drafted, nodes, is_accepted, lanes)
+
+
+def _explained(nodes: Int32Array, trees: DraftTrees) -> dict[str, Any]:
+    """Return what a verdict says of verified nodes if a job asks to be explained."""
+    places = {node: place for place, node in enumerate(nodes.tolist())}
+    parents = [places.get(parent, NONE) for parent in trees.parent[nodes].tolist()]
+    probs = np.exp(np.minimum(trees.score[nodes], 0.0)).astype(np.float32)
+    return {"node_tokens": trees.token[nodes], "node_parents": np.array(parents, np.int32), "node_probs": probs}
 
 
 def _note_origins(

@@ -47,6 +47,7 @@ class Session:
         self.kv_len = 0
         self.is_open = False  # in the engine
         self.speculation: Speculation = message.speculation
+        self.explains = message.explain  # verdicts say what was verified
         self.is_sync = message.speculation.mode == "sync"
         self.scratch: ScratchRows = NO_SCRATCH  # what a source wants computed beside the next token
         self.committed_at = 0.0  # when the last round was; 0 before the first

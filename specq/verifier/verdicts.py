@@ -39,7 +39,8 @@ def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdic
         node_ids=done.node_ids,
         mask=done.is_accepted,
         origins=np.frombuffer(done.origins, np.uint8),
-        node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) else done.lanes,
+        node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) and not done.session.explains else done.lanes,
+        **done.explained,
     )
 
 

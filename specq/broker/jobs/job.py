@@ -7,6 +7,7 @@
     readers     the clients that follow it             jobs/readers.py
     session     the verifier that holds it             jobs/session.py
     drafters    those who draft for it                 jobs/drafters.py
+    explanation what became of drafts, if asked for    specq.protocol.explanation
     crashes     of verifiers that held it              specq.broker.workers.quarantine
 
 Rule: the transcript is the truth, once the journal holds it. A client sees a token only after that, and a job can go on from
@@ -28,7 +29,7 @@ from specq.broker.jobs.session import JobSession
 from specq.broker.jobs.stats import JobStats
 from specq.broker.jobs.transcript import Transcript
 from specq.journal import NO_CRASHES, Crashes
-from specq.protocol import JobInfo, Tokens
+from specq.protocol import Explanation, JobInfo, Tokens
 
 QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from which on it runs alone
 
@@ -46,7 +47,18 @@ class Requirements(NamedTuple):
 class Job:
     """One submitted prompt and its completion."""
 
-    __slots__ = ("crashes", "drafters", "durable", "job_id", "readers", "request", "session", "stats", "transcript")
+    __slots__ = (
+        "crashes",
+        "drafters",
+        "durable",
+        "explanation",
+        "job_id",
+        "readers",
+        "request",
+        "session",
+        "stats",
+        "transcript",
+    )
 
     def __init__(self, request: JobRequest) -> None:
         self.job_id, self.request = request.submit.job_id, request
@@ -54,6 +66,7 @@ class Job:
         self.stats, self.durable, self.readers = JobStats(), Durable(), Readers()
         self.session, self.drafters = JobSession(), Drafters()
         self.crashes: Crashes = NO_CRASHES
+        self.explanation = Explanation() if request.submit.explain else None
 
     @property
     def requirements(self) -> Requirements:
@@ -94,4 +107,5 @@ class Job:
             token_ids=np.array(transcript.token_ids[have:end], np.int32),
             origins=np.frombuffer(transcript.origins[have:end], np.uint8),
             **{name: array[: lengths[name]] for name, array in arrays.items()},
+            **(self.explanation.arrays(have, end) if self.explanation else {}),
         )

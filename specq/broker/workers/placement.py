@@ -140,6 +140,7 @@ class Placement:
                 tokens_left=transcript.tokens_left,
                 params=request.params,
                 speculation=request.speculation,
+                explain=request.submit.explain,
                 token_ids=transcript.context(),
             ),
         )

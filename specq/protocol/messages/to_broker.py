@@ -63,6 +63,7 @@ class Submit(Message):
     priority     jobs of a higher priority are placed first; within one priority, clients take turns
     deadline_ms  time from the first submission until the job fails; 0: no limit
     label        the client's own name for the job, at most 1000 characters; nobody else reads it
+    explain      the client wants to know what became of drafts; that does not outlive the broker's process
     tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
                  its own turns and its own share of the queue. With keys, only the role `gateway` may name one
     """
@@ -77,6 +78,7 @@ class Submit(Message):
     deadline_ms: Annotated[int, bounds.DEADLINE_MS] = 0
     label: Annotated[str, bounds.LABEL] = ""
     tenant: Annotated[str, bounds.TENANT] = ""
+    explain: bool = False
     prompt_ids: Tokens32
 
 

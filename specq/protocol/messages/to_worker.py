@@ -28,7 +28,8 @@ class Refused(WithReason):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
-    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`."""
+    """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`.
+    `explain`: its verdicts say what was verified."""
 
     TYPE: ClassVar[str] = "open"
     session_id: Id
@@ -37,6 +38,7 @@ class Open(Message):
     tokens_left: Count
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
+    explain: bool = False
     token_ids: Tokens32
 
 
