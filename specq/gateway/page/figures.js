@@ -83,6 +83,6 @@ export function showComparison(parent, drafted, plain) {
   const same = drafted.text === plain.text;
   parent.replaceChildren(
     make("p", { class: "ratio" }, `${rounded(fast / slow, 2)}×`, make("span", {}, ` ${rounded(fast)} against ${rounded(slow)} tokens/s`)),
-    make("p", { class: same ? "same" : "differs" }, same ? "✓ The texts are the same." : "≠ The texts differ: this strategy is not lossless, or the seeds differ."),
+    make("p", { class: same ? "same" : "differs" }, same ? "✓ The texts are the same." : "≠ The texts differ, which they never do under the strategy deterministic."),
   );
 }

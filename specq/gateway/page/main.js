@@ -84,10 +84,9 @@ function refresh() {
 // The same messages and seed, without drafts.
 async function compare() {
   const { body, stats, answer } = last;
-  const { strategy: _, ...rest } = body;
   const plain = { text: "", stats: null };
   $("comparison").replaceChildren(make("p", { class: "quiet" }, "The same prompt and seed, decoded plainly …"));
-  const whole = await run({ ...rest, mode: "plain", explain: false, seed: stats.choices[0].seed }, (chunk) => {
+  const whole = await run({ ...body, mode: "plain", strategy: "deterministic", explain: false }, (chunk) => {
     plain.text += chunk.choices?.[0]?.delta?.content ?? "";
     plain.stats = chunk.usage?.speculation ?? plain.stats;
   });

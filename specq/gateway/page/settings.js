@@ -64,14 +64,14 @@ export class Settings {
     $("set-key").focus();
   }
 
-  // The body of a chat's request. In mode plain no strategy is named: nothing is judged.
+  // The body of a chat's request. A seed is drawn here: one that the broker draws has more digits than a number of JavaScript.
   body(messages) {
     const { system, temperature, seed, max_tokens, mode, strategy, model } = this.values;
     const first = system.trim() ? [{ role: "system", content: system }] : [];
     return {
       messages: [...first, ...messages], explain: true, mode, strategy, ...(model ? { model } : {}),
       temperature: Number(temperature) || 0, max_tokens: Number(max_tokens) || 256,
-      ...(seed === "" ? {} : { seed: Number(seed) }),
+      seed: seed === "" ? crypto.getRandomValues(new Uint32Array(1))[0] : Number(seed),
     };
   }
 }
