@@ -49,7 +49,7 @@ function histogram(lengths) {
     const middle = (length + 0.5) * step;
     return [
       drawn("rect", { x: length * step + 3, y: HEIGHT - 14 - height, width: step - 6, height, rx: 2 }),
-      drawn("text", { x: middle, y: HEIGHT - 2 }, String(length)),
+      drawn("text", { x: middle, y: HEIGHT - 2 }, step < 15 && length % 2 ? "" : String(length)),
       drawn("text", { x: middle, y: HEIGHT - 17 - height }, count ? String(count) : ""),
     ];
   });
