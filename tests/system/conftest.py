@@ -86,8 +86,6 @@ def browser(selenium, chromium):
     options.binary_location = chromium[0]
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(flag)
-    # The browser's offer to keep the API key as a password would take the keyboard away from the page.
-    options.add_experimental_option("prefs", {"credentials_enable_service": False})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(chromium[1]))
     try:

@@ -210,5 +210,9 @@ def test_with_api_keys_the_page_asks_for_one(browser, tmp_path):
         page.wait(lambda: page.one("#set-key").is_displayed())
         page.one("#set-key").send_keys(key)
         page.one("#settings .main").click()
-        page.ready().ask()
+        page.ready()
+        # chromedriver's keys do not reach the prompt here, it is not known why: the text is put there
+        browser.execute_script("document.getElementById('prompt').value = 'Hello'")
+        browser.execute_script("document.getElementById('send').click()")
+        page.whole()
         assert key not in browser.execute_script("return JSON.stringify(localStorage)")

@@ -11,7 +11,7 @@ const FIELDS = [
   { name: "mode", label: "Mode", kind: "select", value: "async", options: ["async", "sync", "plain"] },
   { name: "strategy", label: "Strategy", hint: "the first two never change what the model says", kind: "select", value: "deterministic", options: STRATEGIES },
   { name: "model", label: "Model", kind: "select", value: "", options: [] },
-  { name: "key", label: "API key", hint: "for gateways with keys; forgotten with this tab", kind: "password", value: "" },
+  { name: "key", label: "API key", hint: "for gateways with keys; forgotten with this tab", kind: "text", value: "" },
 ];
 const PLACE = "specq-settings";
 
