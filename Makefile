@@ -9,10 +9,10 @@ DOCS := .venv-docs
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chaos test-vllm test-gpu docs lint broker bench clean
+.PHONY: help setup demo test check chaos test-system test-vllm test-gpu docs lint broker bench clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## Make .venv with the locked versions (uv where present, else pip)
 
@@ -24,10 +24,14 @@ demo: $(READY) ## Start a broker, a verifier and two drafters, and watch them wo
 	@$(BIN)/specq demo $(ARGS)
 
 test: $(READY) ## Run the fast tests
-	@$(BIN)/pytest -m "not slow" $(ARGS)
+	@$(BIN)/pytest -m "not slow and not system" $(ARGS)
 
 check: lint ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -m "not system" $(ARGS)
+
+test-system: $(READY) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
+	@scripts/system.sh
+	@$(BIN)/pytest -m system tests/system $(ARGS)
 
 test-vllm: $(VLLM)/.ready ## Test the vllm engine: real vLLM on the CPU, in an environment of its own (2 GB)
 	@$(VLLM_PYTEST) tests/engines/test_conformance.py $(wildcard tests/engines/test_vllm*.py) \
@@ -74,5 +78,5 @@ bench: $(READY) ## Measure specq and its rivals on the default pair; writes benc
 	@$(BIN)/specq bench pair --out bench.json $(ARGS)
 
 clean: ## Remove .venv and whatever else was made here
-	@rm -rf .venv $(VLLM) $(DOCS) site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
+	@rm -rf .venv $(VLLM) $(DOCS) .system site .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist specq.egg-info bench.json chaos.json values.json
 	@find specq workers tests -name __pycache__ -type d -prune -exec rm -rf {} +

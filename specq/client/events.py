@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from specq.protocol import ORIGIN_CODES, OWN, JobError, JobInfo, LogprobRecord, ModelInfo, Tokens, origin_names
+from specq.protocol import (
+    ORIGIN_CODES,
+    OWN,
+    JobError,
+    JobInfo,
+    LogprobRecord,
+    ModelInfo,
+    RejectedDraft,
+    RoundTime,
+    Tokens,
+    origin_names,
+    read_rejected,
+)
 
 _OWN = bytes([ORIGIN_CODES[OWN]])
 
@@ -34,26 +46,32 @@ class Transcript:
         self.origins += origins
         self.logprobs.extend(message, num_known)
         self.first_token = self.first_token or now
-        return self._since(start, message.job_id)
+        rejected, rounds = read_rejected(message)
+        return self._since(start, message.job_id, rejected, rounds)
 
     def so_far(self, key: int) -> list[NewTokens]:
         """Return all tokens that are known, for one who joins late."""
         return [self._since(0, key)] if self.token_ids else []
 
-    def _since(self, start: int, key: int) -> NewTokens:
+    def _since(
+        self, start: int, key: int, rejected: tuple[RejectedDraft, ...] = (), rounds: tuple[RoundTime, ...] = ()
+    ) -> NewTokens:
         new, origins = tuple(self.token_ids[start:]), origin_names(self.origins[start:])
-        return NewTokens(key, new, origins, tuple(self.logprobs.to_list(new, start)))
+        return NewTokens(key, new, origins, tuple(self.logprobs.to_list(new, start)), rejected, rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
     """Tokens of a job that were not known before; `origins`: where each comes from, names of
-    `specq.protocol.ORIGINS`; `logprobs` as in `Result`, empty where none were asked for."""
+    `specq.protocol.ORIGINS`; `logprobs` as in `Result`, empty where none were asked for; `rejected`
+    and `rounds` where the job asks to be explained."""
 
     key: int
     token_ids: tuple[int, ...]
     origins: tuple[str, ...]
     logprobs: tuple[dict[str, Any], ...] = ()
+    rejected: tuple[RejectedDraft, ...] = ()
+    rounds: tuple[RoundTime, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@
               where one is needed and not given. None: the job is new
     tenant    for whom a gateway submits the job: the broker gives each tenant its own share (`Submit`)
     trace     whether every process notes what happens to the job, for `specq trace`
+    explain   what became of drafts comes with the pieces of a stream (`Piece.rejected`, `Piece.rounds`)
     keep_running   the job runs on at the broker when nobody waits for it any more
 
 No option changes the text of a job with a seed.
@@ -23,7 +24,7 @@ from typing import Any
 from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError
 
 LINE_OPTIONS = ("priority", "deadline", "trace")  # that a line of a prompts file may give
-OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running")
+OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running", "explain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class JobOptions:
     tenant: str = ""
     keep_running: bool = False
     trace: bool = False
+    explain: bool = False
 
     def job_id(self, index: int) -> int:
         """Return the job id of a completion: it follows from the job key; without a key it is random."""
@@ -61,7 +63,10 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     if type(trace) is not bool:
         raise JobError(f"trace is {trace!r}; it must be true or false")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
-    return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running, trace)
+    explain = values.get("explain", False)
+    if type(explain) is not bool:
+        raise JobError(f"explain is {explain!r}; it must be true or false")
+    return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running, trace, explain)
 
 
 def _milliseconds(seconds: Any) -> int:

@@ -82,6 +82,7 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
             label=label_of(given["id"]) if "id" in given else "",
             tenant=options.tenant,
             trace=options.trace,
+            explain=options.explain,
         )
         for index, own_seed in enumerate(_seeds(seed, parameters.n or 1))
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
-from specq.protocol import OWN, RenamedCounts, SamplingParams
+from specq.protocol import OWN, RejectedDraft, RenamedCounts, RoundTime, SamplingParams
 from specq.text import StopMatcher, TextCodec
 
 
@@ -64,6 +64,8 @@ class Piece:
     texts     the text that each of them makes certain
     logprobs  if asked for, of each new token, as in `Result`
     spans     `text` cut by origin: (text, origin)
+    rejected  with the option `explain`: drafts that were verified beside these tokens and not accepted
+    rounds    with it: the rounds that these tokens came from
     result    with the completion's last piece
     index     which of the prompt's completions this belongs to, from 0
     place     which of several prompts, from 0
@@ -78,6 +80,8 @@ class Piece:
     index: int = 0
     place: int = 0
     logprobs: tuple[dict[str, Any], ...] = ()
+    rejected: tuple[RejectedDraft, ...] = ()
+    rounds: tuple[RoundTime, ...] = ()
 
 
 class PieceMaker:
@@ -108,6 +112,8 @@ class PieceMaker:
             index=self._index,
             place=self._place,
             logprobs=new.logprobs[skipped:],
+            rejected=() if skipped else new.rejected,
+            rounds=() if skipped else new.rounds,
         )
 
     def _text(self, token_id: int) -> str:

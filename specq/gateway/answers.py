@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from specq.client import Piece, Result
 from specq.gateway import sse
 from specq.gateway.calls import Call
+from specq.gateway.details import Details
 from specq.gateway.errors import ApiError
 from specq.gateway.shapes import Json, Shape
 
@@ -65,22 +66,32 @@ class Answering(Protocol):
 class Choices:
     """An answer that is a list of choices."""
 
-    def __init__(self, call: Call, shape: Shape) -> None:
-        self._call, self._shape, self.prefix = call, shape, shape.prefix
+    def __init__(self, call: Call, shape: Shape, details: Details | None = None) -> None:
+        self._call, self._shape, self.prefix, self._details = call, shape, shape.prefix, details
 
     def whole(self, head: Head, results: Sequence[Result]) -> Json:
         choices = [self._shape.whole(index, result) for index, result in enumerate(results)]
         return head.around(self._shape.whole_kind, choices) | {"usage": usage(self._call, results)}
 
     def events(self, head: Head, position: sse.Position, *, with_ids: bool) -> EventSource:
-        return Events(self._call, self._shape, head, position, with_ids=with_ids)
+        return Events(self._call, self._shape, head, position, with_ids=with_ids, details=self._details)
 
 
 class Events:
     """The events of a stream, from a position on; `with_ids`: each says where the stream can be taken up again."""
 
-    def __init__(self, call: Call, shape: Shape, head: Head, position: sse.Position, *, with_ids: bool) -> None:
+    def __init__(
+        self,
+        call: Call,
+        shape: Shape,
+        head: Head,
+        position: sse.Position,
+        *,
+        with_ids: bool,
+        details: Details | None = None,
+    ) -> None:
         self._call, self._shape, self._head, self._with_ids = call, shape, head, with_ids
+        self._details = details
         self.position = position
         self._results: dict[int, Result] = {}
 
@@ -102,11 +113,12 @@ class Events:
             self._results[index] = piece.result
         if self.position.choices[index].ended:
             return b""
-        ended = piece.result is not None
+        ended, place = piece.result is not None, self.position.choices[index].num_tokens
         self.position = self.position.moved(index, len(piece.token_ids), ended=ended)
-        if not (ended or piece.text or piece.logprobs):
+        details = self._details.of(place, piece) if self._details else None
+        if not (ended or piece.text or piece.logprobs or details):
             return b""
-        return self._event(self._shape.chunk(index, piece))
+        return self._event(self._shape.chunk(index, piece), details)
 
     def closing(self) -> bytes:
         """Return the events after the last text."""
@@ -125,8 +137,10 @@ class Events:
         """Return the event that says why a stream ends early; it moves no position."""
         return sse.event(error.body)
 
-    def _event(self, choice: Json) -> bytes:
+    def _event(self, choice: Json, details: Json | None = None) -> bytes:
         data = self._head.around(self._shape.chunk_kind, (choice,))
+        if details:
+            data["specq"] = details
         if self._call.include_usage:
             data["usage"] = None
         return sse.event(data, self._id)

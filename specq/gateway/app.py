@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 from specq.gateway.api_keys import ApiKeys
 from specq.gateway.endpoint import Parts, of_http
 from specq.gateway.guard import Guard
-from specq.gateway.routes import completions, health, metrics, models, responses, tokens
+from specq.gateway.routes import completions, health, metrics, models, page, responses, tokens
 
 
 def make_app(
@@ -37,7 +37,9 @@ def make_app(
         await parts.upstream.close()
 
     routes = [
-        route for group in (completions, responses, models, tokens, health, metrics) for route in group.routes(parts)
+        route
+        for group in (completions, responses, models, tokens, health, metrics, page)
+        for route in group.routes(parts)
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
     guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes)

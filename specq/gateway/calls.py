@@ -22,6 +22,7 @@ class Call:
     stream         whether the text comes piece by piece; include_usage: with the numbers at the end
     num_top        how many likeliest tokens the answer lists for each; -1: no log-probabilities
     num_prompts    how many prompts there are; n: completions of each
+    explain        chunks say where tokens come from, and which drafts were rejected (`specq.gateway.details`)
     repeated       what of the request the answer repeats
     """
 
@@ -32,6 +33,7 @@ class Call:
     num_top: int = -1
     num_prompts: int = 1
     n: int = 1
+    explain: bool = False
     repeated: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -58,6 +60,14 @@ def read_stream(fields: Mapping[str, Any]) -> tuple[bool, bool]:
     if options.get("continuous_usage_stats"):
         raise ApiError("continuous_usage_stats is not supported; usage comes at the end", param="stream_options")
     return stream, bool(options.get("include_usage"))
+
+
+def read_explain(fields: Mapping[str, Any]) -> bool:
+    """Return whether a stream says what became of drafts."""
+    explain = bool(check("explain", fields.get("explain", False), is_flag))
+    if explain and not fields.get("stream"):
+        raise ApiError("explain is given without stream: it tells of a text as it grows", param="explain")
+    return explain
 
 
 def read_count(name: str, value: Any, most: int) -> int:

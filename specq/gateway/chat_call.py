@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import Call, job_arguments, read_choices, read_count, read_model, read_stream, read_top
+from specq.gateway.calls import (
+    Call,
+    job_arguments,
+    read_choices,
+    read_count,
+    read_explain,
+    read_model,
+    read_stream,
+    read_top,
+)
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import (
     IGNORED,
@@ -23,7 +32,7 @@ from specq.gateway.fields import (
 
 MAX_LENGTH = 2**31 - 1
 _TEMPLATE = ("tools", "documents", "chat_template_kwargs", "add_generation_prompt", "reasoning_effort")
-_OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs")
+_OWN = ("model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "logprobs", "explain")
 KNOWN = (*_OWN, "top_logprobs", "tool_choice", "response_format", *_TEMPLATE, *SAMPLING, *SPECULATION)
 _ONLY = {
     **ONLY,
@@ -58,9 +67,10 @@ def read(body: Any) -> Call:
     arguments["chat_template_kwargs"] = read_variables(fields)
     limit = _read_limit(fields)
     arguments["max_tokens"] = limit or MAX_LENGTH  # the client cuts it to what the model has room for
+    explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), stream, include_usage, num_top, 1, n)
+    return Call(arguments, read_model(fields), stream, include_usage, num_top, 1, n, explain)
 
 
 def _read_limit(fields: dict[str, Any]) -> int:

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import Call, job_arguments, read_choices, read_model, read_stream, read_top
+from specq.gateway.calls import Call, job_arguments, read_choices, read_explain, read_model, read_stream, read_top
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION, check_known, given
 
 MAX_TOKENS = 16  # where the request names none, as at OpenAI
-KNOWN = ("model", "prompt", "stream", "stream_options", "max_tokens", "logprobs", "best_of", *SAMPLING, *SPECULATION)
+KNOWN = (
+    "model",
+    "prompt",
+    "stream",
+    "stream_options",
+    "max_tokens",
+    "logprobs",
+    "best_of",
+    "explain",
+    *SAMPLING,
+    *SPECULATION,
+)
 _ONLY = {**ONLY, "echo": (False,), "suffix": ("",)}
 _REFUSED = {**REFUSED, "prompt_embeds": "send a prompt", "response_format": "specq has no grammars yet"}
 
@@ -25,9 +36,10 @@ def read(body: Any) -> Call:
         raise ApiError("best_of is not supported beyond n; leave it out", param="best_of", code="unsupported_parameter")
     num_top = read_top("logprobs", fields) if "logprobs" in fields else -1
     arguments = job_arguments(fields) | source | {"max_tokens": fields.get("max_tokens", MAX_TOKENS), "n": n}
+    explain = arguments["explain"] = read_explain(fields)
     if num_top >= 0:
         arguments["logprobs"] = num_top
-    return Call(arguments, read_model(fields), stream, include_usage, num_top, num_prompts, n)
+    return Call(arguments, read_model(fields), stream, include_usage, num_top, num_prompts, n, explain)
 
 
 def _without_text_format(fields: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from specq.protocol import ConfigError
 
 log = structlog.get_logger(__name__)
 
-OPEN = ("/health", "/ready", "/version")  # need no key
+OPEN = ("/", "/health", "/ready", "/version")  # need no key
+OPEN_UNDER = "/page/"  # nor do the files of the page, which asks for one
 CALLER = "specq.caller"
 
 
@@ -58,7 +59,7 @@ class Guard:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not is_known(hosts[0], self._hosts):
             raise ApiError("Host is not a name of this server (serve.hosts)", 421, "Host", "unknown_host")
-        if path in OPEN:
+        if path in OPEN or path.startswith(OPEN_UNDER):
             return NOBODY
         caller = self._caller(headers.get("authorization", ""))
         if self._under_way[caller.name] >= self._most:

@@ -18,7 +18,7 @@ from specq.gateway.report_series import Report
 
 PATHS = (
     *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models", "/tokenize", "/detokenize"),
-    *("/health", "/ready", "/version", "/metrics"),
+    *("/health", "/ready", "/version", "/metrics", "/", "/specq/status"),
 )
 OTHER = "other"
 GONE = "gone"  # instead of a status: the client left before the answer began

@@ -3,6 +3,7 @@
     arrays          types of arrays, for all of specq
     types, params   draft trees, steps, judgements, models; what a job may ask for
     step_output     what a step is asked for besides judgements, and what it returns
+    explanation     what became of drafts, for a job that asks for it
     origins         where each token of a text comes from
     messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
@@ -55,6 +56,7 @@ from specq.protocol.errors import (
     ProtocolError,
     SpecqError,
 )
+from specq.protocol.explanation import Explanation, RejectedDraft, RoundTime, read_rejected
 from specq.protocol.fitting import fits, mismatch
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
@@ -193,6 +195,7 @@ __all__ = [
     "DraftDistributions",
     "EngineError",
     "EngineLostError",
+    "Explanation",
     "Failed",
     "Fault",
     "FetchTokenizer",
@@ -224,8 +227,10 @@ __all__ = [
     "Open",
     "ProtocolError",
     "Refused",
+    "RejectedDraft",
     "Release",
     "RenamedCounts",
+    "RoundTime",
     "SamplingParams",
     "ScratchRows",
     "SessionFailed",
@@ -261,6 +266,7 @@ __all__ = [
     "num_drafted",
     "origin_names",
     "pack_distributions",
+    "read_rejected",
     "reason_against",
     "report_of",
     "stacked",

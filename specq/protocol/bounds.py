@@ -209,8 +209,13 @@ LOGPROBS = Elements(
     lambda array: bool(np.all(array < np.float32(np.inf))),
 )
 
+PROBABILITIES = Elements(
+    "numbers from 0 to 1", lambda data: not data, lambda array: bool(np.all((array >= 0) & (array <= 1)))
+)
+
 MAX_NODES = 4096  # of one session, in one message
 NODE_FLAGS, NODE_LANES = replace(FLAGS, most=MAX_NODES), replace(BYTES, most=MAX_NODES)
+NODE_PROBS = replace(PROBABILITIES, most=MAX_NODES)
 NODE_NAMES, NODE_DISTRIBUTIONS = replace(NODE_IDS, most=MAX_NODES), replace(REFERENCES, most=MAX_NODES)
 # Of drafts, the most frequent messages: `specq.protocol.draft_checks` looks at each number of these as it is, and is stricter.
 NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)

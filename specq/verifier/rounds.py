@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -103,6 +103,12 @@ class Rounds(Sequence[Round]):
         drafted = self.num_nodes > 0
         firsts = (ends_of(self.num_nodes) - self.num_nodes)[drafted]
         self.first_arrived[drafted] = np.minimum.reduceat(trees.arrived[self.nodes], firsts)
+        explains = trees.explains[self.places] & drafted
+        if np.count_nonzero(explains):
+            ends = ends_of(self.num_nodes)
+            for i in explains.nonzero()[0].tolist():
+                own = self.nodes[ends[i] - self.num_nodes[i] : ends[i]]
+                self.sessions[i].explained = _explained(own, trees)
 
     def _note_path(self, trees: DraftTrees, path: IntpArray) -> None:
         """Note which nodes were accepted, and where the tokens come from. One of the target's own corrects drafts if a verified node hung
@@ -164,6 +170,14 @@ class Rounds(Sequence[Round]):
     def __getitem__(self, index: slice) -> list[Round]: ...
     def __getitem__(self, index: int | slice) -> Round | list[Round]:
         return self._each[index]
+
+
+def _explained(nodes: Int32Array, trees: DraftTrees) -> dict[str, Any]:
+    """Return what a verdict says of verified nodes if a job asks to be explained."""
+    places = {node: place for place, node in enumerate(nodes.tolist())}
+    parents = [places.get(parent, NONE) for parent in trees.parent[nodes].tolist()]
+    probs = np.exp(np.minimum(trees.score[nodes], 0.0)).astype(np.float32)
+    return {"node_tokens": trees.token[nodes], "node_parents": np.array(parents, np.int32), "node_probs": probs}
 
 
 NOTHING = np.zeros(0, np.intp)

@@ -59,6 +59,7 @@ class Session:
 
     kv_len, limit, journaled, is_open, committed_at = State(int), State(int), State(int), State(bool), State(float)
     num_live = State(int)  # nodes on the tree
+    explains = State(bool)  # verdicts say what was verified
     drafted_at = State(int)  # the newest position that a draft spoke of
     beats_waited = State(int)  # heartbeats since a synchronous session began to wait for a draft
 
@@ -76,6 +77,9 @@ class Session:
         self._stop_matcher: StopMatcher | None = None
         self._finish = ""
         self.speculation: Speculation = message.speculation
+        self.explained: dict[
+            str, Any
+        ] = {}  # if verdicts shall say what was verified: of the last nodes, as fields of `Verdict`
         self.is_sync = message.speculation.mode == "sync"
         self._scratch: ScratchRows = NO_SCRATCH
         self.answered = 0  # the newest committed length that a remote drafter has been seen to know
@@ -92,6 +96,7 @@ class Session:
             getattr(t, name)[place] = 0
         t.end_ids[place] = (*self.end_ids, *(NONE,) * MAX_END_IDS)[:MAX_END_IDS]
         t.ends_by_text[place] = len(self.end_ids) > MAX_END_IDS
+        t.explains[place] = message.explain
         t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
         t.sampling[place] = make_rows([self.params], [0])[0]
         t.has_extras[place] = self.takes_distributions or self.params.needs_history

@@ -92,7 +92,8 @@ def _alone(rounds: Rounds) -> Sequence[int]:
     if len(rounds) < MANY:
         return range(len(rounds))
     trees, places = rounds.sessions[0].trees, rounds.places
-    found: list[int] = (trees.has_ended[places] | (trees.traits[places] & WITH_LOGPROBS)).nonzero()[0].tolist()
+    is_special = trees.has_ended[places] | trees.explains[places] | (trees.traits[places] & WITH_LOGPROBS)
+    found: list[int] = is_special.nonzero()[0].tolist()
     return range(len(rounds)) if len(rounds) - len(found) < MANY else found
 
 
@@ -133,7 +134,8 @@ def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdic
         node_ids=done.node_ids,
         mask=done.is_accepted,
         origins=done.origins,
-        node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) else done.lanes,
+        node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) and not done.session.explains else done.lanes,
+        **done.session.explained,
     )
 
 

@@ -16,6 +16,7 @@ from specq.broker.jobs.records import restored
 from specq.journal.records import StoredJob
 from specq.protocol.arrays import UInt8Array
 from specq.protocol.errors import JournalBusyError, ProtocolError
+from specq.protocol.explanation import RejectedDraft, RoundTime, read_rejected
 from specq.protocol.messages import (
     Accepted,
     Cancel,
@@ -276,3 +277,50 @@ def test_origins_are_one_a_token(wrong: UInt8Array) -> None:
     verdict = Verdict(session_id=1, epoch=1, base_len=1, token_ids=np.array([1, 2], np.int32), origins=wrong)
     with pytest.raises(ProtocolError, match="origins must hold codes of origins, from 0 to 6, one a token, or nothing"):
         read_commit(encode(verdict))
+
+
+# --- what became of drafts --------------------------------------------------------------------------------------------
+
+
+def a_round() -> dict[str, object]:
+    """Return the fields of a verdict on two drafts, of which the second is wrong."""
+    return {
+        "node_ids": np.array([0, 1]),
+        "mask": np.array([1, 0]),
+        "node_lanes": np.array([0, 255]),
+        "us": (1500, 20),
+        "node_tokens": np.array([7, 9]),
+        "node_parents": np.array([-1, 0]),
+        "node_probs": np.array([0.5, 0.25]),
+        "origins": codes(DRAFT_WORKER, CORRECTED),
+    }
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+def test_who_asks_for_it_learns_what_was_rejected(has_journal: bool) -> None:
+    """The verifier is asked to say it; when the job has ended and was told, nothing of it is kept."""
+    desk = Desk(has_journal=has_journal)
+    desk.submit(1, explain=True)
+    if has_journal:
+        desk.journaled()
+    assert [one.explain for _, one in desk.sent if isinstance(one, Open)] == [True]
+    heard = desk.verdict(1, 7, 8, **a_round())
+    heard += desk.journaled() if has_journal else []
+    (told,) = [one for one in heard if isinstance(one, Tokens)]
+    rejected, rounds = read_rejected(told)
+    assert rejected == (RejectedDraft(1, 9, -1, LOOKUP, 0.25),)
+    assert rounds == (RoundTime(0, 1500, 20),)
+    desk.verdict(1, 5, finish="stop")
+    if has_journal:
+        desk.journaled()
+    (_, again) = desk.submit(1, BEN)
+    assert isinstance(again, Tokens)
+    assert (len(again.token_ids), read_rejected(again)) == (3, ((), ()))
+
+
+def test_who_does_not_ask_is_sent_none_of_it() -> None:
+    desk = Desk()
+    desk.submit(1)
+    (told,) = desk.verdict(1, 7, 8, **a_round())
+    assert isinstance(told, Tokens)
+    assert read_rejected(told) == ((), ())

@@ -11,7 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.protocol.bounds import FLAGS, MAX_INT32, MODES, NAME, ORIGIN_BYTES, Bound, Items, OneOf, Range, Text
+from specq.protocol.bounds import (
+    FLAGS,
+    MAX_INT32,
+    MODES,
+    NAME,
+    ORIGIN_BYTES,
+    PROBABILITIES,
+    Bound,
+    Items,
+    OneOf,
+    Range,
+    Text,
+)
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import (
     MESSAGES,
@@ -66,7 +78,7 @@ def within(bound: Bound) -> st.SearchStrategy[typing.Any]:
     return st.dictionaries(names, st.integers(0, 9), max_size=3)
 
 
-TOPS = {FLAGS.is_plain: 1, ORIGIN_BYTES.is_plain: 6}
+TOPS = {FLAGS.is_plain: 1, ORIGIN_BYTES.is_plain: 6, PROBABILITIES.is_plain: 1}
 
 
 def _field(annotation: typing.Any) -> st.SearchStrategy[typing.Any]:

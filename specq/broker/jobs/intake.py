@@ -222,6 +222,8 @@ class Intake:
             for client, reader in job.readers.by_client.items():
                 if not reader.missed:
                     self._update(job, client, reader)
+        if job.durable.has_ended and job.explanation:
+            job.explanation.clear()
 
     def _update(self, job: Job, client: bytes, reader: Reader) -> None:
         """Bring one client up to date; of a failed job the tokens come first, then why it failed."""

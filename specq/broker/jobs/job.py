@@ -7,6 +7,7 @@
     readers     the clients that follow it             jobs/readers.py
     session     the verifier that holds it             jobs/session.py
     drafters    those who draft for it                 jobs/drafters.py
+    explanation what became of drafts, if asked for    specq.protocol.explanation
     crashes     of verifiers that held it              specq.broker.workers.quarantine
     trace       what happened to it                    jobs/trace.py
 
@@ -30,7 +31,7 @@ from specq.broker.jobs.stats import JobStats
 from specq.broker.jobs.trace import JobTrace
 from specq.broker.jobs.transcript import Transcript
 from specq.journal import NO_CRASHES, Crashes
-from specq.protocol import JobInfo, Tokens
+from specq.protocol import Explanation, JobInfo, Tokens
 
 QUARANTINE_CRASHES = 2  # verifiers that crashed while they held a job, from which on it runs alone
 
@@ -49,7 +50,19 @@ class Job:
     """One submitted prompt and its completion."""
 
     __slots__ = (
-        *("crashes", "drafters", "durable", "job_id", "readers", "request", "session", "stats", "trace", "transcript"),
+        *(
+            "crashes",
+            "drafters",
+            "durable",
+            "explanation",
+            "job_id",
+            "readers",
+            "request",
+            "session",
+            "stats",
+            "trace",
+            "transcript",
+        ),
     )
 
     def __init__(self, request: JobRequest) -> None:
@@ -59,6 +72,7 @@ class Job:
         self.session, self.drafters = JobSession(), Drafters()
         self.crashes: Crashes = NO_CRASHES
         self.trace: JobTrace | None = None
+        self.explanation = Explanation() if request.submit.explain else None
 
     @property
     def requirements(self) -> Requirements:
@@ -99,4 +113,5 @@ class Job:
             token_ids=np.array(transcript.token_ids[have:end], np.int32),
             origins=np.frombuffer(transcript.origins[have:end], np.uint8),
             **{name: array[: lengths[name]] for name, array in arrays.items()},
+            **(self.explanation.arrays(have, end) if self.explanation else {}),
         )

@@ -43,7 +43,7 @@ class Verdicts:
             return
         transcript = job.transcript
         num_top = transcript.logprobs.num_top
-        verdict = cast("Verdict", decode(frames)) if num_top >= 0 else None
+        verdict = cast("Verdict", decode(frames)) if num_top >= 0 or job.explanation else None
         misfit = verdict is not None and not fits_logprobs(verdict, num_top)
         known = -1 if misfit else transcript.commit(commit)
         if known < 0:
@@ -60,6 +60,8 @@ class Verdicts:
             self.state.rounds[job.request.model].add(job, commit, len(commit.token_ids) - known)
             if verdict is not None:
                 transcript.logprobs.extend(verdict, known)
+                if job.explanation and not known:
+                    job.explanation.add(verdict, commit.base_len - transcript.prompt_len)
         if transcript.finish:
             self.intake.finish(job)
         elif known < len(commit.token_ids):

@@ -155,6 +155,7 @@ class Placement:
                 params=request.params,
                 speculation=request.speculation,
                 trace=trace is not None and trace.in_all_processes,
+                explain=request.submit.explain,
                 token_ids=transcript.context(),
             ),
         )

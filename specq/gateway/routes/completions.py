@@ -13,6 +13,7 @@ from starlette.routing import Route
 from specq.gateway import chat_call, completion_call, idempotency
 from specq.gateway.answers import Answering, Choices
 from specq.gateway.calls import Call
+from specq.gateway.details import Details
 from specq.gateway.endpoint import Parts, endpoint
 from specq.gateway.guard import CALLER
 from specq.gateway.replies import EventStream, json_response, read_json, unless_gone
@@ -33,11 +34,15 @@ def routes(parts: Parts) -> list[Route]:
 
 
 def _chat(codec: TextCodec, call: Call) -> Answering:
-    return Choices(call, ChatShape(codec, call.num_top))
+    return Choices(call, ChatShape(codec, call.num_top), _details(codec, call))
 
 
 def _plain(codec: TextCodec, call: Call) -> Answering:
-    return Choices(call, CompletionShape(codec, call.num_top))
+    return Choices(call, CompletionShape(codec, call.num_top), _details(codec, call))
+
+
+def _details(codec: TextCodec, call: Call) -> Details | None:
+    return Details(codec) if call.explain else None
 
 
 async def answer(read: Read, make_answering: MakeAnswering, parts: Parts, request: Request) -> Response:

@@ -24,6 +24,7 @@ from specq.protocol.messages.base import (
     NodeIds,
     NodeLanes,
     NodeParents,
+    NodeProbs,
     NodeScores,
     NodeTokens,
     Origins,
@@ -77,6 +78,8 @@ class Verdict(Message):
     node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
     origins u8[m]     where each token comes from, as codes of `specq.protocol.origins`; empty: all are `plain`
     logprobs f32[m], top_ids i32[m * n], top_logprobs f32[m * n]   if asked for, as in `specq.protocol.types.Logprobs`
+    node_tokens i32[k], node_parents i32[k], node_probs f32[k]   if the job asks to be explained: of each verified node its token,
+                      the place of its parent among them (-1: the text), and how likely it was to be accepted given its parent
     """
 
     TYPE: ClassVar[str] = "verdict"
@@ -96,6 +99,9 @@ class Verdict(Message):
     logprobs: Logprobs32 = empty("<f4")
     top_ids: Tokens32 = empty("<i4")
     top_logprobs: Logprobs32 = empty("<f4")
+    node_tokens: NodeIds = empty("<i4")
+    node_parents: NodeDistributions = empty("<i4")
+    node_probs: NodeProbs = empty("<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -80,6 +80,7 @@ class Submit(Message):
     deadline_ms  time from the first submission until the job fails; 0: no limit
     label        the client's own name for the job, at most 1000 characters; nobody else reads it
     trace        note what happens to the job in every process: see `specq.protocol.trace_events`
+    explain      the client wants to know what became of drafts; that does not outlive the broker's process
     tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
                  its own turns and its own share of the queue. With keys, only the role `gateway` may name one
     """
@@ -95,6 +96,7 @@ class Submit(Message):
     label: Annotated[str, bounds.LABEL] = ""
     tenant: Annotated[str, bounds.TENANT] = ""
     trace: bool = False
+    explain: bool = False
     prompt_ids: Tokens32
 
 

@@ -14,6 +14,8 @@ from specq.protocol.messages.base import (
     Message,
     Name,
     Origins,
+    Probs,
+    References,
     Tokens32,
     WithReason,
     empty,
@@ -65,6 +67,9 @@ class Tokens(Message):
     origins u8[m]   where each token comes from, as codes of `specq.protocol.origins`
     finish      a finish reason or ""; stats come with the last message (names of `specq.broker.jobs.job.JobStats`)
     logprobs, top_ids, top_logprobs   as in `Verdict`
+    rounds i32[3n], rejected i32[4d], rejected_probs f32[d]   if the job asks to be explained, as far as that is still known: rounds
+                that began among these tokens, and the drafts that were verified there and not accepted, as rows of
+                `specq.protocol.explanation`: (place, step_us, wait_us); (place, token id, parent, code of its origin)
     """
 
     TYPE: ClassVar[str] = "tokens"
@@ -77,6 +82,9 @@ class Tokens(Message):
     logprobs: Logprobs32 = empty("<f4")
     top_ids: Tokens32 = empty("<i4")
     top_logprobs: Logprobs32 = empty("<f4")
+    rounds: References = empty("<i4")
+    rejected: References = empty("<i4")
+    rejected_probs: Probs = empty("<f4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

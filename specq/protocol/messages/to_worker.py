@@ -38,7 +38,7 @@ class Clock(Message):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
     """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`. `trace`: as in
-    `Submit`."""
+    `Submit`; `explain`: its verdicts say what was verified."""
 
     TYPE: ClassVar[str] = "open"
     session_id: Id
@@ -48,6 +48,7 @@ class Open(Message):
     params: SamplingParams
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     trace: bool = False
+    explain: bool = False
     token_ids: Tokens32
 
 

@@ -78,6 +78,7 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "is_open": ("u1", ()),  # in the engine
     "has_ended": ("u1", ()),
     "ends_by_text": ("u1", ()),  # where it ends is found by `Session.up_to_end`, one by one
+    "explains": ("u1", ()),  # its verdicts say what was verified
     "mode": ("u1", ()),  # its place among MODES
     "traits": ("u1", ()),
     "sampling": (ROW, ()),

@@ -1,0 +1,147 @@
+// The page: a chat whose tokens say where they come from. What is shown is in the other modules; here they meet.
+
+import { Answer } from "./answer.js";
+import { chat, getJson } from "./api.js";
+import { $, make } from "./dom.js";
+import { showComparison, showFigures } from "./figures.js";
+import { WorkMap } from "./map.js";
+import { LEGEND, classOf, meaningOf } from "./origins.js";
+import { Settings } from "./settings.js";
+
+const EXAMPLES = ["Name three colours and say what each reminds you of.", "Write a Python function that adds two numbers.",
+  "Why is the sky blue? Answer in two sentences."];
+const STATUS_MS = 1500;
+
+const settings = new Settings();
+const map = new WorkMap($("map"));
+let messages = []; // of the conversation, as the API has them
+let running = null; // what stops the answer that is under way
+let last = null; // {answer, body, stats} of the last one
+
+// --- one run ---------------------------------------------------------------------------------------------------------
+
+async function run(body, take) {
+  running = new AbortController();
+  mark(true);
+  try {
+    for await (const chunk of chat(body, settings.values.key, running.signal)) take(chunk);
+    return true;
+  } catch (error) {
+    if (error.name !== "AbortError") fail(error);
+    return false;
+  } finally {
+    running = null;
+    mark(false);
+  }
+}
+
+function mark(busy) {
+  $("send").hidden = busy;
+  $("stop").hidden = !busy;
+  $("compare").disabled = busy || !last?.stats;
+  document.body.classList.toggle("is-busy", busy);
+}
+
+function fail(error) {
+  $("error").textContent = error.message;
+  if (error.status === 401) settings.askForKey();
+}
+
+// --- chat ------------------------------------------------------------------------------------------------------------
+
+async function ask(text) {
+  if (running || !text.trim()) return;
+  $("error").textContent = $("said").textContent = "";
+  $("comparison").replaceChildren();
+  $("welcome").hidden = true;
+  $("prompt").value = "";
+  const asked = [...messages, { role: "user", content: text }];
+  const answer = new Answer(), body = settings.body(asked);
+  $("messages").append(make("li", { class: "question" }, text), answer.element);
+  last = { answer, body, stats: null };
+  const whole = await run(body, (chunk) => {
+    answer.take(chunk);
+    last.stats = chunk.usage?.speculation ?? last.stats;
+    refresh();
+    answer.element.scrollIntoView({ block: "end" });
+  });
+  if (answer.text || whole) messages = [...asked, { role: "assistant", content: answer.text }];
+  showFigures($("figures"), answer, last.stats);
+  $("said").textContent = answer.text;
+  $("prompt").focus();
+}
+
+let isDue = false;
+function refresh() {
+  if (isDue) return;
+  isDue = true;
+  requestAnimationFrame(() => {
+    isDue = false;
+    showFigures($("figures"), last.answer, last.stats);
+  });
+}
+
+// The same messages and seed, without drafts.
+async function compare() {
+  const { body, stats, answer } = last;
+  const plain = { text: "", stats: null };
+  $("comparison").replaceChildren(make("p", { class: "quiet" }, "The same prompt and seed, decoded plainly …"));
+  const whole = await run({ ...body, mode: "plain", strategy: "deterministic", explain: false }, (chunk) => {
+    plain.text += chunk.choices?.[0]?.delta?.content ?? "";
+    plain.stats = chunk.usage?.speculation ?? plain.stats;
+  });
+  if (whole) showComparison($("comparison"), { text: answer.text, stats }, plain);
+  else $("comparison").replaceChildren();
+}
+
+// --- what is always there --------------------------------------------------------------------------------------------
+
+async function watch() {
+  if (!document.hidden) {
+    try {
+      const report = await getJson("/specq/status", settings.values.key);
+      settings.offer(report.models);
+      map.show(report);
+      state(report.models.length ? `${report.models.join(", ")} · specq ${report.version}` : "no verifier yet", report.models.length > 0);
+    } catch (error) {
+      state(error.status === 401 ? "needs an API key" : "not reachable", false);
+    }
+  }
+  setTimeout(watch, STATUS_MS);
+}
+
+function state(text, isReady) {
+  if ($("state").textContent !== text) $("state").textContent = text;
+  $("state").classList.toggle("is-ready", isReady);
+}
+
+$("legend").append(...LEGEND.map((origin) =>
+  make("li", {}, make("span", { class: classOf(origin) }, origin), ` ${meaningOf(origin)}`)));
+$("examples").append(...EXAMPLES.map((text) => {
+  const button = make("button", { type: "button" }, text);
+  button.addEventListener("click", () => ask(text));
+  return button;
+}));
+$("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  ask($("prompt").value);
+});
+$("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  $("form").requestSubmit();
+});
+$("stop").addEventListener("click", () => running?.abort());
+$("compare").addEventListener("click", compare);
+$("show-rejected").addEventListener("change", (event) => document.body.classList.toggle("shows-rejected", event.target.checked));
+$("new-chat").addEventListener("click", () => {
+  running?.abort();
+  messages = [];
+  last = null;
+  $("messages").replaceChildren();
+  $("comparison").replaceChildren();
+  $("welcome").hidden = false;
+  mark(false);
+  $("prompt").focus();
+});
+watch();

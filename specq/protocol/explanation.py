@@ -1,0 +1,149 @@
+"""What became of drafts, round by round, for a job that asks for it: which were verified and not accepted, and how long rounds took.
+
+Rule: it is a hint, as drafts are. No text depends on it, no journal has it, and what does not fit together is left out.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from specq.protocol.arrays import Float32Array, Int32Array, UInt8Array
+from specq.protocol.bounds import MAX_INT32
+from specq.protocol.origins import ORIGIN_OF_LANE, ORIGINS
+
+MAX_ROUNDS, MAX_REJECTED = 256, 4096  # that are kept of a job; older ones are forgotten
+
+
+class RejectedDraft(NamedTuple):
+    """A draft that was verified and not accepted.
+
+    place        of the token of the text where it stood: 0 is the first generated one
+    parent       its parent among the rejected drafts of its message; -1: the text before it
+    origin       its source, a name of `ORIGINS`
+    accept_prob  how likely it was to be accepted given its parent, as predicted
+    """
+
+    place: int
+    token_id: int
+    parent: int
+    origin: str
+    accept_prob: float
+
+
+class RoundTime(NamedTuple):
+    """A round: the place of its first token, and microseconds of the step, and for which its oldest draft had waited."""
+
+    place: int
+    step_us: int
+    wait_us: int
+
+
+class CarriesNodes(Protocol):
+    """A `Verdict`: see there."""
+
+    @property
+    def us(self) -> tuple[int, ...]: ...
+    @property
+    def mask(self) -> UInt8Array: ...
+    @property
+    def node_lanes(self) -> UInt8Array: ...
+    @property
+    def node_tokens(self) -> Int32Array: ...
+    @property
+    def node_parents(self) -> Int32Array: ...
+    @property
+    def node_probs(self) -> Float32Array: ...
+
+
+class CarriesRejected(Protocol):
+    """A `Tokens`: see there."""
+
+    @property
+    def rounds(self) -> Int32Array: ...
+    @property
+    def rejected(self) -> Int32Array: ...
+    @property
+    def rejected_probs(self) -> Float32Array: ...
+
+
+class Explanation:
+    """The last rounds of one job."""
+
+    __slots__ = ("_num_rejected", "_rounds")
+
+    def __init__(self) -> None:
+        self._rounds: deque[tuple[RoundTime, list[RejectedDraft]]] = deque()
+        self._num_rejected = 0
+
+    def add(self, verdict: CarriesNodes, place: int) -> None:
+        """Take in a round whose first token has this place."""
+        rejected = rejected_of(verdict, place)
+        self._rounds.append((RoundTime(place, *(min(us, MAX_INT32) for us in verdict.us or (0, 0))), rejected))
+        self._num_rejected += len(rejected)
+        while len(self._rounds) > MAX_ROUNDS or self._num_rejected > MAX_REJECTED:
+            self._num_rejected -= len(self._rounds.popleft()[1])
+
+    def arrays(self, start: int, end: int) -> dict[str, Any]:
+        """Return the fields of `Tokens` for the rounds that begin at these places."""
+        wanted = [one for one in self._rounds if start <= one[0].place < end]
+        if not wanted:
+            return {}
+        rows, probs = list[tuple[int, int, int, int]](), list[float]()
+        for _, rejected in wanted:
+            first = len(rows)
+            rows += [_row(draft, first) for draft in rejected]
+            probs += [draft.accept_prob for draft in rejected]
+        return {
+            "rounds": np.array([time for time, _ in wanted], np.int32).reshape(-1),
+            "rejected": np.array(rows, np.int32).reshape(-1),
+            "rejected_probs": np.array(probs, np.float32),
+        }
+
+    def clear(self) -> None:
+        """Forget all rounds."""
+        self._rounds.clear()
+        self._num_rejected = 0
+
+
+def _row(draft: RejectedDraft, first: int) -> tuple[int, int, int, int]:
+    parent = draft.parent + first if draft.parent >= 0 else -1
+    return draft.place, draft.token_id, parent, ORIGINS.index(draft.origin)
+
+
+def rejected_of(verdict: CarriesNodes, place: int) -> list[RejectedDraft]:
+    """Return the verified nodes of a verdict that were not accepted; none if what it says of nodes does not fit together."""
+    mask, parents = verdict.mask.tolist(), verdict.node_parents.tolist()
+    said = verdict.node_tokens, verdict.node_parents, verdict.node_probs, verdict.node_lanes
+    if any(len(values) != len(mask) for values in said) or not _come_first(parents):
+        return []
+    origins = ORIGIN_OF_LANE[verdict.node_lanes].tolist()
+    found, places, depths = list[RejectedDraft](), dict[int, int](), list[int]()
+    nodes = zip(mask, parents, verdict.node_tokens.tolist(), origins, verdict.node_probs.tolist(), strict=True)
+    for node, (is_accepted, parent, token, origin, prob) in enumerate(nodes):
+        depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        if not is_accepted:
+            places[node] = len(found)
+            found.append(RejectedDraft(place + depths[node], token, places.get(parent, -1), ORIGINS[origin], prob))
+    return found
+
+
+def read_rejected(message: CarriesRejected) -> tuple[tuple[RejectedDraft, ...], tuple[RoundTime, ...]]:
+    """Return what a message says of drafts and of rounds; nothing where it does not fit together."""
+    rows, probs, times = message.rejected.tolist(), message.rejected_probs.tolist(), message.rounds.tolist()
+    if len(rows) != 4 * len(probs) or len(times) % 3 or min([*rows[::4], *rows[1::4], *times], default=0) < 0:
+        return (), ()
+    if not _come_first(rows[2::4]) or not all(0 <= code < len(ORIGINS) for code in rows[3::4]):
+        return (), ()
+    columns = zip(rows[::4], rows[1::4], rows[2::4], rows[3::4], probs, strict=True)
+    rejected = [
+        RejectedDraft(place, token, parent, ORIGINS[code], prob) for place, token, parent, code, prob in columns
+    ]
+    return tuple(rejected), tuple(map(RoundTime, times[::3], times[1::3], times[2::3]))
+
+
+def _come_first(parents: Iterable[int]) -> bool:
+    return all(-1 <= parent < place for place, parent in enumerate(parents))
