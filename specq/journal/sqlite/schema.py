@@ -69,6 +69,9 @@ STEPS = (
     """
     ALTER TABLE active ADD COLUMN placed INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 
