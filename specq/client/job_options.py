@@ -19,7 +19,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError
+from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError, shown
 
 LINE_OPTIONS = ("priority", "deadline")  # that a line of a prompts file may give
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running")
@@ -51,10 +51,10 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     """Return the job options among the arguments of a request."""
     priority = values.get("priority")
     if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
-        raise JobError(f"priority is {priority!r}; it must be a whole number {PRIORITY.allowed}")
+        raise JobError(f"priority is {shown(priority)}; it must be a whole number {PRIORITY.allowed}")
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not TENANT.admits(tenant):
-        raise JobError(f"tenant is {tenant!r}; it must be {TENANT.allowed}")
+        raise JobError(f"tenant is {shown(tenant)}; it must be {TENANT.allowed}")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
     return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running)
 
@@ -63,7 +63,7 @@ def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= DEADLINE_MS.high:
-        raise JobError(f"deadline is {seconds!r}; it must be a number of seconds above 0, at most a year")
+        raise JobError(f"deadline is {shown(seconds)}; it must be a number of seconds above 0, at most a year")
     return max(1, int(seconds * 1000))
 
 

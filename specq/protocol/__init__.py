@@ -30,12 +30,14 @@ from specq.protocol.bounds import (
     DEADLINE_MS,
     ID,
     LABEL,
+    MAX_LISTED,
     MAX_NODES,
     MODES,
     NAME,
     PRIORITY,
     TENANT,
     TOKEN_IDS,
+    shown,
 )
 from specq.protocol.draft_checks import reason_against, stripped
 from specq.protocol.draft_distributions import pack_distributions, stacked
@@ -125,6 +127,7 @@ __all__ = [
     "LABEL",
     "LOOKUP_LANE",
     "MAX_ARRAY",
+    "MAX_LISTED",
     "MAX_NODES",
     "MAX_SEED",
     "MODES",
@@ -212,6 +215,7 @@ __all__ = [
     "pack_distributions",
     "reason_against",
     "report_of",
+    "shown",
     "stacked",
     "status_of",
     "stripped",
