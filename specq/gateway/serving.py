@@ -57,9 +57,12 @@ async def prepare(
 ) -> Prepared:
     """Check a call of so many bytes against the model; raises ApiError or JobError."""
     arguments = {**call.arguments, "tenant": caller.name}
-    check_values({name: value for name, value in arguments.items() if name not in _SOURCES})
     _check_priority(arguments.get("priority"), caller)
-    client, served = await upstream.get(call.model)
+    try:
+        client, served = await upstream.get(call.model)
+    except JobError:  # what is wrong in any case is said first
+        check_values({name: value for name, value in arguments.items() if name not in _SOURCES})
+        raise
     is_list = any(_is_list_of_prompts(arguments.get(name)) for name in ("prompt", "token_ids"))
     arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
     read = read_requests(arguments, served) if size < THREAD_CHARACTERS else await _in_thread(arguments, served)
