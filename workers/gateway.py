@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -24,6 +25,8 @@ from specq.transport import calm_collector
 log = structlog.get_logger(__name__)
 
 BACKLOG = 2048
+SPARE = 64  # connections beyond those with requests, so that who comes then is told why it is refused
+OTHER_FILES = 128  # that the process has open beside connections
 
 
 class Gateway(uvicorn.Server):
@@ -47,17 +50,19 @@ def make_server(config: ServeConfig) -> Gateway:
     limits = Limits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
     hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), host_and_port(config.bind)[0]]
     upstream = Upstream(config.broker, config.keys, config.timeout_s)
+    most = most_connections(config.connections)
     app = make_app(
         Parts(upstream, limits),
         hosts=[host for host in hosts if host],
         keys=keys,
         most=config.requests_per_key,
         header_bytes=config.header_kb * 1024,
+        most_in_all=most,
     )
     settings = uvicorn.Config(
         app,
         loop="asyncio",
-        http=limited_protocol(config.header_seconds, config.connections),
+        http=limited_protocol(config.header_seconds, most + SPARE, config.idle_seconds),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -73,6 +78,19 @@ def make_server(config: ServeConfig) -> Gateway:
     )
     _load(settings)
     return Gateway(settings)
+
+
+def most_connections(wanted: int) -> int:
+    """Return how many connections there may be: as many as wanted, if the system lets the process have so many open files."""
+    needed = wanted + SPARE + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < needed:
+            log.warning("connections_limited", wanted=wanted, open_files=soft)
+            return max(1, soft - SPARE - OTHER_FILES)
+    return wanted
 
 
 def _load(settings: uvicorn.Config) -> None:

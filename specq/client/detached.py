@@ -61,8 +61,7 @@ class JobDesk:
 
     def _page(self, limit: int, skip: int) -> list[dict[str, Any]]:
         (event,) = self._exchange({LISTING: lambda core, now: core.list_jobs(limit, skip, now)})
-        page: list[dict[str, Any]] = orjson.loads(answered(event, JobPage).data)
-        return page
+        return _lines(answered(event, JobPage).data)
 
     def fetch(self, job_ids: Iterable[int], *, wait: bool = False) -> Iterator[FoundJob]:
         """Yield each job as the broker answers; with `wait` a job that still runs, too, when it has ended."""
@@ -106,6 +105,19 @@ class JobDesk:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _lines(data: bytes) -> list[dict[str, Any]]:
+    """Return the lines of a list of jobs; raises JobError for what is not one: whoever answers is not a broker of ours."""
+    try:
+        page = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        page = None
+    if not isinstance(page, list) or not all(
+        isinstance(line, dict) and {"job_id", "state"} <= set(line) for line in page
+    ):
+        raise JobError("the broker's list of jobs cannot be read; is it another version of specq?", "lost")
+    return page
 
 
 def has_ended(line: dict[str, Any]) -> bool:

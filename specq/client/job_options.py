@@ -21,7 +21,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Any
 
-from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError
+from specq.protocol import DEADLINE_MS, LABEL, MAX_SEED, PRIORITY, TENANT, JobError, shown
 
 LINE_OPTIONS = ("priority", "deadline", "trace")  # that a line of a prompts file may give
 OPTION_NAMES = (*LINE_OPTIONS, "job_key", "tenant", "keep_running", "explain")
@@ -55,25 +55,27 @@ def read_job_options(values: dict[str, Any]) -> JobOptions:
     """Return the job options among the arguments of a request."""
     priority = values.get("priority")
     if priority is not None and (type(priority) is not int or not PRIORITY.admits(priority)):
-        raise JobError(f"priority is {priority!r}; it must be a whole number {PRIORITY.allowed}")
+        raise JobError(f"priority is {shown(priority)}; it must be a whole number {PRIORITY.allowed}")
     tenant = values.get("tenant", "")
     if not isinstance(tenant, str) or not TENANT.admits(tenant):
-        raise JobError(f"tenant is {tenant!r}; it must be {TENANT.allowed}")
-    trace = values.get("trace", False)
-    if type(trace) is not bool:
-        raise JobError(f"trace is {trace!r}; it must be true or false")
+        raise JobError(f"tenant is {shown(tenant)}; it must be {TENANT.allowed}")
     deadline_ms, keep_running = _milliseconds(values.get("deadline")), bool(values.get("keep_running", False))
-    explain = values.get("explain", False)
-    if type(explain) is not bool:
-        raise JobError(f"explain is {explain!r}; it must be true or false")
+    trace, explain = (_flag(values, name) for name in ("trace", "explain"))
     return JobOptions(priority or 0, deadline_ms, values.get("job_key"), tenant, keep_running, trace, explain)
+
+
+def _flag(values: dict[str, Any], name: str) -> bool:
+    value = values.get(name, False)
+    if type(value) is not bool:
+        raise JobError(f"{name} is {shown(value)}; it must be true or false")
+    return value
 
 
 def _milliseconds(seconds: Any) -> int:
     if seconds is None:
         return 0
     if type(seconds) not in (int, float) or not math.isfinite(seconds) or not 0 < seconds * 1000 <= DEADLINE_MS.high:
-        raise JobError(f"deadline is {seconds!r}; it must be a number of seconds above 0, at most a year")
+        raise JobError(f"deadline is {shown(seconds)}; it must be a number of seconds above 0, at most a year")
     return max(1, int(seconds * 1000))
 
 

@@ -10,10 +10,11 @@ make the verifier ignore.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, fields
 from typing import Any
 
-from specq.protocol import JobError, SamplingParams, Speculation
+from specq.protocol import MAX_LISTED, JobError, SamplingParams, Speculation, shown
 from specq.verification import STRATEGIES, reason_against, strategy
 
 MAX_COMPLETIONS = 128
@@ -48,10 +49,10 @@ def _check_sampling(params: SamplingParams) -> None:
     """Check what `SamplingParams` does not check itself."""
     if reason := reason_against(params.strategy):
         raise JobError(reason)
-    biased = [token for token, _ in params.logit_bias]
-    twice = [token for token in biased if biased.count(token) > 1]
-    if twice:
-        raise JobError(f"logit_bias names token {twice[0]} more than once")
+    biased = Counter(token for token, _ in params.logit_bias)
+    for token, count in biased.items():
+        if count > 1:
+            raise JobError(f"logit_bias names token {token} more than once")
     for text in params.stop:
         _check_text("stop", text)
 
@@ -70,15 +71,17 @@ def _check_honoured(params: SamplingParams, speculation: Speculation, given: dic
 
 def _count(n: Any) -> int | None:
     if n is not None and (type(n) is not int or not 1 <= n <= MAX_COMPLETIONS):
-        raise JobError(f"n is {n!r}; it must be a whole number in [1, {MAX_COMPLETIONS}]")
+        raise JobError(f"n is {shown(n)}; it must be a whole number in [1, {MAX_COMPLETIONS}]")
     return n
 
 
 def _words(words: Any) -> tuple[str, ...]:
     """Return bad words as given: one text, or several."""
     listed = (words,) if isinstance(words, str) else words
+    if isinstance(listed, (list, tuple)) and len(listed) > MAX_LISTED:
+        raise JobError(f"bad_words has {len(listed)} entries; it must have at most {MAX_LISTED}")
     if not isinstance(listed, (list, tuple)) or not all(isinstance(word, str) and word.strip(" ") for word in listed):
-        raise JobError(f"bad_words is {words!r}; it must be a list of texts that are more than spaces")
+        raise JobError(f"bad_words is {shown(words)}; it must be a list of texts that are more than spaces")
     for word in listed:
         _check_text("bad_words", word)
     return tuple(listed)
@@ -89,5 +92,5 @@ def _check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise JobError(
-            f"{name} is {text!r}; it is not valid Unicode at character {error.start}: {error.reason}"
+            f"{name} is {shown(text)}; it is not valid Unicode at character {error.start}: {error.reason}"
         ) from None

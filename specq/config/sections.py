@@ -254,7 +254,7 @@ class ServeConfig(Section):
     idle_seconds: float = option(60.0, "seconds that a connection may be idle between requests", low=1, high=86_400)
     header_seconds: float = option(10.0, "seconds that a client may take for its headers", low=0.001, high=86_400)
     body_seconds: float = option(30.0, "seconds that a client may take for its body", low=0.001, high=86_400)
-    body_kb: int = option(4096, "kilobytes that a body may have", low=1, high=1_048_576)
+    body_kb: int = option(1024, "kilobytes that a body may have", low=1, high=1_048_576)
     header_kb: int = option(32, "kilobytes that the headers may have", low=1, high=1024)
     connections: int = option(4096, "connections at a time", low=1, high=65_536)
     requests_per_key: int = option(

@@ -22,6 +22,7 @@ def make_app(
     keys: ApiKeys | None = None,
     most: int = 1024,
     header_bytes: int = 32_768,
+    most_in_all: int = 4096,
 ) -> ASGIApp:
     """Return the gateway as an ASGI application; when it is shut down, the clients of its broker are closed.
 
@@ -29,6 +30,7 @@ def make_app(
     keys   who may ask; None: everyone
     most   requests of one key that may be under way at a time
     header_bytes   that all headers of a request may have
+    most_in_all    requests that may be under way at a time, whoever asks
     """
 
     @asynccontextmanager
@@ -42,5 +44,5 @@ def make_app(
         for route in group.routes(parts)
     ]
     app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: of_http})
-    guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes)
+    guarded = Guard(app, frozenset(name.lower() for name in hosts), keys, most, header_bytes, most_in_all)
     return parts.metrics.around(guarded)

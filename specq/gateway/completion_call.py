@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from specq.gateway.calls import Call, job_arguments, read_choices, read_explain, read_model, read_stream, read_top
+from specq.gateway.calls import (
+    MOST_CHOICES,
+    Call,
+    job_arguments,
+    read_choices,
+    read_explain,
+    read_model,
+    read_stream,
+    read_top,
+)
 from specq.gateway.errors import ApiError
 from specq.gateway.fields import IGNORED, ONLY, REFUSED, SAMPLING, SPECULATION, check_known, given
 
@@ -57,6 +66,8 @@ def _read_prompt(fields: dict[str, Any]) -> tuple[dict[str, Any], int]:
         return {"prompt": [prompt]}, 1
     if not isinstance(prompt, list) or not prompt:
         raise _wrong_prompt()
+    if len(prompt) > MOST_CHOICES and isinstance(prompt[0], (str, list)):  # before each of them is looked at
+        raise ApiError(f"{len(prompt)} prompts are more than {MOST_CHOICES} completions", param="prompt")
     if all(isinstance(one, str) for one in prompt):
         return {"prompt": prompt}, len(prompt)
     if all(type(one) is int for one in prompt):

@@ -1,6 +1,8 @@
-"""Connections: how many there may be, and how long a client may take for its headers.
+"""Connections: how many there may be, and how long a client may take: for its headers, for the rest of a body that was refused,
+and to read what it is sent.
 
-uvicorn bounds the size of headers and the idle time between requests, and has no limit on how slowly headers arrive.
+uvicorn bounds the size of headers and the idle time between requests, and has no limit on these. Rule: where there are too many
+connections, the one goes that has waited longest without a request, so that nobody keeps others out by connecting.
 """
 
 from __future__ import annotations
@@ -10,48 +12,105 @@ import socket
 from typing import Any
 
 import h11
+import orjson
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from specq.gateway.errors import ApiError
+
 DEAD_MS = 60_000  # after which a peer that acknowledges nothing is given up
+SEND_BYTES = 1 << 17  # that the system keeps for a slow reader (Linux: twice as many)
+LINGER_S = 2.0  # for a client to see why its body was refused
 
 
-def limited_protocol(header_s: float, most: int) -> type[H11Protocol]:
-    """Return uvicorn's protocol with a time limit for headers, and at most so many connections."""
+class Limited(H11Protocol):
+    """uvicorn's protocol with limits, which a subclass has (`limited_protocol`)."""
 
-    class Limited(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
+    header_s: float
+    most: int
+    stall_s: float
+    waiting: dict[Limited, None]  # connections without a request, the oldest first
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            if len(self.connections) > most:
-                transport.abort()
-                return
-            _give_up_on_the_dead(transport.get_extra_info("socket"))
+    _deadline: asyncio.TimerHandle | None = None
+    _stall: asyncio.TimerHandle | None = None
+    _lingers = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.most:
+            oldest = next(iter(self.waiting), self)
+            self.waiting.pop(oldest, None)
+            oldest.transport.abort()
+        _bound(transport.get_extra_info("socket"))
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
+        self._set_deadline(None)
+        super().connection_lost(exc)
+        self.resume_writing()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.waiting[self] = None  # uvicorn's own time for idle connections runs
+        else:
             self._watch()
 
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._watch()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall = self.loop.call_later(self.stall_s, self.transport.abort)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._forget()
-            super().connection_lost(exc)
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
 
-        def _watch(self) -> None:
-            """Let the time run while a request has begun to arrive, or the first one has not."""
-            if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
-                self._forget()
-            elif self._deadline is None:
-                self._deadline = self.loop.call_later(header_s, self.transport.abort)
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is not HTTP; where an answer has begun, end it."""
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        body = orjson.dumps(ApiError("the request is not valid HTTP", code="invalid_http").body)
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        response = h11.Response(status_code=400, headers=[*headers.items()])
+        for event in (response, h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
-        def _forget(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+    def _watch(self) -> None:
+        """Let the time run while a request has begun to arrive, or the first one has not, or a refused body goes on."""
+        theirs, ours = self.conn.their_state, self.conn.our_state
+        is_refused = theirs is h11.SEND_BODY and ours is h11.DONE
+        if self.transport.is_closing() or not (theirs is h11.IDLE or is_refused):
+            self.waiting.pop(self, None)
+            self._set_deadline(None)
+        elif is_refused and not self._lingers:
+            self._set_deadline(min(self.header_s, LINGER_S), lingers=True)
+        elif theirs is h11.IDLE and (self._deadline is None or self._lingers):
+            self.waiting.setdefault(self)
+            self._set_deadline(self.header_s)
 
-    return Limited
+    def _set_deadline(self, seconds: float | None, *, lingers: bool = False) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._lingers = lingers
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
 
 
-def _give_up_on_the_dead(connection: Any) -> None:
-    if connection is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_MS)
+def limited_protocol(header_s: float, most: int, stall_s: float = 60.0) -> type[Limited]:
+    """Return the protocol of a server: seconds for headers, connections, and seconds in which a reader may take nothing."""
+    limits = {"header_s": header_s, "most": most, "stall_s": stall_s, "waiting": {}}
+    return type("LimitedHere", (Limited,), limits)
+
+
+def _bound(connection: socket.socket | None) -> None:
+    """Bound what the system keeps for a reader, and how long for one that is gone."""
+    if connection is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_MS)

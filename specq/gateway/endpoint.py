@@ -10,7 +10,7 @@ import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from specq.gateway.errors import ApiError, of_job
+from specq.gateway.errors import OUR_FAULT, ApiError, of_job
 from specq.gateway.metrics import Metrics
 from specq.gateway.replies import ClientGoneError, Limits, error_response
 from specq.gateway.upstream import Upstream
@@ -50,7 +50,7 @@ def endpoint(parts: Parts, handler: Handler) -> Callable[[Request], Awaitable[Re
             log.error(  # noqa: TRY400 - `traced`, since the message may quote what a user sent
                 "request_failed", path=request.url.path, **traced(error)
             )
-            return error_response(ApiError("an error inside the gateway; its log says where", 500))
+            return error_response(ApiError(OUR_FAULT, 500))
 
     return call
 

@@ -24,6 +24,8 @@ _STATUS = {  # of the codes of JobError
     "unknown": 404,
     "forbidden": 403,
 }
+_PROSE = ("the", "token", "give", "unknown")  # with which messages begin that name no field first
+OUR_FAULT = "an error inside the gateway; its log says where"
 RETRY_AFTER_S = 2
 _NO_RETRY = {"x-should-retry": "false"}  # what OpenAI's client asks before it repeats a 409
 
@@ -53,8 +55,10 @@ def of_job(error: JobError) -> ApiError:
     status = _STATUS.get(error.code, 500)
     message, param = str(error), None
     if error.code == "invalid":
-        param = message.partition(" ")[0]
+        param = message.partition(" ")[0].partition("[")[0]
     if error.code == "conflict":
         message = "this Idempotency-Key was used with another request; take another key"
     headers = _NO_RETRY if status == 409 else {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
-    return ApiError(message, status, param if param and param.isidentifier() else None, error.code, headers)
+    return ApiError(
+        message, status, param if param and param.isidentifier() and param not in _PROSE else None, error.code, headers
+    )

@@ -70,6 +70,9 @@ IGNORED: dict[str, Check] = {
     "safety_identifier": is_text,
     "prompt_cache_key": is_text,
     "prompt_cache_retention": is_text,
+    "prompt_cache_options": is_object,
+    "session_id": is_text,
+    "stream_interval": is_count,
     "parallel_tool_calls": is_flag,
     "prediction": is_object,
     "spaces_between_special_tokens": is_flag,
@@ -86,6 +89,8 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "detokenize": (True,),
     "return_tokens_as_token_ids": (False,),
     "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_prompt_text": (False,),
     "add_special_tokens": (),
 }
 _GRAMMAR = "specq has no grammars yet"
@@ -99,8 +104,16 @@ REFUSED: dict[str, str] = {
     "logits_processors": "requests bring no code",
     "truncate_prompt_tokens": "shorten the prompt",
     "cache_salt": "the KV of common prompts is shared",
-    "mm_processor_kwargs": "specq reads text only",
-    "kv_transfer_params": "sessions move by themselves",
+    **dict.fromkeys(
+        ("mm_processor_kwargs", "media_io_kwargs", "mm_payload", "return_mm_kwargs"), "specq reads text only"
+    ),
+    **dict.fromkeys(("kv_transfer_params", "ec_transfer_params"), "sessions move by themselves"),
+    "truncation_side": "shorten the prompt",
+    "logprob_token_ids": "logprobs lists the likeliest",
+    "repetition_detection": "use repetition_penalty or frequency_penalty",
+    "routed_experts_prompt_start": "specq reports no experts",
+    "thinking_token_budget": "specq does not tell thinking from answers",
+    "watermarking": "specq marks no texts",
     "vllm_xargs": "specq's own options are fields of the request",
 }
 

@@ -23,12 +23,19 @@ CALLER = "specq.caller"
 
 
 class Guard:
-    """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time."""
+    """ASGI around the app. `keys` None: everyone may ask; `most`: requests of one key at a time, `most_in_all` of all."""
 
     def __init__(
-        self, app: ASGIApp, hosts: Collection[str], keys: ApiKeys | None, most: int, header_bytes: int
+        self,
+        app: ASGIApp,
+        hosts: Collection[str],
+        keys: ApiKeys | None,
+        most: int,
+        header_bytes: int,
+        most_in_all: int,
     ) -> None:
-        self._app, self._hosts, self._keys, self._most = app, hosts, keys, most
+        self._app, self._hosts, self._keys = app, hosts, keys
+        self._most, self._most_in_all = most, most_in_all
         self._header_bytes = header_bytes
         self._under_way: Counter[str] = Counter()
 
@@ -62,6 +69,9 @@ class Guard:
         if path in OPEN or path.startswith(OPEN_UNDER):
             return NOBODY
         caller = self._caller(headers.get("authorization", ""))
+        if self._under_way.total() >= self._most_in_all:
+            message = f"{self._most_in_all} requests are under way; try again when some have ended"
+            raise ApiError(message, 503, code="too_many_requests", headers={"retry-after": "1"})
         if self._under_way[caller.name] >= self._most:
             message = f"{self._most} requests of this key are under way; try again when some have ended"
             raise ApiError(message, 429, code="too_many_requests", headers={"retry-after": "1"})

@@ -29,6 +29,9 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "top_logprobs": (0,),
     "include": ([],),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "enable_response_messages": (False,),
 }
 _REFUSED = {
     **REFUSED,
@@ -38,6 +41,13 @@ _REFUSED = {
     "max_tool_calls": "specq does not read tool calls yet",
     "n": _CHAT,
     "logprobs": _CHAT,
+    "chat_template_kwargs": _CHAT,
+    "moderation": "specq moderates nothing",
+    "context_management": "specq stores no conversations; send it as input",
+    "previous_input_messages": "specq stores no conversations; send it as input",
+    "background_options": "specq stores no responses",
+    "access_programs": "specq calls nothing",
+    "image": "specq writes text only",
 }
 _PARTS = ("input_text", "output_text", "text")
 

@@ -11,18 +11,23 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import structlog
+
 from specq.client import PieceStream, PreparedClient, Request, Served, check_values, read_requests
 from specq.gateway import sse
 from specq.gateway.answers import Answering, Head
 from specq.gateway.api_keys import Caller
 from specq.gateway.calls import Call
-from specq.gateway.errors import ApiError, of_job
+from specq.gateway.errors import OUR_FAULT, ApiError, of_job
 from specq.gateway.idempotency import Repeatable
 from specq.gateway.metrics import Metrics
 from specq.gateway.shapes import Json
 from specq.gateway.upstream import Upstream
 from specq.protocol import JobError
+from specq.runtime import traced
 from specq.text import TextCodec
+
+log = structlog.get_logger(__name__)
 
 MakeAnswering = Callable[[TextCodec, Call], Answering]
 KEEP_ALIVE_S = 15.0
@@ -52,9 +57,12 @@ async def prepare(
 ) -> Prepared:
     """Check a call of so many bytes against the model; raises ApiError or JobError."""
     arguments = {**call.arguments, "tenant": caller.name}
-    check_values({name: value for name, value in arguments.items() if name not in _SOURCES})
     _check_priority(arguments.get("priority"), caller)
-    client, served = await upstream.get(call.model)
+    try:
+        client, served = await upstream.get(call.model)
+    except JobError:  # what is wrong in any case is said first
+        check_values({name: value for name, value in arguments.items() if name not in _SOURCES})
+        raise
     is_list = any(_is_list_of_prompts(arguments.get(name)) for name in ("prompt", "token_ids"))
     arguments |= repeatable.options(caller.name, num_prompts=call.num_prompts if is_list else 0)
     read = read_requests(arguments, served) if size < THREAD_CHARACTERS else await _in_thread(arguments, served)
@@ -128,6 +136,9 @@ class Stream:
             yield self._events.failed(of_job(error))
         except ApiError as error:
             yield self._events.failed(error)
+        except Exception as error:  # noqa: BLE001 - one request's fault is nobody else's
+            log.error("stream_failed", **traced(error))  # noqa: TRY400 - `traced`: the message may quote a user
+            yield self._events.failed(ApiError(OUR_FAULT, 500))
 
     async def _next(self) -> bytes:
         """Return the events of the next piece; a comment if there is none for long."""

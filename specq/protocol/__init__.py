@@ -35,6 +35,7 @@ from specq.protocol.bounds import (
     DEADLINE_MS,
     ID,
     LABEL,
+    MAX_LISTED,
     MAX_NODES,
     MODES,
     NAME,
@@ -42,6 +43,7 @@ from specq.protocol.bounds import (
     PRIORITY,
     TENANT,
     TOKEN_IDS,
+    shown,
 )
 from specq.protocol.draft_checks import reason_against, stripped
 from specq.protocol.draft_distributions import pack_distributions, stacked
@@ -160,6 +162,7 @@ __all__ = [
     "LOOKUP",
     "LOOKUP_LANE",
     "MAX_ARRAY",
+    "MAX_LISTED",
     "MAX_NODES",
     "MAX_SEED",
     "MODES",
@@ -269,6 +272,7 @@ __all__ = [
     "read_rejected",
     "reason_against",
     "report_of",
+    "shown",
     "stacked",
     "status_of",
     "stripped",

@@ -171,7 +171,10 @@ class Elements:
 
 
 def shown(value: object) -> str:
-    """Return a wrong value as an error repeats it: cut, since the error travels."""
+    """Return a wrong value as an error repeats it: cut, since the error travels, and before it is written out as a whole."""
+    if isinstance(value, (str, bytes, list, tuple)) and len(value) > MAX_SHOWN:
+        kind = "entries" if isinstance(value, (list, tuple)) else "characters"
+        return f"{repr(value[:MAX_SHOWN])[:MAX_SHOWN]}... ({len(value)} {kind})"
     text = repr(value)
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}... ({len(text)} characters)"
 

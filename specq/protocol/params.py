@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 from specq.protocol.bounds import (
     MAX_INT64,
+    MAX_LISTED,
     MIN_TEMPERATURE,
     SAMPLING,
     SPECULATION,
@@ -192,6 +193,8 @@ def _require(name: str, value: object, ok: bool, allowed: str) -> None:
 
 def _coerce(name: str, value: Any, annotation: str) -> Any:
     """Check one JSON value against the field's annotation; lists become tuples, whole floats stay floats."""
+    if isinstance(value, (list, tuple, dict)) and len(value) > MAX_LISTED:  # before each entry is looked at
+        raise JobError(f"{name} is {shown(value)}; it must be of at most {MAX_LISTED} entries")
     if annotation == "float" and type(value) in (int, float):
         return _float(name, value)
     if annotation == "tuple[str, ...]" and isinstance(value, str):

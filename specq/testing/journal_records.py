@@ -21,6 +21,7 @@ def taken(job_id: int, submitted: float = 1.0) -> JobTaken:
         speculation=Speculation(num_candidates=3),
         model="m",
         label='"ä"',
+        tenant="alice",
         priority=-2,
         prompt_ids=np.array([1, 2, 2**31 - 1], np.int32),
     )

@@ -24,6 +24,8 @@ TOKENIZER_FILES = (  # the large one last: a client that has it cached can compa
     "tokenizer.json",
 )
 
+LONG_CHARACTERS = 4096  # from which on a text takes milliseconds
+
 
 def load_tokenizer_files(model: str | Path) -> dict[str, str]:
     """Return the tokenizer files of a checkpoint as name -> text; empty if it has no tokenizer.json."""
@@ -96,11 +98,17 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a plain prompt, with the special tokens (BOS) that the model wants around it."""
-        return list(self._tokenizer.encode(_encodable(text)).ids)
+        return self._ids(text, special=True)
 
     def encode_part(self, text: str) -> list[int]:
         """Return the ids of text that stands within a text: without special tokens around it."""
-        return list(self._tokenizer.encode(_encodable(text), add_special_tokens=False).ids)
+        return self._ids(text, special=False)
+
+    def _ids(self, text: str, *, special: bool) -> list[int]:
+        """Return the ids of a text. Only a batch releases the interpreter: a long text must not hold up other threads."""
+        if len(_encodable(text)) < LONG_CHARACTERS:
+            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
+        return list(self._tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
 
     def encode_chat(self, messages: Sequence[dict[str, Any]], **variables: Any) -> list[int]:
         """Return the ids of a conversation and the opening of the answer, by the model's chat template.

@@ -6,7 +6,7 @@ import pytest
 from specq.client import Client, Line, detach_lines
 from specq.client.detached import JobDesk
 from specq.protocol.errors import JobError
-from specq.protocol.messages import Accepted, Submit
+from specq.protocol.messages import Accepted, JobList, ListJobs, Submit
 from specq.protocol.params import SamplingParams
 from specq.testing.fake_broker import FakeBroker, answer
 
@@ -43,3 +43,16 @@ def test_lines_that_are_left_to_the_broker_name_the_model_that_their_client_asks
     with FakeBroker(reply) as broker, Client(broker.address, model="toy") as client, JobDesk(broker.address) as desk:
         (detached,) = detach_lines(client, desk, [Line(1, {"token_ids": [5]})], {})
     assert [(detached.job_ids, "toy")] == [((job.job_id,), job.model) for job in jobs]
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"{}", b"[1]", b'[{"job_id": 1}]', b"\xff"])
+def test_a_list_of_jobs_that_is_none_is_said_to_be_so(data):
+    def reply(message):
+        return [JobList(skip=message.skip, data=np.frombuffer(data, np.uint8))] if isinstance(message, ListJobs) else []
+
+    with (
+        FakeBroker(reply) as broker,
+        JobDesk(broker.address) as desk,
+        pytest.raises(JobError, match="list of jobs cannot be read"),
+    ):
+        list(desk.list_jobs())

@@ -1,6 +1,9 @@
 """Bodies of requests: each field with each wrong type is refused by name, or harmless; nothing is an error of ours."""
 
 import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatFields
+from openai.types.completion_create_params import CompletionCreateParamsBase as PlainFields
+from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponsesFields
 
 from specq.client import check_values
 from specq.gateway import chat_call, completion_call, responses_call, token_call
@@ -40,6 +43,18 @@ CASES = [
     for endpoint, (module, _) in READERS.items()
     for name in (*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED)
 ]
+
+
+OPENAI = {"chat": ChatFields, "plain": PlainFields, "responses": ResponsesFields}
+
+
+@pytest.mark.parametrize("endpoint", READERS)
+def test_each_field_of_openais_client_is_known(endpoint):
+    """Honoured, ignored, or refused with a reason of its own."""
+    module, _ = READERS[endpoint]
+    known = {*module.KNOWN, *IGNORED, *module._ONLY, *module._REFUSED}
+
+    assert set(OPENAI[endpoint].__annotations__) - known == set()
 
 
 def read_all(module, body):

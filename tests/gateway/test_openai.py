@@ -184,6 +184,76 @@ def test_in_asyncio(gateway):
     assert [text_of(chunks) for chunks in streams] == [ANSWER] * 20
 
 
+FULL = {
+    "n": 2,
+    "temperature": 0.5,
+    "top_p": 0.9,
+    "seed": 3,
+    "stop": ["END"],
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.2,
+    "logit_bias": {"5": 1.5},
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+    "user": "someone",
+    "extra_body": {"top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "ignore_eos": False, "mode": "plain"},
+}
+NO_EFFECT = {
+    "metadata": {"a": "b"},
+    "store": False,
+    "service_tier": "auto",
+    "parallel_tool_calls": True,
+    "response_format": {"type": "text"},
+}
+
+
+def test_everything_at_once_sync_and_async(gateway, api):
+    """Each endpoint with all that it honours, as a stream with the numbers at the end; both clients read the same."""
+    chat = {"model": "fake", "messages": CHAT, "max_completion_tokens": 50, "stream": True, **FULL, **NO_EFFECT}
+    plain = {"model": "fake", "prompt": ["a", "b"], "max_tokens": 50, "stream": True, **FULL}
+
+    async def same():
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as other:
+            return (
+                [one async for one in await other.chat.completions.create(**chat)],
+                [one async for one in await other.completions.create(**plain)],
+                [one async for one in await other.responses.create(model="fake", input="Hi", stream=True)],
+                (await other.responses.create(model="fake", input="Hi")).output_text,
+            )
+
+    chats, plains, responses, text = asyncio.run(asyncio.wait_for(same(), 30))
+    for chunks, num_choices in ((chats, 2), (plains, 4), (list(api.chat.completions.create(**chat)), 2)):
+        ends = [chunk.choices[0].index for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason]
+        assert (sorted(ends), chunks[-1].choices) == (list(range(num_choices)), [])
+        assert chunks[-1].usage.completion_tokens == num_choices * len(ANSWER_IDS)
+    assert all(
+        text_of(c for c in chats if c.choices and c.choices[0].index == i) == ANSWER.partition("END")[0]
+        for i in range(2)
+    )
+    assert (text, responses[-1].type) == (ANSWER, "response.completed")
+
+
+@pytest.mark.parametrize("name", ["tools", "functions", "nonsense"])
+def test_what_cannot_be_honoured_is_named_everywhere(gateway, api, name):
+    """Both clients raise BadRequestError with the field's name, at every endpoint."""
+    more = {"extra_body": {name: [{"type": "function", "function": {"name": "f"}, "name": "f"}]}}
+    calls = [
+        lambda one: one.chat.completions.create(model="fake", messages=CHAT, **more),
+        lambda one: one.completions.create(model="fake", prompt="a", **more),
+        lambda one: one.responses.create(model="fake", input="Hi", **more),
+    ]
+
+    async def refused(call):
+        async with openai.AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as other:
+            await call(other)
+
+    for call in calls:
+        with pytest.raises(openai.BadRequestError, match=name) as raised:
+            call(api)
+        assert raised.value.param == name
+        with pytest.raises(openai.BadRequestError, match=name):
+            asyncio.run(refused(call))
+
+
 # --- what OpenAI does not have ----------------------------------------------------------------------------------------
 
 

@@ -78,6 +78,26 @@ def test_a_killed_broker_goes_on_where_it_was(start_broker: StartBroker, client:
     assert "jobs" not in client.status()["counts"]  # the last broker took no job: it had them all from the journal
 
 
+def test_tenants_keep_their_shares_when_the_broker_is_killed(
+    spawn: Callable[..., Process], start_broker: StartBroker, free_address: str, tmp_path: Path
+) -> None:
+    """Of ten places ann has five: she gets no sixth, before or after; another tenant, and the gateway itself, get one."""
+    broker = start_broker("--max-jobs", "10")
+    spawn(free_address, "20", program=TOY)
+    with Client(free_address, timeout_s=PATIENCE_S, cache_dir=tmp_path / "cache") as client:
+        client.wait_until_ready()
+        running = [client.submit(token_ids=[*PROMPT, i], max_tokens=1900, tenant="ann") for i in range(5)]
+        wait_until(lambda: client.status()["jobs"]["running"] == 5)
+        assert "of one key" in str(refusal(client, tenant="ann"))
+        broker.kill()
+        broker.wait()
+        start_broker("--max-jobs", "10")
+        assert "of one key" in str(refusal(client, tenant="ann"))
+        for tenant in ("ben", ""):
+            assert len(client.generate(token_ids=[9], max_tokens=4, tenant=tenant).token_ids) == 4
+        assert not any(job.done for job in running)
+
+
 def test_a_second_broker_is_refused(start_broker: StartBroker, free_address: str) -> None:
     """It says who has the journal, and ends with status 2."""
     first = start_broker()
@@ -122,10 +142,10 @@ def test_a_frozen_broker_finds_that_it_lost(
     assert second.poll() is None
 
 
-def refusal(client: Client) -> JobError:
+def refusal(client: Client, **options: str) -> JobError:
     """Return why a new job is refused."""
     with pytest.raises(JobError) as raised:
-        client.generate(token_ids=[9], max_tokens=4)
+        client.generate(token_ids=[9], max_tokens=4, **options)
     return raised.value
 
 

@@ -280,13 +280,16 @@ def test_old_results_expire(open_journal: Open, path: Path) -> None:
 
 
 def test_a_journal_of_the_first_version_is_read(path: Path) -> None:
-    """Its unfinished jobs are there, with nothing held against them."""
+    """Its unfinished jobs are there, with nothing held against them, and of no tenant."""
     path.parent.mkdir()
     old = connect(path)
     prepare(old, STEPS[:1])
     old.execute("INSERT INTO active VALUES (1, 'w')")
+    old.execute("INSERT INTO jobs VALUES (1, 'o', 'l', 'm', '{}', '{}', 0, 1.0, 0.0, x'01000000')")
     old.close()
     journal = SqliteJournal(str(path), Opening())
     row = journal._connection.execute("SELECT weights, deaths, lone_deaths, death_length FROM active").fetchone()
+    (job,) = journal.unfinished()
     journal.close()
     assert row == ("w", 0, 0, 0)
+    assert (job.owner, job.submit.tenant, job.submit.label) == ("o", "", "l")

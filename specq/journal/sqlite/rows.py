@@ -14,7 +14,7 @@ from specq.protocol import ConfigError, JobError, RenamedCounts, SamplingParams,
 
 V = TypeVar("V", bound=Values)
 
-JOB = "job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
+JOB = "job_id, owner, tenant, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
 COMMIT = "job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens"
 RESULT = "weights, finish, ended, code, reason, stats, token_ids, origins, logprobs"
 SUMMARY = "job_id, label, model, owner, priority, finish, length(token_ids) / 4, submitted, ended"
@@ -27,6 +27,7 @@ def job_row(record: JobTaken) -> tuple[Any, ...]:
     return (
         submit.job_id,
         record.owner,
+        submit.tenant,
         submit.label,
         submit.model,
         orjson.dumps(submit.params.to_dict()).decode(),
@@ -94,7 +95,7 @@ def stored_job(row: tuple[Any, ...]) -> StoredJob:
 
     One that an earlier broker took, with values that are out of bounds now, is a `misfit`.
     """
-    job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids = row
+    job_id, owner, tenant, label, model, params, speculation, priority, submitted, deadline, prompt_ids = row
     try:
         (sampling, reason), (drafting, other) = _values(SamplingParams, params), _values(Speculation, speculation)
         submit = Submit(
@@ -103,6 +104,7 @@ def stored_job(row: tuple[Any, ...]) -> StoredJob:
             speculation=drafting,
             model=model,
             label=label,
+            tenant=tenant,
             priority=priority,
             prompt_ids=np.frombuffer(prompt_ids, "<i4"),
         )

@@ -73,6 +73,9 @@ STEPS = (
     ALTER TABLE commits RENAME COLUMN accepted TO origins;
     ALTER TABLE results RENAME COLUMN accepted TO origins;
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN tenant TEXT NOT NULL DEFAULT '';
+    """,
 )
 
 
