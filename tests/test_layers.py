@@ -28,6 +28,7 @@ PACKAGES = {
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "transport", "text", "verification"),
+    "chat": ("protocol", "config", "client"),
     "gateway": ("protocol", "runtime", "text", "client"),
     "training": ("protocol", "checkpoints", "text", "engines"),
     "simulate": ("protocol", "runtime", "proposers", "drafting", "verifier", "broker"),
@@ -37,11 +38,11 @@ PACKAGES = {
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
-        *("proposers", "client", "simulate", "workers"),
+        *("proposers", "client", "chat", "simulate", "workers"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "gateway", "bench", "training", "simulate", "workers"),
+        *("client", "chat", "gateway", "bench", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
         *(
