@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from specq.chat.commands import Settings, run_command
 from specq.chat.pen import Pen
@@ -17,6 +17,7 @@ from specq.chat.summary import summary
 from specq.client import AsyncClient, Result, Served
 from specq.protocol import JobError
 
+T = TypeVar("T")
 CHECK_S = 0.2  # between two looks at the processes that serve
 ANSWER_SHARE = 4  # at least one in so many tokens of the context is the answer's
 
@@ -128,10 +129,10 @@ class Chat:
 
     # --- waiting ----------------------------------------------------------------------------------------------------
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._runner.run(self._tended(work))
 
-    async def _tended(self, work: Coroutine[Any, Any, Any]) -> Any:
+    async def _tended(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine and look after the processes meanwhile; it is stopped with whoever waits."""
         task = asyncio.ensure_future(work)
         try:

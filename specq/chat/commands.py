@@ -72,7 +72,7 @@ def _quit(settings: Settings, _rest: str) -> str:
     return ""
 
 
-def _parameter(name: str, read: Callable[[str], Any], unset: str) -> Callable[[Settings, str], str]:
+def _parameter(name: str, read: type, unset: str) -> Callable[[Settings, str], str]:
     """Return the command that sets a parameter, or shows it where no value is given; `unset`: what holds without one."""
 
     def run(settings: Settings, text: str) -> str:
@@ -83,11 +83,11 @@ def _parameter(name: str, read: Callable[[str], Any], unset: str) -> Callable[[S
     return run
 
 
-def _read(name: str, read: Callable[[str], Any], text: str) -> Any:
+def _read(name: str, read: type, text: str) -> Any:
     try:
         return read(text)
     except ValueError:
-        kind = {int: "a whole number", float: "a number"}[read]
+        kind = "a whole number" if read is int else "a number"
         raise JobError(f"{name} is {text!r}; it must be {kind}, or {OFF}") from None
 
 
