@@ -20,7 +20,21 @@ from statistics import median
 import numpy as np
 import zmq
 
-from specq.protocol import Assign, Draft, Frames, Hello, Message, ModelInfo, Open, Verdict, decode, encode
+from specq.protocol import (
+    DRAFT_WORKER,
+    ORIGIN_CODES,
+    PLAIN,
+    Assign,
+    Draft,
+    Frames,
+    Hello,
+    Message,
+    ModelInfo,
+    Open,
+    Verdict,
+    decode,
+    encode,
+)
 from specq.transport import AllowList, Curve, Zap, bind_router, connect_dealer, curve_to_broker, directory_of, own_keys
 
 CHAIN = 8
@@ -76,6 +90,7 @@ class Verdicts:
             token_ids=np.full(CHAIN + 1, 100, np.int32),
             node_ids=ids + 1000,
             mask=np.ones(CHAIN, np.uint8),
+            origins=np.array([ORIGIN_CODES[DRAFT_WORKER]] * CHAIN + [ORIGIN_CODES[PLAIN]], np.uint8),
         )
         self._length = length
         self._key, header, *self._arrays = encode(verdict)

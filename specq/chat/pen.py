@@ -12,6 +12,7 @@ from typing import TextIO
 import click
 
 from specq.config import wants_colours
+from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, DRAFTED, LOOKUP, OWN, PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +25,20 @@ class Mark:
     closing: str = ""
 
 
-MARKS = {
-    True: Mark("drafted and accepted", "green"),
-    False: Mark("the target's own", "yellow", "«", "»"),
+_ANGLES = ("\u2039", "\u203a")  # small ones, which look like < and >
+MARKS = {  # one for each name of `specq.protocol.ORIGINS`
+    OWN: Mark("the target's own", None, *_ANGLES),
+    PLAIN: Mark("the target's own, nothing was drafted here", None, *_ANGLES),
+    CORRECTED: Mark("corrected by the target", "yellow", "«", "»"),
+    DRAFTED: Mark("drafted and accepted", "green"),
+    COLOCATED: Mark("accepted, drafted in the verifier", "green"),
+    DRAFT_WORKER: Mark("accepted, from a draft worker", "cyan"),
+    LOOKUP: Mark("accepted, looked up in the text", "bright_blue"),
+}
+LEGENDS = {
+    "plain": (),
+    "marks": (DRAFTED, CORRECTED, PLAIN),
+    "colours": (COLOCATED, DRAFT_WORKER, LOOKUP, CORRECTED, PLAIN),
 }
 NO_MARK = Mark("")
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
@@ -40,7 +52,7 @@ class Pen:
         self.style = style
         self._mark = NO_MARK
 
-    def write(self, text: str, origin: bool) -> None:
+    def write(self, text: str, origin: str) -> None:
         """Write text of one origin."""
         if self.style == "plain":
             click.echo(text, nl=False, color=True)  # as it is, also to a file
@@ -53,12 +65,10 @@ class Pen:
 
     def legend(self) -> None:
         """Say what the colours or marks stand for, in a line; nothing where there are none."""
-        if self.style == "plain":
-            return
-        for origin, mark in MARKS.items():
-            self.write(mark.meaning, origin)
+        for origin in LEGENDS[self.style]:
+            self.write(MARKS[origin].meaning, origin)
             click.echo(f"{self._change_to(NO_MARK)}   ", nl=False, color=True)
-        click.echo("")
+        click.echo("", nl=self.style != "plain")
 
     def _change_to(self, mark: Mark) -> str:
         """Return what ends the text so far and begins that of another mark."""

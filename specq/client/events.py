@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from specq.protocol import JobError, JobInfo, LogprobRecord, ModelInfo, Tokens
+from specq.protocol import ORIGIN_CODES, OWN, JobError, JobInfo, LogprobRecord, ModelInfo, Tokens, origin_names
+
+_OWN = bytes([ORIGIN_CODES[OWN]])
 
 
 @dataclass(slots=True)
 class Transcript:
-    """What is known of a job: tokens, whether each was drafted, and when (seconds of the caller's clock)."""
+    """What is known of a job: tokens, where each comes from (`specq.protocol.origins`), and when (seconds of the caller's clock)."""
 
     started: float
     token_ids: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
+    origins: bytearray = field(default_factory=bytearray)
     logprobs: LogprobRecord = field(default_factory=lambda: LogprobRecord(-1))
     finish: str = ""
     stats: dict[str, Any] = field(default_factory=dict)
@@ -26,10 +28,10 @@ class Transcript:
         new = tuple(message.token_ids.tolist()[num_known:])
         if not new:
             return None
-        flags = (*message.accepted.tolist()[num_known:], *(0,) * len(new))[: len(new)]
+        origins = message.origins.tobytes()[num_known:].ljust(len(new), _OWN)[: len(new)]
         start = len(self.token_ids)
         self.token_ids.extend(new)
-        self.accepted.extend(flags)
+        self.origins += origins
         self.logprobs.extend(message, num_known)
         self.first_token = self.first_token or now
         return self._since(start, message.job_id)
@@ -39,18 +41,18 @@ class Transcript:
         return [self._since(0, key)] if self.token_ids else []
 
     def _since(self, start: int, key: int) -> NewTokens:
-        new, accepted = tuple(self.token_ids[start:]), tuple(self.accepted[start:])
-        return NewTokens(key, new, accepted, tuple(self.logprobs.to_list(new, start)))
+        new, origins = tuple(self.token_ids[start:]), origin_names(self.origins[start:])
+        return NewTokens(key, new, origins, tuple(self.logprobs.to_list(new, start)))
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens:
-    """Tokens of a job that were not known before; `accepted` flags those that a drafter guessed; `logprobs` as in `Result`,
-    empty where none were asked for."""
+    """Tokens of a job that were not known before; `origins`: where each comes from, names of
+    `specq.protocol.ORIGINS`; `logprobs` as in `Result`, empty where none were asked for."""
 
     key: int
     token_ids: tuple[int, ...]
-    accepted: tuple[int, ...]
+    origins: tuple[str, ...]
     logprobs: tuple[dict[str, Any], ...] = ()
 
 

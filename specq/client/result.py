@@ -12,7 +12,7 @@ from typing import Any
 
 from specq.client.events import NewTokens, Transcript
 from specq.client.request import Request
-from specq.protocol import RenamedCounts, SamplingParams
+from specq.protocol import OWN, RenamedCounts, SamplingParams
 from specq.text import StopMatcher, TextCodec
 
 
@@ -60,9 +60,10 @@ class Piece:
     """The text and tokens of one message.
 
     text      text that may be shown now; tokens whose text is not certain yet have none
-    token_ids, accepted   the new tokens, and for each whether a drafter had guessed it
+    token_ids, origins   the new tokens, and where each comes from: a name of `specq.protocol.ORIGINS`
+    texts     the text that each of them makes certain
     logprobs  if asked for, of each new token, as in `Result`
-    spans     `text` cut by origin: (text, drafted)
+    spans     `text` cut by origin: (text, origin)
     result    with the completion's last piece
     index     which of the prompt's completions this belongs to, from 0
     place     which of several prompts, from 0
@@ -70,8 +71,9 @@ class Piece:
 
     text: str
     token_ids: tuple[int, ...] = ()
-    accepted: tuple[bool, ...] = ()
-    spans: tuple[tuple[str, bool], ...] = ()
+    origins: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    spans: tuple[tuple[str, str], ...] = ()
     result: Result | None = None
     index: int = 0
     place: int = 0
@@ -86,19 +88,22 @@ class PieceMaker:
     ) -> None:
         self._matcher = StopMatcher(codec, params.stop, params.min_tokens)
         self._index, self._place, self._num_known = index, place, num_known
+        self._last_origin = OWN  # of the last token
 
     def piece(self, new: NewTokens) -> Piece:
         """Return the text that these tokens make certain."""
         skipped = min(self._num_known, len(new.token_ids))
         self._num_known -= skipped
-        texts = [self._text(token) for token in new.token_ids][skipped:]
-        flags = tuple(map(bool, new.accepted[skipped:]))
-        shown = [part for part in zip(texts, flags, strict=True) if part[0]]
-        spans = tuple((_join(run), flag) for flag, run in groupby(shown, key=lambda part: part[1]))
+        texts = tuple([self._text(token) for token in new.token_ids][skipped:])
+        origins = new.origins[skipped:]
+        self._last_origin = origins[-1] if origins else self._last_origin
+        shown = [part for part in zip(texts, origins, strict=True) if part[0]]
+        spans = tuple((_join(run), origin) for origin, run in groupby(shown, key=lambda part: part[1]))
         return Piece(
             "".join(texts),
             new.token_ids[skipped:],
-            flags,
+            origins,
+            texts,
             spans,
             index=self._index,
             place=self._place,
@@ -112,11 +117,11 @@ class PieceMaker:
     def last(self, result: Result) -> Piece:
         """Return what was held back, with the result."""
         text = self._matcher.finish()
-        spans = ((text, False),) if text else ()
+        spans = ((text, self._last_origin),) if text else ()
         return Piece(text, spans=spans, result=result, index=self._index, place=self._place)
 
 
-def _join(parts: Iterable[tuple[str, bool]]) -> str:
+def _join(parts: Iterable[tuple[str, str]]) -> str:
     return "".join(text for text, _ in parts)
 
 

@@ -61,14 +61,14 @@ class JobCrashed(NamedTuple):
 class TokensAdded(NamedTuple):
     """One round's tokens, after `base_len` generated ones.
 
-    token_ids i32[m], accepted u8[m] (1: was drafted), logprobs: rows of `specq.journal.logprob_rows` or empty; all as
-    bytes, little-endian. num_nodes: draft nodes that the round verified.
+    token_ids i32[m], origins u8[m] (`specq.protocol.origins`), logprobs: rows of `specq.journal.logprob_rows` or
+    empty; all as bytes, little-endian. num_nodes: draft nodes that the round verified.
     """
 
     job_id: int
     base_len: int
     token_ids: bytes
-    accepted: bytes
+    origins: bytes
     logprobs: bytes
     num_nodes: int
 
@@ -83,7 +83,7 @@ class JobEnded(NamedTuple):
     stats: dict[str, Any]
     ended: float
     token_ids: bytes
-    accepted: bytes
+    origins: bytes
     logprobs: bytes
 
 
@@ -101,7 +101,7 @@ def num_bytes(record: Record) -> int:
     if isinstance(record, JobTaken):
         return record.submit.prompt_ids.nbytes
     if isinstance(record, (TokensAdded, JobEnded)):
-        return len(record.token_ids) + len(record.accepted) + len(record.logprobs)
+        return len(record.token_ids) + len(record.origins) + len(record.logprobs)
     return 0
 
 
@@ -121,7 +121,7 @@ class StoredJob:
     placed: int = 0
     crashes: Crashes = NO_CRASHES
     token_ids: bytes = b""
-    accepted: bytes = b""
+    origins: bytes = b""
     logprobs: bytes = b""
     rounds: int = 0
     draft_tokens: int = 0

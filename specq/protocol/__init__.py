@@ -3,6 +3,7 @@
     arrays          types of arrays, for all of specq
     types, params   draft trees, steps, judgements, models; what a job may ask for
     step_output     what a step is asked for besides judgements, and what it returns
+    origins         where each token of a text comes from
     messages/       one frozen dataclass for each message, a file a receiver
     wire            messages to frames and back
     bounds          what any number or text from outside may be
@@ -33,6 +34,7 @@ from specq.protocol.bounds import (
     MAX_NODES,
     MODES,
     NAME,
+    ORIGIN_BYTES,
     PRIORITY,
     TENANT,
     TOKEN_IDS,
@@ -53,8 +55,6 @@ from specq.protocol.errors import (
 from specq.protocol.fitting import fits, mismatch
 from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
-    COLOCATED_LANE,
-    LOOKUP_LANE,
     Accepted,
     Ack,
     Assign,
@@ -81,6 +81,23 @@ from specq.protocol.messages import (
     Tokens,
     Verdict,
     Welcome,
+)
+from specq.protocol.origins import (
+    COLOCATED,
+    COLOCATED_LANE,
+    CORRECTED,
+    DRAFT_WORKER,
+    DRAFTED,
+    LOOKUP,
+    LOOKUP_LANE,
+    ORIGIN_CODES,
+    ORIGIN_OF_LANE,
+    ORIGINS,
+    OWN,
+    PLAIN,
+    TARGETS_OWN,
+    num_drafted,
+    origin_names,
 )
 from specq.protocol.params import MAX_SEED, SamplingParams, Speculation, Values
 from specq.protocol.session_stats import RenamedCounts, SessionStats
@@ -117,12 +134,17 @@ from specq.protocol.wire import (
 
 __all__ = [
     "BROKER_GONE",
+    "COLOCATED",
     "COLOCATED_LANE",
+    "CORRECTED",
     "COUNT",
     "DEADLINE_MS",
+    "DRAFTED",
+    "DRAFT_WORKER",
     "FINAL",
     "ID",
     "LABEL",
+    "LOOKUP",
     "LOOKUP_LANE",
     "MAX_ARRAY",
     "MAX_NODES",
@@ -133,7 +155,14 @@ __all__ = [
     "NO_TAP",
     "NO_TOKENS",
     "NO_TREE",
+    "ORIGINS",
+    "ORIGIN_BYTES",
+    "ORIGIN_CODES",
+    "ORIGIN_OF_LANE",
+    "OWN",
+    "PLAIN",
     "PRIORITY",
+    "TARGETS_OWN",
     "TENANT",
     "TOKEN_IDS",
     "Accepted",
@@ -209,6 +238,8 @@ __all__ = [
     "fits",
     "mismatch",
     "named_type",
+    "num_drafted",
+    "origin_names",
     "pack_distributions",
     "reason_against",
     "report_of",

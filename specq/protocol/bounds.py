@@ -22,6 +22,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specq.protocol.origins import ORIGINS
+
 MAX_SHOWN = 80  # characters of a wrong value that an error repeats
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
@@ -196,6 +198,10 @@ REFERENCES = Elements("-1 or up to 2**31 - 1", _are_ascii4, lambda array: _least
 IDS = Elements("ids from 0 to 2**63 - 1", lambda data: data[7::8].isascii())
 FLAGS = Elements("0 or 1", lambda data: not data.translate(None, b"\0\1"))
 BYTES = Elements("any bytes")
+_ORIGINS = bytes(range(len(ORIGINS)))
+ORIGIN_BYTES = Elements(
+    f"codes of origins, from 0 to {len(ORIGINS) - 1}", lambda data: not data.translate(None, _ORIGINS)
+)
 WEIGHTS = Elements("any 16-bit numbers")
 LOGPROBS = Elements(
     "finite or -inf",

@@ -10,6 +10,9 @@ import numpy as np
 import zmq
 
 from specq.protocol import (
+    DRAFT_WORKER,
+    ORIGIN_CODES,
+    PLAIN,
     Accepted,
     Cancel,
     FetchTokenizer,
@@ -52,14 +55,16 @@ Answer = Callable[[Message], Sequence[Message]]
 
 
 def tokens(job_id: int, base_len: int, ids: Sequence[int], finish: str = "") -> Tokens:
-    """Return a message of tokens, all but the last flagged as drafted; statistics come with the end."""
+    """Return a message of tokens, all but the last from a draft worker; statistics come with the end."""
     return Tokens(
         job_id=job_id,
         base_len=base_len,
         finish=finish,
         stats=STATS if finish else {},
         token_ids=np.array(ids, np.int32),
-        accepted=np.array([1] * (len(ids) - 1) + [0] * min(1, len(ids)), np.uint8),
+        origins=np.array(
+            [ORIGIN_CODES[DRAFT_WORKER]] * (len(ids) - 1) + [ORIGIN_CODES[PLAIN]] * min(1, len(ids)), np.uint8
+        ),
     )
 
 

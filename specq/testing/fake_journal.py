@@ -36,14 +36,14 @@ class FakeJournal:
         elif isinstance(record, TokensAdded):
             assert record.base_len == job.num_tokens, "tokens are missing or came twice"
             job.token_ids += record.token_ids
-            job.accepted += record.accepted
+            job.origins += record.origins
             job.logprobs += record.logprobs
             job.rounds += 1
             job.draft_tokens += record.num_nodes
         elif isinstance(record, JobEnded):
             assert record.token_ids.startswith(job.token_ids), "the end tells another story"
             _, job.finish, job.code, job.reason, job.stats, job.ended, *arrays = record
-            job.token_ids, job.accepted, job.logprobs = arrays
+            job.token_ids, job.origins, job.logprobs = arrays
             self.num_ends[record.job_id] += 1
         else:
             del self.jobs[record.job_id]

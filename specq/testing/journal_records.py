@@ -38,7 +38,7 @@ def ended(job_id: int, tokens: list[int], at: float = 9.0, finish: str = "length
     one = added(job_id, 0, tokens)
     code, reason = ("engine", "it broke") if finish == "error" else ("", "")
     stats = {"rounds": 3, "positions": [[1, 2]]}
-    return JobEnded(job_id, finish, code, reason, stats, at, one.token_ids, one.accepted, one.logprobs)
+    return JobEnded(job_id, finish, code, reason, stats, at, one.token_ids, one.origins, one.logprobs)
 
 
 def history(rng: random.Random, num_jobs: int = 12, length: int = 300) -> list[Record]:
@@ -78,4 +78,4 @@ def groups(rng: random.Random, records: list[Record]) -> Iterator[list[Record]]:
 def plain(job: StoredJob | None) -> StoredJob | None:
     """Return a job as it is found: without what only one that runs remembers, or without what it has so far."""
     bare = job and replace(job, rounds=0, draft_tokens=0)
-    return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", accepted=b"", logprobs=b"")
+    return bare if not bare or bare.finish else replace(bare, weights="", token_ids=b"", origins=b"", logprobs=b"")

@@ -7,13 +7,15 @@ from itertools import accumulate
 
 import numpy as np
 
-from specq.protocol import NO_TOKENS, Int32Array, Judgement, UInt8Array
+from specq.protocol import CORRECTED, NO_TOKENS, ORIGIN_CODES, ORIGIN_OF_LANE, PLAIN, Int32Array, Judgement, UInt8Array
 from specq.runtime import Faults
 from specq.verifier.scheduler import ScheduledSession
 from specq.verifier.session import Session
+from specq.verifier.trees import NONE
 
 NO_FLAGS: UInt8Array = np.zeros(0, np.uint8)
 NO_FLAGS.flags.writeable = False
+_PLAIN, _CORRECTED = bytes([ORIGIN_CODES[PLAIN]]), bytes([ORIGIN_CODES[CORRECTED]])
 
 
 class Round:
@@ -24,10 +26,11 @@ class Round:
     nodes       i32[n]: those that were verified; path: the places of the accepted among them
     node_ids    i32[n], lanes u8[n], is_accepted u8[n]: the same nodes for a verdict; set by `commit`
     first_arrived   when the oldest of them arrived
+    origins     the code of each token's origin (`specq.protocol.origins`); set by `commit`
     """
 
     __slots__ = (
-        "base_len", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "path", "session", "token_ids",
+        "base_len", "first_arrived", "is_accepted", "lanes", "node_ids", "nodes", "origins", "path", "session", "token_ids",
     )  # fmt: skip
 
     def __init__(
@@ -36,6 +39,7 @@ class Round:
         self.session, self.base_len, self.token_ids = session, base_len, token_ids
         self.nodes, self.path, self.first_arrived = nodes, path, 0.0
         self.node_ids, self.lanes, self.is_accepted = NO_TOKENS, NO_FLAGS, NO_FLAGS
+        self.origins = _PLAIN
 
     def waited_us(self, started: float) -> int:
         """Return the microseconds that the oldest verified node had waited when the step started."""
@@ -56,6 +60,8 @@ def commit(
     num_verified = [len(done.nodes) for done in rounds]
     nodes, is_accepted = _verified(rounds, num_verified)
     operations.count(sessions, num_verified, nodes, is_accepted, min_accept_prob)  # trees as they were verified
+    for done in rounds:
+        done.session.origins += done.origins
     token_ids = np.concatenate([done.token_ids for done in rounds])
     operations.commit(sessions, [len(done.token_ids) for done in rounds], token_ids, num_verified)
     return rounds
@@ -98,3 +104,22 @@ def _note_verified(drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_a
         own = slice(first, first + len(done.nodes))
         done.node_ids, done.lanes, done.is_accepted = node_ids[own], lanes[own], is_accepted[own]
         done.first_arrived = arrived
+    _note_origins(drafted, nodes, is_accepted, lanes)
+
+
+def _note_origins(
+    drafted: Sequence[tuple[Round, int]], nodes: Int32Array, is_accepted: UInt8Array, lanes: UInt8Array
+) -> None:
+    """Note where the tokens of each round come from. One of the target's own corrects drafts if a verified node hung from the
+    end of the accepted path."""
+    trees = drafted[0][0].session.trees
+    firsts = [first for _, first in drafted]
+    ends = [int(nodes[first + done.path[-1]]) if done.path else NONE for done, first in drafted]
+    hangs = trees.parent[nodes] == np.repeat(ends, np.diff([*firsts, len(nodes)]))
+    corrected = np.logical_or.reduceat(hangs, firsts).tolist()
+    sources = ORIGIN_OF_LANE[lanes[is_accepted == 1]].tobytes()
+    start = 0
+    for (done, _), is_corrected in zip(drafted, corrected, strict=True):
+        end = start + len(done.path)
+        own = _CORRECTED if is_corrected else _PLAIN
+        done.origins, start = (sources[start:end] + own)[: len(done.token_ids)], end

@@ -41,6 +41,7 @@ class Session:
         self.journaled = len(self.token_ids)  # what the broker has confirmed
         self.logprobs = LogprobRecord(message.params.logprobs)  # of the tokens from opened_len on
         self.opened_len = len(self.token_ids)
+        self.origins = bytearray()  # of the tokens from opened_len on: codes of `specq.protocol.origins`
         self.stop_matcher: StopMatcher | None = None  # of the job's stop strings
         self.finish = ""  # the finish reason, once there is one
         self.kv_len = 0

@@ -38,13 +38,17 @@ def verdict_of(done: Round, min_accept_prob: int, us: tuple[int, int]) -> Verdic
         us=us,
         node_ids=done.node_ids,
         mask=done.is_accepted,
+        origins=np.frombuffer(done.origins, np.uint8),
         node_lanes=NO_FLAGS if _has_one_remote_lane(done.session) else done.lanes,
     )
 
 
 def verdict_again(session: Session, base_len: int, min_accept_prob: int) -> Verdict:
     """Return one verdict with all that was committed from `base_len` on; it names no nodes."""
-    return _verdict(session, base_len, np.array(session.token_ids[base_len:], np.int32), min_accept_prob)
+    origins = np.array(session.origins[base_len - session.opened_len :], np.uint8)
+    return _verdict(
+        session, base_len, np.array(session.token_ids[base_len:], np.int32), min_accept_prob, origins=origins
+    )
 
 
 def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_prob: int, **of_round: Any) -> Verdict:

@@ -70,16 +70,13 @@ class Desk:
     def found(self, asked: Find, client: bytes) -> list[Message]:
         return self.take(self.broker.found(asked.job_id, None, self.now), client)
 
-    def verdict(self, job_id: int, *tokens: int, finish: str = "", received: bytes = ANN) -> list[Message]:
+    def verdict(
+        self, job_id: int, *tokens: int, finish: str = "", received: bytes = ANN, **fields: object
+    ) -> list[Message]:
         """Commit tokens of a job; return what a client receives at once."""
         job = self.broker.state.jobs.active[job_id]
-        verdict = Verdict(
-            session_id=job_id,
-            epoch=job.session.epoch,
-            base_len=job.transcript.length,
-            finish=finish,
-            token_ids=np.array(tokens),
-        )
+        said = {"base_len": job.transcript.length, "finish": finish, "token_ids": np.array(tokens)} | fields
+        verdict = Verdict(session_id=job_id, epoch=job.session.epoch, **said)
         return self.take(self.broker.from_back(job.session.verifier, encode(verdict), self.now), received)
 
     def journaled(self, received: bytes = ANN) -> list[Message]:

@@ -11,7 +11,11 @@ from specq.broker.admission.gate import MAX_WORKERS
 from specq.broker.core import Broker
 from specq.broker.effects import Find
 from specq.broker.jobs import table as job_table
-from specq.protocol.errors import JournalBusyError
+from specq.broker.jobs.commits import read_commit
+from specq.broker.jobs.records import restored
+from specq.journal.records import StoredJob
+from specq.protocol.arrays import UInt8Array
+from specq.protocol.errors import JournalBusyError, ProtocolError
 from specq.protocol.messages import (
     Accepted,
     Cancel,
@@ -21,16 +25,41 @@ from specq.protocol.messages import (
     Hello,
     JobList,
     ListJobs,
+    Message,
     Open,
     Status,
     Submit,
     Tokens,
+    Verdict,
+)
+from specq.protocol.origins import (
+    COLOCATED,
+    CORRECTED,
+    DRAFT_WORKER,
+    DRAFTED,
+    LOOKUP,
+    ORIGIN_CODES,
+    ORIGINS,
+    OWN,
+    PLAIN,
+    origin_names,
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.status_report import report_of
 from specq.protocol.wire import encode
 from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
+
+
+def codes(*names: str) -> UInt8Array:
+    return np.array([ORIGIN_CODES[name] for name in names], np.uint8)
+
+
+def origins(*received: Message) -> list[str]:
+    """Return the names of what came with tokens, in order."""
+    found = [one.origins.tobytes() for one in received if isinstance(one, Tokens)]
+    return [name for one in found for name in origin_names(one)]
+
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
@@ -211,3 +240,38 @@ def test_the_status_tells_of_the_journal() -> None:
     (status,) = desk.front(ANN, GetStatus())
     assert isinstance(status, Status)
     assert status.report["journal"] == {"kept": True, "records": 2, "records_waiting": 2, "trouble": ""}
+
+
+# --- origins ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_client_learns_where_each_token_comes_from() -> None:
+    """As the verdicts say; one that says nothing has plain tokens alone. What overlaps is counted once, also for who comes later."""
+    desk = Desk()
+    desk.submit(1)
+    said = (DRAFT_WORKER, LOOKUP, CORRECTED)
+    first = desk.verdict(1, 7, 8, 9, origins=codes(*said))
+    second = desk.verdict(1, 9, 4, base_len=4, origins=codes(CORRECTED, COLOCATED))
+    third = desk.verdict(1, 5, finish="stop")
+    assert origins(*first, *second, *third) == [*said, COLOCATED, PLAIN]
+    again = desk.submit(1, BEN)
+    assert origins(*again[1:]) == [*said, COLOCATED, PLAIN]
+
+
+def test_a_job_of_an_older_journal_does_not_say_more_than_it_knows() -> None:
+    """There a token was drafted or not; the count of accepted drafts goes on from them."""
+    stored = StoredJob(
+        Submit(job_id=5, params=SamplingParams(), prompt_ids=np.array([5], np.int32)),
+        token_ids=np.arange(3, dtype="<i4").tobytes(),
+        origins=b"\1\0\1",
+    )
+    job = restored(stored)
+    assert origin_names(job.delta(0).origins.tobytes()) == (DRAFTED, OWN, DRAFTED)
+    assert job.stats.accepted_tokens == 2
+
+
+@pytest.mark.parametrize("wrong", [codes(PLAIN), codes(PLAIN) * 3, np.array([4, len(ORIGINS)], np.uint8)])
+def test_origins_are_one_a_token(wrong: UInt8Array) -> None:
+    verdict = Verdict(session_id=1, epoch=1, base_len=1, token_ids=np.array([1, 2], np.int32), origins=wrong)
+    with pytest.raises(ProtocolError, match="origins must hold codes of origins, from 0 to 6, one a token, or nothing"):
+        read_commit(encode(verdict))

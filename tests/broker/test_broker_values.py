@@ -90,7 +90,7 @@ def test_a_worker_is_told_what_is_out_of_bounds() -> None:
 def stored(misfit: str) -> StoredJob:
     submit = Submit(job_id=3, params=SamplingParams(max_tokens=9), model="toy", prompt_ids=PROMPT)
     tokens = np.array([8, 9], "<i4").tobytes()
-    return StoredJob(submit, "me", 1.0, weights="toy int", token_ids=tokens, accepted=bytes(2), misfit=misfit)
+    return StoredJob(submit, "me", 1.0, weights="toy int", token_ids=tokens, origins=bytes(2), misfit=misfit)
 
 
 def test_a_stored_job_that_is_out_of_bounds_fails_and_stops_nothing() -> None:

@@ -62,7 +62,7 @@ def test_a_reader_that_is_gone_costs_nothing_for_long() -> None:
     assert desk.broker.state.jobs.active[1].readers.by_client != {}
     desk.verdict(1, 8)
     for _ in range(MAX_MISSED + 2):
-        desk.broker.undelivered(Send("front", ANN, encode(Tokens(job_id=1, base_len=0, token_ids=[], accepted=[]))))
+        desk.broker.undelivered(Send("front", ANN, encode(Tokens(job_id=1, base_len=0, token_ids=[], origins=[]))))
         desk.tick()
     assert desk.broker.state.jobs.active[1].readers.by_client == {}
     assert desk.verdict(1, 9) == []

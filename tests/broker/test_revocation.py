@@ -162,7 +162,7 @@ def test_what_waits_for_the_journal_is_not_done_for_a_key_that_is_gone() -> None
     (listing,) = guarded.say("alice", ListJobs())
     guarded.say("alice", FetchTokenizer())
     guarded.take_away("alice")
-    stored = StoredJob(a_job(6), "alice", finish="stop", token_ids=bytes(4), accepted=b"\0")
+    stored = StoredJob(a_job(6), "alice", finish="stop", token_ids=bytes(4), origins=b"\0")
     chunk = encode(TokenizerChunk(model=toy_info(), index=0, count=1, data=np.zeros(1, np.uint8)))
     effects = guarded.broker.found(find.job_id, None, guarded.now)
     effects += guarded.broker.found(6, stored, guarded.now)

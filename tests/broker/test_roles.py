@@ -246,7 +246,7 @@ def test_jobs_in_the_journal_are_their_owners_too():
     """The journal says whose a job is: another key learns nothing of it."""
     guarded = Guarded(has_journal=True)
     ids = np.array([9], "<i4").tobytes()
-    stored = StoredJob(a_job(5), "alice", finish="stop", token_ids=ids, accepted=b"\0")
+    stored = StoredJob(a_job(5), "alice", finish="stop", token_ids=ids, origins=b"\0")
     for who in ("bob", "alice"):
         assert guarded.say(who, Follow(job_id=5)) == [Find(5)]
         received = [decode(e.frames) for e in guarded.broker.found(5, stored, 0.0) if isinstance(e, Send)]

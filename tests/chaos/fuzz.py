@@ -76,7 +76,7 @@ def real_messages() -> list[Message]:
         Draft(**key, lane=0, base_len=3, first_id=0, scores=np.zeros(2, np.float16), **tree),
         Verdict(**key, base_len=3, token_ids=np.array([9], np.int32), us=(1, 2), seen=(0, 1)),
         SessionFailed(**key, reason="x", retry=True),
-        Tokens(job_id=JOB, base_len=0, token_ids=np.array([9], np.int32), accepted=np.zeros(1, np.uint8)),
+        Tokens(job_id=JOB, base_len=0, token_ids=np.array([9], np.int32), origins=np.zeros(1, np.uint8)),
     ]
 
 

@@ -7,9 +7,11 @@ import io
 import pytest
 
 from specq.chat import Pen, pen_for
+from specq.chat.pen import MARKS
+from specq.protocol import COLOCATED, CORRECTED, LOOKUP, ORIGINS, PLAIN
 
 
-def written(style: str, *parts: tuple[str, bool], capsys) -> str:
+def written(style: str, *parts: tuple[str, str], capsys) -> str:
     pen = Pen(style)
     for text, origin in parts:
         pen.write(text, origin)
@@ -19,22 +21,22 @@ def written(style: str, *parts: tuple[str, bool], capsys) -> str:
 
 def test_marks_stand_around_runs(capsys):
     """Neighbours of one origin share a pair of marks, which is closed at the end of the line."""
-    parts = [("The", False), (" sky", False), (" is", True), (" blue", False)]
-    assert written("marks", *parts, capsys=capsys) == "«The sky» is« blue»\n"
+    parts = [("The", CORRECTED), (" sky", CORRECTED), (" is", LOOKUP), (" so", COLOCATED), (" blue", PLAIN)]
+    assert written("marks", *parts, capsys=capsys) == "«The sky» is so\u2039 blue\u203a\n"
 
 
 def test_colours_change_where_the_origin_does(capsys):
-    shown = written("colours", ("a", True), ("b", True), ("c", False), capsys=capsys)
-    assert shown == "\x1b[0m\x1b[32mab\x1b[0m\x1b[33mc\x1b[0m\n"
+    shown = written("colours", ("a", COLOCATED), ("b", COLOCATED), ("c", CORRECTED), ("d", PLAIN), capsys=capsys)
+    assert shown == "\x1b[0m\x1b[32mab\x1b[0m\x1b[33mc\x1b[0md\n"
 
 
 def test_plain_text_is_the_text(capsys):
-    assert written("plain", ("a\x1b[2J", True), ("b", False), capsys=capsys) == "a\x1b[2Jb\n"
+    assert written("plain", ("a\x1b[2J", LOOKUP), ("b", PLAIN), capsys=capsys) == "a\x1b[2Jb\n"
 
 
 @pytest.mark.parametrize("style", ["marks", "colours"])
 def test_a_model_cannot_steer_the_terminal(style, capsys):
-    shown = written(style, ("\x1b]0;title\x07 \x9b2J\r\x7f\tline\n", True), capsys=capsys)
+    shown = written(style, ("\x1b]0;title\x07 \x9b2J\r\x7f\tline\n", LOOKUP), capsys=capsys)
     assert "␛]0;title␇ \ufffd2J␍␡\tline\n" in shown
 
 
@@ -62,6 +64,10 @@ def test_where_there_are_colours(stream, environment, style, monkeypatch):
 
 def test_the_legend_is_written_as_it_explains(capsys):
     Pen("marks").legend()
-    assert "«the target's own»" in capsys.readouterr().out
+    assert "drafted and accepted   «corrected by the target»   \u2039the target's own" in capsys.readouterr().out
     Pen("plain").legend()
     assert capsys.readouterr().out == ""
+
+
+def test_every_origin_has_its_mark():
+    assert set(MARKS) == set(ORIGINS)

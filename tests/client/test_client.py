@@ -11,6 +11,7 @@ from specq.client import Client
 from specq.client.base import count_ready
 from specq.protocol.errors import JobError
 from specq.protocol.messages import Accepted, Cancel, FetchTokenizer, Submit
+from specq.protocol.origins import DRAFT_WORKER, PLAIN
 from specq.testing.fake_broker import ANSWER, ANSWER_IDS, CODEC, STATS, FakeBroker, answer, completion, tokens
 from tests.client.asking import CHAT
 
@@ -76,7 +77,7 @@ def test_stream(client, stop):
     assert [i for piece in pieces for i in piece.token_ids] == result.token_ids
     assert all("E" not in piece.text for piece in pieces) or not stop
     assert all("".join(text for text, _ in piece.spans) == piece.text for piece in pieces)
-    assert pieces[0].accepted == (True, True, False)
+    assert pieces[0].origins == (DRAFT_WORKER, DRAFT_WORKER, PLAIN)
 
 
 def test_stream_that_is_left_early(tmp_path):

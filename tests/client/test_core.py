@@ -8,6 +8,7 @@ import pytest
 from specq.client.core import RETRY_MAX_S
 from specq.client.events import JobDone, NewTokens, RequestFailed
 from specq.protocol.messages import Accepted, Failed, Submit
+from specq.protocol.origins import DRAFT_WORKER, PLAIN, origin_names
 from specq.testing.fake_broker import STATS, tokens
 from tests.client.cores import TEXT, make_core, new_ids
 
@@ -18,12 +19,16 @@ def test_a_job_from_start_to_end():
     assert core.take_outbox() == [job]
     assert core.receive(Accepted(job_id=7), 0.1) == []
     (first,) = core.receive(tokens(7, 0, [5, 6, 7]), 0.5)
-    assert first == NewTokens(7, (5, 6, 7), (1, 1, 0))
+    assert first == NewTokens(7, (5, 6, 7), (DRAFT_WORKER, DRAFT_WORKER, PLAIN))
     last, done = core.receive(tokens(7, 3, [8], "stop"), 0.7)
-    assert last == NewTokens(7, (8,), (0,))
+    assert last == NewTokens(7, (8,), (PLAIN,))
     assert isinstance(done, JobDone)
     transcript = done.transcript
-    assert (transcript.token_ids, transcript.accepted, transcript.finish) == ([5, 6, 7, 8], [1, 1, 0, 0], "stop")
+    assert (transcript.token_ids, origin_names(transcript.origins), transcript.finish) == (
+        [5, 6, 7, 8],
+        (DRAFT_WORKER, DRAFT_WORKER, PLAIN, PLAIN),
+        "stop",
+    )
     assert (transcript.started, transcript.first_token, transcript.finished) == (0.0, 0.5, 0.7)
     assert transcript.stats == STATS
     assert core.idle

@@ -125,7 +125,7 @@ def replay_doubled(patch: pytest.MonkeyPatch) -> None:
     def doubled(self: FakeJournal) -> list[object]:
         jobs = unfinished(self)
         for job in jobs:
-            job.token_ids, job.accepted = job.token_ids + job.token_ids[-4:], job.accepted + job.accepted[-1:]
+            job.token_ids, job.origins = job.token_ids + job.token_ids[-4:], job.origins + job.origins[-1:]
         return jobs
 
     patch.setattr(FakeJournal, "unfinished", doubled)

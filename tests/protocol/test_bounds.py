@@ -19,6 +19,7 @@ from specq.protocol.bounds import Bound, Elements, Items, Json, OneOf, Pair, Ran
 from specq.protocol.errors import JobError, ProtocolError
 from specq.protocol.field_checks import check_of
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Draft, Failed, Message, Verdict
+from specq.protocol.origins import ORIGINS
 from specq.protocol.params import SamplingParams, Speculation, Values
 from specq.protocol.session_stats import StatsBound
 from specq.protocol.types import ModelInfo
@@ -188,7 +189,8 @@ def array_cases() -> Iterator[tuple[type[Message], str, Any, Any]]:
         for name, hint in hints(cls).items():
             if is_array(hint) and hint.__metadata__[2].is_plain is not None:
                 dtype = hint.__metadata__[0]
-                yield from ((cls, name, value, dtype) for value in wrong[dtype])
+                of_origins = [len(ORIGINS), 255] if name == "origins" else None
+                yield from ((cls, name, value, dtype) for value in of_origins or wrong[dtype])
 
 
 @pytest.mark.parametrize(("cls", "name", "value", "dtype"), list(array_cases()))

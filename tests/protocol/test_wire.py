@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.protocol.bounds import FLAGS, MAX_INT32, MODES, NAME, Bound, Items, OneOf, Range, Text
+from specq.protocol.bounds import FLAGS, MAX_INT32, MODES, NAME, ORIGIN_BYTES, Bound, Items, OneOf, Range, Text
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import (
     MESSAGES,
@@ -66,15 +66,16 @@ def within(bound: Bound) -> st.SearchStrategy[typing.Any]:
     return st.dictionaries(names, st.integers(0, 9), max_size=3)
 
 
+TOPS = {FLAGS.is_plain: 1, ORIGIN_BYTES.is_plain: 6}
+
+
 def _field(annotation: typing.Any) -> st.SearchStrategy[typing.Any]:
     if annotation in PARAMS:
         return PARAMS[annotation]
     if not is_array(annotation):
         return within(annotation.__metadata__[0])
-    dtype, top = (
-        np.dtype(annotation.__metadata__[0]),
-        1 if annotation.__metadata__[2].is_plain is FLAGS.is_plain else 100,
-    )
+    bound = annotation.__metadata__[2].is_plain
+    dtype, top = np.dtype(annotation.__metadata__[0]), TOPS.get(bound, 100)
     return st.lists(st.integers(0, top), max_size=9).map(lambda values: np.array(values, dtype))
 
 

@@ -17,6 +17,7 @@ from specq.protocol.messages import (
     TokenizerChunk,
     Verdict,
 )
+from specq.protocol.origins import PLAIN
 from specq.protocol.params import SamplingParams
 from specq.protocol.step_output import NO_TAP
 from specq.testing.tokenizer import tokenizer_files
@@ -248,7 +249,7 @@ def test_a_stop_string_ends_nothing_before_min_tokens_at_the_verifier_and_at_the
     expected = codec.decode(tokens)[: -len(stop)]
     assert completion_text(codec, tokens, params) == expected
     maker = PieceMaker(codec, params)
-    shown = [maker.piece(NewTokens(7, (token,), (0,))).text for token in tokens]
+    shown = [maker.piece(NewTokens(7, (token,), (PLAIN,))).text for token in tokens]
     assert "".join(shown) + maker.last(Result(1, None)).text == expected
 
 

@@ -1,7 +1,7 @@
 """What the broker reads of a verdict: what it commits and counts, and no more; the rest is the drafters' to read.
 
 A verdict is the message that the broker handles most, so only its header is checked as a whole: see `decode_scalars`. Of its
-arrays the broker reads three: 60% of the time of a whole `decode`. What is read is checked as strictly.
+arrays the broker reads four: 60% of the time of a whole `decode`. What is read is checked as strictly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import numpy as np
 
 from specq.protocol import (
     MAX_NODES,
+    ORIGIN_BYTES,
+    ORIGIN_CODES,
+    PLAIN,
     TOKEN_IDS,
     ProtocolError,
     Verdict,
@@ -24,13 +27,16 @@ from specq.protocol import (
 _TOKENS = array_frame(Verdict, "token_ids")
 _NODES = array_frame(Verdict, "node_ids")
 _MASK = array_frame(Verdict, "mask")
+_ORIGINS = array_frame(Verdict, "origins")
 _are_tokens = cast("Callable[[bytes], object]", TOKEN_IDS.is_plain)
+_are_origins = cast("Callable[[bytes], object]", ORIGIN_BYTES.is_plain)
+_PLAIN = bytes([ORIGIN_CODES[PLAIN]])
 
 
 @dataclass(slots=True)
 class Commit:
-    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `flags` says
-    of each token whether it was drafted (1) or is the target's own (0)."""
+    """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `origins` has
+    the code of each token."""
 
     epoch: int
     base_len: int
@@ -40,7 +46,7 @@ class Commit:
     stats: dict[str, Any]
     token_ids: list[int]
     raw: bytes
-    flags: bytes
+    origins: bytes
     num_nodes: int
     num_accepted: int
     num_bytes: int
@@ -56,7 +62,10 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         raise ProtocolError(f"a verdict's arrays do not fit together, or have more than {MAX_NODES} nodes")
     if not _are_tokens(tokens):
         raise ProtocolError(f"verdict.token_ids must be {TOKEN_IDS.allowed}")
-    token_ids, num_accepted = np.frombuffer(tokens, "<i4").tolist(), mask.count(1)
+    token_ids = np.frombuffer(tokens, "<i4").tolist()
+    origins = (frames[_ORIGINS] if len(frames) > _ORIGINS else b"") or _PLAIN * len(token_ids)
+    if len(origins) != len(token_ids) or not _are_origins(origins):
+        raise ProtocolError(f"verdict.origins must hold {ORIGIN_BYTES.allowed}, one a token, or nothing")
     return Commit(
         epoch=header["epoch"],
         base_len=header["base_len"],
@@ -66,9 +75,9 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         stats=header.get("stats", {}),
         token_ids=token_ids,
         raw=tokens,
-        flags=(b"\1" * num_accepted + bytes(len(token_ids)))[: len(token_ids)],
+        origins=origins,
         num_nodes=len(mask),
-        num_accepted=num_accepted,
+        num_accepted=mask.count(1),
         num_bytes=sum(map(len, frames)),
     )
 

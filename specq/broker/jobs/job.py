@@ -92,6 +92,6 @@ class Job:
             finish=transcript.finish if ended else "",
             stats=self.stats.to_dict() if ended else {},
             token_ids=np.array(transcript.token_ids[have:end], np.int32),
-            accepted=np.frombuffer(transcript.accepted[have:end], np.uint8),
+            origins=np.frombuffer(transcript.origins[have:end], np.uint8),
             **{name: array[: lengths[name]] for name, array in arrays.items()},
         )

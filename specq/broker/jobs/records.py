@@ -8,7 +8,7 @@ from specq.broker.jobs.commits import Commit
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.request import JobRequest
 from specq.journal import JobBound, JobCrashed, JobEnded, JobTaken, StoredJob, TokensAdded, pack, unpack
-from specq.protocol import Failed
+from specq.protocol import Failed, num_drafted
 
 
 def taken_record(job: Job) -> JobTaken:
@@ -32,8 +32,8 @@ def added_record(job: Job, commit: Commit, known: int) -> TokensAdded:
     transcript = job.transcript
     base_len = commit.base_len - transcript.prompt_len + known
     logprobs = pack(transcript.logprobs, base_len) if transcript.logprobs.num_top >= 0 else b""
-    raw, flags = commit.raw[4 * known :], commit.flags[known:]
-    return TokensAdded(job.job_id, base_len, raw, flags, logprobs, commit.num_nodes)
+    raw, origins = commit.raw[4 * known :], commit.origins[known:]
+    return TokensAdded(job.job_id, base_len, raw, origins, logprobs, commit.num_nodes)
 
 
 def ended_record(job: Job) -> JobEnded:
@@ -47,7 +47,7 @@ def ended_record(job: Job) -> JobEnded:
         job.stats.to_dict(),
         transcript.ended_at,
         np.array(transcript.token_ids, "<i4").tobytes(),
-        bytes(transcript.accepted),
+        bytes(transcript.origins),
         pack(transcript.logprobs, 0),
     )
 
@@ -60,7 +60,7 @@ def restored(stored: StoredJob) -> Job:
     job.session.was_placed = bool(stored.weights)
     job.crashes = stored.crashes
     job.stats.rounds, job.stats.draft_tokens = stored.rounds, stored.draft_tokens
-    job.stats.accepted_tokens, job.stats.final = job.transcript.accepted.count(1), stored.stats
+    job.stats.accepted_tokens, job.stats.final = num_drafted(job.transcript.origins), stored.stats
     job.durable.note(job.transcript.num_tokens, ended=bool(stored.finish))
     return job
 
@@ -68,7 +68,7 @@ def restored(stored: StoredJob) -> Job:
 def _restore_text(job: Job, stored: StoredJob) -> None:
     transcript = job.transcript
     transcript.token_ids = np.frombuffer(stored.token_ids, "<i4").tolist()
-    transcript.accepted = bytearray(stored.accepted)
+    transcript.origins = bytearray(stored.origins)
     transcript.logprobs = unpack(stored.logprobs, job.request.params.logprobs)
     transcript.finish, transcript.ended_at = stored.finish, stored.ended
     if stored.code:

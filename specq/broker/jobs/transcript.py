@@ -12,19 +12,19 @@ from specq.protocol import Failed, Int32Array, LogprobRecord, SamplingParams
 
 
 class Transcript:
-    """`accepted` is 1 where a token was drafted, 0 where it is the target's own; `finish` is "" until the job ends.
+    """`origins` has the code of each token's origin (`specq.protocol.origins`); `finish` is "" until the job ends.
 
     failure   what the client receives of a job that failed
     ended_at  seconds since 1970; 0.0: it has not ended
     """
 
     __slots__ = (
-        "accepted",
         "ended_at",
         "failure",
         "finish",
         "logprobs",
         "max_tokens",
+        "origins",
         "prompt_ids",
         "prompt_len",
         "token_ids",
@@ -34,7 +34,7 @@ class Transcript:
         self.prompt_ids, self.prompt_len = prompt_ids, len(prompt_ids)
         self.max_tokens = params.max_tokens
         self.token_ids: list[int] = []
-        self.accepted = bytearray()
+        self.origins = bytearray()
         self.logprobs = LogprobRecord(params.logprobs)
         self.finish = ""
         self.failure: Failed | None = None
@@ -73,6 +73,6 @@ class Transcript:
         if start + len(tokens) > self.max_tokens:
             return -1
         self.token_ids.extend(tokens[known:])
-        self.accepted.extend(commit.flags[known:])
+        self.origins.extend(commit.origins[known:])
         self.finish = self.finish or commit.finish
         return known

@@ -15,8 +15,8 @@ from specq.protocol import ConfigError, JobError, RenamedCounts, SamplingParams,
 V = TypeVar("V", bound=Values)
 
 JOB = "job_id, owner, label, model, params, speculation, priority, submitted, deadline, prompt_ids"
-COMMIT = "job_id, base_len, token_ids, accepted, logprobs, rounds, draft_tokens"
-RESULT = "weights, finish, ended, code, reason, stats, token_ids, accepted, logprobs"
+COMMIT = "job_id, base_len, token_ids, origins, logprobs, rounds, draft_tokens"
+RESULT = "weights, finish, ended, code, reason, stats, token_ids, origins, logprobs"
 SUMMARY = "job_id, label, model, owner, priority, finish, length(token_ids) / 4, submitted, ended"
 ROW_BYTES = 200  # what a result takes beside its arrays, about
 
@@ -41,7 +41,7 @@ def job_row(record: JobTaken) -> tuple[Any, ...]:
 def result_row(record: JobEnded) -> tuple[Any, ...]:
     """Return the values of a row of `results`: finish, ended, code, reason, stats, num_bytes, arrays, job_id."""
     stats = orjson.dumps(record.stats).decode()
-    arrays = (record.token_ids, record.accepted, record.logprobs)
+    arrays = (record.token_ids, record.origins, record.logprobs)
     size = num_bytes(record) + len(stats) + len(record.reason) + ROW_BYTES
     return (record.finish, record.ended, record.code, record.reason, stats, size, *arrays, record.job_id)
 
@@ -62,12 +62,12 @@ class Merged:
         rounds = self._rounds
         if len(rounds) == 1:
             one = rounds[0]
-            return (self.job_id, self.base_len, one.token_ids, one.accepted, one.logprobs, 1, one.num_nodes)
+            return (self.job_id, self.base_len, one.token_ids, one.origins, one.logprobs, 1, one.num_nodes)
         return (
             self.job_id,
             self.base_len,
             b"".join([one.token_ids for one in rounds]),
-            b"".join([one.accepted for one in rounds]),
+            b"".join([one.origins for one in rounds]),
             b"".join([one.logprobs for one in rounds]),
             len(rounds),
             sum([one.num_nodes for one in rounds]),
@@ -132,10 +132,10 @@ def _values(cls: type[V], text: str) -> tuple[V, str]:
 
 def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, int]) -> None:
     """Append a row of `COMMIT`. One that leaves a gap is left out: its tokens are generated again."""
-    _, base_len, token_ids, accepted, logprobs, rounds, draft_tokens = row
+    _, base_len, token_ids, origins, logprobs, rounds, draft_tokens = row
     if base_len == job.num_tokens:
         job.token_ids += token_ids
-        job.accepted += accepted
+        job.origins += origins
         job.logprobs += logprobs
         job.rounds += rounds
         job.draft_tokens += draft_tokens
@@ -144,5 +144,5 @@ def add_commit(job: StoredJob, row: tuple[int, int, bytes, bytes, bytes, int, in
 def add_result(job: StoredJob, row: tuple[Any, ...]) -> None:
     """Add a row of `RESULT`."""
     job.weights, job.finish, job.ended, job.code, job.reason, stats, *arrays = row
-    job.token_ids, job.accepted, job.logprobs = arrays
+    job.token_ids, job.origins, job.logprobs = arrays
     job.stats = RenamedCounts.renamed(orjson.loads(stats))

@@ -69,6 +69,10 @@ STEPS = (
     """
     ALTER TABLE active ADD COLUMN placed INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE commits RENAME COLUMN accepted TO origins;
+    ALTER TABLE results RENAME COLUMN accepted TO origins;
+    """,
 )
 
 

@@ -41,7 +41,7 @@ _COMMIT_ROW = "(?,?,?,?,?,?,?)"
 _JOBS = f"INSERT OR REPLACE INTO jobs ({rows.JOB}) VALUES (?,?,?,?,?,?,?,?,?,?)"  # noqa: S608
 _CRASHES = "UPDATE active SET deaths = ?, lone_deaths = ?, death_length = ? WHERE job_id = ?"
 _RESULTS = (
-    "INSERT OR REPLACE INTO results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, accepted, "
+    "INSERT OR REPLACE INTO results (weights, finish, ended, code, reason, stats, num_bytes, token_ids, origins, "
     "logprobs, job_id) SELECT weights, ?, ?, ?, ?, ?, ?, ?, ?, ?, job_id FROM active WHERE job_id = ?"
 )
 

@@ -13,7 +13,7 @@ without decoding more. A new message is one dataclass and one line in `MESSAGES`
 Positions are counted from the start of the context, prompt included: `base_len` tokens come before the message's own.
 """
 
-from specq.protocol.messages.base import COLOCATED_LANE, LOOKUP_LANE, PROTOCOL_VERSION, Message
+from specq.protocol.messages.base import PROTOCOL_VERSION, Message
 from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict
 from specq.protocol.messages.to_broker import (
     Cancel,
@@ -27,6 +27,7 @@ from specq.protocol.messages.to_broker import (
 )
 from specq.protocol.messages.to_client import Accepted, Failed, JobInfo, JobList, Status, TokenizerChunk, Tokens
 from specq.protocol.messages.to_worker import Ack, Assign, Close, Open, Refused, Release, Welcome
+from specq.protocol.origins import COLOCATED_LANE, LOOKUP_LANE
 
 MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls

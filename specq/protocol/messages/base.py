@@ -13,9 +13,7 @@ import numpy as np
 from specq.protocol import bounds
 from specq.protocol.arrays import Float16Array, Float32Array, Int32Array, Int64Array, UInt8Array, UInt16Array
 
-PROTOCOL_VERSION = 2
-LOOKUP_LANE = 255  # of the verifier's own prompt lookup
-COLOCATED_LANE = 254  # of the drafter in the verifier's process; those of other processes have the lanes below
+PROTOCOL_VERSION = 3
 
 # Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
 Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
@@ -30,7 +28,7 @@ References = Annotated[Int32Array, "<i4", 1, bounds.REFERENCES]
 Weights = Annotated[UInt16Array, "<u2", 1, bounds.WEIGHTS]
 Ids = Annotated[Int64Array, "<i8", 1, bounds.IDS]
 Lengths = Annotated[Int32Array, "<i4", 1, bounds.LENGTHS]
-Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
+Origins = Annotated[UInt8Array, "<u1", 1, bounds.ORIGIN_BYTES]
 Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
 Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
 

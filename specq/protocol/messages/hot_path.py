@@ -19,6 +19,7 @@ from specq.protocol.messages.base import (
     NodeParents,
     NodeScores,
     NodeTokens,
+    Origins,
     References,
     Tokens32,
     Weights,
@@ -67,6 +68,7 @@ class Verdict(Message):
     token_ids i32[m]  accepted path, then the correction or bonus
     node_ids i32[k]   the nodes verified; mask u8[k]: 1 = accepted
     node_lanes u8[k]  the lane of each; empty where all are of the one lane in `seen`
+    origins u8[m]     where each token comes from, as codes of `specq.protocol.origins`; empty: all are `plain`
     logprobs f32[m], top_ids i32[m * n], top_logprobs f32[m * n]   if asked for, as in `specq.protocol.types.Logprobs`
     """
 
@@ -83,6 +85,7 @@ class Verdict(Message):
     node_ids: NodeIds = empty("<i4")
     mask: NodeFlags = empty("<u1")
     node_lanes: NodeLanes = empty("<u1")
+    origins: Origins = empty("<u1")
     logprobs: Logprobs32 = empty("<f4")
     top_ids: Tokens32 = empty("<i4")
     top_logprobs: Logprobs32 = empty("<f4")

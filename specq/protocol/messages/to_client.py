@@ -6,7 +6,18 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from specq.protocol import bounds
-from specq.protocol.messages.base import Bytes, Count, Flags, Id, Logprobs32, Message, Name, Tokens32, WithReason, empty
+from specq.protocol.messages.base import (
+    Bytes,
+    Count,
+    Id,
+    Logprobs32,
+    Message,
+    Name,
+    Origins,
+    Tokens32,
+    WithReason,
+    empty,
+)
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import ModelInfo
 
@@ -51,7 +62,7 @@ class Tokens(Message):
     """New tokens of a job.
 
     base_len    generated tokens before these (the prompt not counted)
-    accepted u8[m]  1 where the token was drafted and accepted, 0 where it is the target's own
+    origins u8[m]   where each token comes from, as codes of `specq.protocol.origins`
     finish      a finish reason or ""; stats come with the last message (names of `specq.broker.jobs.job.JobStats`)
     logprobs, top_ids, top_logprobs   as in `Verdict`
     """
@@ -62,7 +73,7 @@ class Tokens(Message):
     finish: Annotated[str, bounds.FINISH] = ""
     stats: Annotated[dict[str, Any], bounds.STATS] = field(default_factory=dict)
     token_ids: Tokens32
-    accepted: Flags
+    origins: Origins
     logprobs: Logprobs32 = empty("<f4")
     top_ids: Tokens32 = empty("<i4")
     top_logprobs: Logprobs32 = empty("<f4")

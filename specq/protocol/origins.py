@@ -1,0 +1,41 @@
+"""Where each token of a text comes from: one byte a token, in verdicts, the journal and what clients receive.
+
+Rule: a code, once released, keeps its meaning, since journals hold it. The first two are what journals of earlier versions have;
+verifiers of today say more. To add a source of drafts: a name at the end of `ORIGINS`, and its lane in `_SOURCES`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specq.protocol.arrays import UInt8Array
+
+LOOKUP_LANE = 255  # of the verifier's own prompt lookup
+COLOCATED_LANE = 254  # of the drafter in the verifier's process; those of other processes have the lanes below
+
+OWN = "own"  # the target's own token; it is not known whether drafts were there
+DRAFTED = "drafted"  # an accepted draft; it is not known whose
+PLAIN = "plain"  # the target's own: no draft was verified at this place
+CORRECTED = "corrected"  # the target's own: drafts were verified at this place, and none was accepted
+DRAFT_WORKER, LOOKUP, COLOCATED = "draft worker", "lookup", "colocated"  # an accepted draft of this source
+
+ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED)
+ORIGIN_CODES = {name: code for code, name in enumerate(ORIGINS)}
+TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
+
+_SOURCES = {LOOKUP_LANE: LOOKUP, COLOCATED_LANE: COLOCATED}  # of lanes that are no draft worker's
+_CODES_BY_LANE = [ORIGIN_CODES[_SOURCES.get(lane, DRAFT_WORKER)] for lane in range(256)]
+ORIGIN_OF_LANE: UInt8Array = np.array(_CODES_BY_LANE, np.uint8)  # u8[256]
+ORIGIN_OF_LANE.flags.writeable = False
+
+_OWN_CODES = bytes(ORIGIN_CODES[name] for name in TARGETS_OWN)
+
+
+def num_drafted(codes: bytes | bytearray) -> int:
+    """Return how many of the tokens are accepted drafts."""
+    return len(codes.translate(None, _OWN_CODES))
+
+
+def origin_names(codes: bytes | bytearray) -> tuple[str, ...]:
+    """Return the names of codes."""
+    return tuple([ORIGINS[code] for code in codes])
