@@ -31,6 +31,7 @@ HEADER = (
     *("PROMPT", "TOKENS", "PLAIN", "LOOKUP", "SPECQ", "VS PLAIN", "VS LOOKUP"),
     *("TOKENS/ROUND", "ACCEPTED", "FIRST TOKEN MS", "SAME TEXT"),
 )
+WARM_UPS = 2  # runs of each prompt that do not count: a verifier measures in its first seconds which drafts pay
 PLAIN, LOOKUP, SPECQ = WAYS = ("plain", "lookup", "specq")
 
 Measured = dict[str, list[Result]]  # way -> the results of a prompt
@@ -124,12 +125,16 @@ def ways(full: Client, alone: Client, max_tokens: int) -> dict[str, Callable[[st
 def measure(
     complete: dict[str, Callable[[str], Result]], prompts: list[tuple[str, str]], repeats: int
 ) -> list[Measured]:
-    """Return, for each prompt, the results of each way, taken in turn."""
-    click.echo(f"\nthe same prompts again, {repeats} times each: {', '.join(complete)}, in turn ...\n")
-    measured: list[Measured] = []
-    for _, prompt in prompts:
-        turns = [{name: run(prompt) for name, run in complete.items()} for _ in range(repeats)]
-        measured.append({name: [turn[name] for turn in turns] for name in complete})
+    """Return, for each prompt, the results of each way. The ways take turns, and so do the prompts."""
+    click.echo(
+        f"\nthe same prompts again: {', '.join(complete)}, in turn, {WARM_UPS} times to warm up and {repeats} times ...\n"
+    )
+    measured: list[Measured] = [{name: [] for name in complete} for _ in prompts]
+    for number in range(WARM_UPS + repeats):
+        for (_, prompt), results in zip(prompts, measured, strict=True):
+            for name, run in complete.items():
+                done = run(prompt)
+                results[name] += [done] if number >= WARM_UPS else []
     return measured
 
 
