@@ -51,7 +51,7 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
     command = [*SPECQ, "chat", "--model", str(tmp_path / "cut.gguf"), "hello"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 1
-    assert "cut.gguf" in done.stderr
+    assert "cut.gguf is no GGUF file: it has 5 bytes" in done.stderr
     assert "Traceback" not in done.stderr
 
 
