@@ -20,7 +20,7 @@ $(READY): requirements.lock requirements-models.lock pyproject.toml scripts/setu
 	@scripts/setup.sh
 	@touch $@
 
-demo: $(READY) ## Start a broker, a verifier and two drafters, and watch them work
+demo: $(READY) ## Three answers before your eyes, then a table of plain, lookup and specq
 	@$(BIN)/specq demo $(ARGS)
 
 test: $(READY) ## Run the fast tests

@@ -28,6 +28,7 @@ PACKAGES = {
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
     "client": ("protocol", "config", "runtime", "transport", "text", "verification"),
+    "chat": ("protocol", "config", "client"),
     "gateway": ("protocol", "runtime", "text", "client"),
     "observe": ("protocol", "runtime"),
     "training": ("protocol", "checkpoints", "text", "engines"),
@@ -38,11 +39,11 @@ PACKAGES = {
     ),
     "bench": (
         *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
-        *("proposers", "verifier", "client", "simulate", "workers"),
+        *("proposers", "verifier", "client", "chat", "simulate", "workers"),
     ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "gateway", "observe", "bench", "training", "simulate", "workers"),
+        *("client", "chat", "gateway", "observe", "bench", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
         *(

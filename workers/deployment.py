@@ -60,10 +60,10 @@ def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
     )
 
 
-def placed(config: Config, machine: Machine) -> Config:
+def placed(config: Config, machine: Machine | None = None) -> Config:
     """Return a configuration that names its models and says who drafts where.
 
-    A target without a draft model gets no drafters that would need one.
+    A target without a draft model gets no drafters that would need one. `machine`: None for this one.
     """
     model = config.target.model or default_model()
     draft = config.draft.model or draft_for(model)
@@ -76,7 +76,7 @@ def placed(config: Config, machine: Machine) -> Config:
     if _wants_workers(config) or not (draft and needs_model):
         return _with_workers(config, MOST_WORKERS)
     target = replace(config.target, draft_model=config.target.draft_model or draft)
-    return _with_workers(replace(config, target=target), _spare_workers(machine))
+    return _with_workers(replace(config, target=target), _spare_workers(machine or this_machine()))
 
 
 def _wants_workers(config: Config) -> bool:
@@ -108,9 +108,9 @@ def with_helpers(config: Config, cores: Sequence[int]) -> TargetConfig:
     return replace(target, engine_options=(*target.engine_options, f"helper_cores={list(cores)}"))
 
 
-def notes(asked: Config, chosen: Config) -> list[str]:
-    """Return what a user should know of what was chosen (`placed`) for the configuration that was asked for."""
-    said = []
+def notes(asked: Config, machine: Machine | None = None) -> list[str]:
+    """Return what a user should know of what `placed` chooses for a configuration."""
+    chosen, said = placed(asked, machine), []
     if not asked.target.model and chosen.target.model != PREFERRED:
         said.append(
             f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"

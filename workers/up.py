@@ -257,7 +257,7 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
     stop = Stop()
     config = replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
     with Group(members(config, extra), keys_of_broker(config.broker)) as group:
-        for line in (*notes(config, placed(config, this_machine())), table(group)):
+        for line in (*notes(config), table(group)):
             click.echo(line)
         started = time.monotonic()
         try:

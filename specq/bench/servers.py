@@ -18,14 +18,20 @@ READY_S = 180.0
 
 def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> Config:
     """Return the configuration of a broker on a free port, one target and some drafters, with `keys` as of `specq up`."""
-    config = load()
+    config = on_free_port(load())
     return replace(
         config,
         up=replace(config.up, targets=1, drafters=drafters),
-        broker=replace(config.broker, bind=free_address(), keys=keys),
+        broker=replace(config.broker, keys=keys),
         target=replace(config.target, model=model, keys=keys),
         draft=replace(config.draft, model=draft_model, keys=keys),
     )
+
+
+def on_free_port(config: Config) -> Config:
+    """Return the configuration for processes that only this one shall find: on a free port, without HTTP."""
+    broker = replace(config.broker, bind=free_address())
+    return replace(config, broker=broker, up=replace(config.up, serve=False))
 
 
 class Servers:
@@ -79,6 +85,10 @@ class Servers:
     def wait_ready(self, timeout_s: float = READY_S) -> None:
         """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late."""
         self._group.wait_ready(timeout_s)
+
+    def tend(self) -> None:
+        """Start dead workers again; raises EngineError, which names the process, where that is in vain."""
+        self._group.check()
 
 
 def check_keys(keys: str, *roles: str) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specq.protocol import SpecqError
 
 COMMANDS = {
+    "chat": "specq.cli.chat:chat",
     "demo": "specq.cli.demo:demo",
     "up": "specq.cli.up:up",
     "submit": "specq.cli.submit:submit",
@@ -38,6 +39,7 @@ COMMANDS = {
     "worker": "specq.cli.worker:worker",
 }
 SUMMARIES = {
+    "chat": "Chat with a model in the terminal.",
     "demo": "Show a broker, a verifier and drafters at work.",
     "up": "Run a broker, verifiers and drafters on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",

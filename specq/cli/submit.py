@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -12,8 +11,9 @@ from typing import Any, BinaryIO
 import click
 
 from specq.cli.groups import GroupedCommand, GroupedOption
-from specq.cli.options import Seconds, section_options
+from specq.cli.options import section_options
 from specq.cli.parameters import given, parameter_options
+from specq.cli.waiting import WaitReport, wait_options
 from specq.client import (
     Client,
     JobDesk,
@@ -40,17 +40,7 @@ _FILES: dict[str, Any] = {"cls": GroupedOption, "group": "Prompts and results"}
     "--concurrency", type=click.IntRange(1, 4096), default=16, show_default=True, help="Prompts at a time.", **_FILES
 )
 @click.option("--verbose", is_flag=True, help="Write all counters with each result, under `internal`.", **_FILES)
-@click.option(
-    "--wait/--no-wait", default=True, help="Wait for a broker and a verifier, or fail if they are not there.", **_FILES
-)
-@click.option(
-    "--wait-seconds",
-    type=Seconds(0, 86_400),
-    default=600.0,
-    show_default=True,
-    help="How long to wait for them.",
-    **_FILES,
-)
+@wait_options(**_FILES)
 @click.option("--detach", is_flag=True, help="Leave the jobs to the broker and print their ids, a line each.", **_FILES)
 @click.option(
     "--priority",
@@ -119,20 +109,13 @@ def submit(
 @contextlib.contextmanager
 def _connected(config: ClientConfig, wait_s: float) -> Iterator[Client]:
     """Connect, and wait for broker and verifier: if they are missing, there is one message instead of one for each line."""
-    waited_for: list[str] = []
-
-    def report(what: str) -> None:
-        waited_for.append(what)
-        click.echo(f"specq: waiting for {what}, at most {wait_s:g} s (--no-wait: fail instead)", err=True)
-
+    report = WaitReport(wait_s)
     with Client(config.broker, timeout_s=config.timeout_s, keys=config.keys, wait_s=wait_s, on_wait=report) as client:
-        started = time.monotonic()
         try:
             _ = client.served
         except KeyboardInterrupt:
             raise click.exceptions.Exit(1) from None
-        if waited_for:
-            click.echo(f"specq: {client.model.name} is served, after {time.monotonic() - started:.0f} s", err=True)
+        report.is_served(client.model.name)
         yield client
 
 

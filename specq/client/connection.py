@@ -45,7 +45,8 @@ class Connection:
         """Return the model; raises JobError if the event is a failure."""
         ready = answered(event, TokenizerReady)
         if "tokenizer.json" not in ready.files:
-            raise JobError(f"{ready.model.name} has no tokenizer that it could hand out", "engine")
+            reason = "its directory, where the verifier runs, needs the tokenizer.json that belongs to its weights"
+            raise JobError(f"{ready.model.name} has no tokenizer: {reason}", "engine")
         self.cache.keep(ready.files)
         self.served = Served(ready.model, TextCodec(ready.files), self.model)
         return self.served

@@ -39,6 +39,11 @@ class Served:
     codec: TextCodec
     asked: str = ""
 
+    @property
+    def context_length(self) -> int:
+        """How many tokens the model takes, the generated ones included."""
+        return min(self.info.max_length, self.info.kv_slots or self.info.max_length)
+
 
 Reader = Callable[[Any, Served], tuple[str, Sequence[int]]]
 
@@ -67,7 +72,7 @@ def read_request(arguments: dict[str, Any], served: Served) -> Request:
     given = _given(arguments)
     options, parameters = _read_values(given)
     prompt, prompt_ids = _read_source(given, served)
-    room = _room(prompt_ids, served.info)
+    room = _room(prompt_ids, served)
     sampling = _fitted(parameters, room, served)
     seed = _seed(sampling, options, given)
     submits = tuple(
@@ -217,12 +222,12 @@ def _from_ids(token_ids: Any, served: Served) -> tuple[str, Sequence[int]]:
     return served.codec.decode(ids, skip_special=False), ids
 
 
-def _room(prompt_ids: Int32Array, info: ModelInfo) -> int:
+def _room(prompt_ids: Int32Array, served: Served) -> int:
     """Return how many tokens the model can generate after the prompt, at least 1."""
-    limit = min(info.max_length, info.kv_slots or info.max_length)
+    limit = served.context_length
     if len(prompt_ids) >= limit:
         raise JobError(
-            f"the prompt has {len(prompt_ids)} tokens; {info.name} takes {limit}, the generated ones included"
+            f"the prompt has {len(prompt_ids)} tokens; {served.info.name} takes {limit}, the generated ones included"
         )
     return limit - len(prompt_ids)
 

@@ -14,7 +14,7 @@ In: a path, variables, options. Out: `Config` and its sections, or ConfigError. 
 from specq.config.addresses import check_bind, check_connect, connect_address, free_address, host_and_port
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
-from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override
+from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override, wants_colours
 from specq.config.options import Cores, hidden, option
 from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.renamed import RENAMED
@@ -70,5 +70,6 @@ __all__ = [
     "read_own",
     "section_name",
     "to_arguments",
+    "wants_colours",
     "with_own",
 ]

@@ -6,6 +6,7 @@ Precedence, weakest first: the sections' defaults, the file, the environment, th
     SPECQ_BROKER   the broker that workers and clients connect to
     SPECQ_CACHE    where compiled kernels, fetched tokenizers and models are kept
     SPECQ_STATE    where brokers keep their journals
+    NO_COLOR, TERM   whether a terminal gets colours
 
 Rule: this is the only module that reads the environment (`specq.runtime.cpu` and the vllm engine write to it).
 """
@@ -81,6 +82,11 @@ def journal_address(config: BrokerConfig) -> str:
         return config.journal
     name = "".join(c if c.isalnum() or c in ".-" else "-" for c in config.bind.replace("://", "-"))
     return str(state_dir() / f"{name}.journal")
+
+
+def wants_colours() -> bool:
+    """Tell whether text on a terminal may have colours (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def environment_of_children() -> dict[str, str]:

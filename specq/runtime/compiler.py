@@ -21,7 +21,9 @@ from specq.runtime.whole_files import whole_file
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=gnu11", "-pthread", "-shared", "-fPIC", "-lm")
 COMPILE_TIMEOUT_S = 120.0
-NO_COMPILER = "no C compiler; without it the portable path computes, several times slower: install gcc or clang"
+MOST_LINES = 3  # of what a compiler says
+PORTABLE = "without it the portable path computes, several times slower"
+NO_COMPILER = f"no C compiler; {PORTABLE}: install gcc or clang"
 
 log = structlog.get_logger()
 
@@ -37,8 +39,15 @@ def library(source: Path) -> ctypes.CDLL | None:
     try:
         return ctypes.CDLL(str(built(source, compiler)))
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("kernels_unavailable", source=source.name, reason=str(error))
+        log.warning("kernels_unavailable", source=source.name, reason=_reason(error))
         return None
+
+
+def _reason(error: OSError | subprocess.SubprocessError) -> str:
+    """Return what was in the way, in the compiler's own words where it failed, and what that means."""
+    said = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
+    lines = [line for line in said.splitlines() if line.strip()]
+    return f"{'; '.join(lines[:MOST_LINES])}. It is built in {cache_dir()} (SPECQ_CACHE); {PORTABLE}"
 
 
 def built(source: Path, compiler: str) -> Path:

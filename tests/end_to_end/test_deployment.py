@@ -75,7 +75,7 @@ def test_the_draft_model_is_beside_the_verifier_and_workers_on_cores_to_spare(
     machine: Machine, expected: tuple[str, int]
 ) -> None:
     assert who_drafts(Config(), machine) == expected
-    assert notes(Config(), placed(Config(), machine)) == []
+    assert notes(Config(), machine) == []
 
 
 @pytest.mark.usefixtures("with_smollm2")
@@ -108,11 +108,11 @@ def test_without_a_draft_model_lookups_draft_and_that_is_said(drafters: int, mon
     monkeypatch.setattr("workers.deployment.draft_for", lambda model: "")
     config = Config(up=UpConfig(drafters=drafters))
     assert who_drafts(config, LAPTOP) == ("", 0)
-    assert notes(config, placed(config, LAPTOP)) == [
+    assert notes(config, LAPTOP) == [
         "smollm2 has no draft model: no drafters; its verifier drafts what the text repeats"
     ]
     none = Config(up=UpConfig(drafters=0))
-    assert notes(none, placed(none, LAPTOP)) == []
+    assert notes(none, LAPTOP) == []
 
 
 def test_a_target_of_ones_own_gets_no_drafters_of_another() -> None:
@@ -123,11 +123,11 @@ def test_without_smollm2_tiny_is_served_and_that_is_said(monkeypatch: pytest.Mon
     monkeypatch.setattr("specq.models.find_packaged", lambda name: None)
     chosen = placed(Config(), LAPTOP)
     assert (chosen.target.model, chosen.target.draft_model) == ("tiny", "tiny")
-    assert notes(Config(), chosen) == [
+    assert notes(Config(), LAPTOP) == [
         "smollm2 is not here (specq models pull smollm2); this runs on tiny, a toy that babbles"
     ]
     asked = Config(target=TargetConfig(model="tiny"))
-    assert notes(asked, placed(asked, LAPTOP)) == []
+    assert notes(asked, LAPTOP) == []
 
 
 def test_progress_is_no_wish_for_workers() -> None:

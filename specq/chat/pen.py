@@ -1,0 +1,92 @@
+"""Writes text so that its origin shows: in colours, or between marks where there are none.
+
+Rule: what a model writes cannot steer the terminal: its control characters are shown, not sent.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TextIO
+
+import click
+
+from specq.config import wants_colours
+from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, DRAFTED, LOOKUP, OWN, PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How text of one origin looks: its colour, or what stands around it where there are no colours."""
+
+    meaning: str
+    colour: str | None = None
+    opening: str = ""
+    closing: str = ""
+
+
+_ANGLES = ("\u2039", "\u203a")  # small ones, which look like < and >
+MARKS = {  # one for each name of `specq.protocol.ORIGINS`
+    OWN: Mark("the target's own", None, *_ANGLES),
+    PLAIN: Mark("the target's own, nothing was drafted here", None, *_ANGLES),
+    CORRECTED: Mark("corrected by the target", "yellow", "«", "»"),
+    DRAFTED: Mark("drafted and accepted", "green"),
+    COLOCATED: Mark("accepted, drafted in the verifier", "green"),
+    DRAFT_WORKER: Mark("accepted, from a draft worker", "cyan"),
+    LOOKUP: Mark("accepted, looked up in the text", "bright_blue"),
+}
+LEGENDS = {
+    "plain": (),
+    "marks": (DRAFTED, CORRECTED, PLAIN),
+    "colours": (COLOCATED, DRAFT_WORKER, LOOKUP, CORRECTED, PLAIN),
+}
+NO_MARK = Mark("")
+_SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}
+_SHOWN |= dict.fromkeys(range(0x80, 0xA0), 0xFFFD)  # the other control characters, which some terminals obey
+
+
+class Pen:
+    """Writes pieces of text; `finish` ends the line. `style`: colours, marks, or plain for text without any."""
+
+    def __init__(self, style: str) -> None:
+        self.style = style
+        self._mark = NO_MARK
+
+    def write(self, text: str, origin: str) -> None:
+        """Write text of one origin."""
+        if self.style == "plain":
+            click.echo(text, nl=False, color=True)  # as it is, also to a file
+            return
+        click.echo(f"{self._change_to(MARKS[origin])}{text.translate(_SHOWN)}", nl=False, color=True)
+
+    def finish(self) -> None:
+        """End the line."""
+        click.echo(self._change_to(NO_MARK), color=True)
+
+    def legend(self) -> None:
+        """Say what the colours or marks stand for, in a line; nothing where there are none."""
+        for origin in LEGENDS[self.style]:
+            self.write(MARKS[origin].meaning, origin)
+            click.echo(f"{self._change_to(NO_MARK)}   ", nl=False, color=True)
+        click.echo("", nl=self.style != "plain")
+
+    def _change_to(self, mark: Mark) -> str:
+        """Return what ends the text so far and begins that of another mark."""
+        before, self._mark = self._mark, mark
+        if self.style == "colours":
+            return "" if before.colour == mark.colour else _colour(mark.colour)
+        same = (before.opening, before.closing) == (mark.opening, mark.closing)
+        return "" if same else f"{before.closing}{mark.opening}"
+
+
+def _colour(name: str | None) -> str:
+    """Return what makes a terminal write in this colour; None: in its own."""
+    reset = click.style("")
+    return reset + click.style("", fg=name, reset=False) if name else reset
+
+
+def pen_for(stream: TextIO = sys.stdout, *, otherwise: str = "plain") -> Pen:
+    """Return a pen in colours for a terminal that has them, with marks for one without, and `otherwise` for a file or pipe."""
+    if not stream.isatty():
+        return Pen(otherwise)
+    return Pen("colours" if wants_colours() else "marks")

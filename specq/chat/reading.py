@@ -1,0 +1,40 @@
+"""Messages from the keyboard: a line, or several between triple quotes or with a backslash at the end of each but the last."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+QUOTES = '"""'
+PROMPT, MORE = "> ", ". "
+
+ReadLine = Callable[[str], str]
+
+
+def read_message(read_line: ReadLine) -> str:
+    """Read a message; raises EOFError at the end of the input, and KeyboardInterrupt, as `read_line` does."""
+    line = read_line(PROMPT)
+    if line.startswith(QUOTES):
+        return _until_quotes(line.removeprefix(QUOTES), read_line)
+    lines = [line]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(read_line(MORE))
+    return "\n".join(lines)
+
+
+def _until_quotes(line: str, read_line: ReadLine) -> str:
+    lines = [line]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        lines.append(read_line(MORE))
+    lines[-1] = lines[-1].rstrip().removesuffix(QUOTES)
+    return "\n".join(lines)
+
+
+def with_history() -> ReadLine:
+    """Return `input`, which knows earlier lines by arrow keys where there is a readline. They are forgotten with the process."""
+    with contextlib.suppress(ImportError):
+        import readline
+
+        readline.set_auto_history(True)
+    return input

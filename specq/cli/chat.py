@@ -1,0 +1,159 @@
+"""`specq chat`: a conversation with a model in the terminal."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import click
+
+from specq.chat import Chat, Settings, pen_for, with_history
+from specq.cli.options import section_options
+from specq.cli.parameters import given
+from specq.cli.waiting import WaitReport, wait_options
+from specq.client import AsyncClient, Client, check_values
+from specq.config import DEFAULT_BROKER, ClientConfig, Config, load, override
+from specq.protocol import JobError
+
+PROBE_S = 1.0  # for a broker at the usual address to answer
+STDIN = "-"
+
+
+@click.command()
+@click.argument("question", nargs=-1)
+@click.option("--system", default="", help="What the model shall be.  [default: as its template says]")
+@click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
+@click.option("--seed", type=int, help="The same seed gives the same text.  [default: drawn]")
+@click.option("--mode", help="async, sync, or plain: without any speculation.  [default: async]")
+@click.option("--max-tokens", type=int, default=512, show_default=True, help="Most tokens of an answer.")
+@click.option("--model", help="Model to chat with: the name of a served one, or what to start.  [default: smollm2]")
+@click.option("--draft-model", help="Draft model, where processes are started.  [default: the model's own]")
+@section_options(ClientConfig)
+@wait_options()
+def chat(
+    *,
+    question: tuple[str, ...],
+    config_file: str | None,
+    system: str,
+    model: str | None,
+    draft_model: str | None,
+    broker: str | None,
+    keys: str | None,
+    timeout_s: float | None,
+    wait: bool,
+    wait_seconds: float,
+    **parameters: Any,
+) -> None:
+    """Chat with a model; or answer one QUESTION (with - also standard input, as a question of its own, too) and exit.
+
+    Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped after it.
+    """
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # unwind, so that no process is left behind
+    settings = Settings(given(parameters))
+    settings.conversation.system = system
+    check_values(settings.parameters)
+    asked = _question(question)
+    config = load(config_file)
+    client = override(config.client, broker=broker, keys=keys, timeout_s=timeout_s)
+    config = replace(
+        config,
+        client=client,
+        target=override(config.target, model=model),
+        draft=override(config.draft, model=draft_model),
+    )
+    with ExitStack() as stack:
+        if _is_named(client, broker) or _is_served(client, model or "", draft_model or ""):
+            place = _connect(config, model or "", wait_seconds if wait else 0.0)
+        else:
+            place = _start(config, stack)
+        _talk(place, settings, asked, stack)
+
+
+def _question(words: tuple[str, ...]) -> str:
+    """Return what was asked on the command line or, where that is no terminal, standard input; "" for a conversation."""
+    if not words and not sys.stdin.isatty():
+        words = (STDIN,)
+    text = " ".join(sys.stdin.read() if word == STDIN else word for word in words).strip()
+    if words and not text:
+        raise click.UsageError("the question is empty")
+    return text
+
+
+# --- who answers ----------------------------------------------------------------------------------------------------
+
+
+class _Place(NamedTuple):
+    """Who answers: a client, what looks after the processes, and what is to be said once the model is there."""
+
+    client: AsyncClient
+    tend: Callable[[], object] = bool
+    arrived: Callable[[str], object] = bool
+
+
+def _is_named(client: ClientConfig, broker: str | None) -> bool:
+    """Tell whether the user has said which broker shall answer."""
+    return broker is not None or client.broker != DEFAULT_BROKER or bool(client.keys)
+
+
+def _is_served(client: ClientConfig, model: str, draft_model: str) -> bool:
+    """Tell whether a broker at the usual address has what was asked for."""
+    if draft_model:
+        return False
+    with Client(client.broker, timeout_s=PROBE_S) as probe:
+        try:
+            models = probe.status()["models"]
+        except JobError:
+            return False
+    return not model or model in models
+
+
+def _connect(config: Config, model: str, wait_s: float) -> _Place:
+    report, client = WaitReport(wait_s), config.client
+    connected = AsyncClient(
+        client.broker, model=model, timeout_s=client.timeout_s, keys=client.keys, wait_s=wait_s, on_wait=report
+    )
+    return _Place(connected, arrived=report.is_served)
+
+
+def _start(config: Config, stack: ExitStack) -> _Place:
+    """Start a broker and its workers, which end with the chat."""
+    from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
+    from workers.deployment import notes, placed
+
+    started = time.monotonic()
+    for line in notes(config):
+        click.echo(f"specq: {line}", err=True)
+    click.echo(f"specq: starting {placed(config).target.model} for this chat ...", err=True)
+    servers = stack.enter_context(Servers(on_free_port(config)))
+    servers.wait_ready(float("inf"))
+    click.echo(f"specq: ready after {time.monotonic() - started:.1f} s", err=True)
+    return _Place(AsyncClient(servers.address, timeout_s=config.client.timeout_s, keys=servers.keys), servers.tend)
+
+
+# --- what is said ---------------------------------------------------------------------------------------------------
+
+
+def _talk(place: _Place, settings: Settings, question: str, stack: ExitStack) -> None:
+    """Answer one question or, without one, the user's until they end it."""
+    pen = pen_for(sys.stdout)
+    talking = Chat(place.client, settings, pen, _to_stderr if question else click.echo, place.tend)
+    stack.callback(talking.close)
+    served = talking.served()
+    place.arrived(served.info.name)
+    if question:
+        talking.ask(question)
+        return
+    click.echo(f"{served.info.name}, {served.context_length} tokens of context; /help lists the commands, Ctrl-D ends")
+    pen.legend()
+    talking.talk(with_history())
+
+
+def _to_stderr(line: str) -> None:
+    """Show a line that is no answer beside one that may go to a file."""
+    click.echo(line, err=True)

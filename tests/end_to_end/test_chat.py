@@ -1,0 +1,107 @@
+"""`specq chat`: it brings its own processes where there are none, and takes them with it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+SPECQ = (sys.executable, "-m", "specq")
+TINY = ("chat", "--model", "tiny", "--max-tokens", "12")
+PATIENCE_S = 120
+
+
+def test_with_a_broker_named_nothing_is_started(free_address):
+    command = [*SPECQ, "chat", "--broker", free_address, "--no-wait", "--timeout-s", "0.2", "hello"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert f"no broker answered at {free_address}" in done.stderr
+    assert "starting" not in done.stderr
+
+
+def test_an_empty_question_is_refused():
+    done = subprocess.run(
+        [*SPECQ, "chat"], input=" \n", capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
+    assert done.returncode == 2
+    assert "the question is empty" in done.stderr
+
+
+@pytest.mark.slow
+def test_one_question_from_a_pipe():
+    """The answer alone goes to standard output, and all processes have ended."""
+    command = [*SPECQ, *TINY, "Say", "-"]
+    done = subprocess.run(command, input="hello\n", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "\x1b" not in done.stdout
+    assert "«" not in done.stdout
+    assert "specq: starting tiny" in done.stderr
+    assert re.search(r"\d+ tokens in \d+ rounds, .*, \d+ tokens/s", done.stderr)
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03")
+    command = [*SPECQ, "chat", "--model", str(tmp_path / "cut.gguf"), "hello"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert done.returncode == 1
+    assert "cut.gguf is no GGUF file: it has 5 bytes" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class Terminal:
+    """A process in a terminal of its own."""
+
+    def __init__(self, *command: str, **environment: str) -> None:
+        self._shown = b""
+        self.pid, self._file = pty.fork()
+        if not self.pid:
+            os.execvpe(command[0], command, os.environ | environment)
+        os.set_blocking(self._file, False)
+
+    def wait_for(self, text: str) -> str:
+        """Wait until the text is shown; return what was shown since the last one."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text.encode() not in self._shown:
+            assert time.monotonic() < deadline, self._shown.decode()
+            self._read()
+        before, _, self._shown = self._shown.partition(text.encode())
+        return before.decode()
+
+    def _read(self) -> None:
+        try:
+            self._shown += os.read(self._file, 4096)
+        except BlockingIOError:
+            time.sleep(0.02)
+
+    def send(self, text: str) -> None:
+        os.write(self._file, text.encode())
+
+    def end(self) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.slow
+def test_a_conversation_in_a_terminal():
+    """Marks instead of colours for NO_COLOR; Ctrl-C stops an answer, Ctrl-D ends the chat."""
+    terminal = Terminal(*SPECQ, *TINY, NO_COLOR="1", TERM="xterm")
+    assert "«corrected by the target»" in terminal.wait_for("> ")
+    terminal.send("hello\r")
+    assert "\x1b[3" not in terminal.wait_for("tokens/s")
+    terminal.wait_for("> ")
+    terminal.send("/mode plain\r/max 4000\r/nonsense\r")
+    terminal.wait_for("unknown command /nonsense; known are /help")
+    terminal.wait_for("> ")
+    terminal.send("tell me a story\r")
+    terminal.wait_for("\u2039")  # the first token is the target's own
+    terminal.send("\x03")
+    terminal.wait_for("(stopped)")
+    terminal.wait_for("> ")
+    terminal.send("\x04")
+    assert terminal.end() == 0
