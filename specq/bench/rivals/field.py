@@ -20,11 +20,12 @@ from typing import Any, Protocol
 
 from specq.bench.prompts import Prompt
 from specq.bench.rivals.children import Child
-from specq.bench.rivals.llama import is_installed
+from specq.bench.rivals.llama import HOW_TO_GET, is_installed
 from specq.bench.servers import Servers, pair_config
 from specq.client import Client
 from specq.config import Config
 from specq.models import resolve_model
+from specq.protocol import EngineError
 from specq.runtime import available_cores
 
 Tell = Callable[[str], None]
@@ -172,7 +173,7 @@ def field(names: Sequence[str], model: str, draft_model: str, tell: Tell) -> Ite
             _add_transformers(found, stack, names, model, draft_model)
         for name, (num_threads, num_lookup) in llama_names().items():
             if name in names and is_installed():
-                _add_llama(found, stack, name, resolve_model(model, "target"), num_threads, num_lookup)
+                _add_llama(found, stack, name, (resolve_model(model, "target"), num_threads, num_lookup), tell)
         for name in dict.fromkeys(SPECQ[name] for name in names if name in SPECQ):
             tell(f"starting specq ({name})")
             servers = stack.enter_context(Servers(deployment(name, model, draft_model)))
@@ -188,9 +189,16 @@ def _add_transformers(found: Field, stack: ExitStack, names: Sequence[str], mode
     found.processes["transformers"] = {"transformers": child.pid}
 
 
-def _add_llama(found: Field, stack: ExitStack, name: str, path: str, num_threads: int, num_lookup: int) -> None:
-    child = stack.enter_context(Child("llama.cpp", path, num_threads, num_lookup))
-    found.about[name] = child.wait_ready()
+def _add_llama(found: Field, stack: ExitStack, name: str, arguments: tuple[object, ...], tell: Tell) -> None:
+    """Add one of llama.cpp's contestants; one that cannot complete a text here is left out, and said to be."""
+    child = stack.enter_context(Child("llama.cpp", *arguments))
+    try:
+        about = child.wait_ready()
+        child.complete(token_ids=[1, 2, 3], max_tokens=2, temperature=0.0, seed=0, ignore_eos=True)
+    except EngineError as error:
+        tell(f"{name} is left out: {error}\n{HOW_TO_GET}")
+        return
+    found.about[name] = about
     found.contestants.append(Rival(name, child))
     found.processes[name] = {name: child.pid}
 
