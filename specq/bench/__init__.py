@@ -9,11 +9,12 @@
 specq and its rivals on the same prompts, the same pair of models and the same cores, in one run:
 
     prompts       data sets by name or file
-    contestants   who is measured: specq over its own processes (servers), transformers (rivals)
+    contestants   who is measured: specq over its own processes (servers), transformers
     measure       interleaved repetitions
     agreement     do all say the same?
     figures       medians, ratios, speculation figures, and their table
     grid          strategies or draft shapes (variants) side by side, on the pairs that the user names (pairs, drafts)
+    rivals        specq, transformers and llama.cpp on processors, each rival in a process of its own
     never_slower  what the default makes of drafters: cells of models, drafters and sessions
     roundtrip     what the broker adds to a round trip
     demo          what `specq demo` shows: a few prompts in colours, then with and without drafters
@@ -21,7 +22,7 @@ specq and its rivals on the same prompts, the same pair of models and the same c
 
 The rest, a suite each:
 
-    lossless      drafts change speed and never text
+    lossless      drafts change speed and never text; lossless_tokens: token by token beside transformers' logits
     numerics      how often text depends on how a step was batched
     engine_steps  verify steps of any engine; chain_steps: chains of draft steps
     end_to_end    specq's deployments and its rivals on one GPU

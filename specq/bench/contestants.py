@@ -24,7 +24,7 @@ from specq.bench.settings import Completion, Settings
 from specq.client import Client
 
 if TYPE_CHECKING:
-    from specq.bench.rivals import Rivals
+    from specq.bench.rivals.transformers import Rivals
 
 RIVALS = ("transformers", "assisted")
 NAMES = (*RIVALS, "plain-1", "plain", "lookup", "specq", "random")
@@ -115,7 +115,7 @@ def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str],
     if not set(RIVALS) & set(names):
         return None
     tell("loading the pair into transformers")
-    from specq.bench.rivals import Rivals
+    from specq.bench.rivals.transformers import Rivals
 
     return Rivals(settings.model, settings.draft_model)
 
@@ -124,7 +124,7 @@ def _contestant(name: str, settings: Settings, started: dict[str, Servers], riva
     if name in KINDS:
         concurrency = 1 if name == "plain-1" else settings.concurrency
         return Specq(name, started[KINDS[name]].client, concurrency, {"mode": "plain"} if name in PLAIN else None)
-    from specq.bench.rivals import Transformers
+    from specq.bench.rivals.transformers import Transformers
 
     assert rivals is not None, "they are loaded for whoever needs them"
     return Transformers(rivals, name, assisted=name == "assisted")

@@ -62,16 +62,18 @@ def load_reference() -> Any:
     return auto.from_pretrained(resolve_model("tiny", "target"), dtype=torch.float32).eval()
 
 
-def serve(variant: Variant, prompts: Sequence[Prompt], params: dict[str, Any], random_draft: str) -> list[Result]:
+def serve(
+    variant: Variant, prompts: Sequence[Prompt], params: dict[str, Any], random_draft: str = "", pair: str = "tiny"
+) -> list[Result]:
     """Run all prompts through a broker, a verifier and the variant's drafters, each a process; seed i for prompt i."""
-    with Servers(_config(variant, random_draft)) as servers:
+    with Servers(_config(variant, random_draft, pair)) as servers:
         servers.wait_ready()
         return _run(servers.client, variant.in_flight, prompts, params | {"mode": variant.mode})
 
 
-def _config(variant: Variant, random_draft: str) -> Config:
-    config = pair_config("tiny", random_draft if variant.random_draft else "tiny", variant.drafters)
-    return replace(config, target=replace(config.target, draft_model="tiny" if variant.colocated else ""))
+def _config(variant: Variant, random_draft: str, pair: str) -> Config:
+    config = pair_config(pair, random_draft if variant.random_draft else pair, variant.drafters)
+    return replace(config, target=replace(config.target, draft_model=pair if variant.colocated else ""))
 
 
 def _run(client: Client, in_flight: int, prompts: Sequence[Prompt], params: dict[str, Any]) -> list[Result]:

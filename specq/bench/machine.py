@@ -11,7 +11,18 @@ from typing import Any
 
 from specq.runtime import available_cores
 
-_PACKAGES = ("specq", "numpy", "orjson", "pyzmq", "tokenizers", "torch", "transformers", "triton", "vllm")
+_PACKAGES = (
+    "specq",
+    "numpy",
+    "orjson",
+    "pyzmq",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "llama-cpp-python",
+    "triton",
+    "vllm",
+)
 
 
 def describe(command: str, of_commit: str = "") -> dict[str, Any]:

@@ -33,9 +33,9 @@ def load_prompts(datasets: tuple[str, ...], num_each: int, codec: TextCodec) -> 
     return [prompt for dataset in datasets for prompt in _load(dataset, num_each, codec)]
 
 
-def shipped_token_ids(num_each: int) -> list[list[int]]:
-    """Return the first prompts of each shipped data set as token ids of the bundled pair."""
-    return [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), num_each, codec_of("tiny"))]
+def shipped_token_ids(num_each: int, model: str = "tiny") -> list[list[int]]:
+    """Return the first prompts of each shipped data set as token ids of a model."""
+    return [list(prompt.token_ids) for prompt in load_prompts(tuple(shipped()), num_each, codec_of(model))]
 
 
 def codec_of(model: str) -> TextCodec:

@@ -71,7 +71,7 @@ def hang(batch: DraftBatch, now: float) -> Grafted:
     )
 
 
-def batch_of(arrived: Sequence[tuple[Session, Draft]]) -> DraftBatch:
+def batch_of(arrived: Sequence[tuple[Session, Draft]], *, is_measured: bool = False) -> DraftBatch:
     """Return at least one well-formed draft as a batch; those with distributions are dropped as a whole if they do not fit."""
     drafts = [draft for _, draft in arrived]
     drawn = _drawn(arrived)
@@ -85,6 +85,7 @@ def batch_of(arrived: Sequence[tuple[Session, Draft]]) -> DraftBatch:
         parent_ids=_joined([draft.parent_ids for draft in drafts]),
         scores=_joined([draft.scores for draft in drafts]) if drawn is None else drawn.scores,
         is_whole=[bool(draft.q_size) for draft in drafts],
+        is_measured=is_measured,
         rows=None if drawn is None else drawn.rows,
         distributions=() if drawn is None else drawn.distributions,
     )

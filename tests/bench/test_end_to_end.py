@@ -1,4 +1,4 @@
-"""`specq bench gpu` and `specq bench rivals`: contestants, tables, failures, and both on the CPU at their smallest."""
+"""`specq bench gpu`: contestants, tables, failures, and the suite on the CPU at its smallest."""
 
 import json
 import shutil
@@ -129,7 +129,7 @@ def test_rivals_on_the_cpu(tmp_path, pair):
     """transformers and the models by themselves, each in its own process."""
     out = tmp_path / "rivals.json"
     options = ["--device", "cpu", "--pair", pair, "--sessions", 1, "--output-len", 4, "--repeats", 1, "--out", out]
-    outcome = bench("rivals", "--only", "transformers", "--only", "alone", *options)
+    outcome = bench("gpu", "--only", "transformers", "--only", "alone", *options)
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(out.read_text())
     assert {"transformers generate S=1", "transformers assisted S=1", "alone draft 1"} <= set(found["figures"]), found

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from specq.bench.prompts import Prompt
-from specq.bench.rivals import Rivals, Transformers
+from specq.bench.rivals.transformers import Rivals, Transformers
 from specq.bench.settings import Settings
 from specq.testing.checkpoints import load_reference, make_checkpoint, reference_text
 

@@ -215,6 +215,22 @@ def test_chains_carry_their_lane_beside_those_of_others() -> None:
     assert verdict.node_lanes.tolist() == [COLOCATED_LANE] * len(verdict.node_ids)
 
 
+@pytest.mark.parametrize("fan_out", [1, 3])
+def test_scores_are_measured_over_all_sessions_and_not_once_more_by_one(fan_out: int) -> None:
+    """With siblings as without; the few verdicts of one session would make its chains look worse than they are."""
+    own = make(ToyProposer(wrong_every=5))
+    own.drafter.fan_out = fan_out
+    open_session(own)
+    for _ in range(4):
+        turn(own)
+    own.verifier.begin(0.0)
+    own.collect()
+    session = own.verifier.sessions[7]
+    nodes = session.trees.operations.live(session.place)
+    assert len(nodes) > 0
+    assert [bool(session.trees.views.is_measured[int(node)]) for node in nodes] == [True] * len(nodes)
+
+
 def test_only_judged_tokens_are_learned_from() -> None:
     """Tokens after the first rejected one are no evidence."""
     own = make(ToyProposer(wrong_every=5, blind=True))

@@ -1,4 +1,4 @@
-"""The parts of `specq bench gpu` and `specq bench rivals`.
+"""The parts of `specq bench gpu`.
 
 workload   the pair of models and the prompts that all contestants get
 serving    specq's deployments, over sockets

@@ -13,6 +13,7 @@ import click
 from specq.bench.prompts import shipped_token_ids
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
+from specq.models import SHOWN_PAIR, default_pair
 
 TEMPERATURE = 0.8  # of the sampled texts
 
@@ -20,15 +21,26 @@ TEMPERATURE = 0.8  # of the sampled texts
 @suite("lossless")
 @click.option("--limit", type=COUNT, default=140, show_default=True, help="Prompts at most.")
 @click.option("--max-tokens", type=COUNT, default=128, show_default=True, help="Tokens of each text at most.")
-def command(report: Report, *, limit: int, max_tokens: int) -> None:
-    """Check on the bundled pair, over real sockets, that drafts change speed and never text.
+@click.option(
+    "--against",
+    type=click.Choice(["generate", "transformers"]),
+    default="generate",
+    show_default=True,
+    help="See above.",
+)
+@click.option("--model", default=default_pair, show_default=SHOWN_PAIR, help="The pair, by name, for transformers.")
+def command(report: Report, *, limit: int, max_tokens: int, against: str, model: str) -> None:
+    """Check on a bundled pair, over real sockets, that drafts change speed and never text.
 
-    Greedy text is compared with transformers' own `generate`, sampled text with plain decoding. A text may differ where the
-    two best scores nearly tie; the exit status is 1 if one differs elsewhere.
+    generate: on `tiny`, greedy text is compared with transformers' own `generate`, sampled text with plain decoding.
+    transformers: on --model, each token of each text, greedy and sampled, must be what the rule for tokens gives from the
+    logits that transformers computes in float32. A text may differ where the two best scores nearly tie; the exit status is 1
+    if one differs elsewhere.
     """
-    report.update(settings={"limit": limit, "max_tokens": max_tokens, "temperature": TEMPERATURE})
+    asked = {"limit": limit, "max_tokens": max_tokens, "temperature": TEMPERATURE, "against": against, "model": model}
+    report.update(settings=asked)
     found: dict[str, Any] = {}
-    for name, one in _measure(limit, max_tokens):
+    for name, one in _measure(limit, max_tokens) if against == "generate" else _read(limit, max_tokens, model):
         tell(f"{name}: {one['equal']} of {one['texts']} equal")
         found[name] = one
         report.update(figures={f"{name}, equal texts": figure("share", [one["equal"] / one["texts"]])}, results=found)
@@ -56,3 +68,17 @@ def _measure(limit: int, max_tokens: int) -> Iterator[tuple[str, dict[str, Any]]
                 wanted = [result.token_ids for result in results]
             found = lossless.compare(model, prompts, wanted, results, temperature)
             yield variant.name, found | {"passed": lossless.passed(variant, found)}
+
+
+def _read(limit: int, max_tokens: int, model: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each way to serve, greedy and sampled, and how its texts compare with transformers token by token."""
+    from specq.bench.lossless import serve
+    from specq.bench.lossless_tokens import VARIANTS, Reader, check
+
+    prompts, reader = shipped_token_ids(limit, model)[:limit], Reader(model)
+    for variant in VARIANTS:
+        for temperature in (0.0, TEMPERATURE):
+            params = {"max_tokens": max_tokens, "temperature": temperature}
+            results = serve(variant, prompts, params, pair=model)
+            kind = f"T={temperature:g}" if temperature else "greedy"
+            yield f"{kind}, {variant.name}", check(reader, prompts, results, temperature)

@@ -192,7 +192,7 @@ class ColocatedDrafter(DraftSource):
             else:
                 alone.append(i)
             self._offered[session.session_id] = OfferedChain(chains.scores[i, :count, 0], is_drawn, node_ids)
-        batches = [batch_of(drafts)] if drafts else []
+        batches = [batch_of(drafts, is_measured=True)] if drafts else []
         if alone:
             nodes = chains.token_ids[alone, :, 0], counts[alone], scores[alone, :, 0]
             sessions = [begun.sessions[i] for i in alone]

@@ -61,7 +61,7 @@ class Rivals:
         return median(times)
 
     def generate(self, prompt: Prompt, settings: Settings, *, assisted: bool) -> Completion:
-        """Complete one prompt; `rounds` in the statistics counts the target's forward passes."""
+        """Complete one prompt; `stats` has the target's forward passes (`rounds`), the tokens of the first, and all seconds."""
         input_ids = torch.tensor([prompt.token_ids], device=self.device)
         config = self._config(settings)
         clock, self.num_forwards = _FirstToken(), 0
@@ -74,9 +74,8 @@ class Rivals:
                 assistant_model=self._assistant(settings) if assisted else None,
                 streamer=clock,
             )
-        return Completion(
-            output[0, len(prompt.token_ids) :].tolist(), clock.milliseconds(), {"rounds": self.num_forwards}
-        )
+        stats = {"rounds": self.num_forwards, "num_first": clock.num_first, "seconds": clock.seconds()}
+        return Completion(output[0, len(prompt.token_ids) :].tolist(), clock.milliseconds(), stats)
 
     def _config(self, settings: Settings) -> Any:
         config = self.target.generation_config.__class__.from_dict(self.target.generation_config.to_dict())
@@ -102,18 +101,21 @@ class Rivals:
 
 
 class _FirstToken(BaseStreamer):
-    """Notes when the first generated token is there; the prompt is handed over before it."""
+    """Notes when the first generated tokens are there, and how many they are; the prompt is handed over before them."""
 
     def __init__(self) -> None:
-        self._started, self._first, self._calls = time.perf_counter(), 0.0, 0
+        self._started, self._first, self._calls, self.num_first = time.perf_counter(), 0.0, 0, 0
 
-    def put(self, value: object) -> None:
+    def put(self, value: Any) -> None:
         self._calls += 1
         if self._calls == 2:
-            self._first = time.perf_counter()
+            self._first, self.num_first = time.perf_counter(), value.numel()
 
     def end(self) -> None:
         pass
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._started
 
     def milliseconds(self) -> float:
         return max(self._first - self._started, 0.0) * 1e3
