@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("arguments", "what_drafts"),
-    [(("--drafters", "1"), "1 draft worker"), (("--config", "configs/two_cores.toml"), "draft model in the verifier")],
+    [(("--drafters", "1"), "1 draft worker:"), ((), "draft model in the verifier")],  # with more cores, workers too
 )
 def test_demo(arguments, what_drafts):
     """Drafts are accepted and corrected, and by lookup alone, or without any speculation, the texts are the same."""
@@ -28,7 +28,7 @@ def test_demo(arguments, what_drafts):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=280)
 
     assert done.returncode == 0, done.stderr
-    assert f"\nspecq, {what_drafts}:" in done.stdout
+    assert f"\nspecq, {what_drafts}" in done.stdout
     assert "checked drafts accepted" in done.stdout
     assert "«corrected by the target»" in done.stdout
     assert done.stdout.count("«") > 1, "the target's corrections are marked"
