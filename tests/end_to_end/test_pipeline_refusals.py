@@ -107,4 +107,4 @@ def test_garbage_is_counted_and_dropped() -> None:
     world.run(0.1)
     world.send(GetStatus())
     world.run(0.1)
-    assert world.status()["counts"] == {"dropped_front": 5}
+    assert world.status()["counts"] == {"dropped_front": 5, "workers_registered": 1}
