@@ -30,6 +30,7 @@ from specq.config import (
     BrokerConfig,
     Config,
     Section,
+    ServeConfig,
     connect_address,
     environment_of_children,
     host_and_port,
@@ -263,6 +264,8 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
         try:
             if group.wait_ready(asked=lambda: stop.asked, tell=click.echo):
                 click.echo(f"ready after {time.monotonic() - started:.1f} s at {group.address}; Ctrl-C stops all")
+                for page in pages(group.members, config.serve):
+                    click.echo(f"HTTP API and page: {page}")
             while not stop:
                 group.check()
                 time.sleep(POLL_S)
@@ -271,6 +274,13 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
             return 1
     click.echo("stopped")
     return 0
+
+
+def pages(members: Sequence[Member], serve: ServeConfig) -> list[str]:
+    """Return the address at which a browser on this machine finds the gateway, if there is one."""
+    scheme = "https" if serve.tls_cert else "http"
+    found = [connect_address(member.about) for member in members if member.name == GATEWAY]
+    return [f"{scheme}://{address.removeprefix('tcp://')}/" for address in found]
 
 
 def table(group: Group) -> str:

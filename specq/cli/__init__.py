@@ -40,8 +40,8 @@ COMMANDS = {
 }
 SUMMARIES = {
     "chat": "Chat with a model in the terminal.",
-    "demo": "Show a broker, a verifier and drafters at work.",
-    "up": "Run a broker, verifiers and drafters on this machine.",
+    "demo": "Show what `specq up` starts at work, and how fast it is.",
+    "up": "Run a broker, verifiers and what drafts for them on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",
     "jobs": "List the jobs of a broker.",
     "results": "Print the results of jobs as `specq submit` does.",
@@ -49,8 +49,8 @@ SUMMARIES = {
     "status": "Show what a broker sees: workers, jobs, counters.",
     "trace": "Show what happened to a job, in every process.",
     "top": "Watch workers, sessions, rates and faults as they are.",
-    "keys": "Make CURVE keys: encryption, and who may do what.",
-    "models": "List the models that ship with specq, or inflate them.",
+    "keys": "Make CURVE and API keys: encryption, and who may do what.",
+    "models": "List the models that specq knows; fetch or inflate them.",
     "train": "Train models: a target and its draft.",
     "bench": "Measure specq and its rivals, in one of several suites.",
     "simulate": "Simulate hardware, network and load under a virtual clock.",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, UpConfig
+from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
 from workers.deployment import CoreShares, Machine, divide_cores, notes, placed
-from workers.up import members
+from workers.up import members, pages
 
 LAPTOP, WORKSTATION, GPU_BOX = Machine((0, 1)), Machine(tuple(range(8))), Machine(tuple(range(16)), has_gpu=True)
 
@@ -166,3 +166,18 @@ def test_the_brokers_core_helps_a_lone_target(config: Config, helpers: str, monk
 def test_a_lone_core_helps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.up.this_machine", lambda: Machine((5,)))
     assert "helper_cores" not in " ".join(members(Config(up=UpConfig(1, 0)))[1].arguments)
+
+
+@pytest.mark.parametrize(
+    ("serve", "expected"),
+    [
+        (None, []),
+        (ServeConfig(), ["http://127.0.0.1:8000/"]),
+        (ServeConfig(bind="tcp://*:9000", insecure=True, tls_cert="c", tls_key="k"), ["https://127.0.0.1:9000/"]),
+    ],
+)
+def test_it_is_said_where_the_page_is(serve: ServeConfig | None, expected: list[str]) -> None:
+    config = Config(
+        target=TargetConfig(model="tiny"), up=UpConfig(serve=serve is not None), serve=serve or ServeConfig()
+    )
+    assert pages(members(config), config.serve) == expected

@@ -82,7 +82,7 @@ class Submit(Message):
     trace        note what happens to the job in every process: see `specq.protocol.trace_events`
     explain      the client wants to know what became of drafts; that does not outlive the broker's process
     tenant       for whom a gateway submits the job: among the jobs of one key (one connection without keys), each tenant has
-                 its own turns and its own share of the queue. With keys, only the role `gateway` may name one
+                 its own turns and its own share of the queue. With keys, only a client's key with the right `tenants` may name one
     """
 
     TYPE: ClassVar[str] = "submit"
