@@ -11,9 +11,11 @@ from typing import Self
 from specq.client import Client
 from specq.config import Config, free_address, load
 from specq.transport import own_keys
+from workers.deployment import placed
 from workers.up import Group, Member, members, table
 
 READY_S = 180.0
+ANY_PORT = "tcp://127.0.0.1:*"
 
 
 def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> Config:
@@ -30,8 +32,8 @@ def pair_config(model: str, draft_model: str, drafters: int, keys: str = "") -> 
 
 def on_free_port(config: Config) -> Config:
     """Return the configuration for processes that only this one shall find: on a free port, without HTTP."""
-    broker = replace(config.broker, bind=free_address())
-    return replace(config, broker=broker, up=replace(config.up, serve=False))
+    broker, target = replace(config.broker, bind=free_address()), replace(config.target, bind=ANY_PORT, advertise="")
+    return replace(config, broker=broker, target=target, up=replace(config.up, serve=False))
 
 
 class Servers:
@@ -42,7 +44,7 @@ class Servers:
 
     def __init__(self, config: Config, drafters_at: str = "") -> None:
         """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own."""
-        self.config, self.keys, self.drafters = config, config.broker.keys, config.up.drafters
+        self.config, self.keys, self.drafters = config, config.broker.keys, placed(config).up.drafters
         self.address, self._drafters_at = config.broker.bind, drafters_at
         check_keys(self.keys, "broker", "target", *(["draft"] if self.drafters else []), "client")
 

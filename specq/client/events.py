@@ -47,7 +47,8 @@ class Transcript:
         self.logprobs.extend(message, num_known)
         self.first_token = self.first_token or now
         rejected, rounds = read_rejected(message)
-        return self._since(start, message.job_id, rejected, rounds)
+        fresh = tuple(one for one in rejected if one.place >= start), tuple(one for one in rounds if one.place >= start)
+        return self._since(start, message.job_id, *fresh)
 
     def so_far(self, key: int) -> list[NewTokens]:
         """Return all tokens that are known, for one who joins late."""

@@ -62,7 +62,15 @@ class Limited(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self.stall_s, self.transport.abort)
+        self._await_reader()
+
+    def _await_reader(self, before: int | None = None) -> None:
+        """Give the connection up if its reader has taken nothing for so long; `before`: bytes that waited for it then."""
+        size = self.transport.get_write_buffer_size()
+        if before is not None and size >= before:
+            self.transport.abort()
+        else:
+            self._stall = self.loop.call_later(self.stall_s, self._await_reader, size)
 
     def resume_writing(self) -> None:
         super().resume_writing()

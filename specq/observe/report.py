@@ -81,9 +81,13 @@ class Snapshot:
 
     def _new_metrics(self, worker: Report, former: Report) -> Labelled:
         """Return what a worker counted by labels since the report before; since its start where there is none."""
-        known = former.get("metrics", {}) if self.seconds else {}
-        counted = {name: value for name, value in worker.get("metrics", {}).items() if isinstance(value, dict)}
-        return {name: _grown(value, known.get(name, {})) for name, value in counted.items()}
+        known = _labelled(former) if self.seconds else {}
+        return {name: _grown(value, known.get(name, {})) for name, value in _labelled(worker).items()}
+
+
+def _labelled(worker: Report) -> dict[str, dict[str, Any]]:
+    """Return what a worker says that it has counted by labels; a name may have labels in one report and none in another."""
+    return {name: value for name, value in worker.get("metrics", {}).items() if isinstance(value, dict)}
 
 
 def _sessions(report: Report) -> list[Report]:

@@ -56,6 +56,15 @@ def test_of_a_job_that_is_not_traced_the_milestones_are_known():
     assert (trace["in_all_processes"], trace["processes"]) == (False, [])
 
 
+def test_who_attaches_again_and_again_crowds_nothing_out():
+    desk = Desk()
+    desk.submit(1)
+    for _ in range(200):
+        desk.submit(1, BEN)
+    events = [event for _, event in names(trace_of(desk, 1))]
+    assert events.count("journaled") == 1
+
+
 def test_only_jobs_that_ask_are_traced_elsewhere():
     desk = Desk()
     desk.submit(1)

@@ -53,6 +53,7 @@ def test_the_state_is_the_brokers_report(http):
     assert report["models"] == ["fake"]
     assert report["workers"] == [{"role": "target", "state": "ready"}]
     assert report["version"]
+    assert report["faults"] == [], "they tell of other callers' jobs"
 
 
 def test_with_keys_the_page_is_open_and_the_state_is_not(broker, own_cache, tmp_path):

@@ -56,6 +56,13 @@ def test_a_worker_that_was_started_again_counts_anew():
     assert snapshot.tokens_s == 7
 
 
+@pytest.mark.parametrize("metrics", [({"judged": 5}, {"judged": {"a": [1]}}), ({"judged": {"a": [1]}}, {"judged": 5})])
+def test_a_worker_that_says_something_else_each_time_harms_nobody(metrics):
+    """Names are free, so a name may have labels in one report and be a number in another."""
+    before, now = (report(at, (worker(metrics=one),)) for at, one in zip((10.0, 11.0), metrics, strict=True))
+    assert sections(Snapshot(now, before), View())
+
+
 def test_what_verifiers_count_is_shown_since_the_report_before():
     """The step's time by phase, nodes by source; a verifier that was started again begins anew."""
     first = {"step_us": {"forward": [100, 3], "plan": [100]}, "judged": {"remote": [10, 5]}, "drafts_dropped": 3}

@@ -232,7 +232,8 @@ class Intake:
                 client, job.info(self.state.clock.wall) if reader.info else Accepted(job_id=job.job_id)
             )
             reader.greeted = True
-            self._trace(job, "journaled")
+            if job.trace is not None:
+                job.trace.note_once("journaled", self.state.clock.now)
         durable, failure = job.durable, job.transcript.failure
         if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
             self.state.outbox.send_front(client, job.delta(reader.sent))
@@ -240,10 +241,6 @@ class Intake:
             self._trace_delivery(job)
         if durable.has_ended and failure:
             self.state.outbox.send_front(client, failure)
-
-    def _trace(self, job: Job, event: str) -> None:
-        if job.trace is not None:
-            job.trace.note(event, self.state.clock.now)
 
     def _trace_delivery(self, job: Job) -> None:
         if (trace := job.trace) is not None and trace.in_all_processes:

@@ -82,6 +82,11 @@ class JobTrace:
             self._place += 1
             self.notes.append((at, self._place, event, values))
 
+    def note_once(self, event: str, at: float) -> None:
+        """Note something unless it was noted before."""
+        if all(noted != event for _, _, noted, _ in self.notes):
+            self.note(event, at)
+
     def add_often(self, at: float, event: str, *values: int) -> None:
         """Note something that happens in each round; `verdict`: its values are those of _ROUND."""
         self.num_rounds += 1

@@ -58,13 +58,14 @@ async function ask(text) {
   const asked = [...messages, { role: "user", content: text }];
   const answer = new Answer(), body = settings.body(asked);
   $("messages").append(make("li", { class: "question" }, text), answer.element);
-  last = { answer, body, stats: null };
+  const mine = last = { answer, body, stats: null };
   const whole = await run(body, (chunk) => {
     answer.take(chunk);
-    last.stats = chunk.usage?.speculation ?? last.stats;
+    mine.stats = chunk.usage?.speculation ?? mine.stats;
     refresh();
     answer.element.scrollIntoView({ block: "end" });
   });
+  if (last !== mine) return; // another chat has begun
   if (answer.text || whole) messages = [...asked, { role: "assistant", content: answer.text }];
   showFigures($("figures"), answer, last.stats);
   $("said").textContent = answer.text;
@@ -77,7 +78,7 @@ function refresh() {
   isDue = true;
   requestAnimationFrame(() => {
     isDue = false;
-    showFigures($("figures"), last.answer, last.stats);
+    if (last) showFigures($("figures"), last.answer, last.stats);
   });
 }
 

@@ -43,7 +43,8 @@ export class Settings {
   }
 
   #read() {
-    for (const { name } of FIELDS) this.values[name] = $(`set-${name}`).value;
+    // As long as no models are known, the one that was chosen stays.
+    for (const { name } of FIELDS) if ($(`set-${name}`).options?.length !== 0) this.values[name] = $(`set-${name}`).value;
     const { key, ...others } = this.values;
     write(localStorage, others);
     write(sessionStorage, { key });
@@ -52,7 +53,7 @@ export class Settings {
   offer(models) {
     const select = $("set-model"), wanted = this.values.model;
     const names = [...select.options].map((option) => option.value);
-    if (names.join("\n") === models.join("\n")) return;
+    if (!models.length || names.join("\n") === models.join("\n")) return;
     select.replaceChildren(...models.map((model) => make("option", { value: model }, model)));
     select.value = models.includes(wanted) ? wanted : models[0] ?? "";
     this.#read();

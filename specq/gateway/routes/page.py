@@ -62,9 +62,10 @@ def _reply(name: str) -> Response:
 
 
 async def _status(parts: Parts, request: Request) -> Response:
-    """Answer with the broker's report, as `specq status` shows it, and the version of this gateway."""
+    """Answer with the broker's report, as `specq status` shows it, and the version of this gateway; without the last faults, which
+    tell of other callers' jobs."""
     try:
         report = await parts.upstream.report(READY_S)
     except (TimeoutError, JobError):
         raise ApiError("the broker does not answer", 503, code="no_broker") from None
-    return json_response({"version": __version__, **report})
+    return json_response({"version": __version__, **report, "faults": []})
