@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from specq.protocol import Judgement, Logprobs, SessionStep
+from specq.protocol import EngineError, Judgement, Logprobs, SessionStep
 from specq.verification import strategy
 from specq.verification.devices import target_rows
 from specq.verification.draws import HASHED
@@ -47,7 +47,10 @@ def judge_shaped(placed: Placed, rows: torch.Tensor, draws: Draws = HASHED) -> J
     """Judge steps by logits that `shaped` has given; log-probabilities, which are of the plain ones, are left out."""
     target, names = target_rows(rows), [params.strategy for params in placed.batch.params]
     if len(set(names)) == 1:
-        return Judgements.of(strategy(names[0]).judge(placed, target, draws))
+        found = Judgements.of(strategy(names[0]).judge(placed, target, draws))
+        if len(found) != len(placed):
+            raise EngineError(f"strategy {names[0]} judged {len(found)} steps of {len(placed)}")
+        return found
     judgements: dict[int, Judgement] = {}
     for name in dict.fromkeys(names):
         places = np.flatnonzero([own == name for own in names])

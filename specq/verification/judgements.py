@@ -9,7 +9,7 @@ from typing import overload
 
 import numpy as np
 
-from specq.protocol import NO_TOKENS, Fault, Int32Array, IntpArray, Judgement, Logprobs
+from specq.protocol import NO_TOKENS, EngineError, Fault, Int32Array, IntpArray, Judgement, Logprobs
 
 CORRECTION = -1  # in place of a node
 
@@ -47,9 +47,15 @@ class Judgements(Sequence[Judgement]):
 
     @staticmethod
     def of(judgements: Sequence[Judgement]) -> Judgements:
-        """Return the same as arrays."""
+        """Return the same as arrays. Raises EngineError for one that is not what a judgement is: in arrays it would take what is
+        another session's."""
         if isinstance(judgements, Judgements):
             return judgements
+        for one in judgements:
+            if len(one.token_ids) != (len(one.path) + 1 if one.fault is None else 0):
+                raise EngineError(
+                    f"session {one.session_id} was judged wrongly: {len(one.token_ids)} tokens for a path of {len(one.path)} nodes"
+                )
         nodes = chain.from_iterable((*one.path, CORRECTION) for one in judgements if one.fault is None)
         return Judgements(
             [one.session_id for one in judgements],

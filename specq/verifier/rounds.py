@@ -15,6 +15,7 @@ from specq.protocol import (
     ORIGIN_CODES,
     ORIGIN_OF_LANE,
     PLAIN,
+    EngineLostError,
     Float64Array,
     Int32Array,
     IntpArray,
@@ -199,6 +200,8 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
 def commit(shares: Shares, judgements: Judgements, min_accept_prob: int, now: float, faults: Faults) -> Rounds:
     """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault."""
     shares = shares.judged()
+    if len(judgements) != len(shares):  # whose is whose is not known, so none of the sessions can go on here
+        raise EngineLostError(f"the engine gave {len(judgements)} judgements for {len(shares)} sessions")
     for i, fault in judgements.faults.items():
         faults.add(shares[i], fault)
     shares, judgements = _without(judgements.faults, shares, judgements)

@@ -109,7 +109,8 @@ class Session:
     @finish.setter
     def finish(self, reason: str) -> None:
         self._finish = reason
-        self.trees.has_ended[self.place] = bool(reason)
+        if self.place != NONE:
+            self.trees.has_ended[self.place] = bool(reason)
 
     @property
     def stop_matcher(self) -> StopMatcher | None:
@@ -119,7 +120,8 @@ class Session:
     @stop_matcher.setter
     def stop_matcher(self, matcher: StopMatcher) -> None:
         self._stop_matcher = matcher
-        self.trees.ends_by_text[self.place] = True
+        if self.place != NONE:
+            self.trees.ends_by_text[self.place] = True
 
     @property
     def scratch(self) -> ScratchRows:
@@ -129,8 +131,9 @@ class Session:
     @scratch.setter
     def scratch(self, rows: ScratchRows) -> None:
         self._scratch = rows
-        self.trees.num_scratch[self.place] = rows.num_rows
-        self.trees.has_extras[self.place] |= rows.num_rows > 0
+        if self.place != NONE:
+            self.trees.num_scratch[self.place] = rows.num_rows
+            self.trees.has_extras[self.place] |= rows.num_rows > 0
 
     @property
     def length(self) -> int:
