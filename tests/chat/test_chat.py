@@ -93,6 +93,15 @@ def test_a_command_changes_the_next_answer():
     assert session.notes[2] == "specq: seed is 'x'; it must be a whole number, or none"
 
 
+@pytest.fixture
+def heeds_ctrl_c():
+    """As in a terminal: a shell makes what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_ctrl_c")
 def test_ctrl_c_stops_the_answer_and_not_the_chat(capsys):
     """What came of it stays, on the screen and in the conversation."""
     session = Session(FakeClient(stop=_interrupted))
