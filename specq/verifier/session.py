@@ -81,6 +81,7 @@ class Session:
             str, Any
         ] = {}  # if verdicts shall say what was verified: of the last nodes, as fields of `Verdict`
         self.is_sync = message.speculation.mode == "sync"
+        self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
         self.answered = 0  # the newest committed length that a remote drafter has been seen to know
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier

@@ -28,7 +28,6 @@ from specq.protocol import (
     Int64Array,
 )
 from specq.runtime import Faults, in_halves, traced
-from specq.verification import strategy
 from specq.verifier.arms import COLOCATED
 from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.rounds import Round
@@ -273,10 +272,7 @@ class ColocatedDrafter(DraftSource):
 
 def _takes_chains(session: Session) -> bool:
     """Return whether a session has room for drafts and takes them from this drafter."""
-    speculation = session.speculation
-    uses_drafts = strategy(session.params.strategy).uses_drafts
-    takes_ours = speculation.mode != "plain" and not speculation.has_fixed_shape and uses_drafts
-    return takes_ours and _room(session) > 0
+    return session.takes_drafts and not session.speculation.has_fixed_shape and _room(session) > 0
 
 
 def _room(session: Session) -> int:

@@ -12,7 +12,6 @@ from specq.drafting import Calibration, longest_chain
 from specq.proposers import NgramIndex
 from specq.protocol import LOOKUP_LANE, Int64Array
 from specq.runtime import Faults
-from specq.verification import strategy
 from specq.verifier.arms import LOOKUP
 from specq.verifier.grafting import DraftBatch, batch_of_chains
 from specq.verifier.scheduler import promised
@@ -106,10 +105,9 @@ def make(setup: Setup) -> PromptLookup | None:
 
 def lookup_tokens(session: Session) -> int:
     """Return how long a chain may be looked up for a session; 0 where it takes no drafts or asks for a shape of its own."""
-    speculation = session.speculation
-    if speculation.mode != "async" or speculation.has_fixed_shape or not strategy(session.params.strategy).uses_drafts:
+    if session.is_sync or not session.takes_drafts or session.speculation.has_fixed_shape:
         return 0
-    return longest_chain(speculation, LOOKUP_TOKENS)
+    return longest_chain(session.speculation, LOOKUP_TOKENS)
 
 
 def num_likely_enough(accept_prob: float, min_accept_prob: float) -> int:

@@ -15,7 +15,6 @@ import numpy as np
 
 from specq.drafting import Drafter
 from specq.protocol import COLOCATED_LANE, Assign, Draft, EngineLostError, Message, ProtocolError, Release, SpecqError
-from specq.verification import strategy
 from specq.verifier.grafting import DraftBatch, batch_of
 from specq.verifier.rounds import Round
 from specq.verifier.session import Session
@@ -59,7 +58,7 @@ class ShapedDrafter:
 
     def observe(self, rounds: Sequence[Round], min_accept_prob: float) -> None:
         """Let the trees follow the rounds; `min_accept_prob` as in `Budget`."""
-        for done in rounds:
+        for done in rounds if self._known else ():
             if self._known.get(done.session.session_id) is done.session:
                 self._tell(done.session, verdict_of(done, round(1000 * min_accept_prob), (0, 0)))
                 if done.session.finish:
@@ -101,9 +100,7 @@ class ShapedDrafter:
 
 def _has_shape(session: Session) -> bool:
     """Return whether a session has a shape of its own, takes drafts, and has room for some."""
-    speculation, room = session.speculation, session.limit - session.length - 1
-    takes_drafts = speculation.mode != "plain" and strategy(session.params.strategy).uses_drafts
-    return speculation.has_fixed_shape and takes_drafts and room > 0
+    return session.takes_drafts and session.speculation.has_fixed_shape and session.limit - session.length > 1
 
 
 def _assigned(session: Session) -> Assign:
