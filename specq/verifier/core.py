@@ -47,7 +47,7 @@ from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.tracing import StepTimes, trace_close, trace_open, trace_step
+from specq.verifier.tracing import trace_close, trace_open, trace_step
 from specq.verifier.trees import DraftTrees
 from specq.verifier.verdicts import Reports, failure, verdict_again, verdicts_of
 
@@ -206,10 +206,11 @@ class Verifier:
         rounds = in_one([self._commit(shares, output, ended, faults) for shares, output in done])
         self.sessions.changed()
         self.sources.observe(rounds, done, ended - started)
-        self._measure(Moments(self._last_end, began, started, planned, ended), done, rounds)
+        moments = Moments(self._last_end, began, started, planned, ended)
+        self._measure(moments, done, rounds)
         verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults)
         if self.tracer.is_on:
-            trace_step(self.tracer, shares, rounds, StepTimes(began, started, planned, ended, clock()))
+            trace_step(self.tracer, shares, rounds, moments, clock())
         self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if shares and not done and faults.is_unexpected:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from itertools import pairwise
 
 from specq.protocol import Open, trace_events
 from specq.runtime import Tracer
+from specq.verifier.meter import Moments
 from specq.verifier.rounds import Round, Rounds
 from specq.verifier.shares import Shares
-
-
-class StepTimes(NamedTuple):
-    """When a step reached its stages, in seconds: it began, what was drafted hung on the trees, it was planned, computed and judged,
-    and committed."""
-
-    began: float
-    drafted: float
-    planned: float
-    judged: float
-    committed: float
-
-    @property
-    def split_us(self) -> tuple[int, int, int, int]:
-        """Return what waiting for drafts, planning, the forward pass and committing took."""
-        stages = zip(self[1:], self[:-1], strict=True)
-        wait, plan, forward, commit = (int((end - start) * 1e6) for end, start in stages)
-        return wait, plan, forward, commit
 
 
 def trace_open(tracer: Tracer, message: Open, now: float) -> None:
@@ -35,21 +18,23 @@ def trace_open(tracer: Tracer, message: Open, now: float) -> None:
         tracer.note(message.session_id, trace_events.OPENED, now, len(message.token_ids), message.tokens_left)
 
 
-def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: StepTimes) -> None:
+def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: Moments, committed: float) -> None:
     """Note what a step did for each traced session: the part of a prompt that it computed, and the round."""
-    step_us = int((at.committed - at.began) * 1e6)
+    step_us = int((committed - at.began) * 1e6)
     for i, session in enumerate(shares.sessions):
         if tracer.traces(session.session_id) and not shares[i].is_decoding:
             tracer.note(session.session_id, trace_events.PREFILL, at.began, step_us, len(shares[i].step.token_ids))
     for i, session in enumerate(rounds.sessions):
         if tracer.traces(session.session_id):
-            _trace_round(tracer, rounds[i], at)
+            _trace_round(tracer, rounds[i], at, committed)
 
 
-def _trace_round(tracer: Tracer, done: Round, at: StepTimes) -> None:
+def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> None:
+    stages = at.began, at.drafted, at.planned, at.judged, committed
+    split_us = [int((end - start) * 1e6) for start, end in pairwise(stages)]  # wait, plan, forward, commit
     session_id, num_tokens = done.session.session_id, len(done.token_ids)
     counts = (done.base_len, num_tokens, len(done.nodes), len(done.path))
-    tracer.note(session_id, trace_events.ROUND, at.began, *counts, *at.split_us)
+    tracer.note(session_id, trace_events.ROUND, at.began, *counts, *split_us)
     lanes, flags = done.lanes.tobytes(), done.is_accepted.tobytes()  # for a few nodes quicker than arrays
     for lane in sorted(set(lanes)):
         num_accepted = sum(flag for of, flag in zip(lanes, flags, strict=True) if of == lane)
