@@ -19,7 +19,9 @@ import numpy as np
 
 from specq.cli import main as specq
 from specq.config import BrokerConfig, ClientConfig, DraftConfig, Section, ServeConfig, TargetConfig, UpConfig
-from specq.config.sections import section_name
+from specq.config.sections import kinds, section_name
+from specq.engines import ENGINES
+from specq.proposers import PROPOSERS
 from specq.protocol import ModelInfo
 from specq.protocol.bounds import SAMPLING, SPECULATION
 from specq.protocol.messages import MESSAGES, PROTOCOL_VERSION, Message, hot_path, to_broker, to_client, to_worker
@@ -27,6 +29,7 @@ from specq.protocol.params import SamplingParams, Speculation
 
 HOME = Path(__file__).parent.parent / "docs" / "reference"
 SECTIONS = (BrokerConfig, TargetConfig, DraftConfig, UpConfig, ServeConfig, ClientConfig)
+OWN: dict[type[Section], tuple[Any, str]] = {TargetConfig: (ENGINES, "engine"), DraftConfig: (PROPOSERS, "proposer")}
 FOLDERS = {to_broker: "To the broker", to_worker: "From the broker to workers", hot_path: "Of each round", to_client: "To clients"}  # fmt: skip
 MADE = "<!-- Written by scripts/write_reference.py: change the code instead. -->\n\n"
 
@@ -44,7 +47,8 @@ Positions are counted from the start of the context, the prompt included.
 """
 CONFIGURATION = """# Configuration
 
-A TOML file has the sections below; every key is also an option of the command (`kv_slots`: `--kv-slots`). The command line wins over the
+A TOML file has the sections below; every key is also an option of the section's own command
+(`kv_slots` of `[target]`: `specq worker --role target --kv-slots`); `specq up` has few of them, and takes the others from a file. The command line wins over the
 environment, the environment over the file. What only one engine or proposer knows stands in a section of its own, as in `[target.vllm]`.
 Files to start from are in [configs/](../../configs).
 
@@ -65,7 +69,7 @@ def pages() -> dict[str, str]:
     """Return the text of each page by its name."""
     return {
         "protocol.md": MADE + PROTOCOL.format(version=PROTOCOL_VERSION) + "".join(_protocol()),
-        "configuration.md": MADE + CONFIGURATION + "".join(map(_section, SECTIONS)),
+        "configuration.md": MADE + CONFIGURATION + "".join(text for cls in SECTIONS for text in _sections(cls)),
         "commands.md": MADE + COMMANDS + "".join(_commands(specq, "specq")),
     }
 
@@ -129,14 +133,24 @@ def _cell(text: str) -> str:
 # --- configuration ----------------------------------------------------------------------------------------------------
 
 
-def _section(cls: type[Section]) -> str:
+def _sections(cls: type[Section]) -> Iterator[str]:
+    """Yield the text of a section, and of those that only one engine or proposer knows."""
+    yield _section(cls, section_name(cls), (cls.__doc__ or "").strip())
+    table, what = OWN.get(cls, ({}, ""))
+    for name in table:
+        own = table.resolve(name).options
+        if any(not f.metadata["is_hidden"] for f in fields(own)):
+            further = " Any other key is an argument of vLLM's `EngineArgs`." if "further" in kinds(own) else ""
+            yield _section(own, f"{section_name(cls)}.{name}", f"What only the {what} `{name}` knows.{further}")
+
+
+def _section(cls: type[Section], name: str, about: str) -> str:
     rows = [
         f"| `{f.name}` | {_default(f)} | {_cell(f.metadata['help'])}{_choices(f)} |"
         for f in fields(cls)
         if not f.metadata["is_hidden"]
     ]
-    about = (cls.__doc__ or "").strip()
-    return "\n".join((f"\n## [{section_name(cls)}]\n\n{about}\n", "| key | default | |", "|---|---|---|", *rows)) + "\n"
+    return "\n".join((f"\n## [{name}]\n\n{about}\n", "| key | default | |", "|---|---|---|", *rows)) + "\n"
 
 
 def _default(f: Field[Any]) -> str:

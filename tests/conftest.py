@@ -13,6 +13,7 @@ import structlog
 from hypothesis import settings
 
 from specq.config.addresses import free_address
+from specq.runtime.processes import reap
 from specq.testing.fake_broker import FakeBroker
 
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
@@ -117,16 +118,8 @@ def spawn(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Spawn]:
     for process in processes:
         process.terminate()
     for process in processes:
-        _reap(process)
+        reap(process, _PATIENCE_S)
     if request.node.stash.get(_FAILED, False):
         for process in processes:
             told = f"{process.args} ended with {process.returncode}\n{process.output.read_text()}"
             request.node.add_report_section("teardown", "process", told)
-
-
-def _reap(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(_PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -5,10 +5,17 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from specq.client.job_options import LINE_OPTIONS
+from specq.client.parameters import NAMES
+from specq.engines import ENGINES
+from specq.proposers import PROPOSERS
+from specq.runtime import Table
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -62,6 +69,20 @@ def test_reference_pages_follow_from_the_code():
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+
+
+def test_every_parameter_of_a_job_is_in_the_reference():
+    named = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reference" / "jobs.md").read_text("utf-8")))
+    assert {*NAMES, *LINE_OPTIONS, "explain"} <= named
+
+
+@pytest.mark.parametrize(("section", "table"), [("target", ENGINES), ("draft", PROPOSERS)])
+def test_every_key_of_an_engine_or_proposer_is_in_the_reference(section: str, table: Table):
+    text = (ROOT / "docs" / "reference" / "configuration.md").read_text("utf-8")
+    for name in table:
+        keys = [f.name for f in fields(table.resolve(name).options) if not f.metadata["is_hidden"]]
+        own = text.partition(f"## [{section}.{name}]")[2].partition("## [")[0]
+        assert [key for key in keys if f"`{key}`" not in own] == []
 
 
 def test_readme_is_short():

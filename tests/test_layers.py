@@ -23,7 +23,7 @@ PACKAGES = {
     "journal": ("protocol", "runtime"),
     "verification": ("protocol", "runtime"),
     "engines": ("protocol", "config", "runtime", "checkpoints", "text", "verification"),
-    "proposers": ("protocol", "config", "runtime", "verification", "engines"),
+    "proposers": ("protocol", "config", "runtime", "text", "verification", "engines"),
     "drafting": ("protocol", "runtime", "verification", "proposers"),
     "verifier": ("protocol", "config", "runtime", "text", "verification", "engines", "proposers", "drafting"),
     "broker": ("protocol", "config", "transport", "journal", "verification"),
@@ -41,9 +41,23 @@ PACKAGES = {
         *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
         *("proposers", "verifier", "client", "chat", "simulate", "workers"),
     ),
+    "doctor": (
+        *(
+            "protocol",
+            "config",
+            "runtime",
+            "models",
+            "checkpoints",
+            "engines",
+            "verifier",
+            "client",
+            "bench",
+            "workers",
+        ),
+    ),
     "cli": (
         *("protocol", "config", "runtime", "models", "transport", "text", "verification", "engines", "proposers"),
-        *("client", "chat", "gateway", "observe", "bench", "training", "simulate", "workers"),
+        *("client", "chat", "gateway", "observe", "bench", "doctor", "training", "simulate", "workers"),
     ),
     "testing": (  # nobody may import it
         *(
@@ -70,10 +84,12 @@ DOORS = {
         "specq.verification.judge",
         "specq.verification.faults",
         "specq.verification.explain",
+        "specq.verification.begun",
         "specq.verification.devices",
     ),
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
+    "specq.proposers.medusa",
     "specq.models.inflate",
     "specq.observe.screen",
 }
@@ -85,7 +101,7 @@ RUNNERS = {"pytest", "_pytest", "hypothesis"}
 HEAVY_HOMES = (
     *("specq/engines/", "specq/verification/", "specq/proposers/", "specq/training/", "specq/models/inflate"),
     *("specq/bench/rivals", "specq/bench/drafts", "specq/bench/lossless", "specq/bench/numerics"),
-    *("specq/bench/end_to_end/rivals", "specq/bench/gpu/", "specq/bench/host_time"),
+    *("specq/bench/end_to_end/rivals", "specq/bench/end_to_end/vllm", "specq/bench/gpu/", "specq/bench/host_time"),
     *("specq/testing/checkpoints", "specq/testing/conformance/", "specq/testing/exact/", "specq/testing/random_steps"),
 )
 TABLES = tuple(f"specq/{package}/__init__.py" for package in ("engines", "verification", "proposers", "training"))
@@ -199,7 +215,7 @@ def test_only_config_reads_the_environment():
         "specq.runtime.cpu",
         "specq.engines.vllm.options",
         "specq.bench.numerics",
-        "specq.bench.end_to_end.rivals",
+        "specq.bench.end_to_end.vllm",
     }
     assert users <= {"specq.config.loading", *writers}
 

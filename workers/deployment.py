@@ -14,12 +14,22 @@ from pathlib import Path
 from specq.config import AUTO_DRAFTERS, Config, DraftConfig, TargetConfig, options_of
 from specq.models import FALLBACK, PREFERRED, default_model, draft_for
 from specq.proposers import PROPOSERS
+from specq.protocol import ConfigError
 from specq.runtime import available_cores
+from specq.transport import own_keys
 
 COLOCATING = ("torch",)  # the engines beside which a draft model is put without being asked
 LEAST_CORES = 4  # from so many on, a core is left for a draft worker
 MOST_WORKERS = 2  # that are started without being asked
-NOT_HOW = ("broker", "keys", "model", "name", "progress")  # what [draft] may say without meaning workers
+NOT_HOW = (
+    "broker",
+    "keys",
+    "model",
+    "name",
+    "progress",
+    "own",
+    "target",
+)  # what [draft] may say without meaning workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +73,8 @@ def divide_cores(num_cores: int, targets: int, drafters: int) -> CoreShares:
 def placed(config: Config, machine: Machine | None = None) -> Config:
     """Return a configuration that names its models and says who drafts where.
 
-    A target without a draft model gets no drafters that would need one. `machine`: None for this one.
+    A target without a draft model gets no drafters that would need one; nor are there any without a key of theirs where nobody asked
+    for them. `machine`: None for this one.
     """
     model = config.target.model or default_model()
     draft = config.draft.model or draft_for(model)
@@ -73,19 +84,21 @@ def placed(config: Config, machine: Machine | None = None) -> Config:
         return _with_workers(config, 0)
     if config.up.drafters != AUTO_DRAFTERS:
         return config
-    if _wants_workers(config) or not (draft and needs_model):
+    if _wants_workers(config.draft) or not (draft and needs_model):
         return _with_workers(config, MOST_WORKERS)
+    most = 0 if _lacks_key(config) else MOST_WORKERS
+    if config.target.engine not in COLOCATING:
+        return _with_workers(config, most)
     target = replace(config.target, draft_model=config.target.draft_model or draft)
-    return _with_workers(replace(config, target=target), _spare_workers(machine or this_machine()))
+    return _with_workers(replace(config, target=target), min(most, _spare_workers(machine or this_machine())))
 
 
-def _wants_workers(config: Config) -> bool:
-    """Return whether draft workers are meant: their section says how they draft, or the engine takes no draft model beside it."""
+def _wants_workers(draft: DraftConfig) -> bool:
+    """Return whether draft workers are meant: their section says how they draft. Tables of proposers that are not chosen mean
+    nothing."""
     default = DraftConfig()
-    says_how = any(
-        getattr(config.draft, f.name) != getattr(default, f.name) for f in fields(default) if f.name not in NOT_HOW
-    )
-    return says_how or config.target.engine not in COLOCATING
+    names = (f.name for f in fields(default) if f.name not in NOT_HOW)
+    return any(getattr(draft, name) != getattr(default, name) for name in names) or bool(options_of(draft))
 
 
 def _spare_workers(machine: Machine) -> int:
@@ -93,6 +106,15 @@ def _spare_workers(machine: Machine) -> int:
     if machine.has_gpu or len(machine.cores) < LEAST_CORES:
         return 0
     return min(len(machine.cores) // LEAST_CORES, MOST_WORKERS)
+
+
+def _lacks_key(config: Config) -> str:
+    """Return why a draft worker would have no key, or ""."""
+    try:
+        own_keys(config.draft.keys, "draft") if config.draft.keys else None
+    except ConfigError as error:
+        return str(error)
+    return ""
 
 
 def _with_workers(config: Config, number: int) -> Config:
@@ -115,6 +137,9 @@ def notes(asked: Config, machine: Machine | None = None) -> list[str]:
         said.append(
             f"{PREFERRED} is not here (specq models pull {PREFERRED}); this runs on {FALLBACK}, a toy that babbles"
         )
-    if not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
+    without_keys = placed(replace(asked, draft=replace(asked.draft, keys="")), machine)
+    if chosen.up.drafters < without_keys.up.drafters:
+        said.append(f"no draft workers: {_lacks_key(asked)}")
+    elif not chosen.up.drafters and asked.up.drafters and not chosen.target.draft_model:
         said.append(f"{chosen.target.model} has no draft model: no drafters; its verifier drafts what the text repeats")
     return said

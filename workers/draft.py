@@ -11,9 +11,10 @@ import zmq
 
 from specq.config import DraftConfig, own_options
 from specq.drafting import Drafter
-from specq.models import default_model, resolve_model
-from specq.proposers import PROPOSERS, Proposer, ProposerSpec
-from specq.protocol import Assign, Hello, ProtocolError, Release, SamplingParams
+from specq.engines import tokenizer_files
+from specq.models import default_model, resolve_model, tokenizer_of
+from specq.proposers import PROPOSERS, SAME, Proposer, ProposerSpec, bridge
+from specq.protocol import Assign, ConfigError, Hello, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
@@ -93,10 +94,25 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         distribution_size=config.distribution_size,
         **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )
+    proposer = _for_target(proposer, config, named)
     if spec.needs_model:
         tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
     return _drafter(proposer, config)
+
+
+def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer:
+    """Return what drafts in the target's vocabulary."""
+    if not proposer.info.tokenizer_hash or not (config.target or config.vocabulary != SAME):
+        return proposer
+    if not config.target:
+        raise ConfigError(
+            f"draft.vocabulary is {config.vocabulary}, which needs the target's tokenizer: name it by draft.target"
+        )
+    draft_files, target_files = (
+        tokenizer_files(tokenizer_of(model, role)) for model, role in ((named, "draft"), (config.target, "target"))
+    )
+    return bridge(proposer.info, config.vocabulary, draft_files, target_files, config.target)(proposer)
 
 
 def _drafter(proposer: Proposer, config: DraftConfig) -> Drafter:

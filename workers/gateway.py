@@ -20,7 +20,7 @@ from specq.config import ServeConfig, host_and_port
 from specq.gateway import ApiKeys, Limits, Parts, Upstream, limited_protocol, make_app
 from specq.protocol import ConfigError
 from specq.runtime import apply_cpu
-from specq.transport import calm_collector
+from specq.transport import calm_collector, keys_of_gateway
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ def make_server(config: ServeConfig) -> Gateway:
     keys = ApiKeys(Path(config.api_keys).expanduser()) if config.api_keys else None
     limits = Limits(config.body_kb * 1024, config.body_seconds, config.total_seconds)
     hosts = [*config.hosts.replace(" ", "").split(","), socket.gethostname(), host_and_port(config.bind)[0]]
-    upstream = Upstream(config.broker, config.keys, config.timeout_s)
+    upstream = Upstream(config.broker, keys_of_gateway(config.keys), config.timeout_s)
     most = most_connections(config.connections)
     app = make_app(
         Parts(upstream, limits),
@@ -97,7 +97,9 @@ def _load(settings: uvicorn.Config) -> None:
     try:
         settings.load()
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"serve.tls_cert and serve.tls_key cannot be used: {error}") from None
+        raise ConfigError(
+            f"serve.tls_cert ({settings.ssl_certfile}) and serve.tls_key ({settings.ssl_keyfile}) cannot be used: {error}"
+        ) from None
 
 
 def listen(address: str) -> socket.socket:
@@ -110,7 +112,10 @@ def listen(address: str) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot bind {address}: {error.strerror}; is another server using it?") from None
+        raise ConfigError(
+            f"cannot bind {address}: {error.strerror}; is another server using it? `bind` in [serve] of a --config, or "
+            "`specq serve --bind`, chooses another address"
+        ) from None
     return listener
 
 

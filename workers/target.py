@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import structlog
 import zmq
 
 from specq.config import TargetConfig, own_options
-from specq.engines import ENGINES, Engine, EngineSpec
-from specq.models import default_model, resolve_model
+from specq.engines import ENGINES, EngineSpec
+from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import apply_cpu, teller
 from specq.text import load_tokenizer_files
@@ -30,11 +30,10 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import NO_REPORTS, Reports, Setup, StepCurve, Verifier, make_sources
+from specq.verifier import NO_REPORTS, Reports, Setup, Verifier, make_sources, profiled_rows, step_curves
 
 log = structlog.get_logger(__name__)
 
-PROFILED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 MANY_OPENERS = 64  # of sessions that are gone, from which on they are forgotten
 
 
@@ -212,6 +211,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
     model = resolve_model(named, "target")
     tell(f"loading {named}")
     spec: EngineSpec = ENGINES.resolve(config.engine)
+    own = own_options(config, spec.options, ENGINES.names()).arguments()
     engine = spec.make(
         model,
         device=config.device,
@@ -222,10 +222,10 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         verbose=config.verbose,
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
-        **own_options(config, spec.options, ENGINES.names()).arguments(),
+        **own,
     )
     tell("measuring steps")
-    unhelped, curve = step_curves(engine, [rows for rows in PROFILED_ROWS if rows <= config.max_step_rows])
+    unhelped, curve = step_curves(engine, profiled_rows(engine.jumps, config.max_step_rows))
     log.info(
         "engine_ready",
         name=name,
@@ -234,10 +234,20 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
     )
     draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
+    place = colocated_device(config)
+    heads = resolve_model(config.heads, HEADS) if config.heads else ""
+    helpers = own.get("helper_cores", ())
+    setup = Setup(
+        *(config, engine.info, draft_model, place, tell),
+        helper_cores=helpers,
+        target=model,
+        heads=heads,
+        draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
+    )
     return Verifier(
         engine,
         curve,
-        make_sources(Setup(config, engine.info, draft_model, colocated_device(config), tell)),
+        make_sources(setup),
         incarnation=new_incarnation(),
         unhelped_curve=unhelped,
         max_sessions=config.max_sessions,
@@ -246,14 +256,3 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
     )
-
-
-def step_curves(engine: Engine, sizes: Sequence[int]) -> tuple[StepCurve, StepCurve]:
-    """Measure steps of so many rows: those in which no thread on another core takes part, and those of the engine as it is."""
-    times = engine.step_times(sizes)
-    curve = unhelped = StepCurve(sizes[: len(times)], times)
-    if engine.is_helped:
-        engine.is_helped = False
-        times = engine.step_times(sizes)
-        unhelped, engine.is_helped = StepCurve(sizes[: len(times)], times), True
-    return unhelped, curve

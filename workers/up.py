@@ -36,8 +36,9 @@ from specq.config import (
     host_and_port,
     to_arguments,
 )
+from specq.proposers import SAME
 from specq.protocol import ConfigError, EngineError, JobError
-from specq.runtime import Readiness, Tell, available_cores, columns
+from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, own_keys
 from workers.deployment import divide_cores, notes, placed, this_machine, with_helpers
 
@@ -68,6 +69,8 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
     """
     machine, address = this_machine(), _broker_address(config)
     here, config = machine.cores, placed(config, machine)
+    if config.draft.vocabulary != SAME and not config.draft.target:
+        config = replace(config, draft=replace(config.draft, target=config.target.model))
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))
     target = with_helpers(config, _ids(here, shares.broker)) if len(here) > 1 else config.target
@@ -118,10 +121,10 @@ def _broker_address(config: Config) -> str:
 
 class Group:
     """Processes that live and die together. Start it in the main thread: its end is the processes' end. `keys` as of the
-    broker."""
+    broker; `stdout`: where their standard output goes, None: to this process's own."""
 
-    def __init__(self, members: Sequence[Member], keys: str = "") -> None:
-        self.members, self.keys = list(members), keys
+    def __init__(self, members: Sequence[Member], keys: str = "", stdout: int | None = None) -> None:
+        self.members, self.keys, self._stdout = list(members), keys, stdout
         self.address = members[0].about
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._deaths: dict[str, list[float]] = {member.name: [] for member in members}  # when, of the recent ones
@@ -129,7 +132,7 @@ class Group:
 
     def __enter__(self) -> Self:
         for member in self.members:
-            self.processes[member.name] = _start(member)
+            self.processes[member.name] = _start(member, self._stdout)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -161,7 +164,7 @@ class Group:
         except JobError:
             return set()
         ready = {self.members[0].name, *(worker["name"] for worker in workers if worker["state"] == "ready")}
-        return ready | {member.name for member in self.members if member.name == GATEWAY and _listens(member.about)}
+        return ready | {member.name for member in self.members if member.name == GATEWAY and listens(member.about)}
 
     def check(self) -> None:
         """Start dead workers again when it is time; raise EngineError if a process has ended and that is of no use."""
@@ -173,7 +176,7 @@ class Group:
                 self._due[member.name] = now + self._delay(member, now)
             if now >= self._due[member.name]:
                 del self._due[member.name]
-                self.processes[member.name] = _start(member)
+                self.processes[member.name] = _start(member, self._stdout)
 
     def _delay(self, member: Member, now: float) -> float:
         """Return after how many seconds a process that has ended shall be started again; EngineError if not at all."""
@@ -197,10 +200,19 @@ class Group:
             for process in ending:
                 process.terminate()
             for process in ending:
-                _reap(process, max(1.0, deadline - time.monotonic()))
+                reap(process, max(1.0, deadline - time.monotonic()))
 
 
-def _listens(address: str) -> bool:
+def _check_free(address: str) -> None:
+    """Raise ConfigError if another process listens there: its workers would be taken for ours that are ready."""
+    if address.startswith("tcp://") and listens(address):
+        raise ConfigError(
+            f"another process listens at {address}; if it is a broker, `specq status` and `specq chat` reach it. "
+            "Stop it, or give this one another address (--broker)"
+        )
+
+
+def listens(address: str) -> bool:
     """Tell whether somebody listens at an address."""
     try:
         socket.create_connection(host_and_port(connect_address(address)), POLL_S).close()
@@ -214,23 +226,16 @@ def keys_of_broker(config: BrokerConfig) -> str:
     return str(directory_of(config.keys) / own_keys(config.keys, "broker").name) if config.keys else ""
 
 
-def _reap(process: subprocess.Popen[bytes], patience_s: float) -> None:
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
 def _status_text(status: int) -> str:
     return f"status {status}" if status >= 0 else signal.Signals(-status).name
 
 
-def _start(member: Member) -> subprocess.Popen[bytes]:
+def _start(member: Member, stdout: int | None) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own: Ctrl-C reaches the group only, which then stops all in order."""
     return subprocess.Popen(
         [sys.executable, *PROGRAM, *member.arguments],
         stdin=subprocess.DEVNULL,
+        stdout=stdout,
         env=environment_of_children(),
         start_new_session=True,
         preexec_fn=_first_in_child(os.getpid()),  # noqa: PLW1509 - all that runs in the child are system calls
@@ -256,8 +261,9 @@ def _first_in_child(parent: int) -> Callable[[], None]:
 def run(config: Config, extra: Sequence[str] = ()) -> int:
     """Run the group until SIGTERM or SIGINT; return the exit status, 1 if a process ended by itself for good."""
     stop = Stop()
-    config = replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
-    with Group(members(config, extra), keys_of_broker(config.broker)) as group:
+    group_members = members(telling(config), extra)
+    _check_free(group_members[0].about)
+    with Group(group_members, keys_of_broker(config.broker)) as group:
         for line in (*notes(config), table(group)):
             click.echo(line)
         started = time.monotonic()
@@ -274,6 +280,11 @@ def run(config: Config, extra: Sequence[str] = ()) -> int:
             return 1
     click.echo("stopped")
     return 0
+
+
+def telling(config: Config) -> Config:
+    """Return the configuration of workers that say on standard output what they do before they are ready."""
+    return replace(config, target=replace(config.target, progress=True), draft=replace(config.draft, progress=True))
 
 
 def pages(members: Sequence[Member], serve: ServeConfig) -> list[str]:

@@ -4,7 +4,8 @@ transformers   transformers `generate`
 assisted       transformers assisted generation
 plain          specq without any speculation: no drafters, and no lookups by the verifier (`mode="plain"`)
 plain-1        the same, one session at a time (where more are asked for)
-lookup         specq without drafters, whose verifier drafts by prompt lookup; on the same processes as `plain`
+lookup         specq without drafters, whose verifier drafts what the text repeats; on the same processes as `plain`
+lookahead      specq without drafters, whose verifier always drafts by lookahead decoding and by nothing else (if asked for)
 specq          specq with drafters, and lookups where they have sent nothing
 random         specq with a drafter of random weights (if asked for)
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,11 +29,19 @@ if TYPE_CHECKING:
     from specq.bench.rivals.transformers import Rivals
 
 RIVALS = ("transformers", "assisted")
-NAMES = (*RIVALS, "plain-1", "plain", "lookup", "specq", "random")
+NAMES = (*RIVALS, "plain-1", "plain", "lookup", "lookahead", "specq", "random")
 
 # The processes that complete for each of specq's contestants; "alone" are those without drafters.
-KINDS = {"plain-1": "alone", "plain": "alone", "lookup": "alone", "specq": "specq", "random": "random"}
+KINDS = {
+    "plain-1": "alone",
+    "plain": "alone",
+    "lookup": "alone",
+    "lookahead": "lookahead",
+    "specq": "specq",
+    "random": "random",
+}
 PLAIN = ("plain-1", "plain")
+ALONE = ("alone", "lookahead")  # without drafters
 
 
 class Contestant(Protocol):
@@ -79,7 +89,8 @@ class Field:
 
 def default_names(settings: Settings, *, random_draft: bool) -> tuple[str, ...]:
     """Return who takes part if nobody is named."""
-    skipped = {name for name, wanted in (("plain-1", settings.concurrency > 1), ("random", random_draft)) if not wanted}
+    asked = {"plain-1": settings.concurrency > 1, "random": random_draft, "lookahead": False}
+    skipped = {name for name, wanted in asked.items() if not wanted}
     return tuple(name for name in NAMES if name not in skipped)
 
 
@@ -101,14 +112,17 @@ def _kinds(names: Sequence[str]) -> list[str]:
 
 
 def _start(kind: str, settings: Settings, stack: ExitStack) -> Servers:
-    drafters = 0 if kind == "alone" else settings.drafters
+    drafters = 0 if kind in ALONE else settings.drafters
     draft_model = settings.draft_model
     if kind == "random":
         from specq.bench.drafts import make_random_draft
 
         draft_model = stack.enter_context(TemporaryDirectory(prefix="specq-random-draft-"))
         make_random_draft(settings.draft_model, Path(draft_model))
-    return stack.enter_context(Servers(pair_config(settings.model, draft_model, drafters, settings.keys)))
+    config = pair_config(settings.model, draft_model, drafters, settings.keys)
+    if kind == "lookahead":
+        config = replace(config, target=replace(config.target, lookahead=True, prompt_lookup="none", drafts="always"))
+    return stack.enter_context(Servers(config))
 
 
 def _load_rivals(names: Sequence[str], settings: Settings, tell: Callable[[str], None]) -> Rivals | None:

@@ -25,6 +25,7 @@ from specq.client import Client, Result
 from specq.config import Config
 from specq.runtime import columns
 from workers.deployment import notes, placed
+from workers.up import telling
 
 PROMPTS = (("gsm8k", 1), ("gsm8k", 7), ("humaneval", 2))  # data set, line
 HEADER = (
@@ -42,7 +43,8 @@ def demo(config: Config, max_tokens: int, repeats: int) -> bool:
     for line in notes(config):
         click.echo(line)
     with ExitStack() as stack:
-        full, alone = (stack.enter_context(Servers(on_free_port(each))) for each in (config, undrafted(config)))
+        told = (telling(config), undrafted(config))
+        full, alone = (stack.enter_context(Servers(on_free_port(each))) for each in told)
         start(full, alone, drafting(config))
         prompts = load_prompts()
         show(full.client, prompts, max_tokens)
@@ -69,8 +71,9 @@ def drafting(config: Config) -> str:
 def start(full: Servers, alone: Servers, what_drafts: str) -> None:
     """Wait until all processes are ready, and show them."""
     click.echo("starting the processes (the first time, the engine compiles its kernels) ...")
-    for servers in (full, alone):
-        servers.wait_ready()
+    full.wait_ready(tell=click.echo)
+    click.echo("the same without drafts, for comparison:")
+    alone.wait_ready(tell=click.echo)
     click.echo(f"\nspecq, {what_drafts}:\n{processes(full)}\n\nplain and lookup alone:\n{processes(alone)}\n")
 
 

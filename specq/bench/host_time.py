@@ -41,6 +41,7 @@ class Lookup:
     ARITHMETIC: ClassVar[str] = "table"
     num_tap_layers = 0
     is_helped = False
+    jumps: tuple[int, ...] = ()
 
     def __init__(self) -> None:
         empty = torch.zeros(1, 1, 1, 1)

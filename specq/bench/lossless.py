@@ -1,15 +1,15 @@
 """Drafts change speed and never text: the same jobs served in many ways, over real sockets, on the bundled pair.
 
 Greedy text is compared with transformers' own `generate`; sampled text (a seed a prompt) with specq's own plain decoding,
-which is no speculation at all. What drafts varies: the verifier's lookups alone, one drafter, three, one of random weights,
+which is no speculation at all. What drafts varies: what the verifier finds in the text alone, and in ended jobs, lookahead decoding, one drafter, three, one of random weights,
 the verifier's colocated drafter; so do the jobs in flight: 1 and 16. A text that differs is explained: the gap of the two
 best (perturbed) scores at the first differing token, by transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,10 +35,14 @@ class Variant:
     in_flight: int
     random_draft: bool = False
     colocated: bool = False  # the verifier drafts for itself
+    target: Mapping[str, Any] = field(default_factory=dict)  # further options of the verifier
     mode: str = "async"
 
 
+LOOKAHEAD = {"lookahead": True, "drafts": "always"}
+LOOKAHEAD_ALONE = {**LOOKAHEAD, "prompt_lookup": "none"}
 GREEDY = (
+    Variant("greedy, lookahead, 16 in flight", 0, 16, target=LOOKAHEAD_ALONE),
     Variant("greedy, 2 drafters, 16 in flight", 2, 16),
     Variant("greedy, a colocated drafter, 16 in flight", 0, 16, colocated=True),
 )
@@ -46,6 +50,12 @@ SAMPLED = (
     Variant("plain, 1 in flight", 0, 1, mode="plain"),
     Variant("lookup alone, 1 in flight", 0, 1),
     Variant("lookup alone, 16 in flight", 0, 16),
+    Variant("lookup and ended jobs, 16 in flight", 0, 16, target={"shared_tokens": 100_000}),
+    Variant("lookahead, 1 in flight", 0, 1, target=LOOKAHEAD_ALONE),
+    Variant("lookahead, 16 in flight", 0, 16, target=LOOKAHEAD_ALONE),
+    Variant(
+        "lookahead, lookup, a colocated drafter and 1 drafter, 16 in flight", 1, 16, colocated=True, target=LOOKAHEAD
+    ),
     Variant("1 drafter, 1 in flight", 1, 1),
     Variant("1 drafter, 16 in flight", 1, 16),
     Variant("3 drafters, 16 in flight", 3, 16),
@@ -73,7 +83,8 @@ def serve(
 
 def _config(variant: Variant, random_draft: str, pair: str) -> Config:
     config = pair_config(pair, random_draft if variant.random_draft else pair, variant.drafters)
-    return replace(config, target=replace(config.target, draft_model=pair if variant.colocated else ""))
+    target = {"draft_model": pair if variant.colocated else "", **variant.target}
+    return replace(config, target=replace(config.target, **target))
 
 
 def _run(client: Client, in_flight: int, prompts: Sequence[Prompt], params: dict[str, Any]) -> list[Result]:

@@ -52,6 +52,12 @@ def gpus() -> list[str]:
     return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
 
 
+def gpu_free_bytes() -> int:
+    """Return the free memory of the NVIDIA GPU that has most; 0 without one."""
+    found = _output("nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
+    return max((int(mebibytes) << 20 for mebibytes in found if mebibytes.isdecimal()), default=0)
+
+
 def cpu_model() -> str:
     """Return the processor's name."""
     try:

@@ -14,14 +14,12 @@ next cell where it asks for the same ones, so that a default also knows what it 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -32,6 +30,7 @@ from specq.bench.deployments import Deployments, Starter
 from specq.bench.figures import speculation
 from specq.bench.measure import Turn
 from specq.bench.pairs import Pair, draft_model
+from specq.bench.processes import cpu_seconds
 from specq.bench.prompts import Prompt, codec_of, load_prompts
 from specq.bench.servers import Servers, pair_config
 from specq.bench.settings import Settings
@@ -43,7 +42,9 @@ Tell = Callable[[str], None]
 PLACEMENTS = {"none": (0, False), "one": (1, False), "two": (2, False), "colocated": (0, True), "both": (1, True)}
 MAX_STEP_ROWS = 64
 RESAMPLES, CONFIDENCE = 2000, 0.95
-LEAST_PROMPTS, MOST_JOBS = 8, 64  # of a cell; of a session in a turn
+LEAST_PROMPTS = 16  # of a cell
+# Of a session in a turn. At its end, which drafts make uneven, fewer sessions run than the cell says: one job each would show little else.
+LEAST_JOBS, MOST_JOBS = 4, 64
 LEAST_TOKENS = 24  # of a job
 
 
@@ -192,20 +193,14 @@ def _rate(turn: Turn) -> float:
 def _jobs_each(rate: float, sessions: int, pace: Pace) -> tuple[int, int]:
     """Return how many jobs each session runs in a turn, and of how many tokens each."""
     num_tokens = round(pace.turn_s * rate / sessions)  # of a session in a turn
-    jobs = min(MOST_JOBS, max(1, round(num_tokens / pace.output_len)))
-    return jobs, min(pace.output_len, max(num_tokens, LEAST_TOKENS))
+    jobs = min(MOST_JOBS, max(LEAST_JOBS if sessions > 1 else 1, round(num_tokens / pace.output_len)))
+    return jobs, min(pace.output_len, max(num_tokens // jobs, LEAST_TOKENS))
 
 
 def _cpu_seconds(servers: Servers) -> dict[str, float]:
     """Return the processor seconds that each process has taken so far; nothing where there is no /proc."""
-    found = {}
-    for name, pid in servers.pids().items():
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-        except OSError:
-            return {}
-        found[name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+    found = {name: cpu_seconds(pid) for name, pid in servers.pids().items()}
+    return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
 # --- figures ------------------------------------------------------------------------------------------------------

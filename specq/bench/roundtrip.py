@@ -7,8 +7,6 @@ sessions and reads their tokens. Both ways are measured in turn by the same two 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,10 +16,11 @@ from typing import Any
 import numpy as np
 import zmq
 
+from specq.bench.processes import first_line, output, process
 from specq.bench.servers import check_keys, keys_option
 from specq.bench.stubs import NUM_SESSIONS, Verdicts, draft_frames
 from specq.config import free_address
-from specq.protocol import EngineError, SamplingParams, Submit, encode
+from specq.protocol import SamplingParams, Submit, encode
 from specq.transport import connect_dealer, curve_to_broker, drain
 
 MOST_ADDED_US = 250.0
@@ -52,14 +51,14 @@ def roundtrip(
         # No heartbeats here, which would be in the way of the measuring; nor are they missed while no draft is sent.
         quiet = ("--liveness-ms", "600000", "--heartbeat-ms", "60000")
         options = (*quiet, "--log-level", "warning", *journal, *keys_option(keys))
-        stack.enter_context(_process("specq", "broker", "--bind", broker, *options))
-        verifier = stack.enter_context(_process("specq.bench.stubs", "verifier", broker, keys))
-        endpoint = _first_line(verifier)
+        stack.enter_context(process("specq", "broker", "--bind", broker, *options))
+        verifier = stack.enter_context(process("specq.bench.stubs", "verifier", broker, keys))
+        endpoint = first_line(verifier)
         stack.enter_context(_subscriber(broker, keys))
         tell(f"{repeats} repetitions of {count} round trips and {seconds:g} s, direct and through the broker")
         arguments = (broker, endpoint, str(repeats), str(count), str(seconds), keys)
-        drafter = stack.enter_context(_process("specq.bench.stubs", "drafter", *arguments))
-        return summarize(json.loads(_output(drafter, _PATIENCE_S + repeats * 4 * (seconds + 5))))
+        drafter = stack.enter_context(process("specq.bench.stubs", "drafter", *arguments))
+        return summarize(json.loads(output(drafter, _PATIENCE_S + repeats * 4 * (seconds + 5))))
 
 
 def summarize(repeats: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
@@ -104,35 +103,7 @@ def _judge(met: bool) -> str:
     return "met" if met else "missed"
 
 
-# --- processes ----------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _process(module: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None, "it was asked for"
-    line = process.stdout.readline().strip()
-    if not line:
-        raise EngineError(f"a process for measuring ended with status {process.wait()}")
-    return line
-
-
-def _output(process: subprocess.Popen[str], timeout_s: float) -> str:
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise EngineError(f"the round trips took longer than {timeout_s:g} s") from None
-    if process.returncode:
-        raise EngineError(f"the measuring process ended with status {process.returncode}")
-    return output
+# --- the client -----------------------------------------------------------------------------------------------------
 
 
 @contextmanager

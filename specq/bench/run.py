@@ -19,6 +19,7 @@ NOTES = {
     "assisted": "the same, with the draft model as assistant",
     "plain": "specq without any speculation: no drafters, no lookups",
     "lookup": "specq without drafters; the verifier drafts what the text repeats",
+    "lookahead": "specq without drafters; the verifier always drafts by lookahead decoding",
     "specq": "specq with drafters; the verifier drafts what the text repeats where they have sent nothing",
     "rate": "all tokens over all seconds of a repetition, prompts included; the median of the repetitions",
 }

@@ -10,6 +10,7 @@ from typing import Self
 
 from specq.client import Client
 from specq.config import Config, free_address, load
+from specq.runtime import Tell
 from specq.transport import own_keys
 from workers.deployment import placed
 from workers.up import Group, Member, members, table
@@ -42,16 +43,16 @@ class Servers:
     Raises ConfigError if one of them would be without its key.
     """
 
-    def __init__(self, config: Config, drafters_at: str = "") -> None:
-        """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own."""
+    def __init__(self, config: Config, drafters_at: str = "", stdout: int | None = None) -> None:
+        """`drafters_at`: the address at which the drafters find the broker, if it is not the broker's own; `stdout` as of `Group`."""
         self.config, self.keys, self.drafters = config, config.broker.keys, placed(config).up.drafters
-        self.address, self._drafters_at = config.broker.bind, drafters_at
+        self.address, self._drafters_at, self._stdout = config.broker.bind, drafters_at, stdout
         check_keys(self.keys, "broker", "target", *(["draft"] if self.drafters else []), "client")
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             folder = stack.enter_context(TemporaryDirectory())
-            self._group = stack.enter_context(Group(self._members(folder), self.keys))
+            self._group = stack.enter_context(Group(self._members(folder), self.keys, self._stdout))
             self.client = stack.enter_context(Client(self.address, timeout_s=10.0, keys=self.keys))
             self._stack = stack.pop_all()
         return self
@@ -84,9 +85,9 @@ class Servers:
         """Return the number of each process by its name."""
         return {name: process.pid for name, process in self._group.processes.items()}
 
-    def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late."""
-        self._group.wait_ready(timeout_s)
+    def wait_ready(self, timeout_s: float = READY_S, tell: Tell = bool) -> None:
+        """Wait until all workers are ready; raises EngineError, which names the process, if one ends or is late. `tell` as of `Group`."""
+        self._group.wait_ready(timeout_s, tell=tell)
 
     def tend(self) -> None:
         """Start dead workers again; raises EngineError, which names the process, where that is in vain."""

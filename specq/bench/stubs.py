@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import cycle, islice
 from statistics import median
 
@@ -115,7 +116,7 @@ def run_verifier(broker: str, keys: str) -> None:
     router, endpoint = bind_router(context, "tcp://127.0.0.1:*", curve.own if curve else None)
     controls = [connect_dealer(context, broker, queue=True, curve=curve) for _ in range(NUM_VERIFIERS)]
     for control in controls:
-        control.send_multipart(encode(_hello("target", endpoint)))
+        control.send_multipart(encode(hello("target", endpoint)))
     sessions = {encode_key(i): Verdicts(i, 0, 1) for i in DIRECT_SESSIONS}
     print(endpoint, flush=True)  # noqa: T201 - read by the process that started this one
     while True:
@@ -144,8 +145,10 @@ def encode_key(session_id: int) -> bytes:
     return session_id.to_bytes(8, "little")
 
 
-def _hello(role: str, endpoint: str = "") -> Message:
-    return Hello(role=role, name=f"stub-{role}", incarnation=1, model=INFO, endpoint=endpoint)
+def hello(role: str, endpoint: str = "", fingerprint: str = "stub") -> Message:
+    """Return what a stub registers with."""
+    model = replace(INFO, fingerprint=fingerprint)
+    return Hello(role=role, name=f"stub-{role}", incarnation=1, model=model, endpoint=endpoint)
 
 
 # --- drafter ------------------------------------------------------------------------------------------------------
@@ -202,7 +205,7 @@ def _direct(context: zmq.Context[zmq.Socket[bytes]], verifier: str, curve: Curve
 def _through(context: zmq.Context[zmq.Socket[bytes]], broker: str, curve: Curve | None) -> Path:
     """Register as a drafter and wait until all sessions are assigned."""
     socket = _connect(context, broker, curve)
-    socket.send_multipart(encode(_hello("draft")))
+    socket.send_multipart(encode(hello("draft")))
     drafts = {}
     for message in _messages(socket):
         if isinstance(message, Assign):

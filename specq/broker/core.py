@@ -2,7 +2,8 @@
 
     from_front(identity, frames)   clients and draft workers, and the control socket of verifiers; `who`: the name of the key
                                    that the socket saw (`specq.broker.admission.gate`)
-    from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it
+    from_back(identity, frames)    the verifier of that identity, over the DEALER that the broker connected to it; `deliver()` what clients
+                                   receive of several of its messages
     tick()                         liveness, deadlines, refilling of slow readers
     journaled(sequence)            what the journal has by now; `found`, `listed`: what it answers
 
@@ -22,6 +23,7 @@ from specq.broker.admission.gate import Gate
 from specq.broker.admission.revocation import Revocation
 from specq.broker.admission.roles import Roles
 from specq.broker.effects import Effect, FindFinished, Send
+from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.ledger import Ledger
 from specq.broker.jobs.listing import Listing
@@ -52,7 +54,6 @@ from specq.protocol import (
     SessionFailed,
     Submit,
     TokenizerChunk,
-    Tokens,
     TraceEvents,
     Verdict,
     decode,
@@ -106,11 +107,12 @@ class Broker:
         self.heartbeats = Heartbeats(self.state, self.placement)
         self.unserved = Unserved(self.state, weights_wait_s)
         self.registration = Registration(self.state, self.placement)
-        self.intake, self.gate = Intake(self.state, self.placement), Gate(self.state)
+        self.delivery, self.gate = Delivery(self.state), Gate(self.state)
+        self.intake = Intake(self.state, self.placement, self.delivery)
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
         self.tracing = Tracing(self.state)
-        self.verdicts = Verdicts(self.state, self.placement, self.intake)
+        self.verdicts = Verdicts(self.state, self.placement, self.intake, self.delivery)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
             Follow: self.intake.follow,
@@ -131,18 +133,18 @@ class Broker:
 
     def from_front(self, identity: bytes, frames: Sequence[bytes], now: float, who: str = "") -> list[Effect]:
         """Take a message from a client or worker."""
-        self.state.clock.now = now
+        self.state.clock.now, kind = now, type_of(frames)
         try:
-            if type_of(frames) is Draft:
+            if kind is Draft:
                 self.gate.pass_draft(identity, frames, who)
             elif (message := self.gate.admit(identity, frames, who)) is not None:
                 self._dispatch(self._front, identity, message)
         except ProtocolError as error:
             self._drop("front", error)
-        return self.gate.charge(identity, self._effects())
+        return self.gate.charge(identity, kind, self._effects())
 
-    def from_back(self, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
-        """Take a message from a verifier."""
+    def from_back(self, identity: bytes, frames: Sequence[bytes], now: float, *, more: bool = False) -> list[Effect]:
+        """Take a message from a verifier. With `more`, what clients receive of a verdict waits for `deliver`."""
         worker = self.state.workers.get(identity)
         if worker is None:  # its DEALER is about to be closed
             return []
@@ -155,10 +157,19 @@ class Broker:
                 self.verdicts.take(identity, frames)
             elif kind is StepVerdicts:
                 self.verdicts.take_all(identity, frames)
+                more = False
             else:
                 self._dispatch(self._back, identity, decode(frames))
         except ProtocolError as error:
             self._drop("back", error)
+        if not more:
+            self.delivery.flush()
+        return self._effects()
+
+    def deliver(self, now: float) -> list[Effect]:
+        """Send clients what has waited: drafters receive a verdict before that, and each client one message for several verdicts."""
+        self.state.clock.now = now
+        self.delivery.flush()
         return self._effects()
 
     def tick(self, now: float) -> list[Effect]:
@@ -171,16 +182,13 @@ class Broker:
         self.intake.end_overdue()
         for job, reason in self.unserved.given_up():
             self.intake.fail(job, "engine", reason)
-        for job in self.state.jobs.active.values():
-            self.intake.update_again(job)
+        self.delivery.update_again(list(self.state.jobs.active.values()))
         return self._effects()
 
     def undelivered(self, effect: Send) -> None:
         """Note that a peer did not take a message: its queue is full, or it is gone. Tokens are sent again later."""
         self.state.counts["undelivered"] += 1
-        message = decode(effect.frames) if type_of(effect.frames) is Tokens else None
-        if isinstance(message, Tokens) and (job := self.state.jobs.get(message.job_id)) is not None:
-            job.readers.note_undelivered(effect.to, message.base_len)
+        self.delivery.note_undelivered(effect)
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
@@ -238,8 +246,7 @@ class Broker:
     def journaled(self, sequence: int, now: float) -> list[Effect]:
         """Note that the journal has all records up to this one: now clients may receive what they say."""
         self.state.clock.now = now
-        for job in self.state.ledger.settle(sequence):
-            self.intake.update(job)
+        self.delivery.update(self.state.ledger.settle(sequence))
         return self._effects()
 
     def troubled(self, reason: str, now: float) -> list[Effect]:
@@ -269,7 +276,7 @@ class Broker:
         """Take the list of jobs that have ended: the answer to `FindFinished`."""
         self.state.clock.now = now
         self.listing.answer(asked.client, asked.skip, found)
-        return self.gate.charge(asked.client, self._effects())
+        return self.gate.charge(asked.client, ListJobs, self._effects())
 
     # --- inside -----------------------------------------------------------------------------------------------------
 

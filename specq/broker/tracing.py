@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import orjson
 
-from specq.broker.jobs.job import Job
 from specq.broker.state import State
-from specq.broker.traces import MOST_TRACES, trace_report
+from specq.broker.traces import MOST_TRACES, TracedJob
 from specq.protocol import Clock, GetClock, GetTrace, Trace, TraceEvents, trace_events
 
 
@@ -31,17 +30,17 @@ class Tracing:
     def ask(self, client: bytes, message: GetTrace) -> None:
         """Answer with a job's trace, or why there is none."""
         job = self._find(client, message.job_id)
-        if job is None or job.trace is None:
+        if job is None:
             which = f"of job {message.job_id}" if message.job_id else "of any job of yours"
             reason = f"there is no trace {which}: this broker has those of the last {MOST_TRACES} jobs since it started"
             answer = Trace(job_id=message.job_id, reason=reason)
         else:
-            data = np.frombuffer(orjson.dumps(trace_report(job, job.trace)), np.uint8)
+            data = np.frombuffer(orjson.dumps(job.report()), np.uint8)
             answer = Trace(job_id=message.job_id, reason="", data=data)
         self.state.outbox.send_front(client, answer)
 
-    def _find(self, client: bytes, job_id: int) -> Job | None:
+    def _find(self, client: bytes, job_id: int) -> TracedJob | None:
         """Return the job that somebody may know of; without an id, the last one."""
         found = self.state.traces.find(job_id)
         jobs = self.state.traces.newest_first() if not job_id else [found] if found is not None else []
-        return next((job for job in jobs if self.state.roles.sees(client, job.request.owner)), None)
+        return next((job for job in jobs if self.state.roles.sees(client, job.owner)), None)

@@ -15,6 +15,7 @@ from specq.client import check_values
 from specq.protocol import JobError
 
 OFF = "none"  # takes a value back
+MOST_TOKENS = 512  # of an answer, where nobody says otherwise: the 128 of other jobs would cut many
 
 
 @dataclass(slots=True)
@@ -59,7 +60,7 @@ def _help(_settings: Settings, _rest: str) -> str:
 def _system(settings: Settings, text: str) -> str:
     if text:
         settings.conversation.system = "" if text == OFF else text
-    return f"system: {settings.conversation.system or 'as the model likes'}"
+    return f"system: {settings.conversation.system or 'as the template says'}"
 
 
 def _reset(settings: Settings, _rest: str) -> str:
@@ -72,12 +73,15 @@ def _quit(settings: Settings, _rest: str) -> str:
     return ""
 
 
-def _parameter(name: str, read: type, unset: str) -> Callable[[Settings, str], str]:
-    """Return the command that sets a parameter, or shows it where no value is given; `unset`: what holds without one."""
+def _parameter(name: str, read: type, unset: str, default: Any = None) -> Callable[[Settings, str], str]:
+    """Return the command that sets a parameter, or shows it where no value is given; `unset`: what holds without one.
+
+    `default` is what it is set to when it is taken back; None: left out.
+    """
 
     def run(settings: Settings, text: str) -> str:
         if text:
-            settings.set(name, None if text == OFF else _read(name, read, text))
+            settings.set(name, default if text == OFF else _read(name, read, text))
         return f"{name}: {settings.parameters.get(name, unset)}"
 
     return run
@@ -101,12 +105,12 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "help": Command("/help", "this list", _help),
-    "system": Command("/system TEXT", f"what the model shall be; {OFF}: as it likes", _system),
+    "system": Command("/system TEXT", f"what the model shall be; {OFF}: as its template says", _system),
     "reset": Command("/reset", "forget the conversation", _reset),
     "temp": Command("/temp X", "temperature; 0 is greedy", _parameter("temperature", float, "0 (greedy)")),
     "seed": Command("/seed N", f"the same seed gives the same text; {OFF}: drawn", _parameter("seed", int, "drawn")),
     "mode": Command("/mode MODE", "async, sync, or plain: without any speculation", _parameter("mode", str, "async")),
-    "max": Command("/max N", "most tokens of an answer", _parameter("max_tokens", int, "128")),
+    "max": Command("/max N", "most tokens of an answer", _parameter("max_tokens", int, "128", MOST_TOKENS)),
     "quit": Command("/quit", "end the chat", _quit),
 }
 ALIASES = {"?": "help", "exit": "quit", "bye": "quit", "clear": "reset", "temperature": "temp"}

@@ -12,7 +12,7 @@ from typing import TextIO
 import click
 
 from specq.config import wants_colours
-from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, DRAFTED, LOOKUP, OWN, PLAIN
+from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, DRAFTED, LOOKAHEAD, LOOKUP, MEDUSA, OWN, PLAIN, SUFFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +34,14 @@ MARKS = {  # one for each name of `specq.protocol.ORIGINS`
     COLOCATED: Mark("accepted, drafted in the verifier", "green"),
     DRAFT_WORKER: Mark("accepted, from a draft worker", "cyan"),
     LOOKUP: Mark("accepted, looked up in the text", "bright_blue"),
+    LOOKAHEAD: Mark("accepted, an n-gram that the target gave before", "magenta"),
+    SUFFIX: Mark("accepted, found in a text that was there", "bright_blue"),
+    MEDUSA: Mark("accepted, from Medusa heads", "bright_magenta"),
 }
 LEGENDS = {
     "plain": (),
     "marks": (DRAFTED, CORRECTED, PLAIN),
-    "colours": (COLOCATED, DRAFT_WORKER, LOOKUP, CORRECTED, PLAIN),
+    "colours": (COLOCATED, DRAFT_WORKER, SUFFIX, LOOKAHEAD, CORRECTED, PLAIN),
 }
 NO_MARK = Mark("")
 _SHOWN = {code: 0x2400 + code for code in range(32) if chr(code) not in "\n\t"} | {127: 0x2421}

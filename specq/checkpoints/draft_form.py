@@ -6,8 +6,8 @@ little for a large vocabulary:
 - its input embedding is a product: a row of `model.embed_tokens.weight` [vocab_size, embedding_rank] times the transpose of
   `model.embed_tokens.lift` [hidden_size, embedding_rank];
 - its output head `lm_head.weight` has a row for each of the tokens in `lm_head.token_ids` (int32, ascending) and for no others;
-- each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is their product, rounded to bfloat16. Norms
-  are float32;
+- each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is the product with the scale in half precision.
+  Norms are float32;
 - it has no tokenizer of its own: config.json says which one by `tokenizer_hash` and `num_tokens`, see `specq.text`.
 
 The other names are those of transformers' Llama.

@@ -15,6 +15,12 @@ from specq.checkpoints.gguf_file import GgufFile, is_gguf, read_gguf
 from specq.checkpoints.gguf_tokenizer import tokenizer_files
 from specq.protocol import ConfigError
 
+# Fields of a config.json that must be at least 1, by the names that most architectures have for them.
+SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings",
+)  # fmt: skip
+
 
 def read_text(model: Path, name: str) -> str | None:
     """Return one of a model's texts, None if it has none of that name; ConfigError for a GGUF file that is of no use."""
@@ -33,6 +39,16 @@ def read_json(model: Path, name: str) -> dict[str, Any]:
         raise ConfigError(f"{model / name} is not valid JSON: {error}") from None
     if not isinstance(said, dict):
         raise ConfigError(f"{model / name} holds {type(said).__name__}; it must be a JSON object")
+    return said
+
+
+def read_config(model: Path) -> dict[str, Any]:
+    """Return what config.json says, nothing if there is none; raises ConfigError for one with a size that no model has."""
+    said = read_json(model, "config.json")
+    for name in SIZES:
+        size = said.get(name)
+        if size is not None and not (isinstance(size, int) and size >= 1):
+            raise ConfigError(f"{model / 'config.json'}: {name} is {size!r}; it must be an integer of at least 1")
     return said
 
 

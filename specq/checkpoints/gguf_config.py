@@ -8,6 +8,8 @@ Rule: a key of the architecture that is not known here may change the text, so t
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,18 +23,21 @@ ROPE_FACTORS = (
     "rope_freqs.weight"  # what each frequency is divided by: llama.cpp's form of the rope of Llama 3.1 and later
 )
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_NEEDED = {  # key of config.json -> key of the architecture
+_SIZES = {  # key of config.json -> key of the architecture
     "hidden_size": "embedding_length",
     "intermediate_size": "feed_forward_length",
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
     "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
 }
+_EPSILON = "attention.layer_norm_rms_epsilon"
+_MOST = 2**31 - 1
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _SCALING = {"linear": ("factor",), "yarn": ("factor", "original_context_length")}
 _KEYS = frozenset(
     {
-        *_NEEDED.values(),
+        *_SIZES.values(),
+        _EPSILON,
         *("attention.head_count_kv", "attention.key_length", "attention.value_length", "vocab_size"),
         *("rope.dimension_count", "rope.freq_base", "rope.scaling.type", "rope.scaling.factor"),
         *("rope.scaling.original_context_length", "rope.scaling.finetuned", "tensor_data_layout"),
@@ -49,15 +54,18 @@ def model_config(file: GgufFile) -> dict[str, Any]:
         )
     said = _Said(file)
     said.check_known()
-    config = {key: said.needed(own) for key, own in _NEEDED.items()}
-    head_dim = said.get("attention.key_length") or config["hidden_size"] // config["num_attention_heads"]
+    config = {key: said.size(own) for key, own in _SIZES.items()}
+    num_heads = config["num_attention_heads"]
+    num_kv_heads = said.size("attention.head_count_kv", num_heads)
+    head_dim = said.size("attention.key_length", config["hidden_size"] // num_heads)
     if {said.get(key, head_dim) for key in ("attention.value_length", "rope.dimension_count")} != {head_dim}:
         raise said.unsupported("heads whose keys, values and rotated parts differ in size")
+    _check_fits(file, config["num_hidden_layers"], num_heads, num_kv_heads, head_dim)
     return {
         "model_type": kind,
         **config,
-        "rms_norm_eps": _shortest(config["rms_norm_eps"]),
-        "num_key_value_heads": said.get("attention.head_count_kv", config["num_attention_heads"]),
+        "rms_norm_eps": _shortest(said.needed(_EPSILON)),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "vocab_size": _vocab_size(file),
         "hidden_act": "silu",
@@ -94,11 +102,19 @@ class _Said:
             raise self.unsupported(f"{key} that differs from layer to layer")
         return value
 
-    def needed(self, key: str) -> Any:
-        value = self.get(key)
-        if not isinstance(value, int | float) or value <= 0:
+    def needed(self, key: str, default: float | None = None) -> Any:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise ConfigError(
                 f"{self._file.path} lacks the key {self._file.architecture}.{key}, or it is no positive number"
+            )
+        return value
+
+    def size(self, key: str, default: int | None = None) -> int:
+        value = self.needed(key, default)
+        if not isinstance(value, int) or value > _MOST:
+            raise ConfigError(
+                f"{self._file.path}: {self._file.architecture}.{key} is {value}; it must be a whole number up to {_MOST}"
             )
         return value
 
@@ -109,7 +125,7 @@ class _Said:
 
 
 def _rope(said: _Said) -> dict[str, Any]:
-    base = {"rope_theta": _shortest(said.get("rope.freq_base", 10_000.0))}
+    base = {"rope_theta": _shortest(said.needed("rope.freq_base", 10_000.0))}
     kind = said.get("rope.scaling.type", "none")
     if kind == "none":
         return {"rope_type": "default", **base}
@@ -119,6 +135,19 @@ def _rope(said: _Said) -> dict[str, Any]:
     if "original_context_length" in scaling:
         scaling["original_max_position_embeddings"] = scaling.pop("original_context_length")
     return {"rope_type": kind, **base, **scaling}
+
+
+def _check_fits(file: GgufFile, num_layers: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
+    """Raise ConfigError unless the file has so many layers and heads, before memory is taken for them."""
+    layers = {int(match[1]) for name in file.tensors if (match := _LAYER.match(name))}
+    rows = {"attn_q": num_heads * head_dim, "attn_k": num_kv_heads * head_dim, "attn_v": num_kv_heads * head_dim}
+    said = {f"blk.0.{name}.weight": count for name, count in rows.items()}
+    found = {name: file.tensors[name].shape[0] for name in said if name in file.tensors}
+    if len(layers) != num_layers or any(said[name] != count for name, count in found.items()):
+        raise ConfigError(
+            f"{file.path} does not fit its own metadata: {num_layers} layers of {num_heads} heads, {num_kv_heads} of keys, of "
+            f"{head_dim} values; its tensors are of {len(layers)} layers, {', '.join(f'{k} of {v} rows' for k, v in found.items())}"
+        )
 
 
 def _vocab_size(file: GgufFile) -> int:

@@ -87,6 +87,8 @@ def _read(path: Path, num_bytes: int, _changed: int) -> GgufFile:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is damaged: a text of its header is not valid UTF-8; fetch it again") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is damaged: lists of its header are nested without end; fetch it again") from None
 
 
 class _Header:

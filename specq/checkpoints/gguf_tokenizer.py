@@ -75,7 +75,7 @@ def _rule(file: GgufFile) -> _Rule:
             f"{file.path} has a tokenizer of the kind {kind!r}; supported is {_KIND!r} (byte-level BPE), and not llama, t5 "
             "(SentencePiece), bert (WordPiece), rwkv"
         )
-    if name not in RULES:
+    if not isinstance(name, str) or name not in RULES:
         raise ConfigError(
             f"{file.path} splits words by the rule {name!r} (tokenizer.ggml.pre); supported are {', '.join(RULES)}"
         )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "chat": "specq.cli.chat:chat",
     "demo": "specq.cli.demo:demo",
+    "doctor": "specq.cli.doctor:doctor",
     "up": "specq.cli.up:up",
     "submit": "specq.cli.submit:submit",
     "jobs": "specq.cli.jobs:jobs",
@@ -41,6 +42,7 @@ COMMANDS = {
 SUMMARIES = {
     "chat": "Chat with a model in the terminal.",
     "demo": "Show what `specq up` starts at work, and how fast it is.",
+    "doctor": "Check this machine and a pair of models; say how to run it.",
     "up": "Run a broker, verifiers and what drafts for them on this machine.",
     "submit": "Send prompts from a JSONL file; write results as JSONL.",
     "jobs": "List the jobs of a broker.",
@@ -84,7 +86,9 @@ def _with_extras(call: Callable[[click.Context], object], ctx: click.Context) ->
         from specq.protocol import ConfigError
 
         extra = EXTRAS[error.name]
-        raise ConfigError(f"this needs {error.name}, which is not installed: pip install 'specq[{extra}]'") from None
+        raise ConfigError(
+            f"this needs {error.name}, which is not installed; in a clone of specq: .venv/bin/pip install -e '.[{extra}]'"
+        ) from None
 
 
 def exit_status(error: SpecqError) -> int:

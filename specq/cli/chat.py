@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from specq.chat import Chat, Settings, pen_for, with_history
+from specq.chat import MOST_TOKENS, Chat, Settings, pen_for, with_history
 from specq.cli.options import section_options
 from specq.cli.parameters import given
 from specq.cli.waiting import WaitReport, wait_options
@@ -22,6 +22,7 @@ from specq.protocol import JobError
 
 PROBE_S = 1.0  # for a broker at the usual address to answer
 STDIN = "-"
+STDERR = 2  # where started processes say what they do: standard output is for answers
 
 
 @click.command()
@@ -30,7 +31,7 @@ STDIN = "-"
 @click.option("--temperature", type=float, help="0 is greedy.  [default: 0]")
 @click.option("--seed", type=int, help="The same seed gives the same text.  [default: drawn]")
 @click.option("--mode", help="async, sync, or plain: without any speculation.  [default: async]")
-@click.option("--max-tokens", type=int, default=512, show_default=True, help="Most tokens of an answer.")
+@click.option("--max-tokens", type=int, default=MOST_TOKENS, show_default=True, help="Most tokens of an answer.")
 @click.option("--model", help="Model to chat with: the name of a served one, or what to start.  [default: smollm2]")
 @click.option("--draft-model", help="Draft model, where processes are started.  [default: the model's own]")
 @section_options(ClientConfig)
@@ -49,7 +50,8 @@ def chat(
     wait_seconds: float,
     **parameters: Any,
 ) -> None:
-    """Chat with a model; or answer one QUESTION (with - also standard input, as a question of its own, too) and exit.
+    """Chat with a model; or answer one QUESTION and exit. In QUESTION, - stands for all of standard input, which is the question
+    where it is no terminal and none is given.
 
     Where no broker runs and no --broker names one, the processes of `specq up` are started for the chat and stopped after it.
     """
@@ -79,7 +81,10 @@ def _question(words: tuple[str, ...]) -> str:
     """Return what was asked on the command line or, where that is no terminal, standard input; "" for a conversation."""
     if not words and not sys.stdin.isatty():
         words = (STDIN,)
-    text = " ".join(sys.stdin.read() if word == STDIN else word for word in words).strip()
+    try:
+        text = " ".join(sys.stdin.read() if word == STDIN else word for word in words).strip()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is not valid {error.encoding}: {error.reason}") from None
     if words and not text:
         raise click.UsageError("the question is empty")
     return text
@@ -125,13 +130,14 @@ def _start(config: Config, stack: ExitStack) -> _Place:
     """Start a broker and its workers, which end with the chat."""
     from specq.bench.servers import Servers, on_free_port  # here, since `--help` needs none of it
     from workers.deployment import notes, placed
+    from workers.up import telling
 
     started = time.monotonic()
     for line in notes(config):
         click.echo(f"specq: {line}", err=True)
     click.echo(f"specq: starting {placed(config).target.model} for this chat ...", err=True)
-    servers = stack.enter_context(Servers(on_free_port(config)))
-    servers.wait_ready(float("inf"))
+    servers = stack.enter_context(Servers(on_free_port(telling(config)), stdout=STDERR))
+    servers.wait_ready(float("inf"), _to_stderr)
     click.echo(f"specq: ready after {time.monotonic() - started:.1f} s", err=True)
     return _Place(AsyncClient(servers.address, timeout_s=config.client.timeout_s, keys=servers.keys), servers.tend)
 

@@ -59,39 +59,47 @@ def section_options(
     def decorate(command: F) -> F:
         keys = _keys([(section_name(section), section) for section in sections])
         own_keys = _keys([(name, kind) for name, types in (own or {}).items() for kind in types])
-        for f, kind, owners in reversed([*keys.values(), *own_keys.values()]):
-            only = f" (--role {owners[0]} only)" if len(owners) < len(sections) else ""
-            command = _option(f.name, f, kind, only)(command)
-        for old, (f, kind) in _old_names(sections).items():
-            command = _option(old, f, kind, hidden=True)(command)
+        for name, (kind, owners) in reversed([*keys.items(), *own_keys.items()]):
+            command = _option(name, kind, _help(owners, len(sections)))(command)
+        for old, kind in _old_names(sections).items():
+            command = _option(old, kind, hidden=True)(command)
         return config_option(command)
 
     return decorate
 
 
-def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Field[Any], Any, list[str]]]:
-    """Return each key's field and type, and the names of the sections that have it."""
-    keys: dict[str, tuple[Field[Any], Any, list[str]]] = {}
+def _keys(sections: Iterable[tuple[str, type[Section]]]) -> dict[str, tuple[Any, dict[str, Field[Any]]]]:
+    """Return each key's type, and its field in each of the sections that have it."""
+    keys: dict[str, tuple[Any, dict[str, Field[Any]]]] = {}
     for section, cls in sections:
         for f in fields(cls):
-            owners = keys.setdefault(f.name, (f, kinds(cls)[f.name], []))[2]
-            if section not in owners:
-                owners.append(section)
-    return {name: key for name, key in keys.items() if not key[0].metadata["is_hidden"]}
+            if not f.metadata["is_hidden"]:
+                keys.setdefault(f.name, (kinds(cls)[f.name], {}))[1].setdefault(section, f)
+    return keys
 
 
-def _old_names(sections: tuple[type[Section], ...]) -> dict[str, tuple[Field[Any], Any]]:
-    """Return the fields and types of the keys that had another name before, by that name."""
-    keys = {name: (f, kinds(section)[name]) for section in sections for name, f in section.__dataclass_fields__.items()}
+def _help(owners: Mapping[str, Field[Any]], num_sections: int) -> str:
+    """Return what is said of a key: once, where it is the same in all sections that have it."""
+    only = f" (--role {next(iter(owners))} only)" if len(owners) < num_sections else ""
+    said = {owner: f"{f.metadata['help']}{only}{_default(f)}" for owner, f in owners.items()}
+    texts = set(said.values())
+    return texts.pop() if len(texts) == 1 else "; ".join(f"--role {owner}: {text}" for owner, text in said.items())
+
+
+def _default(f: Field[Any]) -> str:
+    return "" if f.default in ("", ()) or isinstance(f.default, bool) else f"  [default: {f.default}]"
+
+
+def _old_names(sections: tuple[type[Section], ...]) -> dict[str, Any]:
+    """Return the types of the keys that had another name before, by that name."""
+    keys = {name: kinds(section)[name] for section in sections for name in section.__dataclass_fields__}
     names = {old: new for section in sections for old, new in RENAMED.get(section_name(section), {}).items()}
     return {old: keys[new] for old, new in names.items()}
 
 
-def _option(name: str, f: Field[Any], kind: Any, only: str = "", *, hidden: bool = False) -> Callable[[F], F]:
+def _option(name: str, kind: Any, text: str = "", *, hidden: bool = False) -> Callable[[F], F]:
     """Return the decorator that adds a key's option under a name."""
     flag = "--" + name.replace("_", "-")
-    shown = "" if f.default in ("", ()) or kind is bool else f"  [default: {f.default}]"
-    text = f.metadata["help"] + only + shown
     if kind is bool:
         return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text, hidden=hidden)
     if kind == Cores:

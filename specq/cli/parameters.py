@@ -6,7 +6,6 @@ values are checked where a request is read, so an option and the key of a line a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -14,7 +13,8 @@ from typing import Any, TypeVar
 import click
 
 from specq.cli.groups import GroupedOption
-from specq.protocol import SamplingParams, Speculation
+from specq.config import read_tree
+from specq.protocol import ConfigError, SamplingParams, Speculation
 from specq.verification import STRATEGIES, strategy
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "candidate_top_p": "Top-p of drafts; 0: that of sampling.",
         "max_depth": "Most tokens drafted ahead; 0: as the drafter likes.",
         "max_nodes": "Most nodes of a tree; 0: as the drafter likes.",
-        "tree": "A fixed tree, as paths of ranks: '[[0],[0,0],[1]]'.",
+        "tree": "A fixed tree, as paths of ranks: '[[0],[0,0],[1]]'; or a file of them, as Medusa's choices.",
         "fan_out_hit": "Fixed guesses for each token of a chain, after a round that was foreseen, as in 3,2,1.",
         "fan_out_miss": "The same after a round that was not.",
     },
@@ -118,6 +118,6 @@ def _bias(text: str) -> tuple[int, float]:
 
 def _paths(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a JSON list of paths such as [[0],[0,0],[1]]") from None
+        return read_tree(text)
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from None

@@ -24,7 +24,18 @@ from specq.config import ClientConfig, load, override
 from specq.protocol import JobError, JobInfo, Submit
 from specq.text import TextCodec
 
-JOB_ID = click.IntRange(1, 2**63 - 1)
+
+class _JobId(click.IntRange):
+    """The number that the broker gave a job, which is not the `id` of its prompt."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not the number of a job, which `specq jobs` shows first in each line.", param, ctx)
+
+
+JOB_ID = _JobId(1, 2**63 - 1)
 
 
 @click.command()

@@ -101,6 +101,8 @@ def submit(
             num_failed = run_lines(
                 client, todo, defaults, write, concurrency=concurrency, as_chat=chat, show=show, key=file.key
             )
+    if not write.num_written and not file.num_done:
+        click.echo(f"specq: there is no prompt in {prompts.name}", err=True)
     if num_failed:
         click.echo(f"specq: {num_failed} of {write.num_written} lines failed: {write.first_error}", err=True)
         ctx.exit(1)

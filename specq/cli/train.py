@@ -6,13 +6,18 @@ import click
 
 from specq.cli.groups import LazyGroup
 
-METHODS = {"draft": "specq.cli.train_draft:draft", "pair": "specq.cli.train_pair:pair"}
+METHODS = {
+    "draft": "specq.cli.train_draft:draft",
+    "medusa": "specq.cli.train_medusa:medusa",
+    "pair": "specq.cli.train_pair:pair",
+}
 SUMMARIES = {
     "draft": "A small draft model for a target that exists.",
+    "medusa": "Heads that draft from a target's hidden states.",
     "pair": "A small target, and a draft distilled from it.",
 }
 
 
 @click.group(cls=LazyGroup, table=METHODS, summaries=SUMMARIES)
 def train() -> None:
-    """Train models: a draft for a target, or both."""
+    """Train models: a draft or heads for a target, or both target and draft."""

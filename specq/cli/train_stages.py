@@ -1,14 +1,21 @@
-"""What the commands of `specq train` share: they run one stage of a table, or all in order."""
+"""What the commands of `specq train` share: they run one stage of a table, or all in order; and the options of those that train a
+drafter for a target that exists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
 from specq.runtime import resolve
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 ALL_STAGES = "all"
+_FOLDER = click.Path(path_type=Path, file_okay=False)
+_FILE = click.Path(path_type=Path, dir_okay=False)
 
 
 def run_stages(stage: str, stages: Mapping[str, str], settings: object) -> None:
@@ -16,3 +23,45 @@ def run_stages(stage: str, stages: Mapping[str, str], settings: object) -> None:
     for name in stages if stage == ALL_STAGES else [stage]:
         click.echo(f"== {name}")
         resolve("stage", stages, name)(settings)
+
+
+def run_options(out: str, made: str) -> Callable[[F], F]:
+    """Add the options of `specq.training.draft_settings.RunSettings` whose defaults are the same for all methods; `made`, into the folder
+    `out`: what such a method makes."""
+    options = [
+        click.option(
+            "--target", required=True, help="A name of `specq models`, a directory, or a GGUF file; Llama or Qwen2."
+        ),
+        click.option("--corpus", type=_FOLDER, default="corpus", help="Directory of *.jsonl.gz shards, for prompts."),
+        click.option(
+            "--bench", type=_FOLDER, default="bench", help="Directory of *.jsonl prompts, read by `evaluate` only."
+        ),
+        click.option("--work", type=_FOLDER, default=".train", help="Directory for rollouts and the report."),
+        click.option("--out", type=_FOLDER, default=out, help=f"Where {made}."),
+        click.option("--results", type=_FILE, default=None, help="A second place for the report."),
+        click.option(
+            "--rollouts",
+            type=_FILE,
+            multiple=True,
+            show_default=False,
+            help="Also learn from this .npz file; repeatable.",
+        ),
+        click.option("--device", default="", help="torch device; a GPU if there is one."),
+        click.option("--seed", default=17, help="Seed of everything."),
+        click.option("--limit", type=int, default=None, help="Most records to read of each shard."),
+        click.option(
+            "--rollout-seconds", default=600.0, help="How long the target answers; the batch under way is finished."
+        ),
+        click.option("--rollout-rows", default=2048, help="Prompts in a batch of rollouts."),
+        click.option("--rollout-tokens", default=256, help="New tokens of a rollout, at most."),
+        click.option("--hard-weight", default=0.5, help="Weight of the target's first choice in the loss."),
+        click.option("--bench-prompts", default=60, help="Prompts of each benchmark."),
+        click.option("--bench-tokens", default=192, help="New tokens of a benchmark answer, at most."),
+    ]
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate

@@ -19,7 +19,7 @@ from specq.client.aio import AsyncClient, AsyncJob
 from specq.client.base import PieceStream, count_ready
 from specq.client.detached import JobDesk, has_ended
 from specq.client.detached_files import detach_lines
-from specq.client.events import FoundJob
+from specq.client.events import Event, FoundJob, NewTokens
 from specq.client.job_options import id_of
 from specq.client.prepared import PreparedClient
 from specq.client.prompt_files import Line, read_lines, result_line, run_lines
@@ -32,10 +32,12 @@ __all__ = [
     "AsyncClient",
     "AsyncJob",
     "Client",
+    "Event",
     "FoundJob",
     "Job",
     "JobDesk",
     "Line",
+    "NewTokens",
     "Piece",
     "PieceStream",
     "PreparedClient",

@@ -44,6 +44,7 @@ from specq.protocol import (
     JobError,
     JobInfo,
     JobList,
+    JobTokens,
     ListJobs,
     Message,
     ProtocolError,
@@ -90,6 +91,7 @@ class ClientCore:
             Status: self._status,
             TokenizerChunk: self._tokenizer_piece,
             Tokens: self._tokens,
+            JobTokens: self._job_tokens,
             Trace: self._trace,
             Clock: self._clock,
         }
@@ -135,13 +137,13 @@ class ClientCore:
     def abandon(self, key: int | str, now: float) -> None:
         """Forget a request whose answer nobody waits for; an own job is stopped, unless it shall keep running."""
         request = self._requests.get(key)
+        self.tracing.ended(key)
         if request is not None and request.keep_running:
             self._requests.leave(key)
             return
         if request is not None and request.is_own and isinstance(key, int) and not self._requests.is_unsent(key):
             self.cancel(key, now)
         self._requests.forget(key)
-        self.tracing.ended(key)
 
     def abandon_all(self, now: float) -> None:
         """Forget all requests; own jobs are stopped."""
@@ -258,6 +260,9 @@ class ClientCore:
                 return []
         return self._fail(key, message.code, message.reason)
 
+    def _job_tokens(self, message: JobTokens, now: float) -> list[Event]:
+        return [event for tokens in message.each() for event in self._tokens(tokens, now)]
+
     def _tokens(self, message: Tokens, now: float) -> list[Event]:
         request = self._requests.get(message.job_id)
         if request is None or request.transcript is None:
@@ -318,9 +323,11 @@ class ClientCore:
                 events += self._send_again(request, now)
         self.tracing.tick(now)
         self._requests.outbox += self._stops.due(now, self._requests)
-        events += self._requests.give_up(self.address, self.timeout_s, self._heard, now)
+        given_up = self._requests.give_up(self.address, self.timeout_s, self._heard, now)
+        for event in given_up:
+            self.tracing.ended(event.key)
         self._requests.send_waiting(now)
-        return events
+        return events + given_up
 
     def _send_again(self, request: Pending, now: float) -> list[Event]:
         """Repeat a request. One that waits for the first broker is in the socket's queue: only `GetStatus` is added to it."""

@@ -75,9 +75,9 @@ def read_lines(raw_lines: Iterable[bytes]) -> Iterator[Line]:
 def parse_line(number: int, raw: bytes) -> Line:
     """Return a line as arguments of `Client.generate`, or with the reason why it is malformed."""
     try:
-        values = json.loads(raw.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        values = json.loads(raw.decode("utf-8-sig").rstrip(), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        return Line(number, error=f"line {number} is not valid JSON: {error}")
+        return Line(number, error=f"line {number} {_unreadable(error)}")
     if not isinstance(values, dict):
         return Line(number, error=f"line {number} is not a JSON object, but {_kind(values)}")
     given = {name: value for name, value in values.items() if value is not None}
@@ -88,6 +88,14 @@ def parse_line(number: int, raw: bytes) -> Line:
     if not any(name in known for name in SOURCES):
         return Line(number, known, f"line {number} has none of {', '.join(SOURCES)}")
     return Line(number, known)
+
+
+def _unreadable(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"is not UTF-8: it has the byte 0x{error.object[error.start]:02x}"
+    if isinstance(error, json.JSONDecodeError):
+        return f"is not valid JSON: {error.msg}, at character {error.pos + 1}"
+    return f"is not valid JSON: {error}"
 
 
 def _unknown_key(name: str) -> str:

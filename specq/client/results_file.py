@@ -2,8 +2,9 @@
 
 Beside `results.jsonl` lies `results.jsonl.unfinished` while the run is not done. Its first line describes the run (its
 key and its options), each further line its progress: {"done": prompts, "size": bytes of the results, "digest": of the
-prompts done}. A run that finds it cuts off what follows the last of these lines, a torn line for instance, and skips
-the prompts that are done. The jobs of the others have ids that follow from the key, so the broker does not
+prompts done}. It is written before these results are, and counts once the results file is that long: so whatever interrupts a
+run, results that are there whole are done. A run that finds it cuts off what follows, a torn line for instance, notes where it goes on, and
+skips the prompts that are done. The jobs of the others have ids that follow from the key, so the broker does not
 compute them again.
 
 Rules: the results of a prompt are there whole, or not at all; one process at a time writes; results of other options or
@@ -105,6 +106,7 @@ class ResultsFile:
         file = self.path.open("r+b" if self._size else "wb")
         file.truncate(self._size)
         file.seek(0, io.SEEK_END)
+        self._note_progress()  # what was noted of results that were cut off counts no more, however long the file becomes
         return file
 
     # --- prompts in, results out --------------------------------------------------------------------------------------
@@ -124,14 +126,17 @@ class ResultsFile:
 
     def write(self, data: bytes) -> None:
         """Append all results of the next prompt of `remaining`."""
+        self.num_done, self._size, self._digest = self.num_done + 1, self._size + len(data), self._waiting.popleft()
+        self._note_progress()
         self._file.write(data)
         self._file.flush()
-        self.num_done, self._size, self._digest = self.num_done + 1, self._size + len(data), self._waiting.popleft()
-        self._note({"done": self.num_done, "size": self._size, "digest": self._digest.hex()})
 
     def interrupted(self) -> None:
         """Note that the jobs under way were cancelled: the next run needs new ones."""
         self._note({"key": secrets.token_hex(8)})
+
+    def _note_progress(self) -> None:
+        self._note({"done": self.num_done, "size": self._size, "digest": self._digest.hex()})
 
     def _note(self, line: dict[str, Any]) -> None:
         self._log.write(json.dumps(line).encode() + b"\n")

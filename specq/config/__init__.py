@@ -6,6 +6,7 @@
     engine_options   options as name=value, values in JSON
     own_options      options that only one engine or proposer knows, declared beside it
     renamed          old names of keys, which are aliases for one version
+    trees            trees of drafts as people write them down
     addresses        ZeroMQ addresses as configurations name them
 
 In: a path, variables, options. Out: `Config` and its sections, or ConfigError. To add an option: one line in its section.
@@ -14,7 +15,15 @@ In: a path, variables, options. Out: `Config` and its sections, or ConfigError. 
 from specq.config.addresses import check_bind, check_connect, connect_address, free_address, host_and_port
 from specq.config.arguments import of_one, to_arguments
 from specq.config.engine_options import Options, parsed
-from specq.config.loading import cache_dir, environment_of_children, journal_address, load, override, wants_colours
+from specq.config.loading import (
+    cache_dir,
+    environment_of_children,
+    journal_address,
+    load,
+    override,
+    state_dir,
+    wants_colours,
+)
 from specq.config.options import Cores, hidden, option
 from specq.config.own_options import OwnOptions, options_of, own_options, read_own, with_own
 from specq.config.renamed import RENAMED
@@ -33,6 +42,7 @@ from specq.config.sections import (
     kinds,
     section_name,
 )
+from specq.config.trees import read_tree
 
 __all__ = [
     "AUTO_DRAFTERS",
@@ -68,7 +78,9 @@ __all__ = [
     "own_options",
     "parsed",
     "read_own",
+    "read_tree",
     "section_name",
+    "state_dir",
     "to_arguments",
     "wants_colours",
     "with_own",

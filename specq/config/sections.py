@@ -18,6 +18,7 @@ from specq.protocol import ConfigError
 DEFAULT_BROKER = "tcp://127.0.0.1:5750"
 DURABILITIES = ("full", "process")
 AUTO_DRAFTERS = -1
+VOCABULARIES = ("same", "shared", "text")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -54,6 +55,15 @@ def _model() -> str:
     )
 
 
+def _vocabulary() -> str:
+    return option(
+        "same",
+        "of a draft model with another tokenizer than the target's: same: it is refused; shared: only tokens that both have are "
+        "drafted; text: its drafts are turned into text, and that into tokens of the target",
+        choices=VOCABULARIES,
+    )
+
+
 def _device() -> str:
     return option("auto", "cpu, cuda, cuda:1, mps; auto: a GPU where there is one")
 
@@ -62,8 +72,8 @@ def _dtype() -> str:
     return option("auto", "number format of the weights; auto: float32 on a CPU", choices=DTYPES)
 
 
-def _kv_slots(chooser: str) -> int:
-    return option(0, f"tokens that the KV memory holds; 0: chosen by the {chooser}")
+def _kv_slots() -> int:
+    return option(0, "tokens that the KV memory holds; 0: chosen by what runs the model")
 
 
 def _engine_options() -> Options:
@@ -150,7 +160,7 @@ class TargetConfig(Section):
     dtype: str = _dtype()
     threads: int = _threads()
     cores: Cores = _cores()
-    kv_slots: int = _kv_slots("engine")
+    kv_slots: int = _kv_slots()
     engine_options: Options = _engine_options()
     own: Tables = hidden()
     max_sessions: int = option(64, "sessions in flight", low=1, high=65_536)
@@ -159,16 +169,35 @@ class TargetConfig(Section):
         default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
     )
     prompt_lookup: str = option(
-        "ngram",
-        "what drafts where drafters have sent nothing: ngram (prompt lookup) or none",
-        choices=("ngram", "none"),
+        "suffix",
+        "what drafts from texts that are there: suffix (what a text repeats) or none",
+        choices=("suffix", "none"),
     )
+    shared_tokens: int = option(
+        0,
+        "tokens of ended jobs from which later jobs of the same key are drafted for, of all keys; 0: none",
+        high=10**9,
+    )
+    lookahead: bool = option(
+        default=False, text="also draft n-grams that the target gives in further rows of its steps (lookahead decoding)"
+    )
+    lookahead_window: int = option(15, "its columns at most (W); fewer where their rows are not free", low=1, high=256)
+    lookahead_ngram: int = option(5, "tokens of its n-grams (N); a column has one row less", low=2, high=32)
+    lookahead_guesses: int = option(0, "n-grams that it drafts at most (G); 0: as many as there are columns", high=256)
     drafts: str = option(
         "measured",
         "measured: drafters, lookups and draft_model are used where they raise tokens a second; always: they are used anyway",
         choices=("measured", "always"),
     )
     draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
+    vocabulary: str = _vocabulary()
+    heads: str = option(
+        "", "Medusa heads that draft in this process from the target's hidden states: a directory; empty: none"
+    )
+    heads_tree: str = option(
+        "",
+        "the tree that heads draft, as paths of ranks or a file of them; empty: best first, by their probabilities",
+    )
     fan_out: int = option(3, "children at each level that this process drafts, for few sessions", low=1, high=8)
     chain: int = option(8, "most levels that this process drafts for a step", low=1, high=32)
     drain_seconds: float = _drain()
@@ -194,6 +223,10 @@ class DraftConfig(Section):
     broker: str = _broker()
     model: str = _model()
     proposer: str = option("draft-model", "what makes the drafts")
+    vocabulary: str = _vocabulary()
+    target: str = option(
+        "", "the target, named as `model`, of which vocabulary shared and text need the tokenizer alone; empty: unknown"
+    )
     keys: str = _keys()
     name: str = _name()
     progress: bool = _progress()
@@ -201,7 +234,7 @@ class DraftConfig(Section):
     dtype: str = _dtype()
     threads: int = _threads()
     cores: Cores = _cores()
-    kv_slots: int = _kv_slots("proposer")
+    kv_slots: int = _kv_slots()
     engine_options: Options = _engine_options()
     own: Tables = hidden()
     width: int = option(8, "nodes expanded in one pass; chains: two, or one a session", low=1, high=1024)

@@ -5,22 +5,26 @@
     shapes                  how many children each node of a tree gets
     calibration             predicted to measured acceptance; acceptance_stats: over all sessions; judged: which nodes count
 
-In: Assign, Release, Verdict. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
+In: Assign, Release, Verdict, Verdicts. Out: Draft. To add a way to draft: a proposer (`specq.proposers`).
 """
 
 from specq.drafting.calibration import NUM_BINS, Calibration
 from specq.drafting.drafter import Drafter
 from specq.drafting.judged import judged
 from specq.drafting.session import LEAST_CHANCE, SIBLING_VALUE, drafting_params
-from specq.drafting.shapes import longest_chain
+from specq.drafting.shapes import BestFirst, Path, Shape, longest_chain, shape_of
 
 __all__ = [
     "LEAST_CHANCE",
     "NUM_BINS",
     "SIBLING_VALUE",
+    "BestFirst",
     "Calibration",
     "Drafter",
+    "Path",
+    "Shape",
     "drafting_params",
     "judged",
     "longest_chain",
+    "shape_of",
 ]

@@ -10,6 +10,7 @@ Rule: a false prediction gains nothing. After a few verdicts the estimate is the
 from __future__ import annotations
 
 import math
+from operator import mul
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ NUM_BINS = 12
 PRIOR_WEIGHT = 2.0  # verdicts that a prediction counts for
 MEMORY = 200.0  # verdicts after which a count has faded to 1/e
 
+_MIDDLES = tuple((i + 0.5) / NUM_BINS for i in range(NUM_BINS))
 _FADE = 1.0 - 1.0 / MEMORY
 
 
@@ -41,6 +43,12 @@ class Calibration:
         i = int(predicted * NUM_BINS) if predicted < 1.0 else NUM_BINS - 1
         found: float = (self._accepted[i] + PRIOR_WEIGHT * predicted) / (self._trials[i] + PRIOR_WEIGHT)
         return found
+
+    def reliability(self) -> float:
+        """Return which share of what was predicted has come true, over all bins, at most 1: what to expect of a bin without verdicts."""
+        predicted = sum(map(mul, _MIDDLES, self._trials))
+        found: float = (sum(self._accepted) + 0.5) / (predicted + 0.5)
+        return min(found, 1.0)
 
     def observe(self, score: float, accepted: bool) -> None:
         """Count one node whose parent was committed; `accepted`: whether it was committed, too."""

@@ -34,6 +34,7 @@ from specq.protocol import (
     Release,
     SpecqError,
     Verdict,
+    Verdicts,
     trace_events,
 )
 from specq.runtime import Faults, Tracer, in_halves, traced
@@ -89,6 +90,7 @@ class Drafter:
             Assign: self._assign,
             Release: self._release,
             Verdict: self._verdict,
+            Verdicts: self._verdicts,
             Clock: self._clock,
         }
 
@@ -161,6 +163,17 @@ class Drafter:
         self._note(session.session_id, trace_events.RELEASED, session.length)
         self.tracer.end(session.session_id)
         self.proposer.close(session.session_id)
+
+    def _verdicts(self, message: Verdicts) -> None:
+        """Take each verdict of a step; raises ProtocolError for the first that cannot be taken, when all others are."""
+        errors = list[SpecqError]()
+        for verdict in message.each():
+            try:
+                self.handle(verdict)
+            except SpecqError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _verdict(self, message: Verdict) -> None:
         session = self.sessions.get(message.session_id)

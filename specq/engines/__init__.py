@@ -7,9 +7,17 @@ the table.
 
 from __future__ import annotations
 
-from specq.engines.checkpoint import describe, resolve_checkpoint, resolve_directory
+from specq.engines.checkpoint import (
+    describe,
+    local_checkpoint,
+    read_info,
+    resolve_checkpoint,
+    resolve_directory,
+    tokenizer_files,
+)
 from specq.engines.checks import check_asked, check_works
-from specq.engines.interface import Engine, EngineSpec
+from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
+from specq.engines.launching import launch
 from specq.runtime import Table
 
 ENGINES = Table(
@@ -25,9 +33,15 @@ __all__ = [
     "ENGINES",
     "Engine",
     "EngineSpec",
+    "Launched",
+    "OverlappingEngine",
     "check_asked",
     "check_works",
     "describe",
+    "launch",
+    "local_checkpoint",
+    "read_info",
     "resolve_checkpoint",
     "resolve_directory",
+    "tokenizer_files",
 ]

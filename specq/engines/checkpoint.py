@@ -6,25 +6,43 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import draft_form, is_gguf, read_text
+from specq.checkpoints import draft_form, is_gguf, read_config, read_text
 from specq.engines.fingerprint import eos_ids, fingerprint, tensors_hash
 from specq.protocol import ConfigError, ModelInfo
-from specq.text import num_tokens, tokenizer_hash
+from specq.text import TOKENIZER_FILES, load_tokenizer_files, num_tokens, tokenizer_hash
 
 
 def resolve_checkpoint(model: str) -> Path:
     """Return the checkpoint's directory or GGUF file; it is fetched from the hub unless `model` is one."""
-    if Path(model).is_dir() or is_gguf(model):
-        return Path(model)
+    found = local_checkpoint(model)
+    if found is not None:
+        return found
+    directory = _fetched(model, "*.json", "*.safetensors")
+    if not any(directory.glob("*.safetensors")):
+        _fetched(model, "*.json", "pytorch_model*.bin")
+    return directory
+
+
+def local_checkpoint(model: str) -> Path | None:
+    """Return the checkpoint's directory or GGUF file; None for a hub name."""
+    return Path(model) if Path(model).is_dir() or is_gguf(model) else None
+
+
+def tokenizer_files(model: str) -> dict[str, str]:
+    """Return a model's tokenizer files as name -> text; of one that is on the hub these alone are fetched. Empty if it has none."""
+    return load_tokenizer_files(local_checkpoint(model) or _fetched(model, *TOKENIZER_FILES))
+
+
+def _fetched(model: str, *patterns: str) -> Path:
+    """Return the directory of a model's files from the hub that fit the patterns."""
     from huggingface_hub import snapshot_download
 
     try:
-        directory = Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors"]))
-        if not any(directory.glob("*.safetensors")):
-            snapshot_download(model, allow_patterns=["*.json", "pytorch_model*.bin"])
+        return Path(snapshot_download(model, allow_patterns=list(patterns)))
     except Exception as error:  # the hub client raises many kinds
-        raise ConfigError(f"model {model!r} is neither a directory nor to be had from the hub: {error}") from error
-    return directory
+        raise ConfigError(
+            f"model {model!r} is neither a name of `specq models` nor a directory, and it cannot be had from the hub: {error}"
+        ) from error
 
 
 def resolve_directory(model: str, needed_by: str) -> Path:
@@ -32,6 +50,25 @@ def resolve_directory(model: str, needed_by: str) -> Path:
     if is_gguf(model):
         raise ConfigError(f"{model} is a GGUF file, which {needed_by} does not take; the torch engine does")
     return resolve_checkpoint(model)
+
+
+def read_info(checkpoint: Path, name: str = "") -> ModelInfo:
+    """Return what a checkpoint's files say of its model, whose weights are not read: so neither fingerprint, nor number format, nor KV.
+    ConfigError for files that are of no use."""
+    said = read_config(checkpoint)
+    vocab_size = int(said.get("vocab_size") or 0)
+    tokens, tokenizer = _tokenizer(checkpoint, vocab_size)
+    return ModelInfo(
+        name=name or _name(checkpoint),
+        fingerprint="",
+        dtype="",
+        engine="",
+        vocab_size=vocab_size,
+        num_tokens=tokens,
+        eos_ids=eos_ids(checkpoint),
+        max_length=int(said.get("max_position_embeddings") or 0),
+        tokenizer_hash=tokenizer,
+    )
 
 
 def describe(

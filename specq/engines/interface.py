@@ -21,9 +21,13 @@ class Engine(Protocol):
     max_chain: int  # a session's tree in one step must be a chain of so many nodes at most; 0: any tree
     num_tap_layers: int  # hidden states may be asked for of layers 0 .. num_tap_layers - 1, and FINAL; 0: of none
     takes_scratch: bool  # whether steps may have scratch rows
+    overlaps: bool  # whether it is an `OverlappingEngine`, and runs steps while the host goes on
     # Whether threads on cores that other processes use as well take part in steps. Where this is so at first, the verifier switches
     # it between steps; elsewhere it stays False.
     is_helped: bool
+    # Numbers of rows, ascending, after which a step takes longer at once, since its rows are computed so many at a time. Between
+    # them a step's time is about a line. The verifier profiles on both sides of each.
+    jumps: tuple[int, ...]
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session with this context i32[n]; return how many of its first tokens have KV already (shared
@@ -61,6 +65,38 @@ class Engine(Protocol):
 
     def shutdown(self) -> None:
         """Let go of the device, and of processes that were started; nothing else may be asked afterwards."""
+        ...
+
+
+class Launched(Protocol):
+    """A step that was launched.
+
+    feeds   whether the tokens that it says are known to the device before the host has collected them, so that `StepBatch.fed_by` of the
+            next step may name its sessions: where nothing was drafted, and judging needs nothing of the host
+    """
+
+    @property
+    def feeds(self) -> bool: ...
+
+    def collect(self) -> StepOutput:
+        """Wait for the step and return what `Engine.step` does. Steps are collected in the order in which they were launched. If
+        this raises, the step has changed nothing, and a step that was launched after it must be discarded."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the step, as if it had never been launched: the newest one only."""
+        ...
+
+
+class OverlappingEngine(Engine, Protocol):
+    """An engine whose next step may be launched before the last one is collected; at most two are in flight.
+
+    A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
+    """
+
+    def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
+        """Begin a step: `step` is `launch(...).collect()`. `after`: the step that is in flight, if there is one. Each step's `start`
+        equals the KV length as it will be when that is collected. Raises as `step` does, with nothing changed."""
         ...
 
 

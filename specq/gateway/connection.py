@@ -2,7 +2,8 @@
 and to read what it is sent.
 
 uvicorn bounds the size of headers and the idle time between requests, and has no limit on these. Rule: where there are too many
-connections, the one goes that has waited longest without a request, so that nobody keeps others out by connecting.
+connections, the one goes that has waited longest without a request, so that nobody keeps others out by connecting; one to which an
+answer is still on its way goes only where there is no other.
 """
 
 from __future__ import annotations
@@ -37,11 +38,16 @@ class Limited(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if len(self.connections) > self.most:
-            oldest = next(iter(self.waiting), self)
+            oldest = self._longest_waiting()
             self.waiting.pop(oldest, None)
             oldest.transport.abort()
         _bound(transport.get_extra_info("socket"))
         self._watch()
+
+    def _longest_waiting(self) -> Limited:
+        """Return the connection that has waited longest for a request, if possible one that has all of its answers."""
+        answered = (one for one in self.waiting if not one.transport.get_write_buffer_size())
+        return next(answered, next(iter(self.waiting), self))
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)

@@ -127,13 +127,22 @@ def kv_use(report: Report) -> Iterator[Sample]:
 
 
 def workers(report: Report, role: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the workers of a role ("": of any) by names of which no two are equal."""
-    seen, said = Counter[str](), report.get("workers")
-    for worker in map(_object, said if isinstance(said, list) else ()):
-        name = str(worker.get("name", ""))
+    """Yield the workers of a role ("": of any) by names of which no two are equal: where several have one name, each is called by its
+    incarnation, too, whatever their order; an old broker does not say that, and they are numbered."""
+    said = report.get("workers")
+    found = [_object(worker) for worker in (said if isinstance(said, list) else ())]
+    names, seen = Counter(_named(worker) for worker in found), Counter[str]()
+    for worker in found:
+        name, incarnation = _named(worker), worker.get("incarnation")
+        if names[name] > 1 and type(incarnation) is int:
+            name = f"{name} ({incarnation:x})"
         seen[name] += 1
         if role in ("", worker.get("role")):
             yield name if seen[name] == 1 else f"{name} ({seen[name]})", worker
+
+
+def _named(worker: dict[str, Any]) -> str:
+    return str(worker.get("name", ""))
 
 
 def worker_info(report: Report) -> Iterator[Sample]:

@@ -3,7 +3,8 @@
     tiny       a pair that ships with specq; for tests
     smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model that ships with specq
 
-To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`) beside this file, and a README.md in NAME or NAME/ROLE
+To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
+`checkpoints.medusa_form`) beside this file, and a README.md in NAME or NAME/ROLE
 that says "licensed under ...".
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
@@ -15,13 +16,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specq.checkpoints import is_gguf
+from specq.checkpoints import is_gguf, read_text
 from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.shapes import PRESETS, Shape, parse_shape
 from specq.protocol import ConfigError
 
 __all__ = [
     "FALLBACK",
+    "HEADS",
     "PACKAGED",
     "PREFERRED",
     "PRESETS",
@@ -36,9 +38,11 @@ __all__ = [
     "parse_shape",
     "pull",
     "resolve_model",
+    "tokenizer_of",
 ]
 
-ROLES = ("target", "draft")
+ROLES = ("target", "draft")  # of a pair
+HEADS = "heads"  # Medusa heads for a target, which lie beside a pair
 PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model where it is there, and elsewhere
 SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
 _HOME = Path(__file__).parent
@@ -48,7 +52,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model that has a name: one role of a pair. `path` is None where it is not on this machine."""
+    """A model that has a name: one role of a pair, or HEADS. `path` is None where it is not on this machine."""
 
     name: str
     role: str
@@ -63,7 +67,7 @@ def known_models() -> list[KnownModel]:
     return [
         model
         for pair in sorted(path for path in _HOME.iterdir() if path.is_dir())
-        for role in ROLES
+        for role in (*ROLES, HEADS)
         if (model := _known(pair, role))
     ]
 
@@ -105,12 +109,20 @@ def resolve_model(name: str, role: str) -> str:
         return str(_HOME / name / role)
     path = Path(name).expanduser()
     if path.exists() or not _HUB_NAME.fullmatch(name) or name.startswith(".") or is_gguf(name):
-        return str(_checked(path))
+        return str(_checked(path, role))
     if name in PACKAGED and role == "target":
         return str(_packaged(name))
     if "/" not in name and (_HOME / name).is_dir():
         raise ConfigError(f"the pair {name!r} has no {role} model")
     return name
+
+
+def tokenizer_of(name: str, role: str) -> str:
+    """Return where a model's tokenizer is, as `resolve_model` does: a draft model of ours may have its target's."""
+    path = resolve_model(name, role)
+    lacks_own = path == str(_HOME / name / role) and read_text(Path(path), "tokenizer.json") is None
+    has_target = _is_model(_HOME / name / "target") or (name in PACKAGED and find_packaged(name))
+    return resolve_model(name, "target") if lacks_own and has_target else path
 
 
 def _packaged(name: str) -> Path:
@@ -120,10 +132,12 @@ def _packaged(name: str) -> Path:
     return found[0]
 
 
-def _checked(path: Path) -> Path:
+def _checked(path: Path, role: str) -> Path:
     """Return a path that looks like a model, or raise ConfigError that says what is missing."""
     if is_gguf(path) and path.is_file():
         return path
+    if not path.is_dir() and role == HEADS:
+        raise ConfigError(f"there is no directory of heads {path}; `specq train medusa` makes one")
     if not path.is_dir():
         kind = "GGUF file" if is_gguf(path) else "model directory"
         known = ", ".join(sorted({model.name for model in known_models()}))

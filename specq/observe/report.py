@@ -31,13 +31,17 @@ class Snapshot:
     @property
     def workers(self) -> list[Report]:
         """Return the workers, each with its rates: `tokens_s`, `steps_s`, `drafts_s` (None: unknown yet)."""
-        known = {worker["name"]: worker for worker in self.before.get("workers", ())}
+        known = {_identity(worker): worker for worker in self.before.get("workers", ())}
         found = []
         for worker in self.report.get("workers", ()):
-            former = known.get(worker["name"])
+            former = known.get(_identity(worker))
             rates = {f"{name}_s": self.rate(worker, former, name) for name in ("tokens", "steps", "drafts")}
             found.append(worker | rates | {"metrics": self._new_metrics(worker, former or {})})
         return found
+
+    def of_role(self, role: str) -> list[Report]:
+        """Return the workers of one role, with their rates."""
+        return [worker for worker in self.workers if worker.get("role") == role]
 
     @property
     def sessions(self) -> list[Report]:
@@ -54,7 +58,7 @@ class Snapshot:
     @property
     def tokens_s(self) -> float | None:
         """Return how many tokens all verifiers commit a second."""
-        rates = [one["tokens_s"] for one in self.workers if one.get("role") == "target" and one["tokens_s"] is not None]
+        rates = [one["tokens_s"] for one in self.of_role("target") if one["tokens_s"] is not None]
         return sum(rates) if rates else None
 
     def to_dict(self) -> Report:
@@ -83,6 +87,11 @@ class Snapshot:
         """Return what a worker counted by labels since the report before; since its start where there is none."""
         known = _labelled(former) if self.seconds else {}
         return {name: _grown(value, known.get(name, {})) for name, value in _labelled(worker).items()}
+
+
+def _identity(worker: Report) -> tuple[Any, ...]:
+    """Return what two workers of one name differ in; an old broker does not say the incarnation."""
+    return worker["name"], worker.get("incarnation")
 
 
 def _labelled(worker: Report) -> dict[str, dict[str, Any]]:

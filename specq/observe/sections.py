@@ -117,7 +117,7 @@ SORTS: dict[str, Callable[[Report], float]] = {
 
 def speculation(snapshot: Snapshot, view: View) -> Section:
     """Return a row for each source of drafts: nodes that were verified and accepted since the report before, by all verifiers."""
-    judged = [worker["metrics"].get("judged", {}) for worker in snapshot.workers]
+    judged = [worker["metrics"].get("judged", {}) for worker in snapshot.of_role("target")]
     verified, accepted = total(judged), total(judged, 1)
     rows = [
         (clean(source, 20), short(count), short(accepted[source]), _share(accepted[source], count))
@@ -128,11 +128,11 @@ def speculation(snapshot: Snapshot, view: View) -> Section:
 
 def steps(snapshot: Snapshot, view: View) -> Section:
     """Return a row for each verifier: what part of its steps' time went where since the report before."""
-    split = {one["name"]: total([one["metrics"].get("step_us", {})]) for one in snapshot.workers}
-    phases = tuple(dict.fromkeys(phase for parts in split.values() for phase in parts))
+    split = [(one["name"], total([one["metrics"].get("step_us", {})])) for one in snapshot.of_role("target")]
+    phases = tuple(dict.fromkeys(phase for _, parts in split for phase in parts))
     rows = [
         (clean(name, 14), *(_share(parts.get(phase, 0.0), sum(parts.values())) for phase in phases))
-        for name, parts in split.items()
+        for name, parts in split
         if parts
     ]
     header = ("VERIFIER", *(clean(phase, 12).upper() for phase in phases))

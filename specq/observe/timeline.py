@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specq.observe.sections import clean
-from specq.protocol import COLOCATED_LANE, LOOKUP_LANE
+from specq.protocol import COLOCATED_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
 
 Event = dict[str, Any]
 Trace = dict[str, Any]
@@ -58,7 +58,12 @@ def _missing(part: dict[str, Any]) -> str:
 
 def lane_names(trace: Trace) -> dict[int, str]:
     """Return who drafts in each lane."""
-    names = {LOOKUP_LANE: "lookup", COLOCATED_LANE: "colocated"}
+    names = {
+        SUFFIX_LANE: "suffix",
+        COLOCATED_LANE: "colocated",
+        MEDUSA_LANE: "medusa",
+        LOOKAHEAD_LANE: "lookahead",
+    }
     for event in trace["events"]:
         if event["process"] == "broker" and event["event"] == "assigned":
             names[event["lane"]] = event["drafter"]

@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from specq.proposers.chain_source import NO_TOKEN, Chains, ChainSource
 from specq.proposers.chains import ChainProposer, chain_by_passes, expand_chain, level_ids
+from specq.proposers.head_source import HeadSource, HiddenRow, Ranked
 from specq.proposers.interface import CONTEXT, Children, Expansion, Proposer, ProposerSpec, draws_children
-from specq.proposers.ngram_index import NgramIndex
+from specq.proposers.proposer_chains import ProposerChains
+from specq.proposers.suffix import DEPTH as SUFFIX_DEPTH
+from specq.proposers.suffix import SuffixTree
+from specq.proposers.suffix import draft as draft_suffix
+from specq.proposers.suffix import make_tree as make_suffix_tree
+from specq.proposers.vocabulary import SAME, bridge
 from specq.runtime import Table
 
 PROPOSERS = Table(
@@ -27,16 +33,25 @@ __all__ = [
     "CONTEXT",
     "NO_TOKEN",
     "PROPOSERS",
+    "SAME",
+    "SUFFIX_DEPTH",
     "ChainProposer",
     "ChainSource",
     "Chains",
     "Children",
     "Expansion",
-    "NgramIndex",
+    "HeadSource",
+    "HiddenRow",
     "Proposer",
+    "ProposerChains",
     "ProposerSpec",
+    "Ranked",
+    "SuffixTree",
+    "bridge",
     "chain_by_passes",
+    "draft_suffix",
     "draws_children",
     "expand_chain",
     "level_ids",
+    "make_suffix_tree",
 ]

@@ -9,25 +9,87 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from specq.engines.torch import ChainStart, LoadedModel, RowPacker
+from specq.engines.torch import ChainStarts, LoadedModel, PackedRows, Threads, pack_nodes
 from specq.proposers.chain_source import NO_TOKEN, Chains
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import Children
 from specq.proposers.making import ChildMaker, ChildRequest
-from specq.protocol import NO_TOKENS, DraftDistribution, Float32Array, Int32Array, SamplingParams
+from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, SamplingParams
+from specq.verification import ends_of
+
+NOTHING: IntpArray = np.zeros(0, np.intp)
 
 
-@dataclass(slots=True)
-class _Drafted:
-    """A session's last chain: its first tokens; `slots` i32 has the KV of as many of them as it is long."""
+class _Followed(NamedTuple):
+    """How far verdicts followed chains: the tokens of each that were foreseen, and how many of these have KV, i64[sessions]; the slots of
+    these, and those of the rest, i32[any]."""
 
-    token_ids: list[int]
+    num_tokens: IntpArray
+    num_computed: IntpArray
     slots: Int32Array
+    free_slots: Int32Array
+
+
+class _LastChains:
+    """The last chain of each session, by its place in the pool.
+
+    counts     i64[places]: its tokens; 0 where there is none
+    token_ids  i32[places, most]: its tokens; slots i32[places, most]: of the KV of those but the last
+    """
+
+    def __init__(self) -> None:
+        self.counts: IntpArray = np.zeros(0, np.intp)
+        self.token_ids, self.slots = (np.zeros((0, 0), np.int32) for _ in range(2))
+
+    def keep(self, places: IntpArray, token_ids: Int32Array, slots: Int32Array) -> None:
+        """Keep chains of depth tokens, i32[sessions, depth], and their slots, i32[sessions, depth - 1]."""
+        depth = token_ids.shape[1]
+        self._make_room(int(places.max()) + 1, depth)
+        self.counts[places] = depth
+        self.token_ids[places, :depth], self.slots[places, : depth - 1] = token_ids, slots
+
+    def follow(self, places: IntpArray, num_tokens: IntpArray, token_ids: Int32Array) -> _Followed:
+        """Forget chains that verdicts follow, each with so many tokens, up to the first that its chain has not foreseen."""
+        counts = self._counts(places)
+        most = min(int(num_tokens.max()), self.token_ids.shape[1])
+        levels = np.arange(most)
+        at = (ends_of(num_tokens) - num_tokens)[:, None] + levels
+        is_same = token_ids[np.minimum(at, len(token_ids) - 1)] == self.token_ids[places, :most]
+        is_same &= levels < np.minimum(num_tokens, counts)[:, None]
+        followed = np.logical_and.accumulate(is_same, 1).sum(1)
+        num_computed = np.minimum(followed, np.maximum(counts - 1, 0))
+        slots, levels = self.slots[places], np.arange(self.slots.shape[1])
+        is_kept = levels < num_computed[:, None]
+        self.counts[places] = 0
+        return _Followed(followed, num_computed, slots[is_kept], slots[~is_kept & (levels < counts[:, None] - 1)])
+
+    def drop(self, places: IntpArray) -> Int32Array:
+        """Forget chains that no verdict has followed; return their slots."""
+        counts = self._counts(places)
+        self.counts[places] = 0
+        return self.slots[places][np.arange(self.slots.shape[1]) < counts[:, None] - 1]
+
+    def _counts(self, places: IntpArray) -> IntpArray:
+        """Return how many tokens the chain of each session has, i64[sessions]."""
+        if int(places.max()) >= len(self.counts):
+            self._make_room(int(places.max()) + 1, 0)
+        return self.counts[places]
+
+    def _make_room(self, num_places: int, depth: int) -> None:
+        rows, columns = self.token_ids.shape
+        if num_places <= rows and depth <= columns:
+            return
+        rows, columns = max(num_places, 2 * rows if num_places > rows else rows), max(depth, columns)
+        counts, shape = np.zeros(rows, np.intp), (rows, columns)
+        token_ids, slots = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        known = tuple(slice(size) for size in self.token_ids.shape)
+        counts[: len(self.counts)], token_ids[known], slots[known] = self.counts, self.token_ids, self.slots
+        self.counts, self.token_ids, self.slots = counts, token_ids, slots
 
 
 @dataclass(slots=True)
@@ -35,13 +97,22 @@ class _Part:
     """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the draft
     distributions."""
 
-    indices: list[int]
+    indices: IntpArray
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
 
 
+@dataclass(slots=True)
+class _Begun:
+    """A round: the sessions' places, the slots i32[sessions, depth - 1] of their chains, and how these are drafted."""
+
+    places: IntpArray
+    slots: Int32Array
+    parts: list[_Part]
+
+
 class ChainModel:
-    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`; `distribution_size` and
-    `rng` as in `specq.proposers.making.ChildMaker`."""
+    """Fulfils `ChainSource` with a draft model. Arguments as in `specq.engines.torch.loading.load`, but `threads` and
+    `helper_cores` as of the engine; `distribution_size` and `rng` as in `specq.proposers.making.ChildMaker`."""
 
     def __init__(
         self,
@@ -51,15 +122,20 @@ class ChainModel:
         dtype: str = "auto",
         kv_slots: int = 0,
         name: str = "",
+        threads: int = 1,
+        helper_cores: tuple[int, ...] = (),
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self.contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        self.contexts = Contexts(
+            model, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=Threads.of(threads, helper_cores)
+        )
         self.info = self.contexts.info
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
         self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self.contexts.token_ids)
-        self._drafted: dict[int, _Drafted] = {}
-        self._begun: tuple[list[int], Int32Array, list[_Part]] | None = None  # sessions, slots, parts
+        self._params: dict[int, SamplingParams] = {}  # of the sessions
+        self._last = _LastChains()
+        self._begun: _Begun | None = None
 
     @property
     def free_slots(self) -> int:
@@ -67,134 +143,137 @@ class ChainModel:
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """Start a session; see `ChainSource`."""
-        self.contexts.open(session_id, token_ids, params)
+        self.contexts.open(session_id, token_ids)
+        self._params[session_id] = params
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `ChainSource`."""
-        self._drop(session_id)
-        self.contexts.close(session_id)
+        if self._params.pop(session_id, None) is not None:
+            self._drop(self.contexts.pool.places([session_id]))
+            self.contexts.close(session_id)
 
-    def commit(self, session_id: int, token_ids: Int32Array) -> int:
+    def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
         """Append committed tokens; see `ChainSource`."""
-        drafted = self._drafted.pop(session_id, None)
-        if drafted is None:
-            self.contexts.append(session_id, token_ids, NO_TOKENS)
-            return 0
-        followed = 0
-        for token, foreseen in zip(token_ids.tolist(), drafted.token_ids, strict=False):
-            if token != foreseen:
-                break
-            followed += 1
-        self.contexts.append(session_id, token_ids, drafted.slots[:followed])
-        self.contexts.pool.give(drafted.slots[followed:])
-        return followed
+        places = self.contexts.pool.places(session_ids)
+        followed = self._last.follow(places, num_tokens, token_ids)
+        self.contexts.append(places, num_tokens, token_ids)
+        if len(followed.slots):
+            self.contexts.settle(places, followed.num_computed, followed.slots)
+        self.contexts.pool.give(followed.free_slots)
+        return followed.num_tokens
 
-    def _drop(self, session_id: int) -> None:
-        drafted = self._drafted.pop(session_id, None)
-        if drafted is not None:
-            self.contexts.pool.give(drafted.slots)
+    def _drop(self, places: IntpArray) -> None:
+        """Forget chains that no verdict has followed."""
+        slots = self._last.drop(places)
+        if len(slots):
+            self.contexts.pool.give(slots)
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
         """Begin to draft chains; see `ChainSource`."""
         assert self._begun is None
-        for session_id in session_ids:
-            self._drop(session_id)
+        places = self.contexts.pool.places(session_ids)
+        self._drop(places)
         with self.contexts.alive():
-            self.contexts.prefill(session_ids)
-            with self.contexts.taken(len(session_ids) * (depth - 1)) as taken:
-                slots = taken.reshape(len(session_ids), depth - 1)
-                logits = self._compute(session_ids)
-                self._begun = list(session_ids), slots, self._begin(session_ids, slots, logits, depth, width)
+            self.contexts.prefill(places)
+            with self.contexts.taken(len(places) * (depth - 1)) as taken:
+                slots = taken.reshape(len(places), depth - 1)
+                logits = self.contexts.compute(places)
+                params = [self._params[session_id] for session_id in session_ids]
+                self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width))
 
     def finish(self) -> Chains:
         """Return the chains that were begun; see `ChainSource`."""
         assert self._begun is not None
-        (session_ids, slots, parts), self._begun = self._begun, None
+        begun, self._begun = self._begun, None
         try:
             with self.contexts.alive():
-                found = [part.wait() for part in parts]
+                found = [part.wait() for part in begun.parts]
         except BaseException:
-            self.contexts.pool.give(slots.reshape(-1))
+            self.contexts.pool.give(begun.slots.reshape(-1))
             raise
-        depth, _, width = found[0][0].shape
-        token_ids = np.empty((len(session_ids), depth, width), np.int32)
-        scores = np.empty((len(session_ids), depth, width), np.float32)
-        distributions: list[Sequence[DraftDistribution]] = [()] * len(session_ids)
-        for part, (its_tokens, its_scores, its_distributions) in zip(parts, found, strict=True):
+        count, (depth, _, width) = len(begun.places), found[0][0].shape
+        token_ids = np.empty((count, depth, width), np.int32)
+        scores = np.empty((count, depth, width), np.float32)
+        distributions: list[Sequence[DraftDistribution]] = [()] * count
+        for part, (its_tokens, its_scores, its_distributions) in zip(begun.parts, found, strict=True):
             token_ids[part.indices], scores[part.indices] = its_tokens.swapaxes(0, 1), its_scores.swapaxes(0, 1)
             for index, of_session in zip(part.indices, its_distributions, strict=False):
                 distributions[index] = of_session
-        for session_id, own, firsts in zip(session_ids, slots, token_ids[:, :, 0].tolist(), strict=True):
-            self._drafted[session_id] = _Drafted(firsts, own)
+        self._last.keep(begun.places, token_ids[:, :, 0], begun.slots)
         return Chains(token_ids, scores, distributions)
 
-    def _compute(self, session_ids: Sequence[int]) -> torch.Tensor:
-        """Run what is pending of each session; return logits [sessions, vocab]."""
-        sizes = [len(self.contexts.sessions[session_id].pending) for session_id in session_ids]
-        with self.contexts.taken(sum(sizes)) as slots:
-            shares = np.split(slots, np.cumsum(sizes)[:-1])
-            packer = RowPacker()
-            for session_id, share in zip(session_ids, shares, strict=True):
-                self.contexts.pack(packer, session_id, share, judged=True)
-            logits = self.contexts.run(packer)
-        for session_id, share in zip(session_ids, shares, strict=True):
-            self.contexts.settle(session_id, share)
-        return logits
-
     def _begin(
-        self, session_ids: Sequence[int], slots: Int32Array, logits: torch.Tensor, depth: int, width: int
+        self,
+        places: IntpArray,
+        params: Sequence[SamplingParams],
+        slots: Int32Array,
+        logits: torch.Tensor,
+        depth: int,
+        width: int,
     ) -> list[_Part]:
         """Let the device draft all chains that it can at once; the host takes part in the others."""
-        starts = [self._chain_start(i, own) for i, own in zip(session_ids, slots.tolist(), strict=True)]
-        drafter, parts = self.contexts.chains, []
-        by_device = [i for i, start in enumerate(starts) if drafter and self._fits(drafter, start, depth)]
-        lengths, params = [starts[i].length for i in by_device], [starts[i].params for i in by_device]
-        if by_device and drafter.takes(params, lengths, depth, width):
-            own = logits if len(by_device) == len(starts) else logits[by_device]
-            wait = drafter.start(own, [starts[i] for i in by_device], depth, width, self.limit_vocab)
+        drafter, lengths = self.contexts.chains, self.contexts.pool.known(places)
+        every, by_device = np.arange(len(places)), NOTHING
+        if drafter is not None:
+            fits = lengths + depth <= self.info.max_length
+            by_device = every[fits & np.fromiter(map(drafter.can_draft, params), np.bool_, len(params))]
+        parts = []
+        if len(by_device) and drafter.takes([params[i] for i in by_device], lengths[by_device], depth, width):
+            own = logits if len(by_device) == len(places) else logits[by_device]
+            starts = self._starts(places, params, slots, by_device)
+            wait = drafter.start(own, starts, depth, width, self.limit_vocab)
             parts.append(_Part(by_device, lambda: (*wait(), [])))
         else:
-            by_device = []
-        if rest := sorted(set(range(len(starts))).difference(by_device)):
-            found = self._by_passes([starts[i] for i in rest], logits[rest], depth, width)
+            by_device = NOTHING
+        if len(by_device) < len(every):
+            rest = np.delete(every, by_device)
+            found = self._by_passes(places, params, slots, rest, logits[rest], width)
             parts.append(_Part(rest, lambda: found))
         return parts
 
-    def _fits(self, drafter: Any, start: ChainStart, depth: int) -> bool:
-        return start.length + depth <= self.info.max_length and bool(drafter.can_draft(start.params))
-
-    def _chain_start(self, session_id: int, slots: list[int]) -> ChainStart:
-        context, table = self.contexts.sessions[session_id], self.contexts.pool.table(session_id)
-        return ChainStart(session_id, table, context.length, (), context.length, slots, context.params)
+    def _starts(
+        self, places: IntpArray, params: Sequence[SamplingParams], slots: Int32Array, which: IntpArray
+    ) -> ChainStarts:
+        """Return where the chains of some of the sessions begin."""
+        own = places[which]
+        lengths = self.contexts.pool.known(own).astype(np.int32)
+        row_starts = np.arange(len(own) + 1, dtype=np.int32)
+        of_params = [params[i] for i in which.tolist()]
+        return ChainStarts(self.contexts.pool.tables(own), row_starts, lengths, (), lengths, slots[which], of_params)
 
     def _by_passes(
-        self, starts: Sequence[ChainStart], logits: torch.Tensor, depth: int, width: int
+        self,
+        places: IntpArray,
+        params: Sequence[SamplingParams],
+        slots: Int32Array,
+        which: IntpArray,
+        logits: torch.Tensor,
+        width: int,
     ) -> tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]:
-        """Draft chains by one pass a level; each ends early where a token has no children."""
-        token_ids = np.full((depth, len(starts), width), NO_TOKEN, np.int32)
-        scores = np.zeros((depth, len(starts), width), np.float32)
-        distributions: list[list[DraftDistribution]] = [[] for _ in starts]
-        alive = [i for i, start in enumerate(starts) if start.position < self.info.max_length]
+        """Draft the chains of some of the sessions by one pass a level; each ends early where a token has no children."""
+        count, depth, most = len(which), slots.shape[1] + 1, self.info.max_length
+        token_ids = np.full((depth, count, width), NO_TOKEN, np.int32)
+        scores = np.zeros((depth, count, width), np.float32)
+        distributions: list[list[DraftDistribution]] = [[] for _ in range(count)]
+        starts = self.contexts.pool.known(places[which])
+        alive = (starts < most).nonzero()[0]
         logits = logits[alive]
         for level in range(depth):
-            wanted = [ChildRequest(starts[i].params, starts[i].position + level, width) for i in alive]
+            wanted = [ChildRequest(params[which[i]], int(starts[i]) + level, width) for i in alive]
             made = self._maker.make(wanted, logits, self.limit_vocab) if wanted else []
             for i, children in zip(alive, made, strict=True):
                 _note(children, token_ids[level, i], scores[level, i], distributions[i])
-            last = self.info.max_length - level - 1
-            alive = [i for i in alive if token_ids[level, i, 0] != NO_TOKEN and starts[i].position < last]
-            if not alive or level + 1 == depth:
+            alive = alive[(token_ids[level, alive, 0] != NO_TOKEN) & (starts[alive] < most - level - 1)]
+            if not len(alive) or level + 1 == depth:
                 break
-            logits = self._run_level([starts[i] for i in alive], token_ids[level, alive, 0].tolist(), level)
+            own = self._starts(places, params, slots, which[alive])
+            logits = self.contexts.run(_level(own, token_ids[level, alive, 0], level))
         return token_ids, scores, [tuple(of_chain) for of_chain in distributions]
 
-    def _run_level(self, starts: Sequence[ChainStart], token_ids: Sequence[int], level: int) -> torch.Tensor:
-        """Compute the tokens of one level of some chains; return logits [chains, vocab]."""
-        packer = RowPacker()
-        for start, token in zip(starts, token_ids, strict=True):
-            packer.add_session(start.table)
-            packer.add_node(token, start.slots[level], start.position + level, start.length, start.slots[: level + 1])
-        return self.contexts.run(packer)
+
+def _level(starts: ChainStarts, token_ids: Int32Array, level: int) -> PackedRows:
+    """Return the tokens of one level of chains as rows."""
+    return pack_nodes(starts, token_ids, starts.slots[:, level], starts.positions + level, starts.slots[:, : level + 1])
 
 
 def _note(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from specq.protocol import DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, ModelInfo, SamplingParams
 
 NO_TOKEN = -1
 
@@ -40,8 +40,9 @@ class ChainSource(Protocol):
         """Forget a session, between `finish` and `start`; unknown ones are ignored."""
         ...
 
-    def commit(self, session_id: int, token_ids: Int32Array) -> int:
-        """Append committed tokens, at least one; return how many of them the session's last chain had foreseen."""
+    def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
+        """Append committed tokens, so many to each session, at least one; return how many of them each session's last chain had
+        foreseen, i64[sessions]. Raises with nothing changed."""
         ...
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:

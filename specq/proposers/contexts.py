@@ -2,120 +2,142 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from specq.engines.torch import KvPool, LoadedModel, RowPacker, chain_drafter, load
-from specq.protocol import NO_TOKENS, Int32Array, SamplingParams
+from specq.engines.torch import (
+    ALONE,
+    KvPool,
+    LoadedModel,
+    PackedRows,
+    RowPacker,
+    Threads,
+    chain_drafter,
+    load,
+    pack_tokens,
+)
+from specq.protocol import Int32Array, IntpArray
 from specq.verification.devices import check_alive
 
 MAX_PREFILL_ROWS = 512  # of a pass
 
 
-@dataclass(slots=True)
-class Context:
-    """`length` committed tokens, of which the last, `pending`, have no KV yet; `params` are those to draft with."""
-
-    params: SamplingParams
-    length: int
-    last_token: int
-    pending: Int32Array
-
-
 class Contexts:
-    """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.torch.loading.load`."""
+    """A loaded model, its KV pool, and sessions. Arguments as in `specq.engines.torch.loading.load`.
+
+    The tokens of a context stand in the pool; the last of them, which are *pending*, have no KV yet. Sessions are named by their ids, or, where
+    something is done for many at once, by their places in the pool.
+    """
 
     def __init__(
-        self, model: str | LoadedModel, *, device: str = "auto", dtype: str = "auto", kv_slots: int = 0, name: str = ""
+        self,
+        model: str | LoadedModel,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        kv_slots: int = 0,
+        name: str = "",
+        threads: Threads = ALONE,
     ) -> None:
         loaded = model
         if isinstance(loaded, str):
-            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+            loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
         self.info, self.token_ids = loaded.info, loaded.token_ids
         self.pool = KvPool(self.info.kv_slots)
-        self.sessions: dict[int, Context] = {}
         self._forward = loaded.forward
         self._device = loaded.forward.kv.keys.device
         self._chains: Any = None
 
     @property
     def chains(self) -> Any:
-        """A `specq.engines.torch.chain.ChainDrafter`, made when first asked for, or None where there can be none:
-        it takes a token's id for its column in the logits."""
-        if self.token_ids is None:
-            self._chains = self._chains or chain_drafter(self._forward)
+        """What drafts chains without the host between their levels (`specq.engines.torch.chain_drafter`), made when first
+        asked for; None where there is no such thing."""
+        self._chains = self._chains or chain_drafter(self._forward, self.token_ids)
         return self._chains
 
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+    def open(self, session_id: int, token_ids: Int32Array) -> None:
         """Start a session; KV of earlier ones with the same beginning is shared."""
         token_ids = self._embeddable(token_ids)
-        num_cached = self.pool.open(session_id, token_ids)
-        self.sessions[session_id] = Context(params, len(token_ids), int(token_ids[-1]), token_ids[num_cached:])
+        self.pool.open(session_id, token_ids)
+        self.pool.tell(self.pool.places([session_id]), np.array([len(token_ids)]), token_ids)
 
     def close(self, session_id: int) -> None:
         """Forget a session; unknown ones are ignored."""
-        if self.sessions.pop(session_id, None) is not None:
-            self.pool.close(session_id)
+        self.pool.close(session_id)
 
-    def append(self, session_id: int, token_ids: Int32Array, slots: Int32Array) -> None:
-        """Commit tokens, at least one; the first of them have their KV in these slots, which is so only if nothing was
-        pending before."""
-        context = self.sessions[session_id]
-        token_ids = self._embeddable(token_ids)
-        rest = token_ids[len(slots) :]
-        if len(slots):
-            self.pool.append(session_id, token_ids[: len(slots)], slots)
-        context.pending = np.concatenate([context.pending, rest]) if len(context.pending) else rest
-        context.length += len(token_ids)
-        context.last_token = int(token_ids[-1])
+    def append(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
+        """Commit tokens, so many of each session, which are pending then."""
+        self.pool.tell(places, counts, self._embeddable(token_ids))
 
-    def prefill(self, session_ids: Collection[int]) -> None:
+    def settle(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> None:
+        """Note that so many pending tokens of each session have their KV in these slots now."""
+        self.pool.extend_all(places, counts, *self._stage(places, counts, slots))
+
+    def rewind(self, session_id: int, length: int) -> None:
+        """Forget committed tokens beyond so many; KV of those before is kept, as far as whole blocks of it are."""
+        self.pool.rewind(session_id, length)
+
+    def num_pending(self, places: IntpArray) -> IntpArray:
+        """Return how many tokens of each session are pending, i64[sessions]."""
+        return self.pool.known(places) - self.pool.lengths(places)
+
+    def prefill(self, places: IntpArray) -> None:
         """Compute contexts, many in a pass, until what is left of all fits the batched pass that follows."""
-        left = max(1, MAX_PREFILL_ROWS // max(len(session_ids), 1))
-        while chunks := self._chunks(session_ids, left):
-            with self.taken(sum(map(len, chunks.values()))) as slots:
-                shares = dict(zip(chunks, np.split(slots, np.cumsum([*map(len, chunks.values())])[:-1]), strict=True))
-                packer = RowPacker()
-                for session_id, chunk in chunks.items():
-                    self._pack_tokens(packer, session_id, chunk, shares[session_id], judged=False)
-                self.run(packer)
-            for session_id, chunk in chunks.items():
-                self.pool.append(session_id, chunk, shares[session_id])
-                context = self.sessions[session_id]
-                context.pending = context.pending[len(chunk) :]
+        left = max(1, MAX_PREFILL_ROWS // max(len(places), 1))
+        while (pending := self.num_pending(places)).sum() > max(MAX_PREFILL_ROWS, len(places)):
+            beyond = np.maximum(pending - left, 0)
+            before = beyond.cumsum() - beyond
+            counts = np.clip(MAX_PREFILL_ROWS - before, 0, beyond)
+            own, counts = places[counts > 0], counts[counts > 0]
+            with self.taken(int(counts.sum())) as slots:
+                staged, tokens = self._stage(own, counts, slots)
+                rows = self.pool.tables(own), self.pool.lengths(own), counts, tokens, slots
+                self._forward(pack_tokens(*rows, judged=False))
+            self.pool.extend_all(own, counts, staged, tokens)
 
-    def _chunks(self, session_ids: Collection[int], left: int) -> dict[int, Int32Array]:
-        """Return the pending tokens of the next pass of a prefill, after which so many a session may be left."""
-        room, chunks = MAX_PREFILL_ROWS, {}
-        for session_id in session_ids:
-            pending = self.sessions[session_id].pending
-            size = min(len(pending) - left, room)
-            if size > 0:
-                chunks[session_id] = pending[:size]
-                room -= size
-        return chunks
+    def compute(self, places: IntpArray) -> torch.Tensor:
+        """Run what is pending of each session, or its last token again where nothing is; return logits [sessions, vocab]."""
+        counts = self.num_pending(places)
+        with self.taken(int(counts.sum())) as slots:
+            staged, token_ids = self._stage(places, counts, slots)
+            if np.count_nonzero(counts) == len(counts):
+                rows = pack_tokens(self.pool.tables(places), self.pool.lengths(places), counts, token_ids, slots)
+            else:
+                rows = self._with_last(places, counts, slots)
+            logits = self._forward(rows).logits
+        self.pool.extend_all(places, counts, staged, token_ids)
+        return logits
+
+    def _stage(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> tuple[IntpArray, Int32Array]:
+        """Let so many pending tokens of each session have these slots, for a pass; return what `KvPool.extend_all` takes when it went well."""
+        staged = self.pool.stage_all(places, counts, slots)
+        return staged, self.pool.told(places, self.pool.lengths(places), counts)
+
+    def _with_last(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> PackedRows:
+        """Return all pending tokens of each session as rows; of one without any, its last token, in the slot that it has."""
+        is_known, sizes = counts == 0, np.maximum(counts, 1)
+        starts = self.pool.lengths(places) - is_known
+        own_slots = np.empty(sizes.sum(), np.int32)
+        has_slot = is_known.repeat(sizes)
+        own_slots[has_slot] = self.pool.slots(places[is_known], starts[is_known])
+        own_slots[~has_slot] = slots
+        return pack_tokens(self.pool.tables(places), starts, sizes, self.pool.told(places, starts, sizes), own_slots)
 
     def pack(self, packer: RowPacker, session_id: int, slots: Int32Array, *, judged: bool) -> None:
         """Begin a session's rows with its pending tokens, in these slots; if it has none and logits are wanted, with the
         last token again."""
-        context = self.sessions[session_id]
-        self._pack_tokens(packer, session_id, context.pending, slots, judged)
-        if judged and not len(context.pending):
-            slot = int(self.pool.table(session_id)[context.length - 1])
-            packer.add_chain([context.last_token], [slot], context.length - 1, judged)
-
-    def _pack_tokens(
-        self, packer: RowPacker, session_id: int, token_ids: Int32Array, slots: Int32Array, judged: bool
-    ) -> None:
-        start = self.pool.length(session_id)
+        places = self.pool.places([session_id])
+        starts, counts = self.pool.lengths(places), np.array([len(slots)])
         packer.add_session(self.pool.stage(session_id, slots))
-        if len(token_ids):
-            packer.add_chain(token_ids.tolist(), slots.tolist(), start, judged)
+        if judged and not len(slots):
+            starts, counts, slots = starts - 1, counts + 1, self.pool.slots(places, starts - 1)
+        if len(slots):
+            tokens = self.pool.told(places, starts, counts)
+            packer.add_chain(tokens.tolist(), slots.tolist(), int(starts[0]), judged)
 
     @contextmanager
     def taken(self, num_slots: int) -> Iterator[Int32Array]:
@@ -136,16 +158,9 @@ class Contexts:
             check_alive(self._device)
             raise
 
-    def run(self, packer: RowPacker) -> torch.Tensor:
+    def run(self, rows: PackedRows) -> torch.Tensor:
         """Run the forward pass and return its logits."""
-        return self._forward(packer.pack()).logits
-
-    def settle(self, session_id: int, slots: Int32Array) -> None:
-        """After the pass: what was pending has its KV in these slots."""
-        context = self.sessions[session_id]
-        if len(context.pending):
-            self.pool.append(session_id, context.pending, slots)
-            context.pending = NO_TOKENS
+        return self._forward(rows).logits
 
     def _embeddable(self, token_ids: Int32Array) -> Int32Array:
         """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.engines.torch import ChainStart, LoadedModel, RowPacker
+from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
 from specq.proposers.chains import chain_by_passes, level_ids
-from specq.proposers.contexts import Context, Contexts
+from specq.proposers.contexts import Contexts
 from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion
-from specq.proposers.making import ChildMaker, ChildRequest
-from specq.protocol import EngineError, Float32Array, Int32Array, SamplingParams
+from specq.proposers.making import ChildMaker, ChildRequest, MakesChildren
+from specq.protocol import EngineError, Float32Array, Int32Array, IntpArray, SamplingParams
 
 NO_SLOT = -1
 
@@ -41,18 +41,12 @@ class _Node:
 
 @dataclass(slots=True)
 class _Session:
-    """A context and the `nodes` below it, parents before children."""
+    """A context of `length` committed tokens, at this place in the pool, and the `nodes` below it, parents before children."""
 
-    context: Context
+    params: SamplingParams
+    length: int
+    place: IntpArray  # i64[1]
     nodes: dict[int, _Node] = field(default_factory=dict)
-
-    @property
-    def params(self) -> SamplingParams:
-        return self.context.params
-
-    @property
-    def length(self) -> int:
-        return self.context.length
 
     def lineage(self, node_id: int) -> list[int]:
         """Return the slots of a node's ancestors and its own, root first."""
@@ -113,7 +107,9 @@ class DraftModel:
         )
         self.info, self._pool = self._contexts.info, self._contexts.pool
         self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self._maker = ChildMaker(distribution_size, rng or np.random.default_rng(), self._contexts.token_ids)
+        self.maker: MakesChildren = ChildMaker(
+            distribution_size, rng or np.random.default_rng(), self._contexts.token_ids
+        )
         self._sessions: dict[int, _Session] = {}
 
     @property
@@ -122,13 +118,14 @@ class DraftModel:
 
     @property
     def has_chains(self) -> bool:
-        """See `specq.proposers.chains.ChainProposer`."""
-        return self._contexts.chains is not None
+        """See `specq.proposers.chains.ChainProposer`. On a CPU verdicts are better heard between levels."""
+        chains = self._contexts.chains
+        return chains is not None and chains.runs_beside_host
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
-        self._contexts.open(session_id, token_ids, params)
-        self._sessions[session_id] = _Session(self._contexts.sessions[session_id])
+        self._contexts.open(session_id, token_ids)
+        self._sessions[session_id] = _Session(params, len(token_ids), self._pool.places([session_id]))
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `Proposer.close`."""
@@ -143,10 +140,21 @@ class DraftModel:
             return
         session = self._sessions[session_id]
         computed = self._computed(session, path)
-        self._contexts.append(session_id, token_ids, np.array([node.slot for node in computed], np.int32))
+        self._contexts.append(session.place, np.array([len(token_ids)]), token_ids)
+        if computed:
+            slots = np.array([node.slot for node in computed], np.int32)
+            self._contexts.settle(session.place, np.array([len(slots)]), slots)
+        session.length += len(token_ids)
         gone = session.cut(path[-1] if len(path) == len(token_ids) else None)
         kept = {id(node) for node in computed}
         self._free(node for node in gone if id(node) not in kept)
+
+    def rewind(self, session_id: int, length: int) -> None:
+        """Forget committed tokens beyond so many, and all nodes; see `RewindableProposer`."""
+        session = self._sessions[session_id]
+        self._free(session.cut(None))
+        self._contexts.rewind(session_id, length)
+        session.length = min(session.length, length)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
@@ -155,7 +163,7 @@ class DraftModel:
         if not asked:
             return [NO_CHILDREN] * len(requests)
         with self._contexts.alive():
-            self._contexts.prefill(asked)
+            self._contexts.prefill(self._pool.places(asked))
             return self._children(requests, asked, self._compute(asked))
 
     def expand_chain(self, requests: Sequence[Expansion], depth: int) -> list[list[Children]]:
@@ -165,15 +173,17 @@ class DraftModel:
         if drafter is None:
             return chain_by_passes(self, requests, depth)
         with self._contexts.alive():
-            self._contexts.prefill(asked)
+            self._contexts.prefill(self._pool.places(asked))
             with self._contexts.taken(len(requests) * (depth - 1)) as slots:
                 logits = self._compute(asked)
                 rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
-                of_rows = slots.reshape(len(requests), depth - 1).tolist()
-                starts = [self._chain_start(*key, own) for key, own in zip(rows, of_rows, strict=True)]
+                starts = self._chain_starts(asked, slots.reshape(len(requests), depth - 1))
                 width = len(requests[0].child_ids) // depth
                 tokens, scores = drafter.start(logits, starts, depth, width, self.limit_vocab)()  # [depth, rows, width]
-        by_key = {key: (starts[row], tokens[:, row], scores[:, row]) for row, key in enumerate(rows)}
+        firsts = zip(starts.positions.tolist(), starts.slots.tolist(), strict=True)
+        by_key = {
+            key: (*first, tokens[:, i], scores[:, i]) for i, (key, first) in enumerate(zip(rows, firsts, strict=True))
+        }
         return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
 
     def _chain_drafter(self, requests: Sequence[Expansion], asked: _Asked, depth: int) -> Any:
@@ -189,22 +199,38 @@ class DraftModel:
         fits = max(ends) <= self.info.max_length and drafter.takes(params, lengths, depth, widths.pop() // depth)
         return drafter if fits else None
 
-    def _chain_start(self, session_id: int, node_id: int, slots: list[int]) -> ChainStart:
-        session = self._sessions[session_id]
-        table, position = self._pool.table(session_id), session.child_position(node_id)
-        return ChainStart(session_id, table, session.length, session.lineage(node_id), position, slots, session.params)
+    def _chain_starts(self, asked: _Asked, slots: Int32Array) -> ChainStarts:
+        """Return where the chains below these nodes begin, given their slots i32[nodes, depth - 1]."""
+        sizes = [*map(len, asked.values())]
+        own = [(self._sessions[session_id], node_id) for session_id, nodes in asked.items() for node_id in nodes]
+        return ChainStarts(
+            self._pool.tables(self._pool.places(asked)),
+            np.cumsum([0, *sizes], dtype=np.int32),
+            np.array([session.length for session, _ in own], np.int32),
+            [session.lineage(node_id) for session, node_id in own],
+            np.array([session.child_position(node_id) for session, node_id in own], np.int32),
+            slots,
+            [session.params for session, _ in own],
+        )
 
     def _add_chain(
-        self, request: Expansion, depth: int, start: ChainStart, tokens: Int32Array, scores: Float32Array
+        self,
+        request: Expansion,
+        depth: int,
+        position: int,
+        slots: list[int],
+        tokens: Int32Array,
+        scores: Float32Array,
     ) -> list[Children]:
-        """Keep a chain's nodes, tokens [depth, width]; the first of each level but the last has been expanded."""
+        """Keep a chain's nodes, tokens [depth, width] from this position on; the first of each level but the last has been expanded, in
+        these slots."""
         nodes, parent, levels = self._sessions[request.session_id].nodes, request.node_id, []
         for level, ids in enumerate(level_ids(request, depth)):
             levels.append(Children(tokens[level], scores[level]))
-            self._add_nodes(Expansion(request.session_id, parent, ids), start.position + level, levels[-1])
+            self._add_nodes(Expansion(request.session_id, parent, ids), position + level, levels[-1])
             parent = ids[0]
-            if level < len(start.slots):
-                nodes[parent].slot = start.slots[level]
+            if level < len(slots):
+                nodes[parent].slot = slots[level]
         return levels
 
     def _asked(self, requests: Sequence[Expansion]) -> _Asked:
@@ -225,19 +251,22 @@ class DraftModel:
                 shares[session_id] = slots[taken : taken + counts[session_id]]
                 taken += counts[session_id]
                 self._pack(packer, session_id, node_ids, shares[session_id])
-            logits = self._contexts.run(packer)
+            logits = self._contexts.run(packer.pack())
         for session_id, share in shares.items():
             self._settle(session_id, asked[session_id], share)
         return logits
 
     def _num_new(self, session_id: int, node_ids: list[int]) -> int:
         session = self._sessions[session_id]
-        return len(session.context.pending) + len(_without_slot(session, node_ids))
+        return self._num_pending(session) + len(_without_slot(session, node_ids))
+
+    def _num_pending(self, session: _Session) -> int:
+        return int(self._contexts.num_pending(session.place)[0])
 
     def _pack(self, packer: RowPacker, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
         """Add a session's rows: its context's, then nodes."""
         session = self._sessions[session_id]
-        num_pending = len(session.context.pending)
+        num_pending = self._num_pending(session)
         self._contexts.pack(packer, session_id, slots[:num_pending], judged=node_ids[0] == CONTEXT)
         fresh = iter(slots[num_pending:].tolist())
         for node_id in node_ids:
@@ -250,10 +279,10 @@ class DraftModel:
     def _settle(self, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
         """After the forward pass: pending tokens are committed to the table, nodes own their slots."""
         session = self._sessions[session_id]
-        num_pending = len(session.context.pending)
+        num_pending = self._num_pending(session)
         for node, slot in zip(_without_slot(session, node_ids), slots[num_pending:].tolist(), strict=True):
             node.slot = slot
-        self._contexts.settle(session_id, slots[:num_pending])
+        self._contexts.settle(session.place, np.array([num_pending]), slots[:num_pending])
 
     def _children(self, requests: Sequence[Expansion], asked: _Asked, logits: torch.Tensor) -> list[Children]:
         """Make the requested children of each row of logits [nodes asked about, vocab]."""
@@ -261,10 +290,10 @@ class DraftModel:
         counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
         sessions = [self._sessions[session_id] for session_id, _ in rows]
         wanted = [
-            ChildRequest(session.params, session.child_position(key[1]), counts[key])
+            ChildRequest(session.params, session.child_position(key[1]), counts[key], key[0])
             for session, key in zip(sessions, rows, strict=True)
         ]
-        made = dict(zip(rows, self._maker.make(wanted, logits, self.limit_vocab), strict=True))
+        made = dict(zip(rows, self.maker.make(wanted, logits, self.limit_vocab), strict=True))
         return [self._answer(request, made.get((request.session_id, request.node_id))) for request in requests]
 
     def _answer(self, request: Expansion, found: Children | None) -> Children:
@@ -284,7 +313,7 @@ class DraftModel:
     def _computed(self, session: _Session, path: Sequence[int]) -> list[_Node]:
         """Return the nodes at the start of the path whose KV is there, with all KV before it."""
         computed: list[_Node] = []
-        for node_id in path if not len(session.context.pending) else ():
+        for node_id in path if not self._num_pending(session) else ():
             node = session.nodes.get(node_id)
             if node is None or node.slot == NO_SLOT:
                 break

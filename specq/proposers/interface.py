@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -72,6 +72,15 @@ class Proposer(Protocol):
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests in one batched pass. Several requests may be of one session; a request never asks for
         the child of a node that the same call creates."""
+        ...
+
+
+@runtime_checkable
+class RewindableProposer(Protocol):
+    """A proposer that can take back what was committed, and keeps what it computed of the rest."""
+
+    def rewind(self, session_id: int, length: int) -> None:
+        """Forget the tokens of a session beyond so many, and all its nodes."""
         ...
 
 

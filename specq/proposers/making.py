@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,11 +17,20 @@ from specq.verification.drafting import draw_children, truncated_distributions
 
 @dataclass(frozen=True, slots=True)
 class ChildRequest:
-    """What is asked of one row of logits: `count` children for a position."""
+    """What is asked of one row of logits: `count` children for a position of a session."""
 
     params: SamplingParams
     position: int
     count: int
+    session_id: int = -1
+
+
+class MakesChildren(Protocol):
+    """What turns logits into children: `ChildMaker`, or what stands in its place for a target of another vocabulary."""
+
+    def make(self, wanted: Sequence[ChildRequest], logits: torch.Tensor, limit_vocab: int) -> list[Children]:
+        """See `ChildMaker.make`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

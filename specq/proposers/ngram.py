@@ -1,4 +1,4 @@
-"""`ngram`: prompt lookup as a proposer. It needs no model, so it drafts for targets of any tokenizer."""
+"""`ngram`: suffix decoding as a proposer. It needs no model, so it drafts for targets of any tokenizer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from specq.proposers.interface import Children, Expansion, ProposerSpec
-from specq.proposers.ngram_index import NgramIndex
 from specq.proposers.paths import Paths
+from specq.proposers.suffix import DEPTH, SuffixTree, draft, make_tree
 from specq.protocol import Int32Array, ModelInfo, SamplingParams
 
+FLOOR = 0.01  # of the probability of a child
 INFO = ModelInfo(
     name="ngram",
     fingerprint="ngram",
@@ -28,8 +29,13 @@ INFO = ModelInfo(
 
 @dataclass(slots=True)
 class _Session:
-    index: NgramIndex
+    tail: list[int]  # the last tokens
+    tree: SuffixTree = field(default_factory=make_tree)
     paths: Paths = field(default_factory=Paths)
+
+    def extend(self, token_ids: list[int]) -> None:
+        self.tree.extend(token_ids)
+        self.tail = [*self.tail, *token_ids][-DEPTH:]
 
 
 class NgramProposer:
@@ -41,7 +47,8 @@ class NgramProposer:
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         """See `Proposer.open`."""
-        self._sessions[session_id] = _Session(NgramIndex(token_ids.tolist()))
+        self._sessions[session_id] = session = _Session([])
+        session.extend(token_ids.tolist())
 
     def close(self, session_id: int) -> None:
         """See `Proposer.close`."""
@@ -50,7 +57,7 @@ class NgramProposer:
     def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
         """See `Proposer.commit`."""
         session, tokens = self._sessions[session_id], token_ids.tolist()
-        session.index.token_ids.extend(tokens)
+        session.extend(tokens)
         session.paths.commit(tokens, path)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
@@ -59,10 +66,10 @@ class NgramProposer:
 
     def _children(self, request: Expansion) -> Children:
         session = self._sessions[request.session_id]
-        found = session.index.followers(session.paths[request.node_id], len(request.child_ids))
-        tokens, scores = [token for token, _ in found], [score for _, score in found]
-        session.paths.add(request, tokens)
-        return Children(np.array(tokens, np.int32), np.array(scores, np.float32))
+        tail, count = [*session.tail, *session.paths[request.node_id]], len(request.child_ids)
+        found = draft((session.tree,), tail, count, most_depth=1, fan_out=count, floor=FLOOR)
+        session.paths.add(request, found.token_ids)
+        return Children(np.array(found.token_ids, np.int32), np.log(np.array(found.probs, np.float32)))
 
 
 NGRAM = ProposerSpec(NgramProposer, needs_model=False)

@@ -15,7 +15,7 @@ import numpy as np
 from specq.engines import resolve_directory
 from specq.engines.vllm.options import make_options, model_info, prepare_environment
 from specq.proposers.interface import NO_CHILDREN, Children, Expansion
-from specq.proposers.making import ChildMaker, ChildRequest
+from specq.proposers.making import ChildMaker, ChildRequest, MakesChildren
 from specq.proposers.paths import Paths
 from specq.protocol import EngineError, Int32Array, SamplingParams
 
@@ -63,7 +63,7 @@ class VllmModel:
         self._asker, self._last_rows = Asker(arguments), last_rows
         self._candidates = min(CANDIDATES, self._asker.vocab_size)
         self._asked = asking(top=self._candidates)
-        self._maker = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
+        self.maker: MakesChildren = ChildMaker(min(distribution_size, self._candidates), rng or np.random.default_rng())
         self._sessions: dict[int, _Session] = {}
         self.info = model_info(arguments, self._asker, name)
 
@@ -94,7 +94,7 @@ class VllmModel:
             outputs = self._asker.ask([prompts[i] for i in fit], [self._asked] * len(fit))
             logits = self._asker.logits([row for output in outputs for row in self._last_rows(output, 1)])
             wanted = [self._wanted(requests[i], len(prompts[i])) for i in fit]
-            made = self._maker.make(wanted, logits, self.info.num_tokens)
+            made = self.maker.make(wanted, logits, self.info.num_tokens)
             for i, children in zip(fit, made, strict=True):
                 answers[i] = self._answer(requests[i], children)
         return answers
@@ -107,7 +107,7 @@ class VllmModel:
 
     def _wanted(self, request: Expansion, position: int) -> ChildRequest:
         params, count = self._sessions[request.session_id].params, min(len(request.child_ids), self._candidates)
-        return ChildRequest(params, position, count)
+        return ChildRequest(params, position, count, request.session_id)
 
     def _answer(self, request: Expansion, made: Children) -> Children:
         """Cut children to those requested, and keep them as nodes."""

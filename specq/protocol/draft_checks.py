@@ -13,7 +13,8 @@ import numpy as np
 
 from specq.protocol.arrays import Int32Array, UInt16Array
 from specq.protocol.bounds import MAX_INT32
-from specq.protocol.messages import COLOCATED_LANE, Draft
+from specq.protocol.messages import Draft
+from specq.protocol.origins import LEAST_OWN_LANE
 from specq.protocol.types import NO_TOKENS, NO_WEIGHTS
 
 
@@ -23,7 +24,7 @@ def reason_against(draft: Draft, vocab_size: int) -> str:
     if not len(tokens) == len(parents) == len(scores):
         return "its arrays differ in length"
     most = max(draft.base_len, draft.first_id + len(tokens))
-    if min(draft.base_len, draft.first_id, draft.lane) < 0 or most > MAX_INT32 or draft.lane > COLOCATED_LANE:
+    if min(draft.base_len, draft.first_id, draft.lane) < 0 or most > MAX_INT32 or draft.lane >= LEAST_OWN_LANE:
         return "its lane, its position or its ids are out of range"
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
         return "a token is outside the vocabulary"

@@ -10,10 +10,13 @@ def fits(draft: ModelInfo, target: ModelInfo) -> bool:
     return draft.tokenizer_hash in ("", target.tokenizer_hash)
 
 
-def mismatch(draft: ModelInfo, targets: list[ModelInfo]) -> str:
-    """Return why a draft model fits none of the targets, naming both sides."""
+def mismatch(draft: ModelInfo, targets: list[ModelInfo], shared: str = "") -> str:
+    """Return why a draft model fits none of the targets, naming both sides, and what can be done. `shared`: how many tokens both have,
+    where that is known."""
     served = ", ".join(f"{t.name} ({t.num_tokens} tokens, tokenizer {t.tokenizer_hash[:12]})" for t in targets)
     return (
         f"draft model {draft.name} ({draft.num_tokens} tokens, tokenizer {draft.tokenizer_hash[:12]}) does not share "
-        f"the tokenizer of any target: {served}. Vocabulary, merges and added tokens must be equal"
+        f"the tokenizer of any target: {served}. Vocabulary, merges and added tokens must be equal, or a way "
+        f"chosen by --vocabulary (a draft worker's needs --target): shared drafts only tokens that both have"
+        f"{shared and f' ({shared})'}; text turns its drafts into text, and that into tokens of the target"
     )

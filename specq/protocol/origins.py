@@ -10,20 +10,30 @@ import numpy as np
 
 from specq.protocol.arrays import UInt8Array
 
-LOOKUP_LANE = 255  # of the verifier's own prompt lookup
-COLOCATED_LANE = 254  # of the drafter in the verifier's process; those of other processes have the lanes below
+SUFFIX_LANE = 255  # of what the verifier finds in texts that are there
+COLOCATED_LANE = 254  # of the drafter in the verifier's process
+MEDUSA_LANE = 253  # of heads on the target's hidden states
+LOOKAHEAD_LANE = 252  # of lookahead decoding
+LEAST_OWN_LANE = 252  # the least of the verifier's own; draft workers have the lanes below
 
 OWN = "own"  # the target's own token; it is not known whether drafts were there
 DRAFTED = "drafted"  # an accepted draft; it is not known whose
 PLAIN = "plain"  # the target's own: no draft was verified at this place
 CORRECTED = "corrected"  # the target's own: drafts were verified at this place, and none was accepted
-DRAFT_WORKER, LOOKUP, COLOCATED = "draft worker", "lookup", "colocated"  # an accepted draft of this source
+DRAFT_WORKER, COLOCATED, SUFFIX = "draft worker", "colocated", "suffix"  # an accepted draft of this source
+LOOKAHEAD, MEDUSA = "lookahead", "medusa"  # likewise
+LOOKUP = "lookup"  # an accepted draft of prompt lookup, which verifiers had before SUFFIX
 
-ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED)
+ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA)
 ORIGIN_CODES = {name: code for code, name in enumerate(ORIGINS)}
 TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
 
-_SOURCES = {LOOKUP_LANE: LOOKUP, COLOCATED_LANE: COLOCATED}  # of lanes that are no draft worker's
+_SOURCES = {
+    SUFFIX_LANE: SUFFIX,
+    COLOCATED_LANE: COLOCATED,
+    MEDUSA_LANE: MEDUSA,
+    LOOKAHEAD_LANE: LOOKAHEAD,
+}  # of lanes that are no draft worker's
 _CODES_BY_LANE = [ORIGIN_CODES[_SOURCES.get(lane, DRAFT_WORKER)] for lane in range(256)]
 ORIGIN_OF_LANE: UInt8Array = np.array(_CODES_BY_LANE, np.uint8)  # u8[256]
 ORIGIN_OF_LANE.flags.writeable = False

@@ -23,6 +23,16 @@ from specq.protocol.errors import JobError
 
 MAX_SEED = MAX_INT64
 MAX_DIGITS = 20  # of a token id as a string
+KINDS = {  # the types of fields, as users know them
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a text",
+    "tuple[str, ...]": "a text, or a list of texts",
+    "tuple[int, ...]": "a list of whole numbers",
+    "tuple[tuple[int, ...], ...]": "a list of lists of whole numbers",
+    "tuple[tuple[int, float], ...]": "an object of numbers by token id, or a list of such pairs",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +219,7 @@ def _coerce(name: str, value: Any, annotation: str) -> Any:
         return _coerce_pairs(name, value)
     if annotation == "tuple[tuple[int, ...], ...]" and isinstance(value, (list, tuple)):
         return tuple(_coerce(name, sequence, "tuple[int, ...]") for sequence in value)
-    raise JobError(f"{name} is {shown(value)}; it must be of type {annotation}")
+    raise JobError(f"{name} is {shown(value)}; it must be {KINDS[annotation]}")
 
 
 def _float(name: str, value: float) -> float:
@@ -223,7 +233,7 @@ def _coerce_pairs(name: str, value: Any) -> Any:
     """Check pairs (token id, float). {"token id": float} is accepted too; keys of JSON are strings."""
     pairs = [(_token(token), bias) for token, bias in value.items()] if isinstance(value, dict) else value
     if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 and type(pair[0]) is int for pair in pairs):
-        raise JobError(f"{name} is {shown(value)}; it must be of type tuple[tuple[int, float], ...]")
+        raise JobError(f"{name} is {shown(value)}; it must be {KINDS['tuple[tuple[int, float], ...]']}")
     return tuple((token, _coerce(name, bias, "float")) for token, bias in pairs)
 
 

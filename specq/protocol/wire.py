@@ -118,15 +118,40 @@ def type_of(frames: Sequence[bytes]) -> type[Message] | None:
 
 
 def named_type(frames: Sequence[bytes]) -> type[Message] | None:
-    """Return the message type that a header names, even one that cannot be decoded for something else; else None."""
+    """Return the message type that a header names, even one that cannot be decoded for something else, its version included; else
+    None."""
     try:
-        return MESSAGES.get(decode_header(frames)["type"])
+        name = _parsed_header(frames).get("type")
     except ProtocolError:
         return type_of(frames)
+    return MESSAGES.get(name) if isinstance(name, str) else None
+
+
+def in_version_of(asked: Sequence[bytes], answer: Frames) -> Frames:
+    """Return the frames of an answer under the protocol version of what it answers, so that a peer of another version reads it: for
+    messages that are the same in all."""
+    try:
+        version = _parsed_header(asked).get("v")
+    except ProtocolError:
+        return answer
+    if type(version) is not int or version == PROTOCOL_VERSION:
+        return answer
+    return [answer[0], orjson.dumps({**orjson.loads(answer[1]), "v": version}), *answer[2:]]
 
 
 def decode_header(frames: Sequence[bytes]) -> dict[str, Any]:
     """Return the header without its version, which is checked; raise ProtocolError for anything malformed."""
+    header = _parsed_header(frames)
+    version = header.pop("v", None)
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL_VERSION}")
+    if not isinstance(header.get("type"), str):
+        raise ProtocolError("the header names no message type")
+    return header
+
+
+def _parsed_header(frames: Sequence[bytes]) -> dict[str, Any]:
+    """Return the header with its version, of whatever version; raise ProtocolError for what is none in any."""
     if not 2 <= len(frames) <= MAX_FRAMES:
         raise ProtocolError(f"{len(frames)} frames; a message has 2 to {MAX_FRAMES}")
     if len(frames[0]) != 8 or frames[0][7] > 127:
@@ -139,11 +164,6 @@ def decode_header(frames: Sequence[bytes]) -> dict[str, Any]:
         raise ProtocolError(f"the header is not valid JSON: {error}") from None
     if not isinstance(header, dict):
         raise ProtocolError("the header is not a JSON object")
-    version = header.pop("v", None)
-    if version != PROTOCOL_VERSION:
-        raise ProtocolError(f"protocol version {version!r}; this side speaks {PROTOCOL_VERSION}")
-    if not isinstance(header.get("type"), str):
-        raise ProtocolError("the header names no message type")
     return header
 
 

@@ -6,16 +6,18 @@ progress    what a worker does before it is ready, as lines for who waits
 columns     rows of values as text in columns
 compiler    C kernels, built at first use
 whole_files  files that others see whole or not at all
+processes   those that this one has started
 table       names to "package.module:object", our own and those of other packages
 tracing     what a process notes of traced jobs, by the broker's clock
 isolation   an error is a fault of the session that it was raised for, and of no other
 """
 
 from specq.runtime.columns import columns
-from specq.runtime.compiler import library, processor
+from specq.runtime.compiler import find_compiler, library, library_or_reason, processor
 from specq.runtime.cpu import apply_cpu, available_cores
 from specq.runtime.isolation import Faults, in_halves
 from specq.runtime.log import traced
+from specq.runtime.processes import reap
 from specq.runtime.progress import Readiness, Tell, teller
 from specq.runtime.table import Table, resolve
 from specq.runtime.tracing import ClockOffset, Tracer
@@ -31,9 +33,12 @@ __all__ = [
     "apply_cpu",
     "available_cores",
     "columns",
+    "find_compiler",
     "in_halves",
     "library",
+    "library_or_reason",
     "processor",
+    "reap",
     "resolve",
     "teller",
     "traced",

@@ -1,7 +1,8 @@
 """Builds C kernels at first use and keeps the libraries in the user's cache.
 
-The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Without a C compiler
-there is no library, and whoever asked takes its portable path.
+The file name hashes sources, flags, compiler and processor, so a change of any of them builds anew. Beside each library is a hash of its
+bytes: one that a loss of power or a full disk left in part is built again, since to load it would kill the process. Without a C
+compiler there is no library, and whoever asked takes its portable path.
 """
 
 from __future__ import annotations
@@ -32,15 +33,27 @@ log = structlog.get_logger()
 def library(source: Path) -> ctypes.CDLL | None:
     """Return the compiled library of a C file, which may include others of its folder, built if need be; None if this
     machine cannot build it."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        log.warning("kernels_unavailable", source=source.name, reason=NO_COMPILER)
+    found = library_or_reason(source)
+    if isinstance(found, str):
+        log.warning("kernels_unavailable", source=source.name, reason=found)
         return None
+    return found
+
+
+def library_or_reason(source: Path) -> ctypes.CDLL | str:
+    """Return what `library` does, or why there is none."""
+    compiler = find_compiler()
+    if not compiler:
+        return NO_COMPILER
     try:
         return ctypes.CDLL(str(built(source, compiler)))
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("kernels_unavailable", source=source.name, reason=_reason(error))
-        return None
+        return _reason(error)
+
+
+def find_compiler() -> str:
+    """Return the path of this machine's C compiler, "" if there is none."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or ""
 
 
 def _reason(error: OSError | subprocess.SubprocessError) -> str:
@@ -51,13 +64,27 @@ def _reason(error: OSError | subprocess.SubprocessError) -> str:
 
 
 def built(source: Path, compiler: str) -> Path:
-    """Return the path of the library for this machine, built unless it is there."""
+    """Return the path of the library for this machine, built unless it is there and whole."""
     directory = cache_dir() / "kernels"
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = directory / f"{_digest(source, compiler)}.so"
-    if not path.exists():
+    if not _is_whole(path):
         _build(source, compiler, path)
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a library is there as it was built."""
+    noted = _note(path)
+    return path.exists() and noted.exists() and noted.read_bytes() == _hash(path)
+
+
+def _note(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _hash(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).hexdigest().encode()
 
 
 def _build(source: Path, compiler: str, path: Path) -> None:
@@ -65,6 +92,9 @@ def _build(source: Path, compiler: str, path: Path) -> None:
     with whole_file(path) as temporary:
         command = [compiler, str(source), "-o", str(temporary), *FLAGS]
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_TIMEOUT_S)
+        noted = _hash(temporary)
+    with whole_file(_note(path)) as temporary:
+        temporary.write_bytes(noted)
 
 
 def _digest(source: Path, compiler: str) -> str:

@@ -6,10 +6,13 @@ Rule: call `apply_cpu` before torch is imported; the thread pools that come with
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from specq.protocol import ConfigError
 
 IDLE = 19  # the niceness that means: only what no other process wants
+AUTOGROUP = Path("/proc/self/autogroup")
 _THREAD_SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -29,13 +32,22 @@ def apply_cpu(cores: tuple[int, ...] = (), threads: int = 0, nice: int = 0) -> i
     if cores and hasattr(os, "sched_setaffinity"):
         _pin(cores)
     if nice:
-        os.nice(nice)
-        if nice == IDLE and hasattr(os, "SCHED_IDLE"):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        _give_way(nice)
     num_threads = threads or len(cores)
     if num_threads:
         os.environ.update(dict.fromkeys(_THREAD_SETTINGS, str(num_threads)))
     return num_threads
+
+
+def _give_way(nice: int) -> None:
+    """Linux may divide a core among sessions first (sched(7), "The autogroup feature"), and a niceness counts only within one: a process
+    that leads a session, as those of `specq up` do, tells the niceness of all of it."""
+    os.nice(nice)
+    if nice == IDLE and hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if os.getsid(0) == os.getpid() and AUTOGROUP.exists():
+        with suppress(OSError):  # in a container that may not
+            AUTOGROUP.write_text(str(nice))
 
 
 def _pin(cores: tuple[int, ...]) -> None:

@@ -31,5 +31,5 @@ class Readiness:
             self._tell(f"{name}: ready after {elapsed:.1f} s")
         if self._missing and now >= self._told + EVERY_S:
             self._told = now
-            self._tell(f"waiting for {', '.join(self._missing)} since {elapsed:.0f} s")
+            self._tell(f"waiting for {', '.join(self._missing)}: {elapsed:.0f} s so far")
         return not self._missing

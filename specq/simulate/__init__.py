@@ -2,7 +2,7 @@
 
     events        the clock and the queue of what happens
     network       a line between two processes: delay, jitter, bandwidth, loss
-    machine       cores, memory and cache that processes share: how long they compute beside each other
+    machine       cores, memory and cache that processes share, and help: how long they compute beside each other
     processes     a verifier's, a drafter's and a client's process: when it hears, computes and sends
     world         a broker, its workers, and the lines between them
     stub_text     what the stub target says, and which of a stub drafter's choices is right

@@ -2,7 +2,7 @@
 
 The JSON holds any of these (`specq bench calibrate` measures them all):
 
-    step_ms     [[rows, milliseconds], ...] of the target's forward pass; session_us, context_us as in EngineSettings
+    step_ms     [[rows, milliseconds], ...] of the target's forward pass; helped_ms, session_us, context_us as in EngineSettings
     pass_ms     [[rows, milliseconds], ...] of the draft model's pass
     choices     [[claim, rank], ...]: along the target's own texts, position by position, the drafter's probability of its
                 first choice, and the place that the target's token has among its choices, from 0
@@ -34,6 +34,7 @@ class Measured:
     """What was measured; None: not. See the module's docstring."""
 
     step_ms: list[list[float]] | None = None
+    helped_ms: list[list[float]] | None = None
     session_us: float | None = None
     context_us: float | None = None
     pass_ms: list[list[float]] | None = None
@@ -47,7 +48,9 @@ class Measured:
     def applied_to(self, tables: dict[str, Any]) -> dict[str, Any]:
         """Return the tables of a scenario with what was measured in place of what stood there."""
         own = asdict(self)
-        engine = {name: own[name] for name in ("step_ms", "session_us", "context_us") if own[name] is not None}
+        engine = {
+            name: own[name] for name in ("step_ms", "helped_ms", "session_us", "context_us") if own[name] is not None
+        }
         draft = {name: own[name] for name in ("pass_ms", "acceptance", "ranks") if own[name] is not None}
         if self.choices:
             draft |= drafting(self.choices)

@@ -15,15 +15,18 @@ PROFILED_SESSIONS = 8  # a profiled step's rows are divided among so many, as th
 
 
 class TimedEngine:
-    """Judges by the stub text. `busy_s` grows by what each step takes; the rest are counts since the start.
+    """Judges by the stub text. `busy_s` grows by what each step takes; `help_part` is the part of the last one that a thread on another core
+    did; the rest are counts since the start.
 
-    A step takes the curve's time for its rows, `session_us` more for each session, `context_us` for each 1,000 tokens of
-    KV that its sessions have, and `plan_us` for each session, which is the verifier's own and no part of the profile.
+    A step takes its curve's time for its rows (there are two where it can be helped), `session_us` more for each session, `context_us`
+    for each 1,000 tokens of KV that its sessions have, and `plan_us` for each session, which is the verifier's own and no part of the
+    profile.
     """
 
     max_chain = 0
     num_tap_layers = 0
-    is_helped = False
+    overlaps = False
+    jumps: tuple[int, ...] = ()
     takes_scratch = False
 
     def __init__(
@@ -39,11 +42,17 @@ class TimedEngine:
         self._knows_prompts = knows_prompts
         self.settings, self.text, self.info = settings, text, info
         self._per_session_s = (settings.session_us + plan_us) / 1e6
-        self.busy_s = 0.0
+        self.busy_s = self.help_part = 0.0
         self.num_steps = self.num_rows = self.num_rounds = self.num_nodes = self.num_accepted = 0
-        self._curve = HardwareCurve(settings.step_ms)
+        self.is_helped = bool(settings.helped_ms)
+        self._unhelped = HardwareCurve(settings.step_ms)
+        self._helped = HardwareCurve(settings.helped_ms or settings.step_ms)
         self._lengths: dict[int, int] = {}  # session -> tokens whose KV it holds
         self._num_held = 0
+
+    @property
+    def _curve(self) -> HardwareCurve:
+        return self._helped if self.is_helped else self._unhelped
 
     @property
     def free_slots(self) -> int:
@@ -68,7 +77,9 @@ class TimedEngine:
         num_rows = sum(step.num_rows for step in steps)
         if num_rows > self.free_slots:
             raise EngineError(f"{num_rows} rows need as many KV slots; {self.free_slots} are free")
-        self.busy_s += self._seconds(steps, num_rows)
+        self.busy_s += (seconds := self._seconds(steps, num_rows))
+        alone_s = seconds + self._unhelped(num_rows) - self._curve(num_rows)
+        self.help_part = max(1 - seconds / alone_s, 0.0)
         self.num_steps += 1
         self.num_rows += num_rows
         return StepOutput([judgement for step in steps if (judgement := self._run(step)) is not None])

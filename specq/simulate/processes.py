@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from specq.drafting import Drafter
-from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Welcome
+from specq.protocol import Draft, Hello, Message, ProtocolError, Refused, Verdict, Verdicts, Welcome
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant
 from specq.simulate.settings import HostSettings
-from specq.verifier import Verifier
+from specq.verifier import SUFFIX, Verifier
 
 Transmit = Callable[[float, "Process", Message], None]  # at a time, over a process's own line, a message
 
@@ -24,7 +24,7 @@ MICROSECOND = 1e-6
 
 
 class Timed(Protocol):
-    """A stub model: `busy_s` grows by what each of its steps or passes takes."""
+    """A stub model: `busy_s` grows by what each of its steps or passes takes alone."""
 
     busy_s: float
 
@@ -67,9 +67,9 @@ class Process:
             self._handle(message)
             self._turn_later()
 
-    def compute(self, start: float, seconds: float) -> float:
-        """Return when computing ends that takes so long alone."""
-        return self.machine.compute(self.tenant, start, seconds) if seconds else start
+    def compute(self, start: float, seconds: float, *, help_part: float = 0.0) -> float:
+        """Return when computing ends that takes so long alone, with the `help_part` of a thread on another core for that part."""
+        return self.machine.compute(self.tenant, start, seconds, help_part=help_part) if seconds else start
 
     def cost(self, message: Message) -> float:
         """Return the seconds that handling a message takes."""
@@ -125,7 +125,7 @@ class _WorkClock:
 
     def __call__(self) -> float:
         fresh, self._busy_s = self._process.model.busy_s - self._busy_s, self._process.model.busy_s
-        self._now = self._process.compute(self._now, fresh)
+        self._now = self._process.compute(self._now, fresh, help_part=getattr(self._process.model, "help_part", 0.0))
         return self._now
 
 
@@ -149,12 +149,14 @@ class VerifierProcess(Process):
         verifier.begin(started)
         if not verifier.has_work:
             return False
-        messages = verifier.step(clock)
-        self.ready_at = clock()
-        for message in messages:
-            self.ready_at = self.compute(self.ready_at, self.host.verdict_us * MICROSECOND)
+        before = verifier.sources.num_sent.get(SUFFIX, 0)
+        reports = verifier.step(clock)
+        num_nodes = verifier.sources.num_sent.get(SUFFIX, 0) - before
+        self.ready_at = self.compute(clock(), num_nodes * self.host.lookup_us * MICROSECOND)
+        for message in reports.packed():
+            self.ready_at = self.compute(self.ready_at, _num_verdicts(message) * self.host.verdict_us * MICROSECOND)
             self.transmit(self.ready_at, self, message)
-        return self.ready_at > started or bool(messages)
+        return self.ready_at > started or bool(reports)
 
 
 class DrafterProcess(Process):
@@ -163,7 +165,8 @@ class DrafterProcess(Process):
     worker: Drafter
 
     def cost(self, message: Message) -> float:
-        return self.host.hear_us * MICROSECOND if isinstance(message, Verdict) else 0.0
+        heard = _num_verdicts(message) if isinstance(message, Verdict | Verdicts) else 0
+        return heard * self.host.hear_us * MICROSECOND
 
     def work(self, started: float) -> bool:
         clock, before = _WorkClock(self, started), self.worker.num_passes
@@ -174,3 +177,7 @@ class DrafterProcess(Process):
             self.ready_at = self.compute(self.ready_at, self.host.send_us * MICROSECOND)
             self.transmit(self.ready_at, self, draft)
         return self.ready_at > started
+
+
+def _num_verdicts(message: Message) -> int:
+    return len(message.session_ids) if isinstance(message, Verdicts) else 1

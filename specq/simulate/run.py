@@ -6,18 +6,20 @@ import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
-from specq.protocol import ModelInfo
+from specq.protocol import ModelInfo, Speculation
 from specq.simulate.engine import TimedEngine
 from specq.simulate.figures import Counts, Figures, figures
 from specq.simulate.network import LineSettings
 from specq.simulate.proposer import TimedProposer
-from specq.simulate.settings import NetworkSettings, Scenario
-from specq.simulate.stub_text import RecordedText, StubGuesses, StubText, Texts
+from specq.simulate.settings import NetworkSettings, Scenario, TrafficSettings
+from specq.simulate.stub_text import Choices, RecordedGuesses, RecordedText, StubGuesses, StubText, Texts
 from specq.simulate.traffic import CLIENT, Users
 from specq.simulate.world import World
-from specq.verifier import StepCurve
+from specq.verifier import step_curves
 
 _BOOT_S = 1.0  # workers register before the first job comes
 _MAX_LENGTH = 2**31 - 1
@@ -40,9 +42,10 @@ class Speed:
 class Simulation:
     """A scenario's world, its stubs and its users."""
 
-    def __init__(self, scenario: Scenario, texts: Texts = ()) -> None:
-        """`texts`: what a real target said, in place of made-up texts; their prompts have been computed before."""
-        self.scenario = scenario
+    def __init__(self, scenario: Scenario, texts: Texts = (), choices: Choices = ()) -> None:
+        """`texts`: what a real target said, in place of made-up texts; their prompts have been computed before. `choices`: what a real
+        drafter thought of them, position by position, in place of made-up guesses."""
+        self.scenario, self._choices = scenario, choices
         traffic, network = scenario.traffic, scenario.network
         self.text = RecordedText(texts, traffic.seed) if texts else StubText(traffic.seed)
         self.world = World(
@@ -68,11 +71,13 @@ class Simulation:
             knows_prompts=isinstance(self.text, RecordedText),
         )
         sizes = [int(rows) for rows, _ in settings.step_ms]
+        unhelped, curve = step_curves(engine, sizes)
         self.world.add_verifier(
             f"target-{number}".encode(),
             engine,
-            StepCurve(sizes, engine.step_times(sizes)),
+            curve,
             _near(self.scenario.network),
+            unhelped_curve=unhelped,
             max_sessions=settings.max_sessions,
             max_step_rows=settings.max_step_rows,
         )
@@ -81,7 +86,11 @@ class Simulation:
     def _add_drafter(self, number: int) -> TimedProposer:
         settings = self.scenario.draft
         model = number % settings.models
-        guesses = StubGuesses(self.text, settings.acceptance, settings.ranks, settings.claims, model)
+        guesses = (
+            RecordedGuesses(self.text, self._choices, settings.ranks)
+            if self._choices
+            else StubGuesses(self.text, settings.acceptance, settings.ranks, settings.claims, model)
+        )
         proposer = TimedProposer(settings, guesses, self._info(f"stub-draft-{model}"))
         options = {name: getattr(settings, name) for name in ("width", "fan_out", "max_ahead")}
         self.world.add_drafter(f"draft-{number}".encode(), proposer, _far(self.scenario.network), **options)
@@ -118,14 +127,21 @@ class Simulation:
             queue.run_until(lambda: self.users.done, _MOST_DRAIN_S)
         return figures(traffic.seconds, counts, jobs, in_flight, (len(self.engines), len(self.proposers)))
 
-    def run_jobs(self) -> float:
+    def run_jobs(self, traffic: TrafficSettings, speculation: Speculation) -> float:
         """Let all of `num_jobs` be served, from an idle system on; return the seconds from the first submitted to the last
-        token."""
+        token. What the processes have learned stays for the next jobs."""
         queue = self.world.queue
         queue.run(_BOOT_S)
+        began = queue.now
+        self.users.ask(traffic, speculation)
         self.users.start()
         queue.run_until(lambda: self.users.done, _MOST_DRAIN_S)
-        return queue.now - _BOOT_S
+        return queue.now - began
+
+    def metrics(self) -> dict[str, Any]:
+        """Return what the first verifier counts of its steps, as its heartbeats say it."""
+        beat = self.world.processes[b"target-0"].worker.heartbeat()
+        return deepcopy({**beat.metrics, "steps": beat.steps})
 
     def counts(self) -> Counts:
         """Return what has happened so far."""

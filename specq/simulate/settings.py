@@ -48,12 +48,14 @@ class EngineSettings(Section):
 
     verifiers      how many there are
     step_ms        [[rows, milliseconds], ...]: a forward pass of so many rows
+    helped_ms      likewise, with a thread on the broker's core, which helps while draft workers are silent; empty: nobody helps
     session_us     added for each session of a step; context_us: for each 1,000 tokens of KV of the step's sessions
     """
 
     NAME = "engine"
     verifiers: int = _option(1, low=1)
     step_ms: Points = _option(((1, 25.0), (154, 25.0), (308, 50.0)))
+    helped_ms: Points = _option(())
     session_us: float = _option(20.0)
     context_us: float = _option(0.0)
     kv_slots: int = _option(10_000_000, low=1)
@@ -63,6 +65,8 @@ class EngineSettings(Section):
     def __post_init__(self) -> None:
         Section.__post_init__(self)
         _check_points("engine.step_ms", self.step_ms)
+        if self.helped_ms:
+            _check_points("engine.helped_ms", self.helped_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,36 +121,42 @@ class NetworkSettings(Section):
 class HostSettings(Section):
     """What the processes themselves take, in microseconds.
 
-    broker_us    the broker, for a message that it takes
+    broker_us    the broker, for a message that it takes; for verdicts that came as one, as often
     draft_us     a verifier, for a draft that it takes; graft_us: for each node in it
+    lookup_us    a verifier, for each node that it looks up
     verdict_us   a verifier, for a session's verdict; plan_us: for a session and step, before the forward pass
     hear_us      a drafter, for a verdict that it hears; pass_us: for a pass, besides the model's; send_us: for a draft that it sends
+    client_us    a client, for a message that it takes
     """
 
     NAME = "host"
     broker_us: float = _option(30.0)
     draft_us: float = _option(40.0)
     graft_us: float = _option(3.0)
+    lookup_us: float = _option(0.0)
     verdict_us: float = _option(60.0)
     plan_us: float = _option(20.0)
     hear_us: float = _option(60.0)
     pass_us: float = _option(0.0)
     send_us: float = _option(60.0)
+    client_us: float = _option(0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings(Section):
     """The one machine that all processes share, if they do; `specq.simulate.machine` says what of each other they feel.
 
-    draft_cores    cores for broker and drafters, which take turns there, as `specq up` divides them; each verifier
-                   has cores of its own. 0: each process has a machine of its own
+    draft_cores    cores for broker, clients and drafters, which take turns there, as `specq up` divides them; each verifier
+                   has cores of its own, and help on the broker's. 0: each process has a machine of its own
     step_stretch   how many times as long a verifier's work takes while another core computes with a model
-    pass_stretch   likewise a drafter's
+    helped_stretch likewise a step with help, while a drafter would compute on the helper's core
+    pass_stretch   as step_stretch, a drafter's
     """
 
     NAME = "machine"
     draft_cores: int = _option(0, high=1024)
     step_stretch: float = _option(1.0, low=1.0, high=100.0)
+    helped_stretch: float = _option(1.0, low=1.0, high=100.0)
     pass_stretch: float = _option(1.0, low=1.0, high=100.0)
 
 

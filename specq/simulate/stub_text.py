@@ -15,6 +15,7 @@ import numpy as np
 from specq.protocol import Float32Array, Int32Array
 
 Texts = Sequence[tuple[Sequence[int], Sequence[int]]]
+Choices = Sequence[Sequence[float]]  # (claim, rank) of each position
 
 _MASK = 2**64 - 1
 _SESSION, _POSITION, _TOKEN = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7  # odd, without a pattern
@@ -148,3 +149,17 @@ class StubGuesses:
     def _at(self, chances: Sequence[tuple[float, ...]], session_id: int, position: int) -> tuple[float, ...]:
         """Return a position's entry of a list that repeats itself."""
         return chances[0] if len(chances) == 1 else chances[self.text.place(session_id, position) % len(chances)]
+
+
+class RecordedGuesses(StubGuesses):
+    """What a real drafter thought of recorded texts: at each position the target's token has the rank that it had, and the first choice
+    the probability that was claimed for it."""
+
+    def __init__(self, text: StubText, choices: Choices, ranks: Sequence[float]) -> None:
+        """`choices`: (claim, rank) of each position; `ranks`: as of `StubGuesses`, which the other choices claim."""
+        claims = [claim for claim, _ in choices]
+        super().__init__(text, claims, ranks)
+        self._ranks = [int(rank) for _, rank in choices]
+
+    def rank(self, session_id: int, position: int, previous: int) -> int:
+        return self._ranks[self.text.place(session_id, position) % len(self._ranks)]

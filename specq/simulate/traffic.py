@@ -7,8 +7,9 @@ fails, is no simulation of this system, and ends with EngineError.
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,15 +17,18 @@ from specq.protocol import (
     EngineError,
     Failed,
     Frames,
+    JobTokens,
     SamplingParams,
+    Speculation,
     Submit,
     Tokens,
     array_frame,
     decode,
     decode_header,
+    encode,
     type_of,
 )
-from specq.simulate.settings import Scenario
+from specq.simulate.settings import Scenario, TrafficSettings
 from specq.simulate.stub_text import StubText
 from specq.simulate.world import World
 
@@ -49,15 +53,20 @@ class Users:
     """Submit jobs as the scenario says: `sessions` at a time, or `jobs_per_s`."""
 
     def __init__(self, world: World, scenario: Scenario, text: StubText) -> None:
-        self.world, self.text, self.traffic = world, text, scenario.traffic
-        self.speculation = scenario.speculation
+        self.world, self.text = world, text
         self.num_tokens = 0  # heard so far
         self.jobs: dict[int, JobRecord] = {}  # in flight
         self.finished: list[JobRecord] = []
         self.open = True  # jobs are submitted
-        self._params = SamplingParams(max_tokens=self.traffic.output_tokens, ignore_eos=True)
         self._num_submitted = 0
+        self.ask(scenario.traffic, scenario.speculation)
         self._random = random.Random(f"{self.traffic.seed} arrivals")
+
+    def ask(self, traffic: TrafficSettings, speculation: Speculation) -> None:
+        """Ask for such jobs from now on; `num_jobs` are counted from here."""
+        self.traffic, self.speculation = traffic, speculation
+        self._params = SamplingParams(max_tokens=traffic.output_tokens, ignore_eos=True)
+        self._last = self._num_submitted + traffic.num_jobs if traffic.num_jobs else sys.maxsize
 
     def start(self) -> None:
         """Submit the first jobs."""
@@ -70,7 +79,7 @@ class Users:
     @property
     def done(self) -> bool:
         """Whether all jobs have ended and none will come."""
-        return not self.jobs and (not self.open or 0 < self.traffic.num_jobs <= self._num_submitted)
+        return not self.jobs and (not self.open or self._num_submitted >= self._last)
 
     def _await_next(self) -> None:
         gap = self._random.expovariate(self.traffic.jobs_per_s)
@@ -82,7 +91,7 @@ class Users:
             self._await_next()
 
     def _submit(self) -> None:
-        if not self.open or 0 < self.traffic.num_jobs <= self._num_submitted:
+        if not self.open or self._num_submitted >= self._last:
             return
         self._num_submitted += 1
         job_id = self._num_submitted
@@ -96,6 +105,9 @@ class Users:
         kind = type_of(frames)
         if kind is Tokens:
             self._hear_tokens(frames)
+        elif kind is JobTokens:
+            for tokens in cast("JobTokens", decode(frames)).each():
+                self._hear_tokens(encode(tokens))
         elif kind is Failed:
             failed = decode(frames)
             assert isinstance(failed, Failed), "its type says so"

@@ -12,13 +12,13 @@ from typing import Any
 
 from specq.broker import Broker, Connect, Effect, Send
 from specq.drafting import Drafter
-from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, decode, encode
+from specq.protocol import Frames, Heartbeat, Hello, Message, ProtocolError, Verdicts, decode, encode
 from specq.simulate.events import EventQueue
 from specq.simulate.machine import Machine, Tenant
 from specq.simulate.network import Line, LineSettings
 from specq.simulate.processes import MICROSECOND, DrafterProcess, Process, VerifierProcess
 from specq.simulate.settings import HostSettings, MachineSettings
-from specq.verifier import DraftSource, PromptLookup, StepCurve, Verifier
+from specq.verifier import DraftSource, StepCurve, SuffixDecoder, Verifier
 
 ENDPOINT = "simulated"
 NEAR = LineSettings(delay_s=0.0001)
@@ -49,7 +49,9 @@ class World:
         self._incarnations = count(1)
         self._sharing = machine or MachineSettings()
         self._machine, self._num_placed = Machine(), Counter[str]()
-        self._broker_at = self._machine.add(Tenant(self._sharing.draft_cores - 1, has_model=False))
+        own, apart = self._sharing.draft_cores - 1, -2  # where clients have a machine of their own
+        self._broker_at = self._machine.add(Tenant(own, has_model=False))
+        self._clients_at = self._machine.add(Tenant(own if self._sharing.draft_cores else apart, has_model=False))
         self.queue.at(self._beat_s / 2, self._tick)
 
     # --- who takes part ---------------------------------------------------------------------------------------------
@@ -64,8 +66,8 @@ class World:
         sources: Iterable[DraftSource] | None = None,
         **options: Any,
     ) -> Verifier:
-        """Start a verifier around a stub engine; `options` are those of `Verifier`. `sources`: prompt lookup by default."""
-        sources = (PromptLookup(),) if sources is None else sources
+        """Start a verifier around a stub engine; `options` are those of `Verifier`. `sources`: suffix decoding by default."""
+        sources = (SuffixDecoder(),) if sources is None else sources
         verifier = Verifier(engine, curve, sources, incarnation=next(self._incarnations), **options)
         hello = Hello(
             role="target",
@@ -108,7 +110,8 @@ class World:
         sharing, number = self._sharing, self._num_placed[role]
         self._num_placed[role] += 1
         if role == "target":
-            return Tenant(sharing.draft_cores + number, sharing.step_stretch)
+            helper, core = Tenant(self._broker_at.core, sharing.step_stretch), sharing.draft_cores + number
+            return Tenant(core, sharing.step_stretch, helper=helper, helped_stretch=sharing.helped_stretch)
         return Tenant(number % sharing.draft_cores, sharing.pass_stretch, gives_way=True)
 
     def _connect(self, identity: bytes, line: LineSettings) -> None:
@@ -120,21 +123,22 @@ class World:
     def transmit(self, time: float, sender: Process, message: Message) -> None:
         """Carry a worker's message to the broker."""
         by_back = isinstance(sender, VerifierProcess) and not isinstance(message, (Hello, Heartbeat))
-        self._carry_up(time, sender.identity, message, by_back=by_back)
+        count = len(message.session_ids) if isinstance(message, Verdicts) else 1
+        self._carry_up(time, sender.identity, message, by_back=by_back, count=count)
 
     def send(self, client: bytes, message: Message) -> None:
         """Carry a client's message to the broker."""
         self._carry_up(self.queue.now, client, message, by_back=False)
 
-    def _carry_up(self, time: float, identity: bytes, message: Message, *, by_back: bool) -> None:
+    def _carry_up(self, time: float, identity: bytes, message: Message, *, by_back: bool, count: int = 1) -> None:
         frames = encode(message)
         take = self.broker.from_back if by_back else self.broker.from_front
         for arrival in self.lines[identity][0].arrivals(time, _size(frames)):
-            self.queue.at(arrival, self._broker_takes, take, identity, frames)
+            self.queue.at(arrival, self._broker_takes, take, identity, frames, count)
 
-    def _broker_takes(self, take: Callable[..., list[Effect]], identity: bytes, frames: Frames) -> None:
+    def _broker_takes(self, take: Callable[..., list[Effect]], identity: bytes, frames: Frames, count: int) -> None:
         start = max(self._broker_at.busy_until, self.queue.now)
-        done = self._machine.compute(self._broker_at, start, self.host.broker_us * MICROSECOND)
+        done = self._machine.compute(self._broker_at, start, count * self.host.broker_us * MICROSECOND)
         self._apply(take(identity, frames, done), done)
 
     def _tick(self) -> None:
@@ -157,7 +161,9 @@ class World:
             except ProtocolError:  # as the loops of real processes do
                 process.num_dropped += 1
         elif to in self._clients:
-            self._clients[to](frames)
+            start, taking_s = max(self._clients_at.busy_until, self.queue.now), self.host.client_us * MICROSECOND
+            heard = self._machine.compute(self._clients_at, start, taking_s)
+            self.queue.at(heard, self._clients[to], frames)
 
 
 def _size(frames: Frames) -> int:

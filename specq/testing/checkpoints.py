@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,28 @@ def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
         for parameter in model.parameters():
             parameter.normal_(1.0 if parameter.ndim == 1 else 0.0, 0.2)
     model.save_pretrained(directory)
+    return directory
+
+
+def make_renumbered(source: Path, directory: Path) -> Path:
+    """Write a model of Hugging Face layout with its ordinary tokens in another order: the same model, of another vocabulary."""
+    content = json.loads((source / "tokenizer.json").read_text("utf-8"))
+    vocab: dict[str, int] = content["model"]["vocab"]
+    added = {token["id"] for token in content["added_tokens"]}
+    ordinary = [i for i in range(max(vocab.values()) + 1) if i not in added]
+    moved = np.random.default_rng(0).permutation(ordinary).tolist()
+    new = dict(zip(ordinary, moved, strict=True))
+    content["model"]["vocab"] = {token: new.get(i, i) for token, i in vocab.items()}
+    model = load_reference(source)
+    rows = torch.arange(model.config.vocab_size)
+    rows[moved] = torch.tensor(ordinary)
+    matrices = {m.weight.data_ptr(): m for m in (model.get_input_embeddings(), model.get_output_embeddings())}
+    with torch.no_grad():
+        for matrix in matrices.values():
+            matrix.weight.copy_(matrix.weight[rows].clone())
+    model.save_pretrained(directory)
+    shutil.copy(source / "tokenizer_config.json", directory)
+    (directory / "tokenizer.json").write_text(json.dumps(content), "utf-8")
     return directory
 
 

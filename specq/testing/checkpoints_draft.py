@@ -62,7 +62,7 @@ def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
     assert shape is not None
 
     def matrix(name: str) -> torch.Tensor:
-        return (tensors[name].float() * tensors[name + draft_form.SCALE][:, None]).bfloat16().float()
+        return tensors[name].float() * tensors[name + draft_form.SCALE].half().float()[:, None]
 
     def norm(x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, (shape.hidden_size,), tensors[name], shape.rms_norm_eps)

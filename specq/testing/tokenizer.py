@@ -1,9 +1,10 @@
-"""A tiny byte-level tokenizer, trained on the spot, as files that a verifier would serve."""
+"""Tiny tokenizers, made on the spot, as files that a verifier would serve: a byte-level one, and one of SentencePiece's kind."""
 
 import json
+import string
 from functools import cache
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 SAMPLE = (
     "def add(a, b):\n    return a + b\n",
@@ -31,6 +32,21 @@ def tokenizer_json() -> str:
     )
     tokenizer.train_from_iterator(SAMPLE * 4, trainer)
     return str(tokenizer.to_str())
+
+
+def sentencepiece_files() -> dict[str, str]:
+    """Return the files of a tokenizer as SentencePiece makes them: spaces as letters, one put in front of a text, `<s>` before it, and
+    tokens for single bytes. Few of its words are whole."""
+    words = ["\u2581", "\u2581a", "\u2581the", "re", "turn", "\u2581re", "\u2581return", "eg", "gs", "\u2581eggs"]
+    letters = sorted(set("".join(SAMPLE).replace(" ", "") + string.ascii_letters + string.digits) - set("\n🙂中"))
+    pieces = ["<unk>", "<s>", "</s>", *words, *letters, *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokenizer = Tokenizer(models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], 0, byte_fallback=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    config = {"bos_token": "<s>", "eos_token": "</s>"}
+    return {"tokenizer.json": str(tokenizer.to_str()), "tokenizer_config.json": json.dumps(config)}
 
 
 def tokenizer_files() -> dict[str, str]:

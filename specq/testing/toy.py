@@ -7,12 +7,12 @@ target and is wrong at known places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from specq.engines import check_asked
-from specq.proposers import NO_TOKEN, Chains, Children, Expansion, chain_by_passes, draws_children, level_ids
+from specq.proposers import Children, Expansion, HiddenRow, ProposerChains, Ranked, draws_children
 from specq.protocol import (
     NO_TAP,
     DraftDistribution,
@@ -68,6 +68,8 @@ class ToyEngine:
 
     num_tap_layers = 2
     is_helped = False
+    overlaps = False
+    jumps: tuple[int, ...] = ()
     takes_scratch = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
@@ -232,55 +234,60 @@ def _ranked(ranked: list[int]) -> Children:
     return Children(np.array(ranked, np.int32), np.log(np.array(chances, np.float32)))
 
 
-class ToyChains:
+class ToyChains(ProposerChains):
     """A source of chains for a verifier's own drafter: a `ToyProposer` asked level by level."""
 
+    proposer: ToyProposer
+
     def __init__(self, proposer: ToyProposer | None = None) -> None:
-        self.proposer = proposer or ToyProposer()
-        self.info = self.proposer.info
+        super().__init__(proposer or ToyProposer())
         self.most_sessions = 1000  # that it has room for
         self.num_started: list[int] = []  # sessions of each round
-        self._chains: dict[int, list[tuple[int, int]]] = {}  # (node id, token) of each level
-        self._begun: Chains | None = None
-        self._next_id = 0
 
     def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
         assert self._begun is None
-        self.proposer.open(session_id, token_ids, params)
+        super().open(session_id, token_ids, params)
 
     def close(self, session_id: int) -> None:
         assert self._begun is None
-        self._chains.pop(session_id, None)
-        self.proposer.close(session_id)
-
-    def commit(self, session_id: int, token_ids: Int32Array) -> int:
-        chain = self._chains.pop(session_id, [])
-        same = [token == drafted for token, (_, drafted) in zip(token_ids.tolist(), chain, strict=False)]
-        followed = same.index(False) if False in same else len(same)
-        self.proposer.commit(session_id, token_ids, [node_id for node_id, _ in chain[:followed]])
-        return followed
+        super().close(session_id)
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
         if len(self.proposer.contexts) > self.most_sessions:
             raise EngineError("no room")
-        requests = []
-        for session_id in session_ids:
-            first, self._next_id = self._next_id, self._next_id + depth * width
-            requests.append(Expansion(session_id, -1, tuple(range(first, self._next_id))))
-        answers = chain_by_passes(self.proposer, requests, depth)
-        token_ids = np.full((len(requests), depth, width), NO_TOKEN, np.int32)
-        scores, distributions = np.zeros(token_ids.shape, np.float32), list[Sequence[DraftDistribution]]()
-        for i, (request, levels) in enumerate(zip(requests, answers, strict=True)):
-            ids = level_ids(request, depth)
-            for level, children in enumerate(levels):
-                count = len(children.token_ids)
-                token_ids[i, level, :count], scores[i, level, :count] = children.token_ids, children.scores
-            distributions.append([children.distribution for children in levels if children.distribution is not None])
-            self._chains[request.session_id] = [(ids[k][0], int(token_ids[i, k, 0])) for k in range(len(levels))]
-        self.num_started.append(len(requests))
-        self._begun = Chains(token_ids, scores, distributions)
+        super().start(session_ids, depth, width)
+        self.num_started.append(len(session_ids))
 
-    def finish(self) -> Chains:
-        assert self._begun is not None
-        begun, self._begun = self._begun, None
-        return begun
+
+class ToyHeads:
+    """Heads that know the toy texts of one prompt, and check that they get the states that the target made the last tokens from.
+
+    Their first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or missing if `blind`.
+    """
+
+    def __init__(self, prompt: Sequence[int], num_heads: int = 4, *, wrong_every: int = 0, blind: bool = False) -> None:
+        self.prompt, self.num_heads = list(prompt), num_heads
+        self.wrong_every, self.blind = wrong_every, blind
+        self.num_started: list[int] = []  # contexts of each round
+
+    def start(
+        self, states: Sequence[HiddenRow], params: Sequence[SamplingParams], lengths: Sequence[int], count: int
+    ) -> Callable[[], Ranked]:
+        self.num_started.append(len(states))
+        count = min(count, VOCAB - 2)
+        token_ids = np.zeros((len(states), self.num_heads, count), np.int32)
+        for i, (state, of_context, length) in enumerate(zip(states, params, lengths, strict=True)):
+            text = [*self.prompt, *toy_text(self.prompt, length + self.num_heads, of_context.seed)]
+            _, position, token = state.values[state.row].tolist()
+            assert (position, token) == (length - 2, text[length - 2]), "this is not the row that made the last token"
+            for head in range(self.num_heads):
+                token_ids[i, head] = self._ranked(text, length + head)[:count]
+        scores = np.log(np.array([0.7, *[0.2 / count] * (count - 1)], np.float32))
+        return lambda: Ranked(token_ids, np.broadcast_to(scores, token_ids.shape).copy())
+
+    def _ranked(self, text: Sequence[int], place: int) -> list[int]:
+        right = text[place]
+        others = [1 + (right + k) % (VOCAB - 1) for k in range(VOCAB - 2)]
+        if not self.wrong_every or place % self.wrong_every:
+            return [right, *others]
+        return [others[0], *([] if self.blind else [right]), *others[1:]]

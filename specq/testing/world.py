@@ -20,6 +20,7 @@ from specq.protocol import (
     Accepted,
     Failed,
     Frames,
+    JobTokens,
     Message,
     SamplingParams,
     SessionStep,
@@ -30,6 +31,7 @@ from specq.protocol import (
     Tap,
     Tokens,
     decode,
+    encode,
 )
 from specq.simulate.network import LineSettings
 from specq.simulate.settings import HostSettings
@@ -168,7 +170,10 @@ class World:
 
     def _hear(self, frames: Frames) -> None:
         message = decode(frames)
-        if isinstance(message, Tokens):
+        if isinstance(message, JobTokens):
+            for tokens in message.each():
+                self._hear(encode(tokens))
+        elif isinstance(message, Tokens):
             received = self.received[message.job_id]
             known = len(received.token_ids) - message.base_len
             assert known >= 0, "a gap in what the client hears"

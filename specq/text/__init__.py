@@ -1,6 +1,8 @@
 """Text to token ids and back, without torch or transformers.
 
     codec              the tokenizer of one model
+    byte_codec         the same between bytes and ids, for pieces of a text
+    vocabularies       two of them: what both have, and a text of the one in tokens of the other
     detokenizer        tokens to text piece by piece, up to a stop string
     stop_strings       where stop strings begin and end in a text that grows
     chat_template      conversations to prompts, by the model's own template
@@ -9,16 +11,24 @@
 In: text, conversations, token ids. Out: token ids, text.
 """
 
-from specq.text.codec import TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.text.byte_codec import ByteCodec, whole_characters
+from specq.text.codec import TOKENIZER_FILES, TextCodec, load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.text.detokenizer import StopMatcher
 from specq.text.tokenizer_chunks import join_chunks, tokenizer_chunks
+from specq.text.vocabularies import Retold, SharedTokens, Vocabularies
 
 __all__ = [
+    "TOKENIZER_FILES",
+    "ByteCodec",
+    "Retold",
+    "SharedTokens",
     "StopMatcher",
     "TextCodec",
+    "Vocabularies",
     "join_chunks",
     "load_tokenizer_files",
     "num_tokens",
     "tokenizer_chunks",
     "tokenizer_hash",
+    "whole_characters",
 ]

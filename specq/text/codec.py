@@ -41,11 +41,11 @@ def tokenizer_hash(tokenizer_json: str) -> str:
 
     Some files list added tokens in the vocabulary, too, and others do not: that is no difference.
     """
-    content = _parse(tokenizer_json)
+    content = parse_tokenizer(tokenizer_json)
     model = content["model"]
     added = [(token["id"], token["content"]) for token in content.get("added_tokens") or []]
     identity = {
-        "vocab": sorted((_vocabulary(content) | {text: token_id for token_id, text in added}).items()),
+        "vocab": sorted((vocabulary_of(content) | {text: token_id for token_id, text in added}).items()),
         "merges": [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model.get("merges") or []],
         "added": sorted(added),
     }
@@ -54,12 +54,12 @@ def tokenizer_hash(tokenizer_json: str) -> str:
 
 def num_tokens(tokenizer_json: str) -> int:
     """Return one more than the largest token id; raises ConfigError for no tokenizer."""
-    content = _parse(tokenizer_json)
+    content = parse_tokenizer(tokenizer_json)
     added = [token["id"] for token in content.get("added_tokens") or []]
-    return 1 + max([*_vocabulary(content).values(), *added], default=-1)
+    return 1 + max([*vocabulary_of(content).values(), *added], default=-1)
 
 
-def _parse(tokenizer_json: str) -> dict[str, Any]:
+def parse_tokenizer(tokenizer_json: str) -> dict[str, Any]:
     """Return the content of a tokenizer.json that has at least a model with a vocabulary."""
     try:
         content = orjson.loads(tokenizer_json)
@@ -71,7 +71,7 @@ def _parse(tokenizer_json: str) -> dict[str, Any]:
     return dict(content)
 
 
-def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
+def vocabulary_of(content: dict[str, Any]) -> dict[str, int]:
     """Return token -> id; a Unigram model lists [token, score] in the order of the ids."""
     vocab = content["model"]["vocab"]
     return vocab if isinstance(vocab, dict) else {piece[0]: i for i, piece in enumerate(vocab)}
@@ -90,7 +90,7 @@ class TextCodec:
     def __init__(self, files: dict[str, str]) -> None:
         if "tokenizer.json" not in files:
             raise ConfigError(f"the model has no tokenizer.json, only {', '.join(files) or 'no files at all'}")
-        self._tokenizer = _build(files["tokenizer.json"])
+        self._tokenizer = build_tokenizer(files["tokenizer.json"])
         self._config = _settings(files)
         self._template = files.get("chat_template.jinja") or _named_template(self._config.get("chat_template"))
         added = self._tokenizer.get_added_tokens_decoder()
@@ -155,7 +155,8 @@ def _encodable(text: str) -> str:
     return text
 
 
-def _build(tokenizer_json: str) -> Tokenizer:
+def build_tokenizer(tokenizer_json: str) -> Tokenizer:
+    """Return a tokenizer that neither cuts off nor pads; raises ConfigError for content that it cannot be made of."""
     try:
         tokenizer = Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # noqa: BLE001 - the Rust side raises plain Exception

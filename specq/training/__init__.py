@@ -12,7 +12,7 @@ in the work directory, so that a run can stop and go on at any of them:
     export      report         both models, ready to serve
 
 `draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts`, `draft`
-and `evaluate` in the module of that name.
+and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise.
 
 Rule: no training stage reads the directory of benchmark prompts.
 
@@ -24,6 +24,11 @@ DRAFT_STAGES = {  # in order
     "rollouts": "specq.training.draft:roll_out",
     "draft": "specq.training.draft:distil",
     "evaluate": "specq.training.draft:evaluate",
+}
+MEDUSA_STAGES = {  # in order
+    "rollouts": "specq.training.medusa:roll_out",
+    "heads": "specq.training.medusa:train_heads",
+    "evaluate": "specq.training.medusa:evaluate",
 }
 PAIR_STAGES = {  # in order
     "tokenizer": "specq.training.pair:train_tokenizer",

@@ -128,13 +128,18 @@ def distil_loss(
     hard_weight: float,
 ) -> torch.Tensor:
     """Return the mean loss over the counted positions."""
-    draft_logs = functional.log_softmax(functional.linear(draft_hidden, draft_head).float(), dim=-1)
-    target_logits = functional.linear(target_hidden, target_head).float()
+    draft_logits = functional.linear(draft_hidden, draft_head).float()
+    losses = token_losses(draft_logits, functional.linear(target_hidden, target_head).float(), hard_weight)
+    return (losses * counted).sum() / counted.sum().clamp(min=1)
+
+
+def token_losses(draft_logits: torch.Tensor, target_logits: torch.Tensor, hard_weight: float) -> torch.Tensor:
+    """Return the loss of each place, [...], given float32 logits [..., vocab]."""
+    draft_logs = functional.log_softmax(draft_logits, dim=-1)
     target_logs = functional.log_softmax(target_logits, dim=-1)
     divergence = (target_logs.exp() * (target_logs - draft_logs)).sum(-1)
     first_choice = -draft_logs.gather(-1, target_logits.argmax(-1, keepdim=True)).squeeze(-1)
-    losses = (1 - hard_weight) * divergence + hard_weight * first_choice
-    return (losses * counted).sum() / counted.sum().clamp(min=1)
+    return (1 - hard_weight) * divergence + hard_weight * first_choice
 
 
 def fit_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterator[Batch], settings: Settings) -> float:

@@ -30,7 +30,7 @@ from specq.training.chat_prompts import Chat, bench_prompts, chat_of, corpus_pro
 from specq.training.decoding import generate
 from specq.training.distil import Batch, distil_loss, rollout_batches
 from specq.training.draft_network import build_draft, save_draft
-from specq.training.draft_settings import DraftSettings
+from specq.training.draft_settings import DraftSettings, RunSettings
 from specq.training.optimizer import apply_gradients, build_optimizers
 from specq.training.report import conditions
 from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts, save_rollouts
@@ -42,7 +42,7 @@ DRAFT_LENGTHS = (1, 3, 4, 5, 8)
 REPORT_EVERY_S = 20.0
 
 
-def load_target(settings: DraftSettings) -> tuple[Any, Chat]:
+def load_target(settings: RunSettings) -> tuple[Any, Chat]:
     """Return the target's network, without gradients, and how it is spoken to."""
     if not settings.target.exists():
         raise ConfigError(f"there is no {settings.target}; a draft is trained for a model that lies on this machine")
@@ -59,7 +59,7 @@ def load_target(settings: DraftSettings) -> tuple[Any, Chat]:
 # --- rollouts -----------------------------------------------------------------------------------------------------
 
 
-def roll_out(settings: DraftSettings) -> None:
+def roll_out(settings: RunSettings) -> None:
     """Let the target answer prompts; what earlier runs have answered is skipped."""
     target, chat = load_target(settings)
     torch.manual_seed(settings.seed)
@@ -87,14 +87,19 @@ def answer(target: Any, chat: Chat, prompts: list[list[int]], num_new: int) -> l
     return list(zip(prompts, answers, strict=True))
 
 
-def all_rollouts(settings: DraftSettings) -> Rollouts:
-    """Return the rollouts that were given and those that this run made; ConfigError if there are none."""
+def all_rollouts(settings: RunSettings) -> Rollouts:
+    """Return the rollouts that were given and those that this run made; ConfigError if there are none, or no answers in them."""
     paths = [*settings.rollouts, *sorted(settings.rollouts_folder.glob("*.npz"))]
     if not paths:
         raise ConfigError(
             f"there are no rollouts in {settings.rollouts_folder}; run the stage 'rollouts', or name --rollouts"
         )
-    return join_rollouts([load_rollouts(path) for path in paths])
+    rollouts = join_rollouts([load_rollouts(path) for path in paths])
+    if not rollouts.num_answered:
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: these rollouts hold no answers; there is nothing to learn from"
+        )
+    return rollouts
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -202,6 +207,11 @@ def evaluate(settings: DraftSettings) -> None:
     report["acceptance"] = {
         path.stem: _acceptance(target, draft, chat, path, settings) for path in sorted(settings.bench.glob("*.jsonl"))
     }
+    keep_report(report, settings)
+
+
+def keep_report(report: dict[str, Any], settings: RunSettings) -> None:
+    """Write the figures of an evaluation."""
     text = json.dumps(report, indent=2) + "\n"
     for path in (settings.report_file, settings.results):
         if path is not None:

@@ -1,4 +1,4 @@
-"""Settings of `specq train draft`, in one frozen value that every stage takes."""
+"""Settings of the methods that train a drafter for a target that exists, in one frozen value that every stage takes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 
 
 @dataclass(frozen=True)
-class DraftSettings:
-    """One run's settings; `specq train draft --help` explains each."""
+class RunSettings:
+    """What all such methods share; `specq train METHOD --help` explains each."""
 
     target: Path
     corpus: Path
@@ -26,11 +26,6 @@ class DraftSettings:
     rollout_seconds: float
     rollout_rows: int
     rollout_tokens: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    head_dim: int
-    embedding_rank: int
     head_size: int
     batch_tokens: int
     lr: float
@@ -52,3 +47,29 @@ class DraftSettings:
     def autocast(self) -> torch.autocast:
         """Return the context in which losses are computed: bfloat16 on a GPU, plain float32 on a CPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
+
+
+@dataclass(frozen=True)
+class DraftSettings(RunSettings):
+    """Those of `specq train draft`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    head_dim: int
+    embedding_rank: int
+
+
+@dataclass(frozen=True)
+class MedusaSettings(RunSettings):
+    """Those of `specq train medusa`."""
+
+    num_heads: int
+    num_layers: int
+    own_output: bool
+    depth_decay: float
+
+    @property
+    def state_file(self) -> Path:
+        """What a run that was cut off goes on from."""
+        return self.work / "training.pt"

@@ -23,15 +23,21 @@ OUTSIDE = ("model.embed_tokens", "lm_head")  # of the layers
 
 
 def build_optimizers(
-    model: nn.Module, lr: float, weight_decay: float, *, matrix_lr: float = 0.0
+    model: nn.Module,
+    lr: float,
+    weight_decay: float,
+    *,
+    matrix_lr: float = 0.0,
+    outside: tuple[str, ...] = OUTSIDE,
 ) -> list[torch.optim.Optimizer]:
-    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms; `matrix_lr`: Muon's own rate."""
+    """Return Muon over the layers' matrices and AdamW over embeddings, head and norms; `matrix_lr`: Muon's own rate; `outside`: how the
+    names of matrices begin that are none of a layer's."""
     if not hasattr(torch.optim, "Muon"):
         raise ConfigError(f"training needs torch 2.9 or later, which has Muon; this is {torch.__version__}")
     matrices: list[nn.Parameter] = []
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        (matrices if parameter.ndim == 2 and not name.startswith(OUTSIDE) else others).append(parameter)
+        (matrices if parameter.ndim == 2 and not name.startswith(outside) else others).append(parameter)
     muon = torch.optim.Muon(
         matrices, lr=matrix_lr or lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
     )

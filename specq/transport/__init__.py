@@ -17,6 +17,7 @@ from specq.transport.keys import (
     Grant,
     curve_to_broker,
     directory_of,
+    keys_of_gateway,
     make_keys,
     own_keys,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "directory_of",
     "drain",
     "drain_named",
+    "keys_of_gateway",
     "make_keys",
     "new_incarnation",
     "own_keys",

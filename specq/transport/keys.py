@@ -166,7 +166,11 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
     """Return one's own keys: those of the first of these roles that has any. Raises ConfigError."""
     path = Path(keys).expanduser()
     if not path.is_dir():
-        return _own(path.with_name(path.name + SECRET), roles)
+        secret = path.with_name(path.name + SECRET)
+        if not secret.exists():
+            hint = f"specq keys {keys} NAME --role {roles[0]}"
+            raise ConfigError(f"there is neither a directory of keys {keys} nor a key {secret}; to make one: {hint}")
+        return _own(secret, roles)
     secrets = {secret: _read(secret)["roles"] for secret in sorted(path.glob("*" + SECRET))}
     for role in roles:
         found = [secret for secret, its in secrets.items() if role in its]
@@ -178,6 +182,15 @@ def own_keys(keys: str, *roles: str) -> KeyPair:
     raise ConfigError(
         f"{keys} holds no secret key of the role {roles[0]}; make one: specq keys {keys} NAME --role {roles[0]}"
     )
+
+
+def keys_of_gateway(keys: str) -> str:
+    """Return the option `keys` for a gateway: of a directory, its one key that may submit for tenants, if there is one."""
+    path = Path(keys).expanduser()
+    if not keys or not path.is_dir():
+        return keys
+    able = [grant.name for grant in read_grants(path) if grant.tenants and (path / (grant.name + SECRET)).exists()]
+    return f"{keys}/{able[0]}" if len(able) == 1 else keys
 
 
 def curve_to_broker(keys: str, *roles: str) -> Curve | None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.protocol import Int32Array, Int64Array, SamplingParams
+from specq.protocol import BoolArray, Int32Array, Int64Array, SamplingParams
 from specq.runtime import resolve
 from specq.verification.row_params import Rows, make_rows
 from specq.verification.target_rows import LookUp, check_numbers
@@ -61,11 +61,7 @@ class CudaRows(TorchRows):
         is_warm = rows["temperature"] > 0
         if not is_warm.any():
             return lambda: self._pick(self._best, rows["logit_row"])
-        found = Pass(self, rows)
-        if (((rows["top_k"] > 0) | (rows["top_p"] < 1)) & is_warm).any():
-            found.find_distributions(of_all=False)
-        found.choose()
-
+        found = self._choose(rows, is_warm)
         if is_warm.all():
             return lambda: self._pick(found.best, slice(None))
 
@@ -76,6 +72,25 @@ class CudaRows(TorchRows):
             return tokens
 
         return pick
+
+    def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
+        """Let the device choose the own tokens of all rows, in order; return i32[2, splits, rows]: of each part, the bits of the largest
+        score, and its token."""
+        assert len(rows) == len(self.logits)
+        is_warm = rows["temperature"] > 0
+        if not is_warm.any():
+            return self._best
+        found = self._choose(rows, is_warm)
+        if is_warm.all():
+            return found.best
+        return torch.where(_to_device(torch.from_numpy(is_warm), self.logits.device), found.best, self._best)
+
+    def _choose(self, rows: Rows, is_warm: BoolArray) -> Pass:
+        found = Pass(self, rows)
+        if (((rows["top_k"] > 0) | (rows["top_p"] < 1)) & is_warm).any():
+            found.find_distributions(of_all=False)
+        found.choose()
+        return found
 
     def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
@@ -134,7 +149,7 @@ class Pass:
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:
         self._target, self._grid = target, (len(rows), target.splits)
-        self._words = torch.from_numpy(rows.view(np.int64)).to(target.logits.device, non_blocking=True)
+        self._words = _to_device(torch.from_numpy(rows.view(np.int64)), target.logits.device)
         self.best = target.empty((2, target.splits, len(rows)), torch.int32)
         # Until `find_distributions`, anything of the right type.
         self._heads, self._head_ids, self.distributions = _nothing(target.logits.device)
@@ -163,6 +178,11 @@ class Pass:
         rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.distributions
         found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]
         target.run("choose", self._grid, *rows, *found)
+
+
+def _to_device(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy values to the device without waiting for what it was given before, which memory that may be paged can need."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 @cache

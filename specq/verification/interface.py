@@ -10,8 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, Protocol
 
-from specq.protocol import Float64Array, Int64Array, Judgement, SamplingParams, UInt64Array
-from specq.verification.packing import JudgedStep
+from specq.protocol import Float64Array, Int32Array, Int64Array, Judgement, SamplingParams, UInt64Array
+from specq.verification.judgements import Judgements
+from specq.verification.packing import JudgedStep, Packed, Placed
 from specq.verification.target_rows import TargetRows
 
 
@@ -53,6 +54,20 @@ class Strategy(ABC):
     def samples_drafts(self, params: SamplingParams) -> bool:
         """Return whether draft nodes are drawn and travel with their draft distributions; else all are point masses."""
         return self.takes_distributions and params.temperature > 0
+
+    def says_own(self, params: SamplingParams) -> bool:
+        """Return whether, where nothing was drafted, the token is the target's own, as `TargetRows.own_tokens` gives it: then nothing
+        but the device need know it before the next step begins."""
+        return False
+
+    def follows_own(self, params: SamplingParams) -> bool:
+        """Return whether the judgement of drafts, too, follows from the target's own token at each row: then the device may choose
+        those before the host asks, and `judge_by_own` gives the judgements."""
+        return False
+
+    def judge_by_own(self, steps: Placed, packed: Packed, tokens: Int32Array) -> Judgements:
+        """Judge steps all of which follow their own tokens, given these, i32[rows], and the steps' rows."""
+        raise NotImplementedError(f"{type(self).__name__} does not judge by the target's own tokens alone")
 
     def judging_temperature(self, params: SamplingParams) -> float:
         """Return the temperature of the target distributions that nodes are judged by."""

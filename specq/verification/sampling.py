@@ -18,12 +18,13 @@ The judge asks `specq.verification.target_rows` for what it needs of this; here 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from specq.protocol import Int32Array, SamplingParams
-from specq.verification import noise, torch_rows
+from specq.verification import host_kernels, noise, torch_rows
 from specq.verification.devices import target_rows
 from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, make_rows, noise_keys
 
@@ -57,6 +58,50 @@ def perturbed_scores(
         return parts[0][1]
     order = np.argsort(np.concatenate([which for which, _ in parts]))
     return torch.cat([scores.float() for _, scores in parts])[torch.from_numpy(order).to(logits.device)]
+
+
+def is_uncut(params: SamplingParams) -> bool:
+    """Whether all tokens count: no top-k, top-p or min-p, or temperature 0."""
+    return params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p)
+
+
+class NearNoise(NamedTuple):
+    """What C needs to add the noise of rows itself, as `near_scores` does.
+
+    function  specq_near_scores of kernels/guess.h; None where there is no library
+    rows      [num_rows] of `row_params.ROW`
+    """
+
+    function: Any
+    rows: Rows
+
+    @staticmethod
+    def is_known() -> bool:
+        """Whether there is a function."""
+        return host_kernels.near_scores() is not None
+
+    @classmethod
+    def of(cls, params: Sequence[SamplingParams], positions: Sequence[int]) -> NearNoise:
+        """Return it for rows with these parameters, whose tokens would stand at these positions."""
+        return cls(host_kernels.near_scores(), make_rows(params, positions))
+
+
+def near_scores(
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    token_ids: Int32Array | None = None,
+) -> torch.Tensor:
+    """Return `perturbed_scores` near enough for guesses: on a CPU within about 1e-5, where all rows are sampled from all tokens."""
+    is_free = all(own.temperature and is_uncut(own) for own in params)
+    if not (is_free and logits.is_cpu and logits.dtype == torch.float32 and NearNoise.is_known()):
+        return perturbed_scores(logits, params, positions, token_ids)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    noise_of, found = NearNoise.of(params, positions), torch.empty(logits.shape)
+    columns = None if token_ids is None else token_ids.ctypes.data
+    of_logits = logits.data_ptr(), logits.stride(0), logits.shape[1]
+    noise_of.function(*of_logits, len(params), noise_of.rows.ctypes.data, columns, 0, found.data_ptr())
+    return found
 
 
 def target_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> torch.Tensor:

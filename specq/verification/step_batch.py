@@ -6,6 +6,7 @@ It is a sequence of `SessionStep`s, too, for whoever looks at one after the othe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -63,6 +64,8 @@ class StepBatch(Sequence[SessionStep]):
     token_ids   i32[all]: of each session its tokens, then its tree's
     parents, scores   [nodes], of all trees
     extras      by place, of the sessions that have some
+    fed_by      None, or i32[n]: whose one token only the device knows, since the step before is not collected yet: the place among the
+                sessions that were judged there, -1 for all others. In `token_ids` stands any token of the vocabulary instead
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class StepBatch(Sequence[SessionStep]):
         parents: Int32Array = NO_TOKENS,
         scores: Float32Array = NO_SCORES,
         extras: Mapping[int, Extra] | None = None,
+        fed_by: Int32Array | None = None,
     ) -> None:
+        self.fed_by = fed_by
         self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
         self.starts, self.num_tokens, self.is_judged, self.token_ids = starts, num_tokens, is_judged, token_ids
         self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
@@ -88,7 +93,8 @@ class StepBatch(Sequence[SessionStep]):
         self.has_scratch = any(extra.scratch is not NO_SCRATCH for extra in self.extras.values())
         # Whether all steps are judged; and whether each session computes one token, which is judged, and nothing else.
         self.are_judged = int(np.count_nonzero(is_judged)) == len(session_ids)
-        self.is_plain = len(token_ids) == len(session_ids) and self.are_judged and not self.has_scratch
+        num_single = int(np.count_nonzero(num_tokens == 1)) if len(token_ids) == len(session_ids) else -1
+        self.is_plain = num_single == len(session_ids) and self.are_judged and not self.has_scratch
 
     @staticmethod
     def of(steps: Sequence[SessionStep]) -> StepBatch:
@@ -178,7 +184,22 @@ class StepBatch(Sequence[SessionStep]):
             parents=self.parents[of_nodes],
             scores=self.scores[of_nodes],
             extras={i: self.extras[place] for i, place in enumerate(which) if place in self.extras},
+            fed_by=None if self.fed_by is None else self.fed_by[places],
         )
+
+    @property
+    def first_rows(self) -> IntpArray:
+        """Where the rows of each session begin, i64[n]."""
+        return ends_of(self.num_rows) - self.num_rows
+
+    def fed(self, token_ids: Int32Array) -> StepBatch:
+        """Return the same steps where all tokens are known: `token_ids` i32[n] are those of the sessions that were to be fed."""
+        assert self.fed_by is not None
+        found, is_fed = copy(self), self.fed_by >= 0
+        found.token_ids, found.fed_by = self.token_ids.copy(), None
+        found.token_ids[(self.ends - self.sizes)[is_fed]] = token_ids[is_fed]
+        found.__dict__.pop("_steps", None)
+        return found
 
     # --- one by one -------------------------------------------------------------------------------------------------
 

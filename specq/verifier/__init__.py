@@ -4,7 +4,7 @@
     session, history          what is committed; what penalties count
     open_sessions             all sessions in order of precedence, and which take part in the next step
     trees/                    the unverified nodes of all sessions
-    sources/                  what drafts: remote drafters, prompt lookup, a colocated draft model
+    sources/                  what drafts: remote drafters, suffix decoding, a colocated draft model
     grafting                  how drafts become nodes of the trees
     scheduler, shares, step_curve   which nodes share the next forward pass, and what a pass costs; choice_order: of sampled nodes
     arms                      which sources of drafts are used: those that raise the tokens a second
@@ -15,24 +15,40 @@ In: Open, Draft, Ack, Close, FetchTokenizer. Out: Verdict, SessionFailed, Tokeni
 a socket.
 """
 
-from specq.verifier.arms import REMOTE
+from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
-from specq.verifier.sources import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, Setup, make_sources
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.sources import (
+    SOURCES,
+    Budget,
+    ColocatedDrafter,
+    Computed,
+    DraftBatch,
+    DraftSource,
+    LookaheadDecoder,
+    Setup,
+    SuffixDecoder,
+    make_sources,
+)
+from specq.verifier.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.verdicts import NO_REPORTS, Reports
 
 __all__ = [
     "NO_REPORTS",
     "REMOTE",
     "SOURCES",
+    "SUFFIX",
     "Budget",
+    "ColocatedDrafter",
     "Computed",
     "DraftBatch",
     "DraftSource",
-    "PromptLookup",
+    "LookaheadDecoder",
     "Reports",
     "Setup",
     "StepCurve",
+    "SuffixDecoder",
     "Verifier",
     "make_sources",
+    "profiled_rows",
+    "step_curves",
 ]

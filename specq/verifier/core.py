@@ -2,7 +2,8 @@
 
     handle(message)   opens, closes, takes drafts in, sends again
     begin()           sources of drafts begin, while the host sends and receives
-    step()            propose -> schedule -> forward and judge -> commit -> verdicts
+    step()            propose -> schedule -> forward and judge -> commit -> verdicts; with an engine that overlaps, the next forward begins
+                      before what the last one gave is committed (flights.py)
 
 Rules: a verifier waits for nobody, neither remote drafters nor the broker. It alone commits tokens, and keeps what it committed
 until the session is closed, so that a lost verdict can be sent again. A session further than `max_uncommitted` tokens
@@ -12,6 +13,7 @@ ahead of the journal pauses.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import structlog
@@ -38,6 +40,7 @@ from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verification import Judgements
 from specq.verifier.arms import REMOTE, Arms
+from specq.verifier.flights import Done, Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
@@ -49,11 +52,12 @@ from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.tracing import trace_close, trace_open, trace_step
 from specq.verifier.trees import DraftTrees
-from specq.verifier.verdicts import Reports, failure, verdict_again, verdicts_of
+from specq.verifier.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of
 
 log = structlog.get_logger(__name__)
 
 MAX_MIN_ACCEPT_PROB = 9999
+MOST_PROMPT_ROWS = 64  # of a step that says something of the sources of drafts
 
 
 class Verifier:
@@ -74,12 +78,14 @@ class Verifier:
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
-        """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part."""
+        """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part. `curves` are both,
+        that of unhelped steps first."""
         self.engine, self.incarnation = engine, incarnation
-        self._can_be_helped, self._curves = engine.is_helped, (unhelped_curve or curve, curve)
+        self._can_be_helped, self.curves = engine.is_helped, (unhelped_curve or curve, curve)
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
         self.trust_drafts = trust_drafts
         self.sources = SourceSet(sources, engine)
+        self._flights = Flights(engine, self.sources.tap)
         self.tokenizer_files = tokenizer_files or {}
         self.codec = TextCodec(self.tokenizer_files) if "tokenizer.json" in self.tokenizer_files else None
         self.trees = DraftTrees()  # of all sessions
@@ -187,50 +193,98 @@ class Verifier:
 
     @property
     def has_work(self) -> bool:
-        return self.sessions.has_work or self.sources.has_work
+        return self._flights.newest is not None or self.sessions.has_work or self.sources.has_work
 
     def begin(self, now: float) -> None:
         """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
         self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
 
     def step(self, clock: Callable[[], float]) -> Reports:
-        """Run one step for every session that can take part; return the verdicts."""
+        """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
         faults, began = Faults(), clock()
-        self._share_cores()
+        self._follow_load()
         self._propose(clock)
-        started = clock()
-        shares = self._schedule(faults)
-        planned = clock()
-        done = in_halves(shares, self._compute, faults, "computed", retry=True)
-        ended = clock()
-        rounds = in_one([self._commit(shares, output, ended, faults) for shares, output in done])
+        before, self._flights.newest = self._flights.newest, None
+        if before is not None and not self._can_follow(before):
+            return self._finish(before, faults, clock)
+        flight = self._begin_step(before, faults, began, clock)
+        if before is None and not self._can_follow(flight):
+            return self._finish(flight, faults, clock)
+        self._keep(flight)
+        if before is None:
+            return NO_REPORTS.and_of(self._fail(faults))
+        reports = self._finish(before, faults, clock)
+        self._check_works(flight, faults)
+        return reports
+
+    def _keep(self, flight: Flight) -> None:
+        """Leave a step in flight until the next call."""
+        flight.is_late = True
+        self._flights.newest = flight if flight.parts else None
+        self.sessions.has_flight = bool(flight.parts)
         self.sessions.changed()
+
+    def _can_follow(self, flight: Flight) -> bool:
+        """Return whether another step may begin before this one has ended."""
+        return self._flights.can_follow(flight, lambda session: self.sources.draft_for(session, self.arms))
+
+    def _begin_step(self, before: Flight | None, faults: Faults, began: float, clock: Callable[[], float]) -> Flight:
+        """Plan and launch a step, behind the one in flight if there is one."""
+        drafted = clock()
+        shares = self._schedule(faults, before)
+        flight = Flight(
+            shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, planned=clock()
+        )
+        self._flights.launch(flight, before, faults)
+        self.num_steps += len(flight.parts)
+        if len(shares) < len(self.sessions):
+            self.sessions.put_behind(shares.sessions)
+        return flight
+
+    def _finish(self, flight: Flight, faults: Faults, clock: Callable[[], float]) -> Reports:
+        """Wait for a step, commit what it gave, and return what is said of it."""
+        done = self._flights.collect(flight, faults)
+        ended = clock()
+        self.sessions.has_flight = self._flights.newest is not None
+        rounds = in_one([self._commit(flight, shares, output, ended, faults) for shares, output in done])
+        self.sessions.changed()
+        # The device began with this step when it had ended the one before.
+        started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
         self.sources.observe(rounds, done, ended - started)
-        moments = Moments(self._last_end, began, started, planned, ended)
-        self._measure(moments, done, rounds)
-        verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), started, faults)
+        moments = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended)
+        self._measure(flight, moments, done, rounds)
+        verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), flight.drafted, faults)
         if self.tracer.is_on:
-            trace_step(self.tracer, shares, rounds, moments, clock())
-        self._end_step(shares, rounds, ended, is_whole=len(done) == 1 and not faults.found)
+            trace_step(self.tracer, flight.shares, rounds, moments, clock())
+        self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
-        if shares and not done and faults.is_unexpected:
-            check_works(self.engine)  # raises if it fails with every session
+        if not done:
+            self._check_works(flight, faults)
         return verdicts.and_of(failed)
 
-    def _measure(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], rounds: Rounds) -> None:
+    def _check_works(self, flight: Flight, faults: Faults) -> None:
+        """Raise EngineLostError if a step failed with every session, and so does one that is nobody's."""
+        if len(flight.shares) and faults.is_unexpected and self._flights.newest is None:
+            check_works(self.engine)
+
+    def _measure(self, flight: Flight, at: Moments, done: Done, rounds: Rounds) -> None:
         if done:
             judge_s = sum(output.judge_s for _, output in done)
-            self.meter.note(at, judge_s, self._num_rows, sum(len(shares) for shares, _ in done), rounds)
+            self.meter.note(at, judge_s, flight.num_rows, sum(len(shares) for shares, _ in done), rounds)
 
     @property
     def curve(self) -> StepCurve:
         """What steps take, with help from other cores or without, as it is now."""
-        return self._curves[self.engine.is_helped or not self._can_be_helped]
+        return self.curves[self.engine.is_helped or not self._can_be_helped]
 
-    def _share_cores(self) -> None:
-        """Take help from the cores of drafters only while they are asked for nothing, or there are none."""
+    def _follow_load(self) -> None:
+        """Use the sources of drafts that pay with so many sessions; and take help from the cores of drafters only while those are asked for
+        nothing, or there are none, or prompts are computed: steps of many rows gain by it whoever else computes there."""
+        if num_sessions := self.sessions.num_running:
+            self.arms.meet(min(num_sessions, self.max_sessions))
         if self._can_be_helped:
-            self.engine.is_helped = not self.arms.uses(REMOTE)
+            self.arms.hear(self.sources.num_sent)
+            self.engine.is_helped = self.sessions.has_prompts or not self.arms.uses(REMOTE)
 
     # --- propose and schedule ---------------------------------------------------------------------------------------------------
 
@@ -245,19 +299,24 @@ class Verifier:
         """Hang what has been drafted onto the trees."""
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
 
-    def _schedule(self, faults: Faults) -> Shares:
-        """Return the shares of those sessions that can be planned together."""
+    def _schedule(self, faults: Faults, before: Flight | None) -> Shares:
+        """Return the shares of those sessions that can be planned together, behind the step in flight if there is one."""
         self.sessions.drafted()
-        running = self.sessions.running()[: self.max_sessions]
-        opened = admit(running, self.sessions.values(), self.engine, faults)
-        planned = in_halves(opened, self._plan, faults, "planned")
+        running = self.sessions.running()
+        prefilling = None if before is None else before.prefilling()
+        opened = admit(running, self.max_sessions, self.sessions.values(), self.engine, faults, prefilling)
+        planned = in_halves(opened, partial(self._plan, before), faults, "planned")
         return planned[0][1] if planned else NO_SHARES
 
-    def _plan(self, sessions: Sequence[Session]) -> Shares:
+    def _plan(self, before: Flight | None, sessions: Sequence[Session]) -> Shares:
         """Plan a step of these sessions."""
-        room = self.engine.free_slots
         planned = plan(
-            sessions, self.curve, max_rows=self.max_step_rows, free_slots=room, max_chain=self.engine.max_chain
+            sessions,
+            self.curve,
+            max_rows=self.max_step_rows,
+            free_slots=self.engine.free_slots,
+            max_chain=self.engine.max_chain,
+            before=None if before is None else before.parts[0][0],
         )
         self._num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
@@ -270,32 +329,31 @@ class Verifier:
         """The minimum acceptance probability that drafters are told: so much that they fall silent where they bring nothing."""
         return self._min_accept_prob if REMOTE in self.arms.allowed else MAX_MIN_ACCEPT_PROB
 
-    # --- forward, judge, commit -------------------------------------------------------------------------------------
+    # --- commit -----------------------------------------------------------------------------------------------------
 
-    def _compute(self, shares: Shares) -> StepOutput:
-        """Run the target model for these shares, and have their nodes judged."""
-        output = self.engine.step(shares.batch, self.sources.tap(shares))
-        self.num_steps += 1
-        return output
-
-    def _commit(self, shares: Shares, output: StepOutput, ended: float, faults: Faults) -> Rounds:
+    def _commit(self, flight: Flight, shares: Shares, output: StepOutput, ended: float, faults: Faults) -> Rounds:
         """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
-        self.trees.kv_len[shares.places] = shares.batch.base_lens
-        return commit(shares, Judgements.of(output.judgements), self._min_accept_prob, ended, faults)
+        judgements = Judgements.of(output.judgements)
+        return commit(shares, judgements, flight.min_accept_prob, ended, faults, is_late=flight.is_late)
 
-    def _end_step(self, shares: Shares, rounds: Rounds, ended: float, *, is_whole: bool) -> None:
-        """Learn from a step that came at once after another and went well; sessions that had a share go behind the others."""
+    def _end_step(self, flight: Flight, rounds: Rounds, ended: float, *, is_whole: bool) -> None:
+        """Learn from a step that came at once after another and went well."""
         if is_whole and self._last_end is not None:
-            self._learn(shares, rounds, ended - self._last_end)
-        self._last_end = ended if shares and self.has_work else None
-        if len(shares) < len(self.sessions):
-            self.sessions.put_behind(shares.sessions)
+            self._learn(flight, rounds, ended - self._last_end)
+        self._last_end = ended if len(flight.shares) and self.has_work else None
 
-    def _learn(self, shares: Shares, rounds: Rounds, seconds: float) -> None:
-        """Learn what a step takes; and, where all sessions decode and wait for no drafter, which sources of drafts pay."""
-        self.curve.learn(self._num_rows, seconds - self.sources.waited_s)
-        if shares.is_decoding and shares.modes in ({"async"}, {"async", "plain"}):
-            self.arms.learn(len(shares), len(rounds.token_ids), seconds, self.sources.num_sent)
+    def _learn(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
+        """Learn what a step takes; and, where no session waits for a drafter, which sources of drafts pay. Long prompts say more about
+        the curve than about these."""
+        shares = flight.shares
+        self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
+        if shares.modes not in ({"async"}, {"async", "plain"}):
+            return
+        num_rows, num_first = shares.prompts()
+        if num_rows <= MOST_PROMPT_ROWS:
+            beyond = max(seconds - self.curves[-1].profiled(num_rows), 0.0) if num_rows else seconds
+            num_tokens = max(len(rounds.token_ids) - num_first, 0)
+            self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, is_decoding=not num_rows)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

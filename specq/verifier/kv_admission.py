@@ -3,7 +3,7 @@ A session that can never run is refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import structlog
@@ -19,28 +19,58 @@ log = structlog.get_logger(__name__)
 SHARED_PREFIX = 16  # tokens in common; with as many, a session waits for another's prefill
 
 
-def admit(running: Sequence[Session], sessions: Iterable[Session], engine: Engine, faults: Faults) -> Sequence[Session]:
-    """Open the running sessions whose contexts fit; return those that are open.
+def admit(
+    running: Sequence[Session],
+    most: int,
+    sessions: Iterable[Session],
+    engine: Engine,
+    faults: Faults,
+    prefilling: Collection[Session] | None = None,
+) -> Sequence[Session]:
+    """Open the running sessions whose turn it is and whose contexts fit; return those that are open, at most so many.
+
+    `prefilling`: None, or, where a step is in flight, those of whose context it computes a part. Then nobody is evicted, since that step
+    would be lost for a session in it: where there is no room, nobody is returned, and it is decided when the step has ended.
 
     If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
-    rounds), then those with the highest id. `faults` gets the sessions that cannot be opened.
+    rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open always comes to its end.
+    `faults` gets the sessions that cannot be opened.
     """
-    if not running:
-        return running
-    is_open = running[0].trees.is_open[[session.place for session in running]]
-    if np.count_nonzero(is_open) == len(running) and engine.free_slots >= len(running):
-        return running
+    turn = _turn(running, most, engine)
+    if not turn:
+        return turn
+    is_open = turn[0].trees.is_open[[session.place for session in turn]]
+    if np.count_nonzero(is_open) == len(turn) and engine.free_slots >= len(turn):
+        return turn
     ids = {session.session_id for session in running}
-    parked = [s for s in sessions if s.is_open and s.session_id not in ids]
-    for session in [s for s in running if not s.is_open]:
-        if not _awaits_prefix(session, running) and _fits(session, running, parked, engine):
+    may_evict = prefilling is None
+    parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
+    for session in [s for s in turn if not s.is_open]:
+        if _awaits_prefix(session, turn, prefilling or ()):
+            continue
+        if _fits(session, running, parked, engine) if may_evict else session.length < engine.free_slots:
             with faults.of(session, "opened"):
                 session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
                 session.is_open = True
+    if not may_evict and engine.free_slots < _num_open(turn):
+        return ()
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
-    while engine.free_slots < len(opened) and (parked or len(opened) > 1):
+    while engine.free_slots < _num_open(turn) and (parked or len(opened) > 1):
         _evict(parked.pop() if parked else opened.pop(), engine)
-    return [session for session in running if session.is_open and session not in faults]
+    return [session for session in turn if session.is_open and session not in faults]
+
+
+def _turn(running: Sequence[Session], most: int, engine: Engine) -> Sequence[Session]:
+    """Return at most so many sessions, those that have waited longest. Where there are more, one without KV waits until its context
+    fits: a turn that evicts those of other turns would undo what they computed, and none might ever come to its end."""
+    if len(running) <= most:
+        return running
+    free_slots = engine.free_slots
+    return ([s for s in running if s.is_open or s.length < free_slots] or running)[:most]
+
+
+def _num_open(sessions: Iterable[Session]) -> int:
+    return sum(session.is_open for session in sessions)
 
 
 def reason_to_refuse(message: Open, info: ModelInfo, *, has_codec: bool) -> str:
@@ -77,12 +107,11 @@ def _fits(session: Session, running: Sequence[Session], parked: list[Session], e
     return is_alone or session.length < engine.free_slots
 
 
-def _awaits_prefix(session: Session, running: Sequence[Session]) -> bool:
+def _awaits_prefix(session: Session, running: Sequence[Session], prefilling: Collection[Session]) -> bool:
     """Return whether another session computes a prefix that this one could share a step later."""
     start = session.token_ids[:SHARED_PREFIX]
-    return any(
-        other.is_open and other.num_pending > 1 and other.token_ids[:SHARED_PREFIX] == start for other in running
-    )
+    computing = [*prefilling, *(other for other in running if other.num_pending > 1)]
+    return any(other.is_open and other.token_ids[:SHARED_PREFIX] == start for other in computing)
 
 
 def _evict(session: Session, engine: Engine) -> None:

@@ -15,23 +15,28 @@ import numpy as np
 from specq.protocol import (
     COLOCATED_LANE,
     COUNTED_DEPTHS,
-    LOOKUP_LANE,
+    LEAST_OWN_LANE,
+    LOOKAHEAD_LANE,
+    MEDUSA_LANE,
     PHASES,
     ROW_LIMITS,
     STEP_LIMITS_US,
+    SUFFIX_LANE,
     Int64Array,
     UInt8Array,
 )
-from specq.verifier.arms import COLOCATED, LOOKUP, REMOTE, Arms
+from specq.verifier.arms import COLOCATED, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX, Arms
 from specq.verifier.rounds import Rounds
 from specq.verifier.sources import SourceSet
 from specq.verifier.trees import DraftTrees
 
 KEPT_STEPS = 64  # whose nodes are not counted yet
 LANES = {
-    REMOTE: slice(0, COLOCATED_LANE),
+    REMOTE: slice(0, LEAST_OWN_LANE),
     COLOCATED: slice(COLOCATED_LANE, COLOCATED_LANE + 1),
-    LOOKUP: slice(LOOKUP_LANE, LOOKUP_LANE + 1),
+    LOOKAHEAD: slice(LOOKAHEAD_LANE, LOOKAHEAD_LANE + 1),
+    SUFFIX: slice(SUFFIX_LANE, SUFFIX_LANE + 1),
+    MEDUSA: slice(MEDUSA_LANE, MEDUSA_LANE + 1),
 }
 
 
@@ -39,7 +44,8 @@ class Moments(NamedTuple):
     """When a step reached its stages, in seconds of the clock that it was given.
 
     last    when the forward pass of the step before had ended, if there was work to go on with at once; else None
-    began   when the step did; drafted: what was drafted hangs on the trees; planned; judged
+    began   when the step did; drafted: what was drafted hangs on the trees; planned; judged. A step that began before the last one had
+            ended has no time of the host's before it, and its forward pass began when that had ended
     """
 
     last: float | None
@@ -80,7 +86,7 @@ class StepMeter:
     def note(self, at: Moments, judge_s: float, num_rows: int, num_sessions: int, rounds: Rounds) -> None:
         """Count a step."""
         host_s = 0.0 if at.last is None else at.began - at.last
-        forward_s = at.judged - at.planned - judge_s
+        forward_s = at.judged - (at.planned if host_s >= 0 else max(at.planned, at.last or 0.0)) - judge_s
         seconds = (at.drafted - at.began, at.planned - at.drafted, forward_s, judge_s, host_s)
         for histogram, one in zip(self._phases.values(), seconds, strict=True):
             if one > 0:

@@ -28,7 +28,8 @@ class _States(NamedTuple):
 class OpenSessions(dict[int, Session]):
     """Sessions by their ids: those that have waited longest come first.
 
-    `changed` must be called after any change to a session, but for those made here.
+    `changed` must be called after any change to a session, but for those made here. `has_flight`: a step is in flight; then a session all of
+    whose tokens have KV, or will have, is one token longer than is known.
     """
 
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
@@ -37,6 +38,7 @@ class OpenSessions(dict[int, Session]):
         self._order: tuple[list[Session], IntpArray] | None = None  # and their places
         self._known: _States | None = None
         self._has_sync = False  # among the sessions in `_order`
+        self.has_flight = False
 
     def add(self, session: Session) -> None:
         """Take in a new session, behind all others."""
@@ -72,6 +74,12 @@ class OpenSessions(dict[int, Session]):
     def num_running(self) -> int:
         return int(np.count_nonzero(self._states().runs))
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether the next step computes a part of a prompt."""
+        states = self._states()
+        return bool((states.runs & ~states.decodes).any())
+
     def running(self) -> list[Session]:
         """Return the sessions that take part in the next step."""
         states = self._states()
@@ -100,8 +108,11 @@ class OpenSessions(dict[int, Session]):
         sessions, places = self._order
         t = self._trees
         length = t.length[places]
-        may_run = (t.has_ended[places] == 0) & (length - t.journaled[places] <= self._max_uncommitted)
         num_pending = length - t.kv_len[places]
+        foreseen = length + (num_pending == 0) if self.has_flight else length
+        may_run = (t.has_ended[places] == 0) & (foreseen - t.journaled[places] <= self._max_uncommitted)
+        if self.has_flight:
+            may_run &= foreseen < t.limit[places]
         runs, decodes = may_run, may_run & (num_pending == 1)
         if self._has_sync:
             is_sync = t.mode[places] == SYNC

@@ -197,11 +197,19 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
     return joined
 
 
-def commit(shares: Shares, judgements: Judgements, min_accept_prob: int, now: float, faults: Faults) -> Rounds:
-    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault."""
+def commit(
+    shares: Shares, judgements: Judgements, min_accept_prob: int, now: float, faults: Faults, *, is_late: bool = False
+) -> Rounds:
+    """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault.
+
+    is_late     sessions may have ended, been closed or evicted since the step was launched: what it says of them is not looked at
+    """
     shares = shares.judged()
     if len(judgements) != len(shares):  # whose is whose is not known, so none of the sessions can go on here
         raise EngineLostError(f"the engine gave {len(judgements)} judgements for {len(shares)} sessions")
+    if is_late:
+        gone = [i for i, session in enumerate(shares.sessions) if not session.is_open or session.finish]
+        shares, judgements = _without(gone, shares, judgements)
     for i, fault in judgements.faults.items():
         faults.add(shares[i], fault)
     shares, judgements = _without(judgements.faults, shares, judgements)

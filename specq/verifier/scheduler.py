@@ -64,23 +64,31 @@ class Chosen(NamedTuple):
 
 
 def plan(
-    sessions: Sequence[Session], curve: StepCurve, *, max_rows: int, free_slots: int, max_chain: int = 0
+    sessions: Sequence[Session],
+    curve: StepCurve,
+    *,
+    max_rows: int,
+    free_slots: int,
+    max_chain: int = 0,
+    before: Shares | None = None,
 ) -> StepPlan:
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
-    `max_chain` is the engine's. All sessions are in the same draft trees.
+    `max_chain` is the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
+    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
         return StepPlan(NO_SHARES, 0, 0.0)
-    chunks = _chunks(sessions, room)
+    chunks = _chunks(sessions, room, is_fed=before is not None)
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
     num_rows += len(chosen.nodes)
-    return StepPlan(_shares(chunks, chosen), num_rows, (len(decoding) + chosen.tokens) / curve(num_rows))
+    goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
+    return StepPlan(_shares(chunks, chosen, before), num_rows, goodput)
 
 
 class _Chunks(NamedTuple):
@@ -101,12 +109,14 @@ class _Chunks(NamedTuple):
         return [self.sessions[i] for i in self.is_judged.nonzero()[0].tolist()]
 
 
-def _chunks(sessions: Sequence[Session], room: int) -> _Chunks:
-    """Return what the step computes of each session, as far as there is room."""
+def _chunks(sessions: Sequence[Session], room: int, *, is_fed: bool) -> _Chunks:
+    """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will be."""
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
     starts = trees.kv_len[places]
     pending = (trees.length[places] - starts).astype(np.intp)
+    if is_fed:
+        np.maximum(pending, 1, out=pending)
     ends = ends_of(pending)
     num_tokens = int(ends[-1])
     if num_tokens <= room:
@@ -138,7 +148,7 @@ def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
     return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
 
 
-def _shares(chunks: _Chunks, chosen: Chosen) -> Shares:
+def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None) -> Shares:
     """Return the parts of all sessions; `chosen` are nodes of the decoding ones."""
     sessions, places, starts, sizes, is_judged, _ = chunks
     trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
@@ -160,16 +170,32 @@ def _shares(chunks: _Chunks, chosen: Chosen) -> Shares:
         extras=_extras(chunks, num_nodes, chosen.nodes),
         parents=parents,
         scores=scores,
+        fed_by=None if before is None else _fed_by(chunks, before),
     )
     return Shares(sessions, places, batch, chosen.nodes)
 
 
+def _fed_by(chunks: _Chunks, before: Shares) -> Int32Array | None:
+    """Return `StepBatch.fed_by`, given the step in flight."""
+    trees = chunks.sessions[0].trees
+    is_fed = trees.length[chunks.places] == chunks.starts
+    if not np.count_nonzero(is_fed):
+        return None
+    judged = before.judged().places
+    found = np.full(len(trees.length), NONE, np.int32)
+    found[judged] = np.arange(len(judged))
+    fed_by: Int32Array = np.where(is_fed, found[chunks.places], np.int32(NONE))
+    assert np.array_equal(fed_by != NONE, is_fed), "a session's last token is neither known nor on its way"
+    return fed_by
+
+
 def _tokens_of(chunks: _Chunks) -> Int32Array:
-    """Return i32[sum of sizes]: the committed tokens that the step computes."""
+    """Return i32[sum of sizes]: the committed tokens that the step computes; of a session that will be fed, the last one."""
     sessions, places, starts, sizes, is_judged, num_tokens = chunks
     trees = sessions[0].trees
     if num_tokens == len(sessions) == np.count_nonzero(is_judged):
         return trees.last_token[places]
+    starts = np.minimum(starts, trees.length[places] - 1)
     spans = zip(sessions, starts.tolist(), (starts + sizes).tolist(), strict=True)
     return np.array([token for session, start, end in spans for token in session.token_ids[start:end]], np.int32)
 

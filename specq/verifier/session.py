@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from specq.drafting import longest_chain
 from specq.protocol import (
     MODES,
     NO_SCRATCH,
@@ -25,7 +26,7 @@ from specq.protocol import (
 from specq.text import StopMatcher
 from specq.verification import make_rows, strategy, traits_of
 from specq.verifier.history import Past
-from specq.verifier.trees import MAX_END_IDS, NONE, DraftTrees, Lane
+from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
 
 SYNC_PATIENCE = 3  # heartbeats
 
@@ -65,6 +66,7 @@ class Session:
 
     def __init__(self, message: Open, end_ids: tuple[int, ...] = (), trees: DraftTrees | None = None) -> None:
         self.session_id, self.epoch = message.session_id, message.epoch
+        self.owner = message.owner
         self.params: SamplingParams = message.params
         rule = strategy(message.params.strategy)
         self.takes_distributions = rule.samples_drafts(message.params)  # draft nodes may be sampled; else point masses
@@ -97,6 +99,8 @@ class Session:
             getattr(t, name)[place] = 0
         t.end_ids[place] = (*self.end_ids, *(NONE,) * MAX_END_IDS)[:MAX_END_IDS]
         t.ends_by_text[place] = len(self.end_ids) > MAX_END_IDS
+        takes_chains = self.takes_drafts and not self.speculation.has_fixed_shape
+        t.longest_chain[place] = longest_chain(self.speculation, MAX_LIVE_NODES) if takes_chains else 0
         t.explains[place] = message.explain
         t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
         t.sampling[place] = make_rows([self.params], [0])[0]

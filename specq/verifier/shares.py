@@ -42,10 +42,12 @@ class Shares(Sequence[ScheduledSession]):
     def __init__(self, sessions: list[Session], places: IntpArray, batch: StepBatch, nodes: Int32Array) -> None:
         self.sessions, self.places, self.batch, self.nodes = sessions, places, batch, nodes
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether all sessions are: see `ScheduledSession`."""
-        return self.batch.are_judged and np.count_nonzero(self.batch.num_tokens == 1) == len(self)
+    def prompts(self) -> tuple[int, int]:
+        """Return how many rows are of prompts, and how many sessions come to the end of theirs, and so to their first token."""
+        if self.batch.are_judged and np.count_nonzero(self.batch.num_tokens == 1) == len(self):
+            return 0, 0
+        is_prompt = ~self.batch.is_judged | (self.batch.num_tokens > 1)
+        return int(self.batch.num_tokens[is_prompt].sum()), int(np.count_nonzero(self.batch.is_judged & is_prompt))
 
     @property
     def modes(self) -> set[str]:

@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 
 from specq.protocol import (
-    COLOCATED_LANE,
+    LEAST_OWN_LANE,
     Fault,
     Int32Array,
     Message,
@@ -166,7 +166,7 @@ def _verdict(session: Session, base_len: int, token_ids: Int32Array, min_accept_
 def _has_one_remote_lane(session: Session) -> bool:
     """Return whether all nodes are of the only drafter, which need not be said then; the verifier's own lanes are named always."""
     seen = session.trees.seen(session.place)
-    return len(seen) == 2 and seen[0] < COLOCATED_LANE
+    return len(seen) == 2 and seen[0] < LEAST_OWN_LANE
 
 
 def failure(session: Session | Open, fault: Fault) -> SessionFailed:

@@ -21,6 +21,7 @@ from specq.client import Client
 from specq.protocol.errors import ConfigError, EngineError, JobError
 from specq.protocol.messages import Draft, Submit, Verdict
 from specq.protocol.wire import decode
+from specq.runtime import progress
 from specq.testing.fake_broker import ANSWER_IDS, CODEC, FakeBroker
 from specq.testing.secured import make_all
 from specq.testing.tokenizer import tokenizer_json
@@ -90,8 +91,8 @@ def test_who_takes_part():
     """One plain session is measured beside many, random weights only on request; processes are shared."""
     assert default_names(SETTINGS, random_draft=False) == ("transformers", "assisted", "plain", "lookup", "specq")
     many = replace(SETTINGS, concurrency=16)
-    assert default_names(many, random_draft=True) == contestants.NAMES
-    assert contestants._kinds(contestants.NAMES) == ["alone", "specq", "random"]
+    assert default_names(many, random_draft=True) == tuple(name for name in contestants.NAMES if name != "lookahead")
+    assert contestants._kinds(contestants.NAMES) == ["alone", "lookahead", "specq", "random"]
 
 
 def test_a_key_that_is_missing_is_said_before_anything_is_started(keys):
@@ -122,11 +123,13 @@ def test_processes_that_end_at_once(capfd):
 
 
 def test_processes_that_never_get_ready(monkeypatch):
-    """Processes that do not get ready are given up, and stopped."""
-    waiting = Servers(pair_config("tiny", "tiny", 0))
+    """Processes that do not get ready are named while they are waited for, then given up, and stopped."""
+    waiting, told = Servers(pair_config("tiny", "tiny", 0)), []
     monkeypatch.setattr(up.subprocess, "Popen", _sleeper(up.subprocess.Popen))
+    monkeypatch.setattr(progress, "EVERY_S", 0.0)
     with waiting, pytest.raises(EngineError, match="not all processes were ready within"):
-        waiting.wait_ready(0.1)
+        waiting.wait_ready(0.1, told.append)
+    assert told[0] == "waiting for broker, target-1: 0 s so far"
     assert [process.returncode is not None for process in waiting._group.processes.values()] == [True, True]
 
 

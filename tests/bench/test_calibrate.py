@@ -12,11 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from specq.bench.calibrate import hardware, neighbours, sockets
+from specq.bench.calibrate import hardware, neighbours
+from specq.bench.calibrate.costs import Served, costs
+from specq.bench.calibrate.steps import since
+from specq.bench.calibrate.usage import Usage, busy_s, cpu_s
+from specq.bench.suites import calibrate
 from specq.simulate.calibration import drafting, read_measured
 from specq.simulate.engine import TimedEngine
 from specq.simulate.proposer import TimedProposer
-from specq.simulate.settings import DraftSettings, EngineSettings
+from specq.simulate.settings import DraftSettings, EngineSettings, HostSettings
 from specq.simulate.stub_text import StubGuesses, StubText
 from specq.simulate.sweep import points
 from specq.testing.toy import toy_info
@@ -31,6 +35,7 @@ def stub_clock(monkeypatch):
 
     def use(model):
         monkeypatch.setattr(hardware.time, "perf_counter", lambda: model.busy_s)
+        monkeypatch.setattr(hardware, "HOST_S", 0.0)
         return model
 
     return use
@@ -56,6 +61,34 @@ def test_steps_are_timed_by_rows_and_sessions(stub_clock):
     assert [ms for _, ms in found] == pytest.approx([2.0 + rows for rows in hardware.STEP_ROWS])
     assert models.session_us() == pytest.approx(500)
     assert engine.free_slots == engine.info.kv_slots
+
+
+def test_steps_are_timed_with_help_and_without(stub_clock):
+    """The engine's two curves come back, with rows divided among sessions; it stays helped."""
+    settings = EngineSettings(step_ms=((1, 3.0), (64, 66.0)), helped_ms=((1, 2.0), (64, 33.5)), session_us=250)
+    engine = stub_clock(TimedEngine(settings, TEXT, toy_info()))
+    models = hardware.Models(engine, nobody(), here(), here(), num_sessions=4)
+    models.sweep(2)
+    assert engine.is_helped
+    rows = [rows for rows, _ in models.step_ms()]
+    assert rows == [rows for rows in hardware.STEP_ROWS if rows in (1, 2) or rows % 4 == 0]
+    assert [ms for _, ms in models.step_ms()] == pytest.approx([2.0 + count for count in rows])
+    assert [ms for _, ms in models.step_ms(is_helped=True)] == pytest.approx([1.5 + count / 2 for count in rows])
+    assert models.session_us() == pytest.approx(250)
+
+
+def test_an_engine_that_nobody_helps_has_no_steps_with_help(stub_clock):
+    engine = stub_clock(TimedEngine(EngineSettings(), TEXT, toy_info()))
+    models = hardware.Models(engine, nobody(), here(), here())
+    models.sweep(1)
+    assert models.step_ms(is_helped=True) == []
+
+
+def test_what_disturbs_some_times_spoils_no_others():
+    """Half of the times of a size, and all of another's: the first is as it was, the second as the next larger."""
+    assert hardware.typical([1.0, 9.0, 1.0, 30.0, 1.1, 50.0]) == pytest.approx(1.0, rel=0.1)
+    points = [[1, 1.0], [2, 9.0], [4, 1.5], [8, 2.0]]
+    assert calibrate._ascending(points) == [[1, 1.0], [2, 1.5], [4, 1.5], [8, 2.0]]
 
 
 def test_passes_are_timed_by_rows(stub_clock):
@@ -125,9 +158,54 @@ def neighbours_left() -> list[str]:
     return [line for line in lines if "neighbours" in line]
 
 
-def test_an_end_of_a_message_takes_some_microseconds():
-    with hardware.pinned(here()[:1]):
-        assert 0 < sockets.end_us(50) < 1e5
+def test_costs_are_what_is_left_of_known_ones():
+    """A verdict takes a verifier 0.3 ms, a draft 0.1, a node looked up 0.02; the broker 0.05 for either message; a client 0.2; a drafter
+    0.4 for a pass of 2 rows, of which its model takes 0.25."""
+    plain = Served(verdicts=100, host_s=0.030, broker_s=0.005, client_s=0.020)
+    looked_up = Served(verdicts=60, looked_up=100, host_s=0.020, broker_s=0.003, client_s=0.012)
+    drafted = Served(
+        *(50, 200, 80, 100, 450), host_s=0.015 + 0.004 + 0.008, broker_s=0.0065, drafter_s=0.040, client_s=0.010
+    )
+    found = costs(plain, looked_up, drafted, [[1, 0.2], [3, 0.3]])
+    HostSettings(**found)
+    known = {
+        "verdict_us": 300,
+        "lookup_us": 20,
+        "draft_us": 100,
+        "broker_us": 50,
+        "client_us": 200,
+        "pass_us": 150,
+    }
+    assert {name: us for name, us in found.items() if us} == pytest.approx(known)
+
+
+def test_steps_between_two_states_are_their_differences():
+    """Sums of histograms go by the step; lists may lack what is 0 at their ends; sources that came later began at nothing."""
+    before = {
+        "steps": 10, "step_us": {"forward": [5000, 10], "host": [1000]}, "step_rows": [20], "sent": {"remote": 3},
+        "judged": {"remote": [5]}, "arms": {"1 lookup": [1, 0]},
+    }  # fmt: skip
+    after = {
+        "steps": 14, "step_us": {"forward": [13_000, 10, 4], "judge": [400, 4], "host": [2200, 4]}, "step_rows": [32, 14],
+        "sent": {"remote": 7, "lookup": 2}, "judged": {"remote": [9, 2]}, "arms": {"1 lookup": [0, 0.1], "1 remote": [1, 0]},
+    }  # fmt: skip
+    found = since(before, after)
+    assert (found["num_steps"], found["step_ms"], found["host_ms"], found["rows"]) == (4, 2.1, 0.3, 3.0)
+    assert found["sent"] == {"remote": 4, "lookup": 2}
+    assert found["judged"] == {"remote": [4, 2]}
+    assert found["arms"] == ["1 remote"]
+
+
+def test_what_others_compute_is_what_nobody_of_ours_did():
+    found = Usage(12.0, {"client": 1.5, "target": 3.0}, 30.0).since(Usage(10.0, {"client": 1.0, "target": 2.0}, 28.0))
+    assert found.to_dict() == {"client": 0.25, "target": 0.5, "others": 0.25}
+
+
+def test_what_a_process_computes_is_read_from_the_system():
+    own, all_cores = cpu_s(os.getpid()), busy_s()
+    sum(range(3_000_000))
+    assert cpu_s(os.getpid()) > own
+    assert busy_s() >= all_cores
 
 
 @pytest.mark.slow
@@ -150,5 +228,10 @@ def test_the_whole_calibration_ends_with_ratios(tmp_path):
     assert record["runs"][1]["measured"]["accepted_tokens"] > 0
     assert len(record["measured"]["choices"]) == 48
     assert min(record["measured"]["machine"].values()) >= 1
+    host = record["measured"]["host"]
+    assert min(host[name] for name in ("verdict_us", "broker_us", "client_us")) > 0
+    for run in record["runs"]:
+        assert run["measured"]["steps"]["num_steps"] > 0
+        assert 0 <= run["measured"]["load"]["others"] < os.cpu_count()
     (point,) = points(read_measured(out).applied_to({}))
     assert len(point.scenario.draft.acceptance) == 48

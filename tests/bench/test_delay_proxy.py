@@ -339,12 +339,15 @@ def test_a_pipeline_over_it_says_the_same(spawn, free_address):
     with Client(free_address, timeout_s=5) as client:
         wait_ready(client)
         prompts = ["def add(a, b):", "Tom has 3 boxes with 12 pencils each."]
-        drafted, plain = (
-            [client.generate(prompt, max_tokens=80, ignore_eos=True, mode=mode) for prompt in prompts]
-            for mode in ("async", "plain")
-        )
-    assert [result.token_ids for result in drafted] == [result.token_ids for result in plain]
-    assert sum(result.stats["accepted_tokens"] for result in drafted) > 0
+        plain = [client.generate(prompt, max_tokens=80, ignore_eos=True, mode="plain") for prompt in prompts]
+        num_accepted = 0
+        for _ in range(20):  # on a busy machine all drafts of a short text may come too late
+            drafted = [client.generate(prompt, max_tokens=80, ignore_eos=True) for prompt in prompts]
+            assert [result.token_ids for result in drafted] == [result.token_ids for result in plain]
+            num_accepted += sum(result.stats["accepted_tokens"] for result in drafted)
+            if num_accepted:
+                break
+    assert num_accepted > 0
     assert sum(result.stats["draft_tokens"] for result in plain) == 0
 
 

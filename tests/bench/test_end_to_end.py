@@ -2,12 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.end_to_end import children, contest, table
+from specq.bench.end_to_end import children, contest, serving, table
+from specq.bench.end_to_end.contest import Part
+from specq.bench.end_to_end.step_split import StepSplit, split
+from specq.bench.end_to_end.streams import Load, Repetitions, Stream, latencies
 from specq.bench.end_to_end.workload import Workload
 from specq.bench.report import Report
 from specq.cli import main
@@ -44,26 +49,132 @@ def test_everybody_gets_at_least_eight_jobs_and_three_for_each_session():
 
 
 def test_rates_of_all_repetitions_are_kept():
-    """The first time is not counted; each later one has a rate."""
+    """The first time is not counted, and may be short; each later one has a rate."""
     calls = []
-    found = WORK.timed(1, lambda prompts: calls.append(len(prompts)) or [[1, 2, 3]] * len(prompts))
-    assert calls == [8, 8, 8]
+
+    def complete(prompts, num_tokens):
+        calls.append((len(prompts), num_tokens))
+        return [Stream([1, 2, 3])] * len(prompts)
+
+    found = WORK.timed(Load(1), complete, warm_len=2)
+    assert calls == [(8, 2), *[(8, 4)] * len(found["rates"])]
     assert len(found["rates"]) == 2
     assert found["texts"] == [[1, 2, 3]] * 4
+    assert "itl_ms" not in found
+    WORK.timed(Load(1), complete)
+    assert calls[3] == (8, 4)
+
+
+def test_warming_up_ends_before_the_first_repetition():
+    calls = []
+
+    def complete(_prompts, _num_tokens):
+        calls.append("run")
+        return [Stream([1])]
+
+    WORK.timed(Load(1), complete, warmed=lambda: calls.append("warm"))
+    assert calls == ["run", "warm", "run", "run"]
+
+
+def test_the_first_temperature_has_all_sessions_and_the_others_those_for_sampling():
+    """All sessions, too, where none are named; room is for the most of all."""
+    work = replace(WORK, temperatures=[0.0, 0.8])
+    assert [load.key for load in work.loads] == ["1", "8", "1 T=0.8", "8 T=0.8"]
+    sampled = replace(work, sampled_sessions=[32])
+    assert sampled.loads == [Load(1), Load(8), Load(32, 0.8)]
+    assert sampled.most_sessions == 32
+    assert sampled.kv_slots > work.kv_slots
+
+
+def test_latencies_are_of_arrivals_not_of_tokens():
+    """Three tokens that come together are one arrival; a token's time is all after the first arrival over all after the first token."""
+    streams = [Stream([1, 2, 3, 4], 1.0, [1.5, 1.75]), Stream([1, 2], 2.0, [2.25, 2.75]), Stream([7])]
+    expected = {"first_token_ms": 375.0, "itl_ms": 375.0, "itl_p99_ms": 500.0, "tpot_ms": pytest.approx(291.67)}
+    assert latencies(streams) == expected
+    assert latencies([Stream([7])]) == {}
+
+
+def test_the_99th_percentile_leaves_out_one_of_a_hundred_gaps():
+    arrivals = [float(i) for i in range(100)]
+    late = Stream([1] * 101, 0.0, [*arrivals, 150.0])
+    assert latencies([late])["itl_p99_ms"] == 1000.0
+
+
+def test_a_repetitions_rate_is_all_tokens_over_all_seconds():
+    found = Repetitions(Load(2, 0.8))
+    found.add(lambda: [Stream([1, 2]), Stream([3])])
+    figures, (rate,) = found.figures(), found.rates
+    assert rate == pytest.approx(3 / found.seconds)
+    assert (figures["sessions"], figures["temperature"]) == (2, 0.8)
+    assert figures["per_user"] == pytest.approx(rate / 2, abs=0.1)
+
+
+def test_both_models_have_room_for_all_that_the_largest_run_computes():
+    """With 128 sessions, too: prompts that are computed again in each repetition would be a handicap that rivals do not have."""
+    work = Workload.of(Path("pair"), device="cpu", sessions=(1, 128), output_len=128, repeats=1)
+    least = sum(len(prompt) + 128 for prompt in work.prompts_for(128))
+    for name in serving.DEPLOYMENTS:
+        config = serving._config(name, work)
+        slots = [config.target.kv_slots, *([config.draft.kv_slots] if config.up.drafters else [])]
+        assert min(slots) >= least
+    assert config.target.max_sessions >= 128
+
+
+# --- where the time of steps went -----------------------------------------------------------------------------------
+
+BEFORE = {"step_us": {"forward": [9000, 1, 2], "host": [500, 1]}}
+AFTER = {"step_us": {"wait": [2000, 0, 4], "plan": [400, 4], "forward": [49_000, 1, 5, 1], "host": [3300, 2]}}
+
+
+def test_phases_are_means_of_the_steps_between_two_reports():
+    """Four more steps; what a report leaves out is 0."""
+    phases = {"wait": 0.5, "plan": 0.1, "forward": 10.0, "judge": 0.0, "host": 0.7}
+    assert split(BEFORE, AFTER) == {"num_steps": 4, "phases_ms": phases, "host_ms": 1.3, "wait_ms": 0.5}
+    assert split(AFTER, AFTER)["host_ms"] == 0.0
+
+
+class Reports:
+    """A client whose broker knows the steps of one verifier; the last report is given again and again."""
+
+    def __init__(self, *workers):
+        self._workers = list(workers)
+
+    def status(self):
+        worker = self._workers.pop(0) if len(self._workers) > 1 else self._workers[0]
+        return {"workers": [{"role": "draft", "steps": 0}, {"role": "target", "name": "t", **worker}]}
+
+
+def test_a_report_counts_when_the_verifier_has_beaten_since_its_last_step():
+    """What the broker knows right after the last job is older than the job's last steps."""
+    idle = {"steps": 3, "metrics": BEFORE}
+    late, done = {"steps": 5, "metrics": BEFORE}, {"steps": 7, "metrics": AFTER | {"arms": {"1 lookup": [1, 0]}}}
+    found = StepSplit(Reports(idle, idle, late, done), heartbeat_ms=0)
+    found.begin()
+    figures = found.figures()
+    assert (figures["num_steps"], figures["arms"]) == (4, {"1 lookup": [1, 0]})
+
+
+def test_a_verifier_that_goes_on_by_itself_is_an_error():
+    busy = ({"steps": i, "metrics": {}} for i in range(100))
+    with pytest.raises(EngineError, match="t does not come to rest"):
+        StepSplit(Reports(*busy), heartbeat_ms=0).begin()
 
 
 # --- contestants --------------------------------------------------------------------------------------------------
 
 
+RATES = {"tokens_per_second": 8.0, "rates": [7.0, 9.0], "sessions": 1, "temperature": 0.0}
+
+
+def fail(_work):
+    raise EngineError("out of memory")
+
+
 def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
     """Its error stands in the report, and it has no row."""
-
-    def fail(_):
-        raise EngineError("out of memory")
-
     report = Report("gpu", tmp_path / "gpu.json")
-    good = {"plain": {"1": {"tokens_per_second": 8.0, "rates": [7.0, 9.0]}}}
-    contest.run(report, WORK, [("own", fail), ("one", lambda _: good)])
+    good = {"plain": {"1": RATES}}
+    contest.run(report, WORK, [Part("own", fail), Part("one", lambda _: good)])
     found = json.loads((tmp_path / "gpu.json").read_text())
     assert found["results"] == {"own": {"error": "EngineError: out of memory"}, "one": good}
     assert found["figures"] == {"one plain S=1": {"unit": "tokens/s", "median": 8.0, "repeats": [7.0, 9.0]}}
@@ -72,13 +183,60 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tmp_path, capsys):
     assert len(printed.out.splitlines()) == 2
 
 
+def test_variants_of_one_contestant_are_put_together_and_what_is_there_is_not_measured_again(tmp_path):
+    """A variant that failed before is; so is a contestant that failed."""
+    out, measured = tmp_path / "gpu.json", []
+    report = Report("gpu", out)
+
+    def part(name, variant=""):
+        def measure(_work):
+            measured.append(name + variant)
+            return {variant or "plain": {"1": RATES}}
+
+        return Part(name, measure, variant)
+
+    contest.run(report, WORK, [Part("own", fail), part("vllm-spec", "K=2"), Part("vllm-spec", fail, "K=3")])
+    again = Report("gpu", out)
+    again.resume()
+    contest.run(again, WORK, [part("own"), part("vllm-spec", "K=2"), part("vllm-spec", "K=3")])
+    assert measured == ["vllm-specK=2", "own", "vllm-specK=3"]
+    results = json.loads(out.read_text())["results"]
+    assert {"K=2", "K=3"} <= set(results["vllm-spec"])
+    assert set(results["own"]) == {"plain"}
+
+
 def test_rates_have_rows_and_steps_have_figures():
-    """Models by themselves have step times, and no tokens a second."""
-    found = {"verify": {"greedy S=1 K=0": {"step_ms": 2.5}}}
-    assert table.rows("alone", found) == []
-    assert table.figures("alone", found)["alone verify greedy S=1 K=0"]["median"] == 2.5
-    rates = {"sync": {"8": {"tokens_per_second": 80.0, "rates": [80.0], "mean_accepted_length": 2.0}}}
-    assert table.rows("own", rates) == [("own", "sync", "8", 80.0, 10.0, 2.0, "")]
+    """Models by themselves have step times, and no tokens a second; columns that say nothing are left out."""
+    found = {"verify": {"greedy S=1 K=0": {"step_ms": 2.5}}, "engine plain": {"max_num_seqs": 128}}
+    assert table.table("alone", found) == []
+    assert table.figures("alone", found) == {
+        "alone verify greedy S=1 K=0": {"unit": "ms", "median": 2.5, "repeats": [2.5]}
+    }
+    rates = {"plain": {"1": RATES}, "sync": {"1": RATES | {"tokens_per_second": 12.0, "step_ms": 9.0}}}
+    assert table.notes("alone", found) == ["alone, engine plain: max_num_seqs 128"]
+    header, plain, sync = table.table("own", rates)
+    assert header == ("CONTESTANT", "T", "SESSIONS", "TOKENS/S", "STEP MS", "TO PLAIN")
+    assert plain == ("own plain", 0.0, 1, 8.0, "", "")
+    assert sync == ("own sync", 0.0, 1, 12.0, 9.0, 1.5)
+
+
+def rated(value):
+    return {"tokens_per_second": value, "rates": [value]}
+
+
+def test_others_are_compared_with_vllm_plain_and_with_the_best_of_vllms():
+    """At each load another depth may be best; a load that failed or that vLLM was not measured with is left out."""
+    results = {
+        "vllm": {"plain": {"1": rated(100.0), "8": rated(800.0)}, "engine plain": {"max_num_seqs": 128}},
+        "vllm-spec": {"K=2": {"1": rated(150.0), "8": rated(700.0)}, "K=5": {"1": rated(200.0), "8": {"error": "..."}}},
+        "own": {"plain": {"1": rated(110.0), "8": rated(840.0)}, "async": {"1": rated(300.0), "64": rated(9.0)}},
+        "alone": {"verify": {"x": {"step_ms": 1.0}}},
+    }
+    header, one, eight = table.summary(results)
+    assert header == ("SESSIONS", "VLLM", "ITS DRAFTS", "BEST", "own plain TO BOTH", "own async TO BOTH")
+    assert one == ("1", 100.0, 200.0, "K=5", "1.10 0.55", "3.00 1.50")
+    assert eight == ("8", 800.0, 700.0, "K=2", "1.05 1.05", "")
+    assert table.summary({"own": results["own"]}) == []
 
 
 def test_a_pair_that_is_not_there_is_made(tmp_path, monkeypatch):
@@ -121,6 +279,12 @@ def test_a_deployment_on_the_cpu(tmp_path, pair):
     found = json.loads(out.read_text())
     assert list(found["figures"]) == ["one sync S=1", "one async S=1"], found["results"]
     assert found["settings"]["output_len"] == 4
+    run = found["results"]["one"]["async"]["1"]
+    assert run["num_steps"] > 0
+    assert run["phases_ms"]["forward"] > run["phases_ms"]["judge"] > 0
+    assert run["arms"]
+    assert run["first_token_ms"] > 0
+    assert run["itl_p99_ms"] >= run["itl_ms"] > 0
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from specq.bench import chain_steps
-from specq.bench.gpu import chains, generic, parts, steps, text
+from specq.bench.gpu import chains, colocated, generic, parts, steps, text
 from specq.bench.gpu.models import Pair
 from specq.bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
 from specq.bench.report import Report
@@ -152,6 +152,20 @@ def test_chains_of_every_kind_are_measured(monkeypatch, task):
     assert list(found) == [
         f"S={s} T={t} F={f}, step" for s, t, f in ((1, 0.0, 1), (1, 0.8, 1), (1, 0.0, 3), (2, 0.0, 1))
     ]
+
+
+def test_rounds_of_a_colocated_drafter_are_timed(monkeypatch, task):
+    """Drafts are accepted, all sessions are gone afterwards, and the draft model's memory is free."""
+    monkeypatch.setattr(colocated, "STEPS", 5)
+    monkeypatch.setattr(colocated, "ROUNDS", 2)
+    free = task.pair.engine.free_slots
+    found = colocated.measure(task).figures
+    assert {name for name in found if "S=2" in name} == {
+        f"S=2, {what}" for what in ("round", "tokens/s", "tokens a round")
+    }
+    assert all(len(one["repeats"]) == 2 for one in found.values())
+    assert min(found["S=2, tokens a round"]["repeats"]) > 1.3
+    assert task.pair.engine.free_slots == free
 
 
 def test_text_does_not_depend_on_the_shape_nor_on_speculation(task):

@@ -88,7 +88,7 @@ def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
     prompts = [Prompt("a", str(number), (number,)) for number in range(LEAST_PROMPTS)]
     settings = never_slower.Settings(datasets=(), output_len=5)
     servers = {name: Served() for name in ("alone", "default", "forced")}
-    run = never_slower._Run(Cell(REAL, "one", 2), settings, servers, prompts)
+    run = never_slower._Run(Cell(REAL, "one", 3), settings, servers, prompts)
     run.contestants = [Recorder(name) for name in ("plain", "lookup", "default", "forced")]
     pace = Pace(turn_s=0.0, repeats=3, settle_s=0.0, output_len=5)
     found = run.settle(pace, lambda _: None) | run.measure(pace, lambda _: None)
@@ -103,10 +103,11 @@ def test_all_do_the_same_jobs_and_know_the_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "sessions", "jobs", "num_tokens"), [(1000, 1, 10, 96), (25, 1, 1, 25), (100, 16, 1, 24), (9000, 4, 23, 96)]
+    ("rate", "sessions", "jobs", "num_tokens"),
+    [(1000, 1, 10, 96), (25, 1, 1, 25), (100, 16, 4, 24), (400, 4, 4, 25), (9000, 4, 23, 96)],
 )
 def test_turns_take_as_long_as_was_asked(rate, sessions, jobs, num_tokens):
-    """Fast models run many jobs; where a single one would take longer than a turn, it is a shorter one."""
+    """Fast models run many jobs; several sessions run several each, and shorter ones, even if a turn takes longer then."""
     assert never_slower._jobs_each(rate, sessions, Pace(1.0, 3, 0.0, 96)) == (jobs, num_tokens)
 
 

@@ -254,7 +254,7 @@ def test_a_report_is_gone_on_with(tmp_path, measured):
 def test_without_llama_cpp_it_says_how_to_get_it(measured):
     outcome = bench("--prefill-repeats", 0)
     assert outcome.exit_code == 0, outcome.output
-    assert "specq[rivals]" in outcome.stdout
+    assert "pip install -e '.[rivals]'" in outcome.stdout
 
 
 def test_a_directory_without_prompts_is_refused(tmp_path, measured):

@@ -11,6 +11,7 @@ from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.protocol.messages import (
     Heartbeat,
     Hello,
+    JobTokens,
     Message,
     Submit,
     Tokens,
@@ -103,4 +104,6 @@ class Desk:
 
 
 def token_ids(messages: list[Message]) -> list[int]:
-    return [token for message in messages if isinstance(message, Tokens) for token in message.token_ids.tolist()]
+    return [
+        token for message in messages if isinstance(message, Tokens | JobTokens) for token in message.token_ids.tolist()
+    ]

@@ -1,6 +1,7 @@
 """What the broker alone promises: fencing by epoch, and sending again what drafters missed."""
 
 import numpy as np
+import pytest
 
 from specq.broker.effects import Effect, Send
 from specq.protocol.messages import Heartbeat, Message, Verdict
@@ -76,3 +77,22 @@ def test_a_drafter_that_missed_verdicts_receives_them_again() -> None:
     assert isinstance(missing, Verdict)
     assert missing.base_len == job.transcript.prompt_len
     assert missing.token_ids.tolist() == toy_text(PROMPT, len(job.transcript.token_ids))
+
+
+@pytest.mark.parametrize("asked", [0, 400, 9999])
+def test_a_drafter_that_missed_verdicts_is_asked_for_what_the_newest_asked_for(asked: int) -> None:
+    """One that shall be silent receives few verdicts, and is behind at each heartbeat."""
+    world = running_world()
+    job = world.broker.state.jobs.active[1]
+    verdict = Verdict(
+        session_id=1, epoch=job.session.epoch, base_len=job.transcript.length, min_accept_prob=asked,
+        token_ids=np.array([toy_text(PROMPT, len(job.transcript.token_ids) + 1)[-1]], np.int32),
+    )  # fmt: skip
+    world.broker.from_back(b"v0", encode(verdict), world.now)
+    behind = Heartbeat(
+        incarnation=1, state="ready", load=1, session_ids=np.array([1]), epochs=np.array([job.session.epoch]),
+        lengths=np.array([job.transcript.prompt_len]),
+    )  # fmt: skip
+    job.drafters.lane_of(b"d0").mark.length = job.transcript.length
+    (missing,) = sent_to(b"d0", world.broker.from_front(b"d0", encode(behind), world.now))
+    assert (missing.base_len, missing.min_accept_prob) == (job.transcript.prompt_len, asked)

@@ -38,11 +38,11 @@ from specq.protocol.origins import (
     CORRECTED,
     DRAFT_WORKER,
     DRAFTED,
-    LOOKUP,
     ORIGIN_CODES,
     ORIGINS,
     OWN,
     PLAIN,
+    SUFFIX,
     origin_names,
 )
 from specq.protocol.params import SamplingParams
@@ -251,7 +251,7 @@ def test_a_client_learns_where_each_token_comes_from() -> None:
     """As the verdicts say; one that says nothing has plain tokens alone. What overlaps is counted once, also for who comes later."""
     desk = Desk()
     desk.submit(1)
-    said = (DRAFT_WORKER, LOOKUP, CORRECTED)
+    said = (DRAFT_WORKER, SUFFIX, CORRECTED)
     first = desk.verdict(1, 7, 8, 9, origins=codes(*said))
     second = desk.verdict(1, 9, 4, base_len=4, origins=codes(CORRECTED, COLOCATED))
     third = desk.verdict(1, 5, finish="stop")
@@ -275,7 +275,8 @@ def test_a_job_of_an_older_journal_does_not_say_more_than_it_knows() -> None:
 @pytest.mark.parametrize("wrong", [codes(PLAIN), codes(PLAIN) * 3, np.array([4, len(ORIGINS)], np.uint8)])
 def test_origins_are_one_a_token(wrong: UInt8Array) -> None:
     verdict = Verdict(session_id=1, epoch=1, base_len=1, token_ids=np.array([1, 2], np.int32), origins=wrong)
-    with pytest.raises(ProtocolError, match="origins must hold codes of origins, from 0 to 6, one a token, or nothing"):
+    allowed = f"codes of origins, from 0 to {len(ORIGINS) - 1}"
+    with pytest.raises(ProtocolError, match=f"origins must hold {allowed}, one a token, or nothing"):
         read_commit(encode(verdict))
 
 
@@ -308,7 +309,7 @@ def test_who_asks_for_it_learns_what_was_rejected(has_journal: bool) -> None:
     heard += desk.journaled() if has_journal else []
     (told,) = [one for one in heard if isinstance(one, Tokens)]
     rejected, rounds = read_rejected(told)
-    assert rejected == (RejectedDraft(1, 9, -1, LOOKUP, 0.25),)
+    assert rejected == (RejectedDraft(1, 9, -1, SUFFIX, 0.25),)
     assert rounds == (RoundTime(0, 1500, 20),)
     desk.verdict(1, 5, finish="stop")
     if has_journal:

@@ -15,6 +15,7 @@ from specq.protocol.messages import Failed, Heartbeat, Hello, Open
 from specq.testing.fake_journal import FakeJournal
 from specq.testing.toy import toy_info, toy_text
 from specq.testing.world import World
+from specq.verifier import NO_REPORTS
 from tests.broker.desk import ANN, BEN, VERIFIER, Desk
 
 POISON = 9
@@ -150,7 +151,7 @@ def test_a_worker_that_stands_still_counts_as_dead() -> None:
     """It beats, and has work to do, but its step counter stands still: its sessions go to another, and it may not return."""
     world = World()
     verifier = world.add_verifier(b"v0")
-    verifier.step = lambda clock: []  # type: ignore[method-assign]
+    verifier.step = lambda clock: NO_REPORTS  # type: ignore[method-assign]
     world.run(0.1)
     job = world.submit(1, [5], max_tokens=30)
     world.run(2.5)

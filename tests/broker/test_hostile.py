@@ -91,6 +91,7 @@ class Evil:
             self.world.broker.from_front,
             EVIL,
             encode(Draft(**values | changes)),
+            1,
         )
 
     def flood(self, session_id: int, num_nodes: int, a_second: int, seconds: float) -> None:

@@ -230,6 +230,37 @@ def test_answers_count():
     assert limit.admit_request("modest", 100, 60.0)
 
 
+@pytest.fixture
+def crowded(monkeypatch):
+    """A broker that has many jobs; what a peer may ask at once is little."""
+    monkeypatch.setattr(limits, "REQUESTS_BURST", 500.0)
+    bench = Bench(max_jobs=10_000)
+    for job_id in range(1, 2001):
+        bench.now += 0.01
+        bench.submit(job_id)
+    return bench
+
+
+def num_answered(bench: Bench, who: bytes, sessions: int) -> int:
+    """Return how many of many questions at once are answered."""
+    return sum(bool(bench.received(who, GetStatus(sessions=sessions))) for _ in range(500))
+
+
+def test_a_report_costs_what_it_takes_to_look_at_all_jobs(crowded):
+    """However little it then says; else a peer could occupy the broker with questions."""
+    free = num_answered(Bench(), b"flood", 0)
+    looked, listed = num_answered(crowded, b"one", 0), num_answered(crowded, b"two", 1)
+    assert looked < 0.6 * free
+    assert listed < 0.5 * looked
+
+
+def test_workers_pay_for_what_they_ask(crowded):
+    """A worker, too, gets its share of answers, and not more because it is one."""
+    of_client, of_worker = (num_answered(crowded, who, 1000) for who in (b"ann2", b"d0"))
+    assert of_worker == pytest.approx(of_client, rel=0.1)
+    assert of_client < 50
+
+
 def test_those_who_wait_are_bounded(monkeypatch):
     """For a tokenizer that its verifier does not send, and for a journal that does not answer."""
     monkeypatch.setattr(tokenizers, "MAX_WAITING", 3)

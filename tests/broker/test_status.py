@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import orjson
 import pytest
 
-from specq.broker.faults import MOST_FAULTS, FaultLog
+from specq.broker.faults import MOST_FAULTS, MOST_OF_ONE, FaultLog
 from specq.broker.workers.status import MOST_SESSIONS
 from specq.protocol import GetStatus, Heartbeat, Hello, SessionFailed, encode, report_of
 from specq.protocol.wire import MAX_ARRAY
@@ -55,7 +57,7 @@ def test_tokens_count_once_with_the_verifier_that_committed_them():
 
     report = asked(desk)
 
-    assert [(one["tokens"], one["drafts"]) for one in report["workers"]] == [(3, 0)]
+    assert [(one["tokens"], one["drafts"], one["incarnation"]) for one in report["workers"]] == [(3, 0, 1)]
     assert report["time_s"] == desk.now
 
 
@@ -108,6 +110,24 @@ def test_the_log_of_faults_is_short_and_counts_what_comes_again():
 
     assert len(found) == MOST_FAULTS
     assert found[0] == {"age_s": 1.0, "kind": "worker_refused", "who": "d", "reason": "reason 49", "count": 2}
+
+
+def test_one_key_cannot_hide_the_faults_of_others():
+    """A draft worker that is refused under ever new names has the last few in the log, and the others keep theirs."""
+    guarded = Guarded()
+    guarded.begin()
+    guarded.broker.troubled("the disk is full", 0.0)
+    guarded.broker.state.faults.note("job_failed", "9", "it was too long", 0.0, by="alice", owner="alice")
+    misfit = replace(toy_info(), tokenizer_hash="another")
+    for number in range(100):
+        hello = Hello(role="draft", name=f"d{number}", incarnation=number + 1, model=misfit)
+        guarded.say("phone", hello, b"socket %d" % number)
+
+    (status,) = guarded.received("hub", GetStatus())
+    found = [(one["kind"], one["who"]) for one in report_of(status)["faults"]]
+
+    assert found[:MOST_OF_ONE] == [("worker_refused", f"d{99 - number}") for number in range(MOST_OF_ONE)]
+    assert found[MOST_OF_ONE:] == [("job_failed", "9"), ("journal_trouble", "journal")]
 
 
 @pytest.mark.parametrize(("who", "seen"), [("alice", True), ("bob", False), ("hub", True)])

@@ -70,3 +70,20 @@ def test_a_label_is_part_of_a_job():
 
     assert request.has_content(submit(1, "ann", label="a"))
     assert not request.has_content(submit(1, "ann", label="b"))
+
+
+@pytest.mark.parametrize("tenant", ["", "ann"])
+def test_a_verifier_knows_whose_a_job_is(tenant):
+    """So that it drafts from no text that its owner may not see. Without keys everyone sees everything but what tenants say."""
+    world = World()
+    verifier = world.add_verifier()
+    world.received[1] = _nothing()
+    world.send(submit(1, tenant))
+    world.run(0.005)
+
+    assert [session.owner for session in verifier.sessions.values()] == [f"/{tenant}" if tenant else ""]
+
+
+def test_with_keys_a_job_is_its_key_s():
+    assert Roles({}).seen_by("ann") == "ann"
+    assert Roles().seen_by("ann") == ""

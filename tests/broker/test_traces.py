@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import orjson
 import pytest
 
+from specq.broker.jobs import table
 from specq.broker.jobs.trace import MOST_EVENTS
 from specq.broker.traces import MOST_TRACES
 from specq.protocol import Assign, Clock, GetClock, GetTrace, Open, Trace, TraceEvents, trace_events
@@ -148,6 +151,24 @@ def test_what_is_kept_is_bounded():
     (gone,) = desk.front(ANN, GetTrace(job_id=1))
     assert "there is no trace of job 1" in gone.reason
     assert desk.broker.state.jobs.active[1].trace is None
+
+
+def test_a_trace_keeps_no_job(monkeypatch):
+    """What a job said is gone with the job; its trace is there, complete, and takes what is sent of it late."""
+    monkeypatch.setattr(table, "KEEP_FINISHED", 1)
+    desk = Desk()
+    desk.submit(1, trace=True, label="old")
+    kept = weakref.ref(desk.broker.state.jobs.active[1])
+    desk.verdict(1, 7, finish="stop")
+    assert kept() is not None
+    desk.submit(2)
+    desk.verdict(2, 7, finish="stop")
+
+    assert kept() is None
+    desk.front(VERIFIER, noted(1, 5, kind=trace_events.CLOSED))
+    trace = trace_of(desk, 1)
+    assert (trace["label"], trace["finish"], trace["model"]) == ("old", "stop", "toy")
+    assert ("v", "closed") in names(trace)
 
 
 def test_a_lost_verifier_is_in_the_trace_and_the_next_one_goes_on():

@@ -17,12 +17,15 @@ from specq.protocol.messages import (
     Failed,
     Follow,
     GetStatus,
+    Hello,
     Message,
     Open,
+    Refused,
     Submit,
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import MAX_HEADER, MAX_SUBMIT_HEADER, decode, encode
+from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, VERIFIER, Desk
 
 
@@ -83,7 +86,8 @@ def test_a_header_over_the_limit_is_answered() -> None:
         [bytes(8), *damaged(SUBMIT, extra=1)[1:]],
         [b"\xff" * 8, *damaged(SUBMIT, extra=1)[1:]],
         [b"short", *damaged(SUBMIT, extra=1)[1:]],
-        damaged(SUBMIT, v=PROTOCOL_VERSION + 1, extra=1),
+        damaged(GetStatus(), v=PROTOCOL_VERSION - 1),
+        damaged(SUBMIT, v=PROTOCOL_VERSION - 1, type="unheard-of"),
         [b"", b""],
     ],
 )
@@ -91,6 +95,23 @@ def test_what_names_no_job_is_only_counted(frames: list[bytes]) -> None:
     broker = Desk().broker
     assert broker.from_front(ANN, frames, 100.0) == []
     assert broker.state.counts["dropped_front"] == 1
+
+
+@pytest.mark.parametrize("order", [list, reordered])
+@pytest.mark.parametrize("version", [PROTOCOL_VERSION - 1, PROTOCOL_VERSION + 1])
+@pytest.mark.parametrize(
+    "message", [SUBMIT, Cancel(job_id=9), Hello(role="draft", name="dan", incarnation=1, model=toy_info())]
+)
+def test_a_peer_of_another_version_is_told_so_in_its_own(
+    message: Message, version: int, order: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    """It would wait, or ask, for ever; and of what is not under its version it reads nothing."""
+    (sent,) = Desk().broker.from_front(ANN, order(damaged(message, v=version)), 100.0)
+    assert isinstance(sent, Send)
+    header = orjson.loads(sent.frames[1])
+    assert (sent.to, header["v"]) == (ANN, version)
+    assert f"protocol version {version}; this side speaks {PROTOCOL_VERSION}" in header["reason"]
+    assert isinstance(decode([sent.frames[0], orjson.dumps(header | {"v": PROTOCOL_VERSION})]), Refused | Failed)
 
 
 def test_a_job_that_would_not_fit_into_an_open_is_refused() -> None:

@@ -10,7 +10,7 @@ import zmq
 
 from specq.config.addresses import free_address
 from specq.protocol.errors import ProtocolError
-from specq.protocol.messages import Assign, Message, Refused, Release, Verdict, Welcome
+from specq.protocol.messages import Assign, Message, Refused, Release, Verdict, Verdicts, Welcome
 from specq.protocol.wire import Frames, decode
 from tests.chaos.forgers import SEND_MS, Peer
 from tests.chaos.forging import Forger, Session
@@ -19,7 +19,7 @@ from tests.chaos.forging import Forger, Session
 class Between(Peer):
     """Sits between a broker and a drafter, passes everything on, and adds what a broker would say, forged."""
 
-    weights: ClassVar[dict[type[Message], int]] = {Assign: 40, Verdict: 50, Release: 10}
+    weights: ClassVar[dict[type[Message], int]] = {Assign: 40, Verdict: 40, Verdicts: 20, Release: 10}
     num_sessions = 40
 
     def __init__(self, address: str, forger: Forger) -> None:

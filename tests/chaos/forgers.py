@@ -39,6 +39,7 @@ from specq.protocol.messages import (
     Submit,
     TokenizerChunk,
     Verdict,
+    Verdicts,
 )
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import ModelInfo
@@ -174,7 +175,12 @@ class ForgedVerifier(Peer):
     """A verifier of a model of its own, with jobs of its own; what it says of them is true, of others' it is not."""
 
     weights: ClassVar[dict[type[Message], int]] = {Heartbeat: 10, Hello: 2}
-    back_weights: ClassVar[dict[type[Message], int]] = {Verdict: 70, SessionFailed: 10, TokenizerChunk: 10}
+    back_weights: ClassVar[dict[type[Message], int]] = {
+        Verdict: 50,
+        Verdicts: 30,
+        SessionFailed: 10,
+        TokenizerChunk: 10,
+    }
     job_every = 100  # messages
 
     def __init__(self, address: str, forger: Forger) -> None:

@@ -68,6 +68,7 @@ class Forger:
     sessions: dict[int, Session] = field(default_factory=dict)
     others: Sequence[int] = ()
     wrongness: float = 0.06  # chance of each value
+    _last: list[Session] = field(default_factory=list)
 
     def frames(self, cls: type[Message]) -> Frames:
         """Return a message of this type with some values forged."""
@@ -180,6 +181,7 @@ class Forger:
     def _arrays(self, cls: type[Message], hints: dict[str, Any], session: Session, wrongness: float) -> Frames:
         """Return the arrays: as a rule all of one length; some of another, or with numbers that cannot be."""
         rng, frames = self.rng, Frames()
+        self._last = []
         count = rng.choice(EXTREME_COUNTS) if rng.random() < 0.05 else rng.randrange(1, 9)
         for spec in dataclasses.fields(cls):
             if is_array(hints[spec.name]):
@@ -192,12 +194,21 @@ class Forger:
             frames = frames[:-1] if rng.random() < 0.5 else [*frames, b"\xff" * rng.choice([1, 4, 8])]
         return frames
 
+    def _listed(self, count: int) -> list[Session]:
+        """Return sessions for arrays that name some; mostly the same for all arrays of a message."""
+        if len(self._last) != count or self.rng.random() < 0.1:
+            self._last = [self._session() for _ in range(count)]
+        return self._last
+
     def _array(self, name: str, dtype: str, bound: Elements, count: int, session: Session, wrongness: float) -> bytes:
         rng = self.rng
-        if name in ("session_ids", "epochs", "lengths"):
-            known = [self._session() for _ in range(count)]
+        if name in ("session_ids", "job_ids", "epochs", "lengths", "base_lens"):
+            known = self._listed(count)
             numbers = {"session_ids": [s.session_id for s in known], "epochs": [s.epoch for s in known]}
+            numbers["job_ids"] = numbers["session_ids"]
             found = np.array(numbers.get(name, [s.length for s in known]), np.int64).astype(dtype)
+        elif name in ("num_tokens", "num_nodes", "num_seen"):  # so that most arrays are as long as these say
+            found = np.full(count, name == "num_tokens" or rng.random() < 0.2, dtype)
         elif dtype in ("<f2", "<f4"):
             found = -np.abs(np.random.default_rng(rng.getrandbits(32)).normal(0, 2, count)).astype(dtype)
         elif name == "parent_ids":

@@ -28,6 +28,7 @@ from specq.protocol.messages import (
     Draft,
     Heartbeat,
     Hello,
+    JobTokens,
     Message,
     Open,
     SessionFailed,
@@ -51,8 +52,8 @@ SUITED: dict[
     "broker front": (Hello, Heartbeat, Submit, Cancel, Draft),
     "broker back": (Verdict, Verdicts, SessionFailed),
     "verifier": (Open, Close, Ack, Draft),
-    "drafter": (Assign, Verdict),
-    "client": (Tokens,),
+    "drafter": (Assign, Verdict, Verdicts),
+    "client": (Tokens, JobTokens),
 }
 PARTIES = tuple(SUITED)
 
@@ -94,6 +95,13 @@ def real_messages() -> list[Message]:
         ),
         SessionFailed(**key, reason="x", retry=True),
         Tokens(job_id=JOB, base_len=0, token_ids=np.array([9], np.int32), origins=np.zeros(1, np.uint8)),
+        JobTokens(
+            job_ids=np.array([JOB, JOB]),
+            base_lens=np.array([0, 1]),
+            num_tokens=np.array([1, 2]),
+            token_ids=np.array([9, 8, 7]),
+            origins=np.array([2, 3, 4]),
+        ),
     ]
 
 

@@ -11,16 +11,17 @@ import pytest
 from specq.broker import core
 from specq.broker.core import Broker
 from specq.broker.effects import Effect
-from specq.broker.jobs import verdicts
-from specq.broker.jobs.commits import Commit, read_commit
+from specq.broker.jobs.commits import Commit
+from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.table import Jobs
-from specq.broker.jobs.verdicts import Verdicts
+from specq.broker.jobs.verdicts import Added, Verdicts
 from specq.broker.workers import heartbeats
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.reconcile import Expected, Reported
 from specq.client.core import ClientCore
 from specq.protocol.messages import Message, Open, Verdict
+from specq.protocol.messages import Verdicts as StepVerdicts
 from specq.protocol.types import Judgement, SessionStep
 from specq.verifier.core import Verifier
 from tests.chaos.stubs import SlowEngine
@@ -30,45 +31,26 @@ Patch = pytest.MonkeyPatch
 
 def no_fencing_by_epoch(patch: Patch) -> None:
     """Take a verdict of an earlier session of the same verifier for one of the present session."""
-    verdict = Verdicts.take
 
-    def unfenced(self: Verdicts, identity: bytes, frames: Sequence[bytes]) -> None:
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is not None:
-            patched = lambda frames: replace(read_commit(frames), epoch=job.session.epoch)  # noqa: E731
-            patch.setattr(verdicts, "read_commit", patched)
-        verdict(self, identity, frames)
+    def unfenced(self: Verdicts, verifier: bytes, commit: Commit) -> Job | None:
+        job = self.state.jobs.active.get(commit.session_id)
+        return job if job is not None and job.session.verifier == verifier else None
 
-    patch.setattr(Verdicts, "take", unfenced)
+    patch.setattr(Verdicts, "_job_of", unfenced)
 
 
 def late_verdict_of_an_expired_verifier(patch: Patch) -> None:
     """Take the verdicts of a verifier that lost the session to another."""
-    verdict = Verdicts.take
 
-    def accepting(self: Verdicts, identity: bytes, frames: Sequence[bytes]) -> None:
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or job.session.verifier == identity:
-            verdict(self, identity, frames)
-            return
-        holder, epoch, job.session.verifier, job.session.epoch = (
-            job.session.verifier,
-            job.session.epoch,
-            identity,
-            read_commit(frames).epoch,
-        )
-        verdict(self, identity, frames)
-        job.session.verifier, job.session.epoch = holder, epoch
-
-    def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float) -> list[Effect]:
-        self.state.clock.now = now
-        if self.state.workers.get(identity) is None and core.type_of(frames) is Verdict:
-            self.verdicts.take(identity, frames)
+    def from_back(self: Broker, identity: bytes, frames: Sequence[bytes], now: float, **how: bool) -> list[Effect]:
+        self.state.clock.now, kind = now, core.type_of(frames)
+        if self.state.workers.get(identity) is None and kind in (Verdict, StepVerdicts):
+            (self.verdicts.take if kind is Verdict else self.verdicts.take_all)(identity, frames)
             return self._effects()
-        return heard(self, identity, frames, now)
+        return heard(self, identity, frames, now, **how)
 
     heard = Broker.from_back
-    patch.setattr(Verdicts, "take", accepting)
+    patch.setattr(Verdicts, "_job_of", lambda self, _, commit: self.state.jobs.active.get(commit.session_id))
     patch.setattr(Broker, "from_back", from_back)
 
 
@@ -145,20 +127,21 @@ def no_dedupe_of_jobs(patch: Patch) -> None:
 
 def sent_before_it_is_journaled(patch: Patch) -> None:
     """Send clients their tokens at once."""
-    update = core.Intake.update
+    update = Delivery.update
 
-    def eager(self: Any, job: Job) -> None:
-        job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
-        update(self, job)
+    def eager(self: Delivery, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
+        update(self, jobs)
 
-    added = Verdicts._added
+    journal = Verdicts._journal
 
-    def added_eagerly(self: Verdicts, job: Job, commit: Commit, known: int) -> None:
-        added(self, job, commit, known)
-        self.intake.update(job)
+    def journal_later(self: Verdicts, added: Sequence[Added]) -> None:
+        journal(self, added)
+        self.delivery.update([one.job for one in added])
 
-    patch.setattr(core.Intake, "update", eager)
-    patch.setattr(Verdicts, "_added", added_eagerly)
+    patch.setattr(Delivery, "update", eager)
+    patch.setattr(Verdicts, "_journal", journal_later)
 
 
 def dead_verifiers_keep_their_sessions(patch: Patch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from specq.broker.effects import Send
+from specq.protocol import Cancel, Follow, Hello, Submit
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages import PROTOCOL_VERSION, Assign, Message, Verdict
 from specq.protocol.params import SamplingParams
@@ -30,14 +32,16 @@ def skewed(frames: Frames, by: int) -> Frames:
 
 @pytest.mark.parametrize("by", [-1, 1])
 def test_another_version_is_refused_by_all(by: int) -> None:
-    """A peer that is one version ahead or behind is counted and dropped, whatever it says; nothing changes."""
+    """A peer that is one version ahead or behind is counted and dropped, whatever it says, and told so at most; nothing changes."""
     parties = Parties()
     before = list(parties.broker.state.jobs.active[1].transcript.token_ids)
     for message in real_messages():
         frames = skewed(encode(message), by)
         with pytest.raises(ProtocolError, match="protocol version"):
             decode(frames)
-        assert parties.broker.from_front(b"c", frames, 0.0) == []
+        told = [sent.frames[1] for sent in parties.broker.from_front(b"c", frames, 0.0) if isinstance(sent, Send)]
+        assert all(b"this side speaks" in header and b'"v":%d' % (PROTOCOL_VERSION + by) in header for header in told)
+        assert len(told) == (type(message) in (Hello, Submit, Follow, Cancel))
         assert parties.broker.from_back(b"v", frames, 0.0) == []
     counts = parties.broker.state.counts
     assert counts["dropped_front"] + counts["dropped_back"] == 2 * len(real_messages())

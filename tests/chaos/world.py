@@ -18,7 +18,7 @@ import numpy as np
 from specq.broker.core import Broker
 from specq.broker.effects import Effect, Find, FindFinished, Send, Write
 from specq.drafting.drafter import Drafter
-from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, Message, Submit, Tokens
+from specq.protocol.messages import Accepted, Failed, Heartbeat, Hello, JobTokens, Message, Submit, Tokens
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import Frames, decode, encode
 from specq.simulate.events import EventQueue
@@ -275,6 +275,8 @@ class ChaosWorld:
         if send.to not in self.clients:
             return
         message: Any = decode(send.frames)
+        for tokens in message.each() if isinstance(message, JobTokens) else ():
+            self._check_told(send._replace(frames=encode(tokens)))
         known = self.journal.find(getattr(message, "job_id", 0))
         if isinstance(message, Accepted | Tokens):
             assert known is not None, "a client heard of a job that is not in the journal"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specq.chat import Settings
+from specq.chat import MOST_TOKENS, Settings
 from specq.chat.commands import COMMANDS, run_command
 from specq.chat.conversation import Conversation
 from specq.chat.reading import read_message
@@ -13,7 +13,7 @@ from specq.protocol import JobError
 
 @pytest.fixture
 def settings() -> Settings:
-    return Settings({"max_tokens": 512}, Conversation(turns=[("a", "b")]))
+    return Settings({"max_tokens": 20}, Conversation(turns=[("a", "b")]))
 
 
 @pytest.mark.parametrize(
@@ -25,12 +25,12 @@ def settings() -> Settings:
         ("/seed 7", "seed: 7", {"seed": 7}),
         ("/mode plain", "mode: plain", {"mode": "plain"}),
         ("/max 64", "max_tokens: 64", {"max_tokens": 64}),
-        ("/max none", "max_tokens: 128", {"max_tokens": None}),
+        ("/max none", "max_tokens: 512", {"max_tokens": MOST_TOKENS}),
     ],
 )
 def test_parameters(line, shown, parameters, settings):
     assert run_command(line, settings) == shown
-    wanted = {"max_tokens": 512} | parameters
+    wanted = {"max_tokens": 20} | parameters
     assert settings.parameters == {name: value for name, value in wanted.items() if value is not None}
 
 
@@ -51,7 +51,7 @@ def test_what_is_wrong_is_said_and_changes_nothing(line, said, settings):
     with pytest.raises(JobError) as raised:
         run_command(line, settings)
     assert said in str(raised.value)
-    assert settings == Settings({"max_tokens": 512}, Conversation(turns=[("a", "b")]))
+    assert settings == Settings({"max_tokens": 20}, Conversation(turns=[("a", "b")]))
 
 
 def test_the_conversation(settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from pathlib import Path
 
 import gguf
@@ -125,3 +126,12 @@ def test_texts_of_a_directory(tmp_path):
         read_json(tmp_path, "list.json")
     with pytest.raises(ConfigError, match=r"broken\.json is not valid JSON"):
         read_json(tmp_path, "broken.json")
+
+
+def test_lists_in_lists_without_end_are_refused(tmp_path):
+    """Twelve bytes a level."""
+    path = tmp_path / "model.gguf"
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    path.write_bytes(start + struct.pack("<IQ", 9, 1) * 100_000 + struct.pack("<IQ", 4, 0))
+    with pytest.raises(ConfigError, match="lists of its header are nested without end"):
+        read_gguf(path)

@@ -84,7 +84,7 @@ def test_each_command_has_help(name):
         (["worker"], 2, "Missing option '--role'"),
         (["up", "--targets", "0"], 2, "up.targets is 0; it must be from 1"),
         (["status", "--broker", "nonsense"], 2, "client.broker is 'nonsense'"),
-        (["status", "--keys", "nowhere/x"], 2, "cannot read the key nowhere/x.secret"),
+        (["status", "--keys", "nowhere/x"], 2, "nor a key nowhere/x.secret"),
         (
             ["broker", "--keys", "."],
             2,
@@ -121,7 +121,7 @@ def test_missing_extra_says_how_to_get_it(monkeypatch):
     result = _run("worker", "--role", "target")
 
     assert result.exit_code == 2
-    assert "pip install 'specq[torch]'" in result.stderr
+    assert "pip install -e '.[torch]'" in result.stderr
 
 
 def test_exit_status_tells_input_from_failure():
@@ -200,3 +200,12 @@ def test_seconds_to_wait_are_a_number(tmp_path, seconds):
     prompts.write_text('{"prompt": "a"}\n')
 
     assert _run("submit", str(prompts), "--wait-seconds", seconds).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["results", "cancel", "trace"])
+@pytest.mark.parametrize("job", ["sea", "0", str(2**63)])
+def test_what_is_no_job_is_told_where_jobs_are_listed(command, job):
+    """`specq jobs` shows the id of a prompt beside the job's number, and only the number names one."""
+    result = _run(command, job)
+    assert result.exit_code == 2
+    assert "is not the number of a job, which `specq jobs` shows first" in " ".join(result.stderr.split())

@@ -80,7 +80,7 @@ def test_no_parameter_is_forgotten():
         (["--mode", "fast"], "mode is 'fast'; it must be one of async, sync, plain"),
         (["--mode", "plain", "--max-depth", "3"], "max_depth is given with mode plain"),
         (["--num-candidates", "2", "--tree", "[[0]]"], "tree and num_candidates"),
-        (["--tree", "[[0"], "'[[0' is not a JSON list of paths such as [[0],[0,0],[1]]"),
+        (["--tree", "[[0"], "'[[0' is not a list of paths such as [[0],[0,0],[1]]"),
         (["--tree", "[[99]]"], "non-empty paths of ranks in [0, 64)"),
         (["--logit-bias", "42"], "'42' is not a token id and a bias such as 42=-1.5"),
         (["--logit-bias", "42=nan"], "a bias in [-100, 100]"),

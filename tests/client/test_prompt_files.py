@@ -21,7 +21,7 @@ def test_lines_are_numbered_and_blank_ones_skipped():
     ("raw", "reason"),
     [
         (b"{", "line 4 is not valid JSON"),
-        (b"\xff\xfe", "line 4 is not valid JSON"),
+        (b"\xff\xfe", "line 4 is not UTF-8: it has the byte 0xff"),
         (b"[" * 100_000, "line 4 is not valid JSON"),
         (b'{"prompt": "a", "temperature": NaN}', "NaN is not a JSON number"),
         (b'{"prompt": "a", "top_p": -Infinity}', "-Infinity"),

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
+from specq.client import results_file
 from specq.client.results_file import SUFFIX, ResultsFile
 from specq.protocol.errors import ConfigError
 
@@ -60,6 +66,60 @@ def test_a_stopped_run_is_gone_on_with(path: Path) -> None:
     assert len(keys) == 2
     assert write(path) == PROMPTS[3:]
     assert path.read_bytes() == WHOLE
+
+
+def test_an_interruption_anywhere_undoes_nothing_that_is_written(tmp_path: Path) -> None:
+    """Ctrl-C before any line of what writes the results of the third prompt: those that are there whole are not done again."""
+    num_left = []
+    for number in count(1):
+        path, lines = tmp_path / f"{number}.jsonl", Interrupt(number)
+        with suppress(Stop), ResultsFile(path, OPTIONS) as file:
+            for i, prompt in enumerate(file.remaining(PROMPTS)):
+                sys.settrace(lines if i == 2 else None)
+                file.write(results_of(prompt))
+        sys.settrace(None)
+        if not lines.is_raised:
+            break
+        is_whole = path.read_bytes().startswith(b"".join(map(results_of, PROMPTS[:3])))
+        num_left.append(len(write(path)))
+        assert num_left[-1] == (4 if is_whole else 5)
+        assert path.read_bytes() == WHOLE
+    assert set(num_left) == {4, 5}
+
+
+class Interrupt:
+    """A trace function that raises before the line of this number in the file of results."""
+
+    def __init__(self, left: int) -> None:
+        self.left, self.is_raised = left, False
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Interrupt | None:
+        if frame.f_code.co_filename != results_file.__file__:
+            return None
+        self.left -= event == "line"
+        if self.left == 0 and not self.is_raised:
+            self.is_raised = True
+            sys.settrace(None)
+            raise Stop
+        return self
+
+
+def test_what_was_noted_of_results_that_never_came_counts_no_more(path: Path) -> None:
+    """Not either where other results made the file as long in the next run, and were torn themselves."""
+    found = []
+    for data, size in ((b"a" * 20, 10), (b"b" * 25, 32)):
+        with suppress(Stop), ResultsFile(path, OPTIONS) as file:
+            found.append(file.num_done)
+            for number, _ in enumerate(file.remaining(PROMPTS), file.num_done):
+                file.write(b"." * 10 if number == 0 else data)
+                if number == 1:
+                    raise Stop
+        os.truncate(path, size)
+    with ResultsFile(path, OPTIONS) as file:
+        found.append(file.num_done)
+        list(file.remaining(PROMPTS))
+    assert found == [0, 1, 1]
+    assert path.read_bytes() == b"." * 10
 
 
 def test_a_torn_file_is_mended(path: Path, tmp_path: Path) -> None:

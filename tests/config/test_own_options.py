@@ -8,7 +8,7 @@ from specq.cli.worker import worker
 from specq.config.arguments import to_arguments
 from specq.config.loading import load, override
 from specq.config.own_options import options_of, own_options, read_own, with_own
-from specq.config.sections import TargetConfig
+from specq.config.sections import DraftConfig, TargetConfig
 from specq.engines import ENGINES
 from specq.engines.torch_spec import TorchOptions
 from specq.engines.vllm.spec import VllmOptions
@@ -105,3 +105,14 @@ def test_a_section_of_no_engine_is_named(write):
 def test_values_of_an_engines_options_are_checked(values, said):
     with pytest.raises(ConfigError, match=said):
         read_own(VllmOptions, values)
+
+
+def test_the_help_says_what_a_key_means_to_each_role():
+    """Where that differs, with each role's own default; once, where it does not."""
+    (chain,), (threads,) = ([p.help for p in worker.params if p.name == name] for name in ("chain", "threads"))
+    defaults = {section.__name__: section().chain for section in (TargetConfig, DraftConfig)}
+    assert defaults == {"TargetConfig": 8, "DraftConfig": 6}
+    assert "--role target: most levels" in chain
+    assert "[default: 8]; --role draft: levels drafted in one call" in chain
+    assert chain.endswith("[default: 6]")
+    assert "--role" not in threads

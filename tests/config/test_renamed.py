@@ -49,7 +49,7 @@ def test_the_command_line_may_have_the_old_name_of_a_key(write):
     context = worker.make_context("worker", arguments, resilient_parsing=True)
     assert (context.params["backup"], context.params["law_size"]) == ("none", 9)
     assert "--backup" not in worker.get_help(context)
-    section = load(write("[target]\nprompt_lookup = 'ngram'")).target
+    section = load(write("[target]\nprompt_lookup = 'suffix'")).target
     with pytest.warns(FutureWarning, match="target.backup is now target.prompt_lookup"):
         assert override(section, backup="none") == TargetConfig(prompt_lookup="none")
     with pytest.raises(ConfigError, match="unknown option of target law_size"):

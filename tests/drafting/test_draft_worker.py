@@ -5,9 +5,13 @@ import pytest
 
 from specq.config.sections import DraftConfig
 from specq.proposers import PROPOSERS, ProposerSpec
+from specq.proposers.vocabulary import RetellingProposer
+from specq.protocol import ConfigError
 from specq.protocol.messages import Assign
 from specq.protocol.params import SamplingParams
+from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyProposer
+from specq.text import tokenizer_hash
 from workers.draft import build_drafter
 
 
@@ -48,3 +52,55 @@ def test_nothing_is_left_of_it(drafter):
     context, params = np.array([5, 6], np.int32), SamplingParams()
     drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=2, params=params, token_ids=context))
     assert [draft.session_id for draft in drafter.step()] == [1]
+
+
+# --- a target of another vocabulary -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_target(tmp_path):
+    """Nothing of a model but its configuration and its tokenizer."""
+    for name, text in (tokenizer_files() | {"config.json": "{}"}).items():
+        (tmp_path / name).write_text(text, "utf-8")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("vocabulary", ["shared", "text"])
+def test_it_drafts_for_a_target_of_another_vocabulary(vocabulary, other_target):
+    """It shows the target's tokenizer, and drafts in its tokens."""
+    drafter = build_drafter(DraftConfig(model="tiny", vocabulary=vocabulary, target=other_target, device="cpu"))
+    assert isinstance(drafter.proposer, RetellingProposer)
+    info = drafter.proposer.info
+    assert (info.tokenizer_hash, info.num_tokens) == (tokenizer_hash(tokenizer_files()["tokenizer.json"]), 350)
+    context, params = np.array([1, 40, 50], np.int32), SamplingParams()
+    drafter.handle(Assign(session_id=1, epoch=1, lane=0, prompt_len=3, params=params, token_ids=context))
+    [draft] = drafter.step()
+    assert draft.token_ids.max() < 350
+
+
+def test_by_default_it_is_refused_and_told_what_is_shared(other_target):
+    with pytest.raises(ConfigError) as refused:
+        build_drafter(DraftConfig(model="tiny", target=other_target, device="cpu"))
+    assert "draft model tiny (4096 tokens, tokenizer " in str(refused.value)
+    assert "shared drafts only tokens that both have (86% of the target's 350 tokens); text turns its drafts" in str(
+        refused.value
+    )
+
+
+def test_another_vocabulary_needs_the_targets_name():
+    with pytest.raises(
+        ConfigError, match=r"vocabulary is text, which needs the target's tokenizer: name it by draft\.target"
+    ):
+        build_drafter(DraftConfig(model="tiny", vocabulary="text", device="cpu"))
+
+
+@pytest.mark.parametrize("config", [{"model": "tiny", "target": "tiny"}, {"proposer": "ngram", "target": "tiny"}])
+def test_where_none_is_needed_nothing_stands_around_it(config):
+    drafter = build_drafter(DraftConfig(vocabulary="shared", device="cpu", **config))
+    assert not isinstance(drafter.proposer, RetellingProposer)
+
+
+def test_a_target_without_a_tokenizer_is_named(tmp_path):
+    (tmp_path / "config.json").write_text("{}", "utf-8")
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json, so its tokens cannot be compared"):
+        build_drafter(DraftConfig(model="tiny", vocabulary="text", target=str(tmp_path), device="cpu"))

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 
 from specq.drafting.draft_nodes import DraftNode
-from specq.drafting.session import LOST_AFTER
+from specq.drafting.session import LOST_AFTER, DraftSession
 from specq.proposers import Children
 from specq.protocol.draft_checks import reason_against
 from specq.protocol.errors import EngineError, ProtocolError
-from specq.protocol.messages import Assign, Close, Release, Verdict
+from specq.protocol.messages import Assign, Close, Release, Verdict, Verdicts
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.types import DraftDistribution
+from specq.protocol.wire import decode, encode
 from specq.testing.toy import VOCAB, ToyProposer, toy_text
 from tests.drafting.sessions import PROMPT, make_drafter, passes, verdict
 
@@ -367,3 +368,45 @@ def test_a_message_holds_nodes_in_the_order_in_which_they_grew() -> None:
     draft = session.draft()
     assert draft is not None
     assert draft.parent_ids.tolist() == [-1, -1, 0, 2, 1]
+
+
+def test_a_step_is_its_verdicts_one_by_one() -> None:
+    """For each session that it speaks of; those that the drafter does not have are passed over."""
+    together, alone = make_drafter(), make_drafter()
+    ids = np.array(toy_text(PROMPT, 2), np.int32)
+    step = Verdicts(
+        session_ids=np.array([99, 7]), epochs=np.array([1, 1]), base_lens=np.array([3, 3]), num_tokens=np.array([1, 2]),
+        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, *ids]), origins=np.full(3, 2),
+        min_accept_prob=200,
+    )  # fmt: skip
+    step = decode(encode(step))
+    passes(together, 2)
+    passes(alone, 2)
+    together.handle(step)
+    for one in step.each():
+        alone.handle(one)
+    assert together.sessions[7].length == alone.sessions[7].length == 5
+    assert passes(together, 3) == passes(alone, 3)
+
+
+def test_one_verdict_of_a_step_that_cannot_be_taken_harms_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its session is dropped; the others of the message go on, and the error is told."""
+    drafter = make_drafter()
+    drafter.handle(
+        Assign(session_id=8, epoch=1, lane=0, prompt_len=2, params=SamplingParams(), token_ids=np.array([1, 2]))
+    )
+    learn = type(drafter.sessions[7]).learn
+
+    def failing(self: DraftSession, message: Verdict) -> None:
+        assert message.session_id != 8, "planted"
+        learn(self, message)
+
+    monkeypatch.setattr(DraftSession, "learn", failing)
+    step = Verdicts(
+        session_ids=np.array([8, 7]), epochs=np.array([1, 1]), base_lens=np.array([2, 3]), num_tokens=np.array([1, 1]),
+        num_nodes=np.zeros(2), num_seen=np.zeros(2), waited_us=np.zeros(2), token_ids=np.array([1, 5]), origins=np.full(2, 2),
+    )  # fmt: skip
+    with pytest.raises(ProtocolError, match="a verdict could not be handled: AssertionError"):
+        drafter.handle(decode(encode(step)))
+    assert list(drafter.sessions) == [7]
+    assert drafter.sessions[7].length == 4

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
+from typing import Self
 
 import pytest
 
 SPECQ = (sys.executable, "-m", "specq")
 TINY = ("chat", "--model", "tiny", "--max-tokens", "12")
-PATIENCE_S = 120
+PATIENCE_S, HANG_UP_S = 60, 10  # the first less than a test may take
 
 
 def test_with_a_broker_named_nothing_is_started(free_address):
@@ -32,9 +34,19 @@ def test_an_empty_question_is_refused():
     assert "the question is empty" in done.stderr
 
 
+@pytest.mark.parametrize(("encoding", "said"), [("ascii:strict", "ascii"), ("utf-8:strict", "utf-8")])
+def test_a_question_in_another_encoding_is_refused(encoding, said):
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    asked = {"input": b"sch\xf6n\n", "env": environment, "timeout": PATIENCE_S}
+    done = subprocess.run([*SPECQ, "chat"], capture_output=True, check=False, **asked)
+    assert done.returncode == 2
+    assert f"standard input is not valid {said}" in done.stderr.decode()
+    assert "Traceback" not in done.stderr.decode()
+
+
 @pytest.mark.slow
 def test_one_question_from_a_pipe():
-    """The answer alone goes to standard output, and all processes have ended."""
+    """The answer alone goes to standard output; beside it stands what is done before there is one. All processes have ended."""
     command = [*SPECQ, *TINY, "Say", "-"]
     done = subprocess.run(command, input="hello\n", capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
@@ -42,6 +54,9 @@ def test_one_question_from_a_pipe():
     assert "\x1b" not in done.stdout
     assert "«" not in done.stdout
     assert "specq: starting tiny" in done.stderr
+    assert "\ntarget-1: loading tiny\n" in done.stderr
+    assert re.search(r"^target-1: ready after \d+\.\d s$", done.stderr, re.MULTILINE)
+    assert "target-1" not in done.stdout
     assert re.search(r"\d+ tokens in \d+ rounds, .*, \d+ tokens/s", done.stderr)
 
 
@@ -59,7 +74,7 @@ class Terminal:
     """A process in a terminal of its own."""
 
     def __init__(self, *command: str, **environment: str) -> None:
-        self._shown = b""
+        self._shown, self._has_ended = b"", False
         self.pid, self._file = pty.fork()
         if not self.pid:
             os.execvpe(command[0], command, os.environ | environment)
@@ -84,24 +99,38 @@ class Terminal:
         os.write(self._file, text.encode())
 
     def end(self) -> int:
+        self._has_ended = True
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Hang up; whoever does not end then is killed."""
+        os.close(self._file)
+        deadline = time.monotonic() + HANG_UP_S
+        while not self._has_ended:
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
+            self._has_ended = os.waitpid(self.pid, os.WNOHANG)[0] != 0
+            time.sleep(0.02)
 
 
 @pytest.mark.slow
 def test_a_conversation_in_a_terminal():
     """Marks instead of colours for NO_COLOR; Ctrl-C stops an answer, Ctrl-D ends the chat."""
-    terminal = Terminal(*SPECQ, *TINY, NO_COLOR="1", TERM="xterm")
-    assert "«corrected by the target»" in terminal.wait_for("> ")
-    terminal.send("hello\r")
-    assert "\x1b[3" not in terminal.wait_for("tokens/s")
-    terminal.wait_for("> ")
-    terminal.send("/mode plain\r/max 4000\r/nonsense\r")
-    terminal.wait_for("unknown command /nonsense; known are /help")
-    terminal.wait_for("> ")
-    terminal.send("tell me a story\r")
-    terminal.wait_for("\u2039")  # the first token is the target's own
-    terminal.send("\x03")
-    terminal.wait_for("(stopped)")
-    terminal.wait_for("> ")
-    terminal.send("\x04")
-    assert terminal.end() == 0
+    with Terminal(*SPECQ, *TINY, NO_COLOR="1", TERM="xterm") as terminal:
+        assert "«corrected by the target»" in terminal.wait_for("> ")
+        terminal.send("hello\r")
+        assert "\x1b[3" not in terminal.wait_for("tokens/s")
+        terminal.wait_for("> ")
+        terminal.send("/mode plain\r/max 4000\r/nonsense\r")
+        terminal.wait_for("unknown command /nonsense; known are /help")
+        terminal.wait_for("> ")
+        terminal.send("1 2 3 4 5 6 7 8 9 10 11 12\r")
+        terminal.wait_for("\u2039")  # the first token is the target's own
+        terminal.send("\x03")
+        terminal.wait_for("(stopped)")
+        terminal.wait_for("> ")
+        terminal.send("\x04")
+        assert terminal.end() == 0

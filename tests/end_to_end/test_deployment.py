@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from specq.config.sections import AUTO_DRAFTERS, Config, DraftConfig, ServeConfig, TargetConfig, UpConfig
+from specq.testing.secured import make_all
 from workers.deployment import CoreShares, Machine, divide_cores, notes, placed
 from workers.up import members, pages
 
@@ -89,6 +90,8 @@ def test_the_draft_model_is_beside_the_verifier_and_workers_on_cores_to_spare(
         (Config(draft=DraftConfig(width=4)), ("", 2)),
         (Config(draft=DraftConfig(proposer="ngram")), ("", 2)),
         (Config(target=TargetConfig(engine="vllm")), ("", 2)),
+        (Config(draft=DraftConfig(proposer="ngram", own=(("ngram", ("longest=4",)),))), ("", 2)),
+        (Config(draft=DraftConfig(own=(("draft-model", ("rows=4",)),))), ("", 2)),
     ],
 )
 def test_what_is_said_is_done(machine: Machine, config: Config, expected: tuple[str, int]) -> None:
@@ -135,11 +138,53 @@ def test_progress_is_no_wish_for_workers() -> None:
     assert who_drafts(config, LAPTOP) == ("tiny", 0)
 
 
+@pytest.mark.usefixtures("with_smollm2")
+def test_a_table_of_a_proposer_that_is_not_chosen_is_no_wish_for_workers() -> None:
+    config = Config(draft=DraftConfig(own=(("vllm", ("max_model_len=512",)),)))
+    assert who_drafts(config, LAPTOP) == ("smollm2", 0)
+
+
+@pytest.mark.usefixtures("with_smollm2")
+@pytest.mark.parametrize(("engine", "draft_model"), [("torch", "smollm2"), ("vllm", "")])
+def test_without_a_key_for_draft_workers_there_are_none_and_that_is_said(
+    tmp_path: Path, engine: str, draft_model: str
+) -> None:
+    """Where nobody asked for them; who did is told by the worker that has no key."""
+    keys = make_all(tmp_path / "keys")
+    config = Config(target=TargetConfig(engine=engine), draft=DraftConfig(keys=keys))
+    for missing in ("laptop", "phone"):
+        (tmp_path / "keys" / f"{missing}.secret").unlink(missing_ok=True)
+
+    assert who_drafts(config, WORKSTATION) == (draft_model, 0)
+    assert notes(config, WORKSTATION) == [
+        f"no draft workers: {keys} holds no secret key of the role draft; make one: specq keys {keys} NAME --role draft"
+    ]
+    assert notes(config, LAPTOP) == ([] if engine == "torch" else notes(config, WORKSTATION))
+    asked = replace(config, up=UpConfig(drafters=1))
+    assert (placed(asked, WORKSTATION).up.drafters, notes(asked, WORKSTATION)) == (1, [])
+
+
+@pytest.mark.usefixtures("with_smollm2")
+def test_with_a_key_draft_workers_are_placed_as_without_any(tmp_path: Path) -> None:
+    config = Config(draft=DraftConfig(keys=f"{make_all(tmp_path / 'keys')}/laptop"))
+    assert who_drafts(config, WORKSTATION) == ("smollm2", 2)
+    assert notes(config, WORKSTATION) == []
+
+
 def test_the_verifier_is_started_with_its_draft_model() -> None:
     config = Config(target=TargetConfig(model="tiny"))
     target = members(config)[1]
     assert "--draft-model tiny" in " ".join(target.arguments)
     assert target.about == "tiny, drafted for by tiny"
+
+
+def test_a_draft_worker_of_another_vocabulary_is_told_the_target() -> None:
+    """Who needs its tokenizer, and only who does."""
+    for vocabulary, told in (("shared", "--vocabulary shared --target tiny"), ("same", "")):
+        config = Config(target=TargetConfig(model="tiny"), draft=DraftConfig(vocabulary=vocabulary), up=UpConfig(1, 1))
+        draft = " ".join(members(config)[2].arguments)
+        assert ("--target" in draft) == bool(told)
+        assert told in draft
 
 
 # --- cores -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -23,6 +25,8 @@ BODY = {
     "stream": True,
 }
 PATH = "/v1/chat/completions"
+NUM_MANY, MANY_TOKENS = 50, 300
+RETRY_S = 0.05  # as clients wait before they ask again
 
 
 class House:
@@ -31,7 +35,8 @@ class House:
     def __init__(self, spawn, folder: Path) -> None:
         self.spawn, self.broker, self.http = spawn, free_address(), free_address()
         broker = ("broker", "--bind", self.broker, "--journal", str(folder / "journal"), "--heartbeat-ms", "100")
-        target = ("worker", "--role", "target", "--engine", "slow", "--broker", self.broker, "--prompt-lookup", "none")
+        slow = ("--engine", "slow", "--model", "tiny", "--prompt-lookup", "none")
+        target = ("worker", "--role", "target", "--broker", self.broker, *slow)
         self.commands = {
             "broker": broker,
             "target": target,
@@ -66,8 +71,8 @@ class House:
 class Reader:
     """Reads a stream to its end, however often it breaks, by key and position; `between` is called after so many events."""
 
-    def __init__(self, house: House, key: str) -> None:
-        self.house, self.key = house, key
+    def __init__(self, house: House, key: str, **changes) -> None:
+        self.house, self.key, self.body = house, key, BODY | changes
         self.events: list[dict] = []
         self.last, self.done, self.breaks = "", False, 0
 
@@ -77,14 +82,16 @@ class Reader:
                 self._read(between, after)
             except httpx2.TransportError:
                 self.breaks += 1
-            assert self.breaks < 500, "the stream never went on"
+            assert self.breaks < 1000, "the stream never went on"
+            if not self.done:
+                time.sleep(RETRY_S)
         return "".join(event["choices"][0]["delta"].get("content", "") for event in self.events)
 
     def _read(self, between, after) -> None:
         headers = {"Idempotency-Key": self.key} | ({"Last-Event-ID": self.last} if self.last else {})
         with (
             httpx2.Client(base_url=self.house.url, trust_env=False, timeout=60) as client,
-            client.stream("POST", PATH, json=BODY, headers=headers) as response,
+            client.stream("POST", PATH, json=self.body, headers=headers) as response,
         ):
             if response.status_code == 503:
                 self.breaks += 1
@@ -147,6 +154,39 @@ def test_all_three_at_once(house):
 
     assert text == Reader(house, "all").read()
     assert reader.breaks > 0
+
+
+@pytest.mark.slow
+def test_many_streams_and_many_kills(house):
+    """Fifty streams at a time, and gateway, broker and verifier killed in turn, twice: each ends with the text of its seed."""
+    readers = [Reader(house, f"many {i}", max_tokens=MANY_TOKENS, seed=i) for i in range(NUM_MANY)]
+    with ThreadPoolExecutor(NUM_MANY) as pool:
+        texts = [pool.submit(reader.read) for reader in readers]
+        for kill, name in enumerate(["gateway", "broker", "target"] * 2):
+            least = (kill + 1) * NUM_MANY * MANY_TOKENS // 10
+            wait_until(lambda least=least: _num_read(readers) > least or _failed(texts), 120)
+            for failed in _failed(texts):
+                raise failed
+            house.kill(name)
+            house.start(name)
+        found = [text.result(120) for text in texts]
+
+    assert sum(reader.breaks for reader in readers) >= NUM_MANY
+    with Client(house.broker) as client:
+        plain = {"max_tokens": MANY_TOKENS, "temperature": 0.8, "ignore_eos": True, "mode": "plain"}
+        jobs = [client.submit(messages=BODY["messages"], seed=i, **plain) for i in range(NUM_MANY)]
+        assert [job.result(120).text for job in jobs] == found
+    assert len(set(found)) == NUM_MANY
+
+
+def _num_read(readers: list[Reader]) -> int:
+    """Return how many tokens have arrived: the position of the last event of each."""
+    return sum(int(reader.last.rstrip("e") or 0) for reader in readers)
+
+
+def _failed(texts: list[Future[str]]) -> list[BaseException]:
+    """Return what those readers died of that have died."""
+    return [error for text in texts if text.done() and (error := text.exception()) is not None]
 
 
 def _seed(job_key: str) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +24,7 @@ import pytest
 from specq import Client
 from specq.client.result import Result
 from specq.config.addresses import free_address
+from specq.runtime.processes import reap
 from tests.end_to_end.hostile import Hostile
 from tests.end_to_end.memoryless import (
     MARKOV,
@@ -53,6 +54,14 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+# What a verifier that drafts without a draft model is asked for.
+WITHOUT_MODEL = {
+    "suffix": ("--drafts", "always", "--shared-tokens", "100000"),
+    "lookahead": ("--drafts", "always", "--prompt-lookup", "none", "--lookahead"),
+    "both": ("--drafts", "always", "--lookahead", "--shared-tokens", "100000", "--lookahead-window", "6"),
+}
+
+
 @dataclass(frozen=True)
 class Case:
     """Who drafts for which strategy, and in which shape."""
@@ -72,8 +81,9 @@ def _lossless(strategy: str) -> list[Case]:
 
 
 def _own(strategy: str) -> list[Case]:
-    """A verifier that drafts for itself."""
-    return [Case(strategy, drafter, shape) for drafter in ("own-good", "own-bad") for shape in ("best-first", "rounds")]
+    """A verifier that drafts for itself: with a draft model; from texts that are there; what further rows of its steps say."""
+    own = [Case(strategy, drafter, shape) for drafter in ("own-good", "own-bad") for shape in ("best-first", "rounds")]
+    return [*own, *(Case(strategy, drafter, "best-first") for drafter in ("suffix", "lookahead", "both"))]
 
 
 PLAIN = Case("deterministic", "nobody", "plain")
@@ -108,7 +118,7 @@ class Block:
     def jobs(self, case: Case) -> Iterator[dict[str, Any]]:
         """Yield the arguments of each job: texts that are compared have the same seeds, others have seeds of their own."""
         first = 100 * (1 + PROBABILISTIC.index(case)) if case in PROBABILISTIC else 0
-        num_tokens = SAME if case in (*DETERMINISTIC, FORGED) else self.num_tokens
+        num_tokens = SAME if case in (*DETERMINISTIC, FORGED) else self.num_tokens * (1 + 2 * (case in LOSSY))
         for seed in range(first, first + self.num_jobs):
             yield {"token_ids": self.prompt, "seed": seed, "max_tokens": num_tokens, **self.sampling}
 
@@ -116,6 +126,7 @@ class Block:
 ONE_DISTRIBUTION = Block(MEMORYLESS, {"temperature": 0.9}, num_jobs=6, num_tokens=200, bias=0.03)
 BY_TOKEN = Block(MARKOV, {"temperature": 1.0, "top_k": 8, "top_p": 0.95}, num_jobs=2, num_tokens=120, bias=0.1)
 SAME = 40  # tokens of a job whose text is only compared, or plainly wrong
+MOST_RUNS = 5
 Texts = dict[Block, list[list[int]]]
 
 
@@ -139,6 +150,21 @@ class Said:
             self.texts[case] = {block: [r.token_ids for at, r in results if at is block] for block in blocks}
             self.counts[case] = _counts([result for _, result in results])
 
+    def run_until(self, is_enough: Callable[[Case], bool], client: Client, case: Case, **options: Any) -> None:
+        """Serve a case again where drafts were too late, on a busy machine, for a text that says something."""
+        for _ in range(MOST_RUNS):
+            self.run(client, case, **options)
+            if is_enough(case):
+                return
+
+    def is_judged_throughout(self, case: Case) -> bool:
+        """Return whether nearly each round had a draft: of 3 x 2 candidates, all but a few steps before the end."""
+        return self.counts[case]["accepted"] + self.counts[case]["rejected"] > 5 * self.counts[case]["rounds"]
+
+    def has_much_to_judge(self, case: Case) -> bool:
+        accepted, rejected, rounds = (self.counts[case][name] for name in ("accepted", "rejected", "rounds"))
+        return accepted + rejected > rounds / 4 and min(accepted, rejected) > 10
+
 
 def _counts(results: list[Result]) -> dict[str, int]:
     rounds, verified, accepted = (
@@ -156,8 +182,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
     bad = write_checkpoint(folder / "bad", bad_logits())
     with (
         _process("broker", "--bind", address, "--journal", "none"),
-        _worker("target", address, targets[0]),
-        _worker("target", address, targets[1], "--no-trust-drafts"),
+        _worker("target", address, targets[0], "--drafts", "always"),
+        _worker("target", address, targets[1], "--drafts", "always", "--no-trust-drafts"),
         Client(address, model=targets[0], timeout_s=READY_S) as trusting,
         Client(address, model=targets[1], timeout_s=READY_S) as stripping,
     ):
@@ -168,19 +194,21 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Said:
             found.run(trusting, PLAIN)  # meanwhile
             _wait_for(trusting, bad)
             found.run(trusting, *(case for case in DETERMINISTIC + PROBABILISTIC if case.drafter == "bad"))
-            found.run(trusting, *LOSSY, blocks=(ONE_DISTRIBUTION,))
+            for case in LOSSY:
+                found.run_until(found.is_judged_throughout, trusting, case, blocks=(ONE_DISTRIBUTION,))
         for case in (DETERMINISTIC[-1], PROBABILISTIC[-1]):
             with Hostile(address, trusting.model, "hostile") as hostile:
                 _wait_for(stripping, "hostile")
-                found.run(stripping, case)
+                found.run_until(found.has_much_to_judge, stripping, case)
                 found.seeds[case] = hostile.seeds
         with Hostile(address, trusting.model, "liar", lies_only=True):
             _wait_for(trusting, "liar")
             found.run(trusting, FORGED, blocks=(ONE_DISTRIBUTION,))
-    for name, draft in (("own-good", good), ("own-bad", bad)):
+    models = {"own-good": ("--draft-model", good), "own-bad": ("--draft-model", bad)}
+    for name, options in (models | WITHOUT_MODEL).items():
         with (
             _process("broker", "--bind", address, "--journal", "none"),
-            _worker("target", address, targets[0], "--draft-model", draft),
+            _worker("target", address, targets[0], *options),
             Client(address, model=targets[0], timeout_s=READY_S) as client,
         ):
             client.wait_until_ready(num_drafters=0, timeout_s=READY_S)
@@ -195,11 +223,7 @@ def _process(*arguments: str, program: str = "specq") -> Iterator[None]:
         yield
     finally:
         process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        reap(process, 10)
 
 
 def _worker(role: str, address: str, model: str, *options: str) -> AbstractContextManager[None]:
@@ -248,9 +272,7 @@ def test_drafts_are_accepted_and_rejected(said: Said, case: Case) -> None:
     """There is something to judge, and much of it where the verifier waits for drafts: else the other tests say nothing."""
     counts = said.counts[case]
     assert min(counts["accepted"], counts["rejected"]) > 0, counts
-    if case.shape != "best-first":
-        assert counts["accepted"] + counts["rejected"] > counts["rounds"] / 4, counts
-        assert min(counts["accepted"], counts["rejected"]) > 10, counts
+    assert case.shape == "best-first" or said.has_much_to_judge(case), counts
 
 
 def test_plain_text_has_the_targets_distribution(said: Said) -> None:

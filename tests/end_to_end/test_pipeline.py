@@ -78,7 +78,7 @@ def test_a_useless_drafter_costs_next_to_nothing() -> None:
     assert world.received[1].token_ids == plain.received[1].token_ids
     assert world.now < plain.now * 1.05
     assert int(world.received[1].stats["draft_tokens"]) < 30  # type: ignore[call-overload]
-    assert 0 < int(world.received[1].stats["drafted"]) < 200  # type: ignore[call-overload]
+    assert 0 < int(world.received[1].stats["drafted"]) < 220  # type: ignore[call-overload]
     assert int(world.received[1].stats["accepted_tokens"]) == 0  # type: ignore[call-overload]
 
 

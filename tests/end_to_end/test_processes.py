@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,7 @@ QUESTIONS = (
     "A train goes 60 miles in an hour. How far does it go in 4 hours?",
 )
 READY_S = 120
+MOST_ROUNDS = 20  # of all questions
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +85,26 @@ def answers(client: Client, in_flight: int = 4, **params: object) -> list[Result
     return found
 
 
+def answers_until(is_enough: Callable[[list[Result]], bool], client: Client, **params: object) -> list[Result]:
+    """Return the results for all questions, again and again until they are enough: draft workers of a busy machine are often late."""
+    found: list[Result] = []
+    for _ in range(MOST_ROUNDS):
+        found += answers(client, **params)
+        if is_enough(found):
+            break
+    return found
+
+
+def have_mattered(results: list[Result]) -> bool:
+    """Return whether drafts were accepted, rejected, and there ahead of the verdict."""
+    accepted, rejected, hits = counts(results)
+    return min(accepted, hits) > 10 and rejected > 0
+
+
+def were_drafted(results: list[Result]) -> bool:
+    return sum(result.internal["drafted"] for result in results) > 0
+
+
 def counts(results: list[Result]) -> tuple[int, int, int]:
     """Return (accepted, rejected) drafts, and rounds whose outcome had been drafted before."""
     accepted, drafted = (sum(result.stats[name] for result in results) for name in ("accepted_tokens", "draft_tokens"))
@@ -93,37 +114,37 @@ def counts(results: list[Result]) -> tuple[int, int, int]:
 
 def test_greedy_text_is_transformers_own(client: Client) -> None:
     """Token for token what `generate` says, with drafts accepted and rejected."""
-    results = answers(client, max_tokens=48)
+    results = answers_until(have_mattered, client, max_tokens=48)
     model = AutoModelForCausalLM.from_pretrained(resolve_model("tiny", "target"), dtype=torch.float32).eval()
-    for question, result in zip(QUESTIONS, results, strict=True):
+    expected = []
+    for question in QUESTIONS:
         prompt = client.served.codec.encode_chat([{"role": "user", "content": question}])
         ids = torch.tensor([prompt])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=48)
-        assert result.token_ids == out[0, len(prompt) :].tolist()
-    accepted, rejected, hits = counts(results)
-    assert min(accepted, hits) > 10
-    assert rejected > 0
+        expected.append(out[0, len(prompt) :].tolist())
+    assert [result.token_ids for result in results] == expected * (len(results) // len(QUESTIONS))
+    assert have_mattered(results)
 
 
 def test_sampled_text_does_not_depend_on_the_drafter(client: Client, random_draft: str) -> None:
     """At T = 0.8 with a seed: the same with two drafters, none, and one of random weights, one or four in flight."""
     params = {"max_tokens": 48, "temperature": 0.8, "top_p": 0.95}
-    results = answers(client, in_flight=1, **params)
-    texts = [result.token_ids for result in results]
-    accepted, rejected, hits = counts(results)
-    assert min(accepted, rejected, hits) > 0
+    results = answers_until(have_mattered, client, in_flight=1, **params)
+    texts = [result.token_ids for result in results[: len(QUESTIONS)]]
+    assert [result.token_ids for result in results] == texts * (len(results) // len(QUESTIONS))
+    assert have_mattered(results)
     assert texts == [result.token_ids for result in answers(client, **params)]
     with start(1, random_draft) as other:
         other.wait_ready(READY_S)
         with Client(other.address) as connected:
-            drafted = answers(connected, **params)
+            drafted = answers_until(were_drafted, connected, **params)
             other.processes["draft-1"].terminate()
             assert other.processes["draft-1"].wait(10) == 0
             plain = answers(connected, in_flight=1, mode="plain", **params)
-    assert texts == [result.token_ids for result in drafted]
+    assert [result.token_ids for result in drafted] == texts * (len(drafted) // len(QUESTIONS))
     assert texts == [result.token_ids for result in plain]
-    assert sum(result.internal["drafted"] for result in drafted) > 0
-    assert sum(result.internal["drafted"] for result in plain) == 0
+    assert were_drafted(drafted)
+    assert not were_drafted(plain)
 
 
 def test_stop_strings_end_the_text(client: Client) -> None:

@@ -22,7 +22,7 @@ def five_lines() -> list[list[str]]:
     section = PAGE.read_text("utf-8").split("## Five lines")[1]
     lines = section.split("\n\n")[1].splitlines()
     assert all(line.startswith("    specq ") for line in lines)
-    return [shlex.split(line)[1:] for line in lines]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
 
 
 def test_five_lines_set_up_keys(spawn, free_address, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from specq.config.sections import BrokerConfig, Config, DraftConfig, TargetConfig, UpConfig
 from specq.protocol.errors import ConfigError, EngineError
 from specq.runtime.cpu import apply_cpu, available_cores
+from specq.runtime.processes import reap
 from specq.runtime.progress import EVERY_S, Readiness
 from workers.up import Group, Member, members
 
@@ -33,7 +35,7 @@ def test_members_of_a_configuration():
         broker=BrokerConfig(bind="tcp://*:6000", insecure=True),
         draft=DraftConfig(width=4),
         up=UpConfig(1, 2),
-        target=TargetConfig(model="tiny"),
+        target=TargetConfig(model="tiny", heads="/heads"),
     )
 
     broker, target, *drafters = members(config, ["--log-level", "error"])
@@ -41,6 +43,7 @@ def test_members_of_a_configuration():
     assert broker.arguments[:3] == ("broker", "--bind", "tcp://*:6000")
     assert "--insecure" in broker.arguments
     assert target.arguments[:5] == ("worker", "--role", "target", "--broker", "tcp://127.0.0.1:6000")
+    assert "--heads /heads" in " ".join(target.arguments)
     assert [d.name for d in drafters] == ["draft-1", "draft-2"]
     assert "--width 4" in " ".join(drafters[0].arguments)
     assert all(m.cores and set(m.cores) <= set(available_cores()) for m in (broker, target, *drafters))
@@ -145,6 +148,35 @@ def test_apply_cpu_sets_threads_and_refuses_missing_cores(monkeypatch):
         apply_cpu((4095,))
 
 
+def test_who_gives_way_does_so_to_other_sessions_too():
+    """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does not."""
+    code = (
+        "import sys, time; from specq.runtime.cpu import apply_cpu, available_cores\n"
+        "apply_cpu(available_cores()[:1], nice=int(sys.argv[1])); print(flush=True); sys.stdin.readline()\n"
+        "end, before = time.monotonic() + 1.0, time.process_time()\n"
+        "while time.monotonic() < end: pass\n"
+        "print(time.process_time() - before)"
+    )
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, nice],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for nice in ("0", "19")
+    ]  # fmt: skip
+    try:
+        for process in both:
+            process.stdout.readline()  # it has started
+        for process in both:
+            process.stdin.write("\n")
+            process.stdin.flush()
+        normal, idle = (float(process.communicate(timeout=60)[0]) for process in both)
+    finally:
+        for process in both:
+            reap(process, 10)
+    assert idle < normal / 2
+
+
 def test_sigterm_stops_all(spawn, free_address):
     """SIGTERM to a group's process ends it with status 0, and its broker with it."""
     code = (
@@ -174,9 +206,9 @@ def test_readiness_is_told_as_it_comes():
     assert readiness.note({"broker", "draft-1", "target-1", "a stranger"}, 111.0)
     assert told == [
         "broker: ready after 1.2 s",
-        "waiting for target-1, draft-1 since 5 s",
+        "waiting for target-1, draft-1: 5 s so far",
         "draft-1: ready after 6.5 s",
-        "waiting for target-1 since 10 s",
+        "waiting for target-1: 10 s so far",
         "target-1: ready after 11.0 s",
     ]
 

@@ -3,7 +3,7 @@
 #include "forward.c"
 #include <stdio.h>
 
-enum { K = 96, COLUMNS = 48, ROWS = 20, NUM_FORMATS = 4 };
+enum { K = 96, COLUMNS = 48, ROWS = 28, NUM_FORMATS = 4 };
 
 static float values[COLUMNS][K], x[ROWS][K], out[ROWS][COLUMNS], room[PANEL * K];
 static uint8_t nibble_blocks[COLUMNS][K / BLOCK][20], byte_blocks[COLUMNS][K / BLOCK][34];

@@ -11,9 +11,12 @@ import torch
 from specq.checkpoints.draft_form import HEAD, SCALE, TOKEN_IDS, WEIGHTS, to_int8
 from specq.engines.torch import RowPacker, load
 from specq.engines.torch.engine import TorchEngine
+from specq.engines.torch.packing import BLOCK_TYPES
 from specq.models import draft_for, resolve_model
 from specq.protocol import ConfigError
 from specq.testing.checkpoints_draft import MADE, VOCAB, change_draft, draft_logits, head_tokens, make_draft
+
+EIGHT_BITS = BLOCK_TYPES["Q8_0"][0]
 
 
 @pytest.fixture
@@ -39,6 +42,18 @@ def test_logits_are_those_of_plain_arithmetic(directory, eager):
     assert loaded.token_ids.tolist() == head_tokens(directory)
     assert ours.shape == (MADE.head_size,)
     torch.testing.assert_close(ours, plain[loaded.token_ids], atol=1e-3, rtol=1e-3)
+
+
+def test_rows_of_whole_blocks_are_read_in_eight_bits(tmp_path):
+    path = make_draft(tmp_path, replace(MADE, hidden_size=64, intermediate_size=96))
+    context = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
+    loaded = load(str(path), device="cpu", kv_slots=64)
+    layer = loaded.forward._layers[0]
+    assert {matrix.format for matrix in (loaded.forward._model.head, layer.qkv, layer.gate_up, layer.down)} == {
+        EIGHT_BITS
+    }
+    plain = draft_logits(path, context)
+    torch.testing.assert_close(logits_of(loaded, context), plain[loaded.token_ids], atol=1e-3, rtol=1e-3)
 
 
 def test_info_speaks_of_the_targets_tokens(directory):

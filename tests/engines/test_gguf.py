@@ -214,7 +214,26 @@ REFUSED = {
         {"llama.attention.head_count_kv": [1, 2]},
         r"head_count_kv that differs from layer to layer",
     ),
-    "too many layers": ({"llama.block_count": 2}, r"does not fit its own metadata: model\.layers\.1"),
+    "too many layers": (
+        {"llama.block_count": 2},
+        r"does not fit its own metadata: 2 layers .* tensors are of 1 layers",
+    ),
+    "absurdly many layers": ({"llama.block_count": 2**31 - 1}, r"does not fit its own metadata: 2147483647 layers"),
+    "more than a size can be": ({"llama.context_length": 2**31}, r"context_length is 2147483648; it must be a whole"),
+    "half a layer": ({"llama.block_count": 0.5}, r"block_count is 0\.5; it must be a whole number"),
+    "heads that do not divide": (
+        {"llama.attention.head_count": 3, "llama.attention.key_length": None},
+        r"does not fit its own metadata: 1 layers of 3 heads, 2 of keys.*blk\.0\.attn_q\.weight of 128 rows",
+    ),
+    "no heads of keys": ({"llama.attention.head_count_kv": 0}, r"head_count_kv, or it is no positive number"),
+    "more heads of keys than there are": (
+        {"llama.attention.head_count_kv": 4},
+        r"4 of keys.*attn_k\.weight of 64 rows",
+    ),
+    "a width of no model": ({"llama.embedding_length": 66}, r"(?s)describes a model that transformers cannot make.*66"),
+    "no number": ({"llama.rope.freq_base": float("nan")}, r"freq_base, or it is no positive number"),
+    "a text for a number": ({"llama.rope.freq_base": "x"}, r"freq_base, or it is no positive number"),
+    "a list for a name": ({"tokenizer.ggml.pre": ["gpt-2"]}, r"splits words by the rule \['gpt-2'\]"),
     "other sizes": ({"llama.feed_forward_length": 128}, r"down_proj\.weight has the shape \(64, 96\), and should have"),
     "tokenizer": ({"tokenizer.ggml.model": "llama"}, r"tokenizer of the kind 'llama'; supported is 'gpt2'"),
 }

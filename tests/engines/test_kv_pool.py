@@ -185,6 +185,18 @@ class PoolMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.texts)
     @rule(data=st.data())
+    def rewind(self, data: st.DataObject) -> None:
+        """Forget the end of a context; of a block that is cut, all of it."""
+        session_id = data.draw(st.sampled_from(sorted(self.texts)))
+        self.pool.give(np.array([slot for _, slot in self.flight.pop(session_id, [])], np.int32))
+        length = data.draw(st.integers(0, len(self.texts[session_id])))
+        kept = self.pool.rewind(session_id, length)
+        assert length - BLOCK < kept <= length
+        del self.texts[session_id][kept:]
+        assert self.pool.token_ids(session_id).tolist() == self.texts[session_id]
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
         session_id = data.draw(st.sampled_from(sorted(self.texts)))
         self.pool.give(np.array([slot for _, slot in self.flight.pop(session_id, [])], np.int32))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -76,4 +78,49 @@ def test_others_with_plain_attention_work(tmp_path, model_type, settings):
 
 def test_a_directory_without_a_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="no causal language model"):
+        TorchEngine(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("left", [0, 8, 100, 0.5])
+def test_weights_that_were_cut_are_a_config_error(tmp_path, left):
+    """As a download that broke leaves them."""
+    weights = make_checkpoint("llama", tmp_path) / "model.safetensors"
+    data = weights.read_bytes()
+    weights.write_bytes(data[: int(left * len(data)) if isinstance(left, float) else left])
+    with pytest.raises(ConfigError, match=r"no causal language model that transformers can load: .*header"):
+        TorchEngine(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 41},
+        {"head_dim": -1},
+        {"hidden_act": "x"},
+    ],
+    ids=str,
+)
+def test_a_config_of_no_model_is_a_config_error(tmp_path, changes):
+    path = make_checkpoint("llama", tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ConfigError, match="no causal language model that transformers can load"):
+        TorchEngine(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "max_position_embeddings", "num_attention_heads", "vocab_size"])
+@pytest.mark.parametrize("size", [0, -1, "x", 2.5])
+def test_a_size_that_no_model_has_is_named(tmp_path, name, size):
+    path = make_checkpoint("llama", tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: size}))
+    with pytest.raises(
+        ConfigError, match=rf"config\.json: {name} is {re.escape(repr(size))}; it must be an integer of at least 1"
+    ):
+        TorchEngine(str(tmp_path), device="cpu")
+
+
+def test_tensors_that_are_missing_are_not_made_up(tmp_path):
+    """Transformers takes random ones, and says so in a table."""
+    path = make_checkpoint("llama", tmp_path) / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_hidden_layers": 4}))
+    with pytest.raises(ConfigError, match=r"model\.layers\.3\.input_layernorm\.weight is missing \(9 are\)"):
         TorchEngine(str(tmp_path), device="cpu")

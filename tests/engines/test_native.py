@@ -190,7 +190,18 @@ def test_the_library_is_built_once_and_found_again(tmp_path, monkeypatch):
     built = path.stat().st_mtime_ns
     assert compiler.built(SOURCE, "cc") == path
     assert path.stat().st_mtime_ns == built
-    assert [path] == list(path.parent.iterdir())
+    assert [path, path.with_suffix(".sha256")] == sorted(path.parent.iterdir(), reverse=True)
+
+
+@pytest.mark.parametrize("part", [0, 100, 40_000])
+def test_a_library_that_is_not_whole_is_built_again(tmp_path, monkeypatch, part):
+    """As a loss of power may leave it: to load it would end the process by SIGBUS."""
+    monkeypatch.setattr(compiler.Path, "home", lambda: tmp_path)
+    path = compiler.built(SOURCE, "cc")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:part])
+    assert compiler.built(SOURCE, "cc") == path
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize(("num_rows", "width", "count"), [(1, 1, 1), (3, 99, 5), (8, 4096, 16), (2, 20, 20)])

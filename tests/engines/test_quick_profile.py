@@ -11,7 +11,7 @@ from specq.engines import profiling, step_cache
 from specq.engines.profiling import quick_step_times
 from specq.engines.step_cache import keep, recall, step_times_file
 from specq.testing.toy import ToyEngine
-from specq.verifier import StepCurve
+from specq.verifier import StepCurve, profiled_rows
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
@@ -41,6 +41,21 @@ def test_few_sizes_are_measured_and_the_curve_goes_on(monkeypatch):
     for rows in (1, 5, 64, 200, 512):
         assert curve(rows) == pytest.approx(0.010 + 0.002 * rows)
     assert not engine.contexts
+
+
+def test_where_an_engines_steps_jump_both_sides_are_measured():
+    """Sixteen rows go in two tiles and seventeen in three; a line from 16 to 24 rows would hide what the first draft costs."""
+    rows = profiled_rows((8, 16), 40)
+    assert {8, 9, 16, 17} <= set(rows)
+    assert rows == sorted(set(rows))
+    assert rows[-1] <= 40
+    curve = StepCurve(rows, [-(-size // 8) * 1.0 for size in rows])
+    assert (curve(16), curve(17)) == (2.0, 3.0)
+
+
+def test_a_jump_beyond_the_most_rows_is_not_measured():
+    assert profiled_rows((512,), 512)[-1] == 512
+    assert profiled_rows((), 4) == [1, 2, 4]
 
 
 def test_a_slow_model_is_measured_at_two_sizes_and_no_more(monkeypatch):

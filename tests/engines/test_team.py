@@ -15,7 +15,7 @@ import torch
 from specq.engines.torch import compiler, native
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.loading import load
-from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, SmallSteps, Threads
+from specq.engines.torch.native import ALONE, MIN_SHARED_ROWS, Threads
 from specq.engines.torch.rows import PackedRows, RowPacker
 from specq.protocol.errors import ConfigError
 from specq.runtime.cpu import available_cores
@@ -109,43 +109,19 @@ def test_helpers_come_with_the_first_step_and_go_with_the_forward(llama, num_row
 
 
 @on_linux
-def test_small_steps_are_left_alone_while_helpers_are_late_and_large_ones_are_not(llama, monkeypatch):
+def test_small_steps_are_shared_where_that_is_faster_and_large_ones_always(llama, monkeypatch):
     forward = load(llama, device="cpu", kv_slots=SLOTS, threads=Threads(2)).forward
     shared, share = [], forward._helpers
     monkeypatch.setattr(forward, "_helpers", lambda: shared.append(True) or share())
-    forward._small_steps.note(was_late=True)
-    for _ in range(SmallSteps.LEAST_ALONE - 1):
-        forward(a_step(1))
+    monkeypatch.setattr(forward._sharing, "should_share", lambda kind: False)
+    forward(a_step(1))
     assert not shared
     forward(a_step(MIN_SHARED_ROWS))
     assert len(shared) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(forward._sharing, "should_share", lambda kind: True)
     forward(a_step(1))
-    assert len(shared) == 2
-
-
-def test_small_steps_alone_double_with_each_late_helper_and_are_slowly_forgiven():
-    steps = SmallSteps()
-
-    def steps_alone() -> int:
-        count = 0
-        while not steps.should_share():
-            count += 1
-        return count
-
-    assert steps_alone() == 0
-    found = []
-    for _ in range(9):
-        steps.note(was_late=True)
-        found.append(steps_alone())
-    assert found == [15, 31, 63, 127, 255, 511, 1023, 1023, 1023]
-    steps.note(was_late=False)
-    assert steps_alone() == 0
-    steps.note(was_late=True)
-    assert steps_alone() == 1023
-    for _ in range(300):
-        steps.note(was_late=False)
-    steps.note(was_late=True)
-    assert steps_alone() == 15
+    assert len(forward._teams) == 1
 
 
 @on_linux

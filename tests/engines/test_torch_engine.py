@@ -268,3 +268,15 @@ def test_step_times_are_positive_and_leave_nothing_behind(llama):
     engine = TorchEngine(str(llama), device="cpu")
     assert all(seconds > 0 for seconds in engine.step_times([1, 3, 40]))
     assert engine.free_slots == engine.info.kv_slots
+
+
+def test_an_empty_step_is_refused_beside_one_of_two_tokens(llama: Path) -> None:
+    """Which together have as many tokens as sessions."""
+    engine = TorchEngine(str(llama), dtype="float32", kv_slots=256)
+    for session_id in (1, 2):
+        engine.open(session_id, np.arange(2, dtype=np.int32))
+    before = engine.free_slots
+    steps = [SessionStep(i, 0, np.arange(count, dtype=np.int32), GREEDY) for i, count in ((1, 0), (2, 2))]
+    with pytest.raises(EngineError, match="a step needs a token"):
+        engine.step(steps)
+    assert engine.free_slots == before

@@ -1,18 +1,22 @@
 """So many streams at a time, for so long, through real processes of broker, verifier (a toy model) and gateway: each text is compared
 with what the toy says for its seed. Prints JSON: how each stream ended, the first text's times, and the processes' memory and CPU.
 
-    python -m tests.gateway.load STREAMS SECONDS [MAX_TOKENS [STEP_MS]]
+    python -m tests.gateway.load STREAMS SECONDS [MAX_TOKENS [STEP_MS [HOSTILE]]]
+
+HOSTILE connections are kept open beside them: every other one says nothing, the others never end their headers. The gateway then has the
+limit of connections that it has by default.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +42,7 @@ class Load:
         self.http, self.max_tokens = http, max_tokens
         self.ended: Counter[str] = Counter()
         self.first_s: list[float] = []
+        self.num_hostile = 0  # hostile connections that are open
 
     async def lane(self, number: int, until: float) -> None:
         """Read streams until then, none of which any other lane has."""
@@ -49,6 +54,20 @@ class Load:
             self.ended[outcome] += 1
             number += 1_000_003
             await asyncio.sleep(1.0 if outcome.startswith("refused") else 0)
+
+    async def hostile(self, number: int) -> None:
+        """Hold a connection for ever, and open another where it is closed."""
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(*host_and_port(self.http))
+                self.num_hostile += 1
+                try:
+                    writer.write(b"" if number % 2 else b"POST /v1/completions HTTP/1.1\r\nHost: local")
+                    await reader.read()
+                finally:
+                    self.num_hostile -= 1
+                    writer.close()
+            await asyncio.sleep(1.0)
 
     async def stream(self, number: int) -> str:
         """Return how a stream ended."""
@@ -87,10 +106,11 @@ class Load:
 class House:
     """The processes, and what they take."""
 
-    def __init__(self, stack: ExitStack, folder: str, num_streams: int, step_ms: str) -> None:
+    def __init__(self, stack: ExitStack, folder: str, num_streams: int, step_ms: str, num_hostile: int) -> None:
         self.broker, self.http = free_address(), free_address()
         toy = (sys.executable, "-m", "tests.journal.toy_target", self.broker, step_ms, "tcp://127.0.0.1:*", "")
-        limits = ("--requests-per-key", "100000", "--connections", str(num_streams + 1000), "--timeout-s", str(LATE_S))
+        connections = () if num_hostile else ("--connections", str(num_streams + 1000))
+        limits = ("--requests-per-key", "100000", *connections, "--timeout-s", str(LATE_S))
         quiet = ("--log-level", "error")
         commands = {
             "broker": (*SPECQ, "broker", "--bind", self.broker, "--journal", f"{folder}/journal", *quiet),
@@ -121,17 +141,25 @@ def _cpu_s(process: int) -> float:
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(house: House, num_streams: int, seconds: float, max_tokens: int) -> dict[str, object]:
+async def measure(
+    house: House, num_streams: int, seconds: float, max_tokens: int, num_hostile: int
+) -> dict[str, object]:
     """Return what came of it."""
-    load, memory, before, started = Load(house.http, max_tokens), [], house.cpu_s(), time.perf_counter()
+    load, memory, num_held = Load(house.http, max_tokens), [], []
+    hostile = [asyncio.create_task(load.hostile(i)) for i in range(num_hostile)]
+    before, started = house.cpu_s(), time.perf_counter()
     lanes = asyncio.gather(*(load.lane(1 + i, started + seconds) for i in range(num_streams)))
     while not lanes.done() and time.perf_counter() < started + seconds + LATE_S:
         memory.append({name: round(size) for name, size in house.memory_mb().items()})
+        num_held.append(load.num_hostile)
         await asyncio.wait([lanes], timeout=LOOK_S)
+    for task in hostile:
+        task.cancel()
     took, after = time.perf_counter() - started, house.cpu_s()
     first = {str(q): round(float(np.quantile(load.first_s, q)), 3) for q in (0.5, 0.99) if load.first_s}
     return {
         "streams_at_a_time": num_streams,
+        "hostile_connections": {"kept": num_hostile, "open": num_held},
         "seconds": round(took, 1),
         "max_tokens": max_tokens,
         "ended": dict(load.ended),
@@ -143,12 +171,14 @@ async def measure(house: House, num_streams: int, seconds: float, max_tokens: in
     }
 
 
-def main(num_streams: str, seconds: str, max_tokens: str = "60", step_ms: str = "250") -> None:
+def main(num_streams: str, seconds: str, max_tokens: str = "60", step_ms: str = "250", hostile: str = "0") -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        house = House(stack, folder, int(num_streams), step_ms)
+        house = House(stack, folder, int(num_streams), step_ms, int(hostile))
         with Client(house.broker, timeout_s=60) as client:
             client.wait_until_ready(timeout_s=60)
-        found = asyncio.run(measure(house, int(num_streams), float(seconds), int(max_tokens)))
+        found = asyncio.run(measure(house, int(num_streams), float(seconds), int(max_tokens), int(hostile)))
     sys.stdout.write(orjson.dumps(found | {"step_ms": step_ms}, option=orjson.OPT_INDENT_2).decode() + "\n")
 
 

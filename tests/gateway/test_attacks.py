@@ -70,6 +70,30 @@ def test_who_connects_and_says_nothing_keeps_nobody_out(broker, own_cache):
             one.close()
 
 
+def test_a_crowd_does_not_cut_an_answer_that_is_on_its_way(broker, own_cache, monkeypatch):
+    """A slow reader's connection is idle for HTTP as soon as its answer is written, and long before that has arrived."""
+    monkeypatch.setattr("specq.gateway.connection.SEND_BYTES", 4096)
+    limits = {"header_seconds": 60.0, "connections": 5}
+    with running(broker.address, **limits) as gateway, connected(gateway) as http, socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        reader.connect(("127.0.0.1", gateway.port))
+        asked = request(b'{"prompt": "%s"}' % (b"a " * 15_000))
+        reader.sendall(asked.replace(b"/v1/completions", b"/tokenize"))
+        reader.recv(1, socket.MSG_PEEK)
+        assert http.get("/health").status_code == 200
+        crowd = [raw(gateway) for _ in range(3 * process.SPARE)]
+        for one in crowd[: process.SPARE]:
+            assert read_all(one) == b""
+        head = reader.recv(1024)
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        body = head.partition(b"\r\n\r\n")[2]
+        while len(body) < length and (more := reader.recv(65536)):
+            body += more
+        assert len(body) == length > 30_000
+        for one in crowd:
+            one.close()
+
+
 def test_requests_beyond_the_most_are_told_so(own_cache):
     """Whoever asks, with or without keys; state is answered all the same, and room comes back."""
 

@@ -122,6 +122,15 @@ def test_workers_of_one_name_are_told_apart():
     assert [found["specq_worker_jobs", name] for name in ("w", "w (2)", 'x"\n\\')] == [0, 1, 2]
 
 
+def test_a_worker_keeps_its_series_while_another_has_its_name():
+    """Whatever the order in which a broker says them, which after a restart of it is another one."""
+    workers = [{"name": "w", "role": "target", "jobs": jobs, "incarnation": 0x10 + jobs} for jobs in (1, 2)]
+    for order in (workers, workers[::-1]):
+        found = shown({"workers": order})
+        assert [found["specq_worker_jobs", name] for name in ("w (11)", "w (12)")] == [1, 2]
+    assert shown({"workers": workers[1:]})["specq_worker_jobs", "w"] == 2
+
+
 # --- what comes from elsewhere harms nothing --------------------------------------------------------------------------
 
 JUNK = (None, True, -1, "x", [], {}, [[1]], {"x": {"y": []}}, [None], {"": None}, float("nan"), 1e308, [1] * 200)

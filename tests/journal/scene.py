@@ -24,6 +24,7 @@ from specq.protocol.messages import (
     Failed,
     Heartbeat,
     Hello,
+    JobTokens,
     Message,
     Open,
     Refused,
@@ -208,6 +209,8 @@ class Scene:
 
     def _check(self, message: Message) -> None:
         """Fail if the client hears what the journal does not have."""
+        for tokens in message.each() if isinstance(message, JobTokens) else ():
+            self._check(tokens)
         if not isinstance(message, Accepted | Tokens | Failed):
             return
         known = self.journal.find(message.job_id)

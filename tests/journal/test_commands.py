@@ -145,7 +145,7 @@ def test_a_job_that_misses_its_deadline_fails(deployment: Deployment) -> None:
     [
         (["results"], "give the ids of jobs, or --all"),
         (["results", "3", "--all"], "give the ids of jobs, or --all"),
-        (["results", "none"], "'none' is not a valid integer"),
+        (["results", "none"], "'none' is not the number of a job"),
         (["cancel"], "Missing argument 'JOB...'"),
         (["cancel", "-1"], "No such option"),
     ],

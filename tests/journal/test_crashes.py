@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
 import pytest
 
+from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.ledger import Ledger
@@ -93,17 +94,18 @@ def test_what_ended_is_served_from_the_journal() -> None:
 
 def send_at_once(patch: pytest.MonkeyPatch) -> None:
     """Send clients their tokens before the journal has them."""
-    update, finish = Intake.update, Intake.finish
+    update, finish = Delivery.update, Intake.finish
 
-    def eager(self: Intake, job: Job) -> None:
-        job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
-        update(self, job)
+    def eager(self: Delivery, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            job.durable.note(job.transcript.num_tokens, ended=bool(job.transcript.finish))
+        update(self, jobs)
 
     def eager_finish(self: Intake, job: Job) -> None:
         finish(self, job)
-        eager(self, job)
+        self.delivery.update([job])
 
-    patch.setattr(Intake, "update", eager)
+    patch.setattr(Delivery, "update", eager)
     patch.setattr(Intake, "finish", eager_finish)
 
 

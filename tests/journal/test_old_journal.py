@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from specq.protocol.messages import Failed, Follow, Tokens
-from specq.protocol.wire import decode, encode
+from specq.protocol import Failed, Follow, JobTokens, Tokens, decode, encode
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ EXPECTED = {int(job_id): entry for job_id, entry in json.loads(OLD.with_suffix("
 PATIENCE_S = 120.0
 
 
-@pytest.mark.parametrize("prompt_lookup", ["ngram", "none"])
+@pytest.mark.parametrize("prompt_lookup", ["suffix", "none"])
 def test_jobs_of_an_old_journal_end_with_their_texts(
     spawn: Callable[..., subprocess.Popen[bytes]], free_address: str, tmp_path: Path, prompt_lookup: str
 ) -> None:
@@ -63,11 +62,12 @@ def follow(address: str) -> dict[int, tuple[str, list[int]]]:
             assert dealer.poll(PATIENCE_S * 1000), f"nothing is heard of {set(EXPECTED) - set(found)}"
             message = decode(dealer.recv_multipart())
             assert not isinstance(message, Failed), message
-            if isinstance(message, Tokens):
-                del tokens[message.job_id][message.base_len :]
-                tokens[message.job_id] += message.token_ids.tolist()
-                if message.finish:
-                    found[message.job_id] = message.finish, tokens[message.job_id]
+            for part in message.each() if isinstance(message, JobTokens) else [message]:
+                if isinstance(part, Tokens):
+                    del tokens[part.job_id][part.base_len :]
+                    tokens[part.job_id] += part.token_ids.tolist()
+                    if part.finish:
+                        found[part.job_id] = part.finish, tokens[part.job_id]
     finally:
         context.destroy(0)
     return found

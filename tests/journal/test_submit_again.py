@@ -89,7 +89,8 @@ def test_a_killed_submit_is_gone_on_with(
 
     num_jobs = len(deployment.states())
     num_needed = NUM_LINES - 1 + 2
-    assert num_jobs == num_needed if how is signal.SIGKILL else num_jobs > num_needed
+    # Ctrl-C cancels what is under way, which is begun again; all of it may have ended just before.
+    assert num_jobs == num_needed if how is signal.SIGKILL else num_jobs >= num_needed
 
 
 def test_a_submit_that_lost_its_broker_is_gone_on_with(

@@ -56,6 +56,7 @@ def main(
         StepCurve([1, 64], [0.001, 0.002]),
         incarnation=new_incarnation(),
         max_sessions=int(max_sessions),
+        max_step_rows=max(512, int(max_sessions)),  # a token for each session in each step
         tokenizer_files=tokenizer_files(),
     )
     config = TargetConfig(broker=broker, bind=bind, advertise=advertise, max_sessions=int(max_sessions), keys=keys)

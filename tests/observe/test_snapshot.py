@@ -56,6 +56,30 @@ def test_a_worker_that_was_started_again_counts_anew():
     assert snapshot.tokens_s == 7
 
 
+def test_workers_of_one_name_have_rates_of_their_own():
+    """Whatever their order: they differ in their incarnations. One that is started again under its name has no rate at first."""
+    first, second = ({"name": "v", "incarnation": number} for number in (7, 8))
+    before = report(10.0, (worker(tokens=10, **first), worker(tokens=1000, **second)))
+    now = report(12.0, (worker(tokens=1010, **second), worker(tokens=30, **first), worker("v", incarnation=9)))
+
+    snapshot = Snapshot(now, before)
+
+    assert [one["tokens_s"] for one in snapshot.workers] == [5, 10, None]
+    assert snapshot.tokens_s == 15
+
+
+def test_what_drafters_count_is_not_shown_as_verifiers_work():
+    """Names of metrics are free; and verifiers of one name have a row each."""
+    counted = {"step_us": {"forward": [300], "plan": [100]}, "judged": {"remote": [10, 5]}}
+    verifiers = tuple(worker(metrics=counted, incarnation=number) for number in (1, 2))
+    snapshot = Snapshot(report(workers=(*verifiers, worker("d", "draft", metrics=counted))))
+
+    found = {one.title: one.rows for one in sections(snapshot, View())}
+
+    assert found["step split"] == (("v", "75%", "25%"),) * 2
+    assert found["drafts by source"] == (("remote", "20", "10", "50%"),)
+
+
 @pytest.mark.parametrize("metrics", [({"judged": 5}, {"judged": {"a": [1]}}), ({"judged": {"a": [1]}}, {"judged": 5})])
 def test_a_worker_that_says_something_else_each_time_harms_nobody(metrics):
     """Names are free, so a name may have labels in one report and be a number in another."""

@@ -13,6 +13,7 @@ from specq.proposers.draft_model import DraftModel
 from specq.proposers.profiling import level_times
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
+from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
 
 SAMPLED = SamplingParams(temperature=0.9, seed=5)
@@ -53,7 +54,7 @@ def test_chains_are_the_trees_first_children_round_after_round(directory, follow
             right = chains.token_ids[i, :followed, 0].tolist()
             wrong = (int(chains.token_ids[i, followed, 0]) + 1) % VOCAB if followed < DEPTH else 3
             tokens = np.array([*right, wrong], np.int32)
-            assert source.commit(session_id, tokens) == followed
+            assert commit_one(source, session_id, tokens) == followed
             stepped.commit(session_id, tokens, [])
     for session_id in params:
         source.close(session_id)
@@ -77,7 +78,7 @@ def test_trees_may_be_drafted_with_the_same_contexts(directory):
         assert found.token_ids.tolist() == same.token_ids.tolist()
         assert chains.token_ids.tolist() == draft(chains_alone, [1]).token_ids.tolist()
         for one in (source, chains_alone):
-            one.commit(1, chains.token_ids[0, :2, 0])
+            commit_one(one, 1, chains.token_ids[0, :2, 0])
         for one in (trees, alone):
             one.commit(2, found.token_ids[:1], [100])
     source.close(1)
@@ -93,9 +94,56 @@ def test_tokens_past_the_chain_are_taken(directory):
     stepped.open(1, context, SamplingParams())
     right = draft(source, [1], 1, 1).token_ids[0, 0, 0]
     for tokens in ([right, 5, 6, 7], [8], [9, 10]):
-        assert source.commit(1, np.array(tokens, np.int32)) == (tokens[0] == right)
+        assert commit_one(source, 1, np.array(tokens, np.int32)) == (tokens[0] == right)
         stepped.commit(1, np.array(tokens, np.int32), [])
     assert draft(source, [1]).token_ids[0].tolist() == expected(stepped, 1)
+
+
+def test_many_sessions_at_once_follow_as_one_by_one(directory):
+    """Verdicts of any length, of sessions with chains and without, some of which are closed and opened anew."""
+    rng, sources = np.random.default_rng(8), [ChainModel(directory, device="cpu", kv_slots=4096) for _ in range(2)]
+    for session_id in range(6):
+        context = random_tokens(rng, 7 + 9 * session_id)
+        for source in sources:
+            source.open(session_id, context, SAMPLED)
+    for _ in range(12):
+        asked = [session_id for session_id in range(6) if rng.random() < 0.7] or [0]
+        depth = int(rng.integers(1, 6))
+        chains, same = (draft(source, asked, depth) for source in sources)
+        assert chains.token_ids.tolist() == same.token_ids.tolist()
+        told = [session_id for session_id in range(6) if session_id in asked or rng.random() < 0.5]
+        texts = []
+        for session_id in told:
+            foreseen = chains.token_ids[asked.index(session_id), :, 0] if session_id in asked else np.zeros(0, np.int32)
+            kept = foreseen[: rng.integers(0, depth + 1)]
+            texts.append(
+                np.append(kept, random_tokens(rng, int(rng.integers(0 if len(kept) else 1, 3)))).astype(np.int32)
+            )
+        at_once = sources[0].commit(told, np.array([*map(len, texts)]), np.concatenate(texts))
+        one_by_one = [commit_one(sources[1], *one) for one in zip(told, texts, strict=True)]
+        assert at_once.tolist() == one_by_one
+        gone = int(rng.integers(0, 6))
+        context = random_tokens(rng, 40)
+        for source in sources:
+            source.close(gone)
+            source.open(gone, context, SAMPLED)
+    for source in sources:
+        for session_id in range(6):
+            source.close(session_id)
+        assert source.free_slots == 4096
+
+
+def test_what_cannot_be_committed_changes_nothing(directory):
+    """A session that is not open: the others are as they were."""
+    source, alone = (ChainModel(directory, device="cpu", kv_slots=256) for _ in range(2))
+    for one in (source, alone):
+        one.open(1, random_tokens(np.random.default_rng(9), 9), SamplingParams())
+        chains = draft(one, [1])
+    with pytest.raises(EngineError, match="not open"):
+        source.commit([1, 2], np.array([2, 1]), np.array([*chains.token_ids[0, :2, 0], 5], np.int32))
+    for one in (source, alone):
+        assert commit_one(one, 1, chains.token_ids[0, :2, 0]) == 2
+    assert draft(source, [1]).token_ids.tolist() == draft(alone, [1]).token_ids.tolist()
 
 
 def test_a_chain_that_nobody_judged_is_drafted_again(directory):
@@ -103,7 +151,7 @@ def test_a_chain_that_nobody_judged_is_drafted_again(directory):
     source = ChainModel(directory, device="cpu", kv_slots=256)
     source.open(1, random_tokens(np.random.default_rng(3), 12), SamplingParams())
     draft(source, [1])
-    source.commit(1, np.array([7, 8], np.int32))
+    commit_one(source, 1, np.array([7, 8], np.int32))
     first, free = draft(source, [1]), source.free_slots
     for _ in range(3):
         assert draft(source, [1]).token_ids.tolist() == first.token_ids.tolist()

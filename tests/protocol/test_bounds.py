@@ -310,6 +310,23 @@ def test_values_that_only_look_like_numbers_are_refused(values: dict[str, Any]) 
         SamplingParams.from_dict(values)
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"seed": 1.5}, "seed is 1.5; it must be a whole number"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"ignore_eos": 1}, "ignore_eos is 1; it must be true or false"),
+        ({"stop": [1]}, "it must be a text, or a list of texts"),
+        ({"logit_bias": [1]}, "it must be an object of numbers by token id, or a list of such pairs"),
+    ],
+)
+def test_a_wrong_type_is_named_in_words(values, said):
+    """Whoever asks over HTTP or from a file need not know the names of Python's types."""
+    with pytest.raises(JobError) as raised:
+        SamplingParams.from_dict(values)
+    assert said in str(raised.value)
+
+
 def test_honest_values_are_let_in() -> None:
     """Also token ids as JSON's keys must spell them."""
     params = SamplingParams.from_dict({"top_k": 2**31 - 1, "temperature": 100, "logit_bias": {"42": -1.5}})

@@ -1,26 +1,24 @@
 """Measured figures to scenarios."""
 
 import json
-import math
 import random
-from dataclasses import fields
 
 import pytest
 
 from specq.protocol.errors import ConfigError
 from specq.simulate.calibration import Measured, drafting, read_measured
-from specq.simulate.engine import TimedEngine
-from specq.simulate.hosts import measure_host
-from specq.simulate.proposer import TimedProposer
-from specq.simulate.settings import HostSettings, Scenario, TrafficSettings
+from specq.simulate.settings import HostSettings
 from specq.simulate.sweep import points
 
 
 def test_measured_figures_replace_what_stood_there():
-    measured = Measured(step_ms=[[1, 7.0]], pass_ms=[[1, 1.5]], acceptance=0.6, host={"graft_us": 9.0})
+    measured = Measured(
+        step_ms=[[1, 7.0]], helped_ms=[[1, 6.0]], pass_ms=[[1, 1.5]], acceptance=0.6, host={"graft_us": 9.0}
+    )
     tables = {"engine": {"step_ms": [[1, 5]], "session_us": 3}, "network": {"rtt_ms": [1, 20]}}
     scenario = points(measured.applied_to(tables))[1].scenario
-    assert (scenario.engine.step_ms, scenario.engine.session_us) == (((1.0, 7.0),), 3.0)
+    engine = scenario.engine
+    assert (engine.step_ms, engine.helped_ms, engine.session_us) == (((1.0, 7.0),), ((1.0, 6.0),), 3.0)
     assert (scenario.draft.pass_ms, scenario.draft.acceptance) == (((1.0, 1.5),), (0.6,))
     assert scenario.host == HostSettings(graft_us=9.0)
     assert scenario.network.rtt_ms == 20.0
@@ -61,44 +59,3 @@ def test_files_are_read_and_checked(tmp_path):
             read_measured(path)
     with pytest.raises(ConfigError, match="cannot read"):
         read_measured(tmp_path / "absent.json")
-
-
-class Ticker:
-    """A clock that moves by a step each time it is read."""
-
-    def __init__(self, step: float) -> None:
-        self.step, self.now = step, 0.0
-
-    def __call__(self) -> float:
-        self.now += self.step
-        return self.now
-
-
-SHORT = Scenario(traffic=TrafficSettings(sessions=2, seconds=1.0, warm_s=0.2))
-
-
-def test_a_host_is_measured_by_a_clock():
-    """Every key is there and positive; a clock that runs ten times as fast gives ten times as much."""
-    slow, fast = measure_host(SHORT, Ticker(1e-6)), measure_host(SHORT, Ticker(1e-5))
-    assert set(slow) == {f.name for f in fields(HostSettings)}
-    HostSettings(**slow)
-    assert min(value for name, value in slow.items() if name not in ("plan_us", "graft_us")) > 0
-    for name, value in slow.items():
-        assert math.isclose(fast[name], 10 * value, rel_tol=0.05, abs_tol=0.2), name
-
-
-def test_the_stubs_own_time_is_nobodys(monkeypatch):
-    """Steps and passes that take a second of the clock that measures change nothing."""
-    before = measure_host(SHORT, Ticker(1e-6))
-    clock = Ticker(1e-6)
-    for stub, method in ((TimedEngine, "step"), (TimedProposer, "expand")):
-        monkeypatch.setattr(stub, method, dawdling(getattr(stub, method), clock))
-    assert measure_host(SHORT, clock) == pytest.approx(before, abs=0.5)
-
-
-def dawdling(call, clock: Ticker):
-    def slow(*arguments):
-        clock.now += 1.0
-        return call(*arguments)
-
-    return slow

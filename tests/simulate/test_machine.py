@@ -117,6 +117,64 @@ def test_work_is_conserved_whatever_comes_when():
     assert sum(done.values()) > 0.9 * end
 
 
+def helped_verifier(helped_stretch: float = 1.0, stretch: float = 1.0) -> Tenant:
+    return Tenant(1, stretch, helper=Tenant(0, stretch), helped_stretch=helped_stretch)
+
+
+@pytest.mark.parametrize("stretch", [1.0, 2.0])
+def test_a_helper_takes_turns_with_the_broker_on_its_core(stretch):
+    """A step of a second, half of it by the helper; the broker's tenth takes two there, and the step is owed half of the other. That
+    others would slow it is no matter: a step is not slowed by its own helper."""
+    machine = Machine()
+    broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier(stretch=stretch))
+    assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == 1.0
+    assert machine.compute(broker, 0.5, 0.1) == pytest.approx(0.7)
+    assert machine.compute(verifier, 1.0, 1.0, help_part=0.5) == pytest.approx(2.05)
+
+
+def test_a_step_does_not_wait_for_its_helper():
+    """While the broker computes, the helper does half of its half: three quarters of the pace."""
+    machine = Machine()
+    broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
+    machine.compute(broker, 0.0, 0.5)
+    assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == pytest.approx(0.5 + (1 - 0.375))
+
+
+def test_a_step_without_help_leaves_the_other_core_alone():
+    machine = Machine()
+    broker, drafter, verifier = on(machine, Tenant(0, has_model=False), Tenant(0, gives_way=True), helped_verifier(9.0))
+    assert machine.compute(verifier, 0.0, 1.0) == 1.0
+    assert machine.compute(broker, 0.0, 0.25) == 0.25
+    assert machine.compute(drafter, 0.25, 0.5) == 0.75
+    assert machine.compute(verifier, 1.0, 1.0) == 2.0
+
+
+def test_a_drafter_gives_way_to_a_helper():
+    machine = Machine()
+    drafter, verifier = on(machine, Tenant(0, gives_way=True), helped_verifier())
+    machine.compute(verifier, 0.0, 1.0, help_part=0.5)
+    assert machine.compute(drafter, 0.5, 0.25) == pytest.approx(1.25)
+
+
+def test_who_would_compute_where_a_thread_helps_disturbs_it():
+    machine = Machine()
+    drafter, verifier = on(machine, Tenant(0, gives_way=True), helped_verifier(1.25))
+    assert machine.compute(drafter, 0.0, 9.0) == 9.0
+    assert machine.compute(verifier, 0.0, 1.0, help_part=0.5) == pytest.approx(1.25)
+
+
+def test_work_with_help_is_conserved():
+    """The helper's core is shared half and half where the broker never rests, so the step goes on at 0.75 of its pace."""
+    machine = Machine()
+    broker, verifier = on(machine, Tenant(0, has_model=False), helped_verifier())
+    done = {broker: 0.0, verifier: 0.0}
+    while (tenant := min(done, key=lambda t: t.busy_until)).busy_until < 30.0:
+        work, part = (0.001, 0.0) if tenant is broker else (0.007, 0.5)
+        machine.compute(tenant, tenant.busy_until, work, help_part=part)
+        done[tenant] += work
+    assert list(done.values()) == pytest.approx([15.0, 22.5], rel=0.005)
+
+
 def test_a_process_that_is_gone_slows_nobody():
     machine = Machine()
     one, two = on(machine, Tenant(0, stretch=2.0), Tenant(1, stretch=2.0))
@@ -166,6 +224,41 @@ def test_two_drafters_on_one_core_make_as_many_passes_as_one():
         simulation = Simulation(one)
         simulation.run(drain=False)
         passes[drafters, machine.draft_cores] = simulation.counts().passes
-    assert passes[2, 1] == pytest.approx(passes[1, 1], rel=0.1)
+    assert passes[2, 1] == pytest.approx(passes[1, 1], rel=0.15)
     assert passes[2, 2] > 1.6 * passes[2, 1]
     assert passes[2, 0] > 1.6 * passes[2, 1]
+
+
+HELPED = EngineSettings(step_ms=((1, 10.0), (64, 10.0)), helped_ms=((1, 6.0), (64, 6.0)), session_us=0)
+ROOMY = MachineSettings(draft_cores=1)
+
+
+def test_a_verifier_is_helped_while_drafters_are_silent_or_absent():
+    """The real verifier chooses: with nobody who drafts its steps take 6 ms, with a good drafter in use 10."""
+    alone, beside = (
+        simulate(replace(BUSY, engine=HELPED, machine=ROOMY, draft=replace(BUSY.draft, drafters=drafters)))
+        for drafters in (0, 1)
+    )
+    assert alone.seconds / alone.rounds == pytest.approx(0.006, rel=0.01)
+    assert beside.mean_accepted_length > 1.5
+    assert 0.0095 < beside.seconds / beside.rounds < 0.0105
+
+
+def test_a_verifier_plans_by_the_curve_of_how_it_steps():
+    simulation = Simulation(replace(BUSY, engine=HELPED))
+    verifier = simulation.world.processes[b"target-0"].worker
+    for is_helped, seconds in ((True, 0.006), (False, 0.010)):
+        verifier.engine.is_helped = is_helped
+        assert verifier.curve(8) == pytest.approx(seconds)
+
+
+def test_drafters_that_do_not_pay_are_silenced_for_the_core_that_they_take():
+    """A drafter that is hardly ever right costs nothing but the help that the verifier could have in its place: the controller that
+    serves finds that out. Without help there is nothing to gain by silence, but for its own rows."""
+    poor = replace(BUSY.draft, acceptance=(0.05,), ranks=(0.0,), claims=(0.6,))
+    simulation = Simulation(
+        replace(BUSY, engine=HELPED, machine=ROOMY, draft=poor, traffic=replace(BUSY.traffic, warm_s=8))
+    )
+    found = simulation.run(drain=False)
+    assert found.seconds / found.rounds < 0.0070
+    assert not simulation.world.processes[b"target-0"].worker.arms.uses("remote")

@@ -1,5 +1,6 @@
 """Texts that a real target said, in a simulation: they come back, and what repeats itself in them is looked up."""
 
+import math
 import random
 
 import pytest
@@ -8,7 +9,7 @@ from specq.bench.calibrate.compare import predict
 from specq.simulate import Scenario
 from specq.simulate.run import Simulation
 from specq.simulate.settings import DraftSettings, EngineSettings, TrafficSettings
-from specq.simulate.stub_text import RecordedText, StubGuesses
+from specq.simulate.stub_text import RecordedGuesses, RecordedText, StubGuesses
 
 PERIOD = [11, 12, 13, 14, 15, 16, 17, 18]
 REPEATING = [([3, 4], PERIOD * 8), ([5], PERIOD * 8)]
@@ -24,7 +25,7 @@ def served(texts, drafters: int = 0) -> tuple[Simulation, float]:
         traffic=TrafficSettings(output_tokens=64, num_jobs=len(texts)),
     )
     simulation = Simulation(scenario, texts)
-    return simulation, simulation.run_jobs()
+    return simulation, simulation.run_jobs(scenario.traffic, scenario.speculation)
 
 
 def test_jobs_say_what_was_recorded():
@@ -39,7 +40,7 @@ def test_a_large_vocabulary_is_no_hindrance():
     texts = [([49_151, 4], [151_000, 7, 9])]
     scenario = Scenario(traffic=TrafficSettings(output_tokens=3, num_jobs=1))
     simulation = Simulation(scenario, texts)
-    simulation.run_jobs()
+    simulation.run_jobs(scenario.traffic, scenario.speculation)
     assert [job.num_tokens for job in simulation.users.finished] == [3]
 
 
@@ -71,6 +72,35 @@ def test_chances_lie_along_the_texts():
         assert text.token(job_id, len(prompt) + 5, -1) == tokens[5]
 
 
+def test_a_drafter_is_right_where_it_was():
+    """At each position the target's token is the choice that it was, and the first is claimed to be as likely as it was."""
+    text = RecordedText(PLAIN)
+    choices = [[0.25 + at / 256, at % 4] for at in range(128)]  # of three choices; 3: none of them
+    guesses = RecordedGuesses(text, choices, (0.5, 0.5))
+    prompt, tokens = PLAIN[1]
+    for at, token in enumerate(tokens):
+        found, scores = guesses.children(1, len(prompt) + at, -1, 3)
+        claim, rank = choices[64 + at]
+        assert (found.index(token) if token in found else 3) == rank
+        assert math.exp(scores[0]) == pytest.approx(claim, rel=1e-3)
+
+
+def test_what_was_learned_stays_for_the_next_jobs():
+    """Jobs are served in the order of the real runs, by the same processes: the next ones find a verifier that has learned."""
+    scenario = Scenario(
+        engine=EngineSettings(step_ms=((1, 10.0), (64, 30.0)), session_us=0),
+        traffic=TrafficSettings(output_tokens=64, num_jobs=len(PLAIN)),
+    )
+    simulation = Simulation(scenario, PLAIN, [[0.9, 0]] * 128)
+    states = []
+    for _ in range(2):
+        simulation.run_jobs(scenario.traffic, scenario.speculation)
+        states.append(simulation.metrics())
+    assert len(simulation.users.finished) == 2 * len(PLAIN)
+    assert states[1]["steps"] > states[0]["steps"]
+    assert states[1]["sent"]["remote"] > states[0]["sent"]["remote"] > 0
+
+
 def test_predictions_are_of_the_same_jobs():
     """Plain decoding of two jobs of 64 tokens in steps of 10 ms; where texts repeat, asynchronous drafting gains by lookups."""
     tables = {
@@ -79,7 +109,9 @@ def test_predictions_are_of_the_same_jobs():
         "network": {"rtt_ms": 0.1},
         "traffic": {"output_tokens": 64},
     }
-    plain, ahead = (predict(tables, REPEATING, 0.0, mode) for mode in ("plain", "async"))
+    plain, ahead = predict(tables, REPEATING, (), 0.0, ("plain", "async")).values()
     assert plain["tokens_per_second"] == pytest.approx(100, rel=0.05)
     assert plain["mean_accepted_length"] == 1.0
+    assert plain["steps"]["num_steps"] == 128
+    assert plain["steps"]["step_ms"] == pytest.approx(10, rel=0.01)
     assert ahead["tokens_per_second"] > 2 * plain["tokens_per_second"]

@@ -91,7 +91,7 @@ def test_the_command_prints_a_table_and_writes_json(config, tmp_path, monkeypatc
     result = invoke(config, "--set", "speculation.mode=plain", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     assert "TOKENS/S" in result.stdout
-    assert "pip install 'specq[plots]'" in result.stderr
+    assert "pip install -e '.[plots]'" in result.stderr
     record = json.loads((tmp_path / "out" / "simulate.json").read_text())
     assert [point["labels"] for point in record["points"]] == [{"network.rtt_ms": 1}, {"network.rtt_ms": 30}]
     assert record["commit"] is not None

@@ -1,5 +1,7 @@
 """When things happen in a simulated world, to the microsecond."""
 
+from dataclasses import replace
+
 import pytest
 
 from specq.protocol.messages import Ack, Assign, Close, Draft, Open, Verdict
@@ -13,6 +15,7 @@ from specq.simulate.settings import (
     Scenario,
     TrafficSettings,
 )
+from specq.verifier import SUFFIX
 
 HOST = HostSettings(
     broker_us=1000, draft_us=2000, graft_us=100, verdict_us=3000, plan_us=4000, hear_us=5000, send_us=6000
@@ -57,6 +60,59 @@ def test_a_plain_token_takes_its_way():
     step = 25 + 0.5 + 4 + 3
     assert figures.time_to_first_token_ms.p50 == pytest.approx(4 * 20 + 2 * 1 + step)
     assert figures.token_ms.p50 == pytest.approx(step)
+
+
+def test_a_client_takes_its_time_for_each_message():
+    one = scenario(
+        speculation=Speculation(mode="plain"),
+        traffic=TrafficSettings(prompt_tokens=1, output_tokens=4),
+        host=replace(HOST, client_us=7000),
+    )
+    figures = Simulation(one).run(drain=False)
+    assert figures.time_to_first_token_ms.p50 == pytest.approx(4 * 20 + 2 * 1 + 25 + 0.5 + 4 + 3 + 7)
+
+
+def test_verdicts_that_travel_together_take_as_long_as_each_alone():
+    """Of 8 sessions in a step: 8 times 3 ms at the verifier, 8 times 1 at the broker, one message on the line."""
+    traffic = TrafficSettings(sessions=8, prompt_tokens=1, output_tokens=1000, warm_s=0, seconds=3)
+    simulation = Simulation(scenario(speculation=Speculation(mode="plain"), traffic=traffic))
+    taken = noted_work(simulation)
+    figures = simulation.run(drain=False)
+    step = 25 + 8 * 0.5 + 8 * 4 + 8 * 3
+    assert figures.goodput == pytest.approx(8 / step * 1e3, rel=0.08)
+    (up, _), engine = simulation.world.lines[b"target-0"], simulation.engines[0]
+    assert up.num_messages < engine.num_steps + 12
+    assert taken[-1] == pytest.approx(0.008)
+
+
+def test_what_is_looked_up_takes_its_time():
+    """5 ms for each node of a text that repeats itself, beside steps of 25: as many fewer steps as they take."""
+    texts = [([3, 4], [11, 12, 13, 14, 15, 16, 17, 18] * 16)]
+    traffic = TrafficSettings(output_tokens=128, num_jobs=1)
+    free = HostSettings(broker_us=0, verdict_us=0, plan_us=0)
+    seconds, nodes = [], []
+    for host in (free, replace(free, lookup_us=5000)):
+        simulation = Simulation(
+            scenario(host=host, traffic=traffic, draft=DraftSettings(drafters=0), network=NetworkSettings()), texts
+        )
+        seconds.append(simulation.run_jobs(traffic, Speculation()))
+        nodes.append(simulation.metrics()["sent"][SUFFIX])
+    assert nodes[1] > 50
+    assert seconds[1] - seconds[0] == pytest.approx(0.005 * nodes[1], rel=0.1)
+
+
+def noted_work(simulation: Simulation) -> list[float]:
+    """Return a list that will hold the seconds that the broker computes for each message."""
+    world, found = simulation.world, []
+    compute = world._machine.compute
+
+    def noted(tenant, start, work_s, **options):
+        if tenant is world._broker_at:
+            found.append(work_s)
+        return compute(tenant, start, work_s, **options)
+
+    world._machine.compute = noted
+    return found
 
 
 def test_drafts_and_verdicts_take_theirs():

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from specq.config import free_address
+from specq.runtime.processes import reap
 from specq.testing.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent.parent
@@ -69,11 +70,7 @@ def deployed(directory: Path, *options: str):
         yield bind.replace("tcp://", "http://")
     finally:
         process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        reap(process, 20)
 
 
 @pytest.fixture

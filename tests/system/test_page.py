@@ -94,7 +94,7 @@ def test_a_chat_shows_where_its_tokens_come_from(browser, url):
     page.ask()
     tokens = page.all(".answer .tokens > .token")
     classes = {token.get_attribute("class").split()[1] for token in tokens}
-    assert classes <= {"o-worker", "o-lookup", "o-corrected", "o-plain"}
+    assert classes <= {"o-worker", "o-suffix", "o-corrected", "o-plain"}
     assert len(classes) > 1
     shapes = [sample.value_of_css_property("border-bottom-style") for sample in page.all("#legend .token")]
     assert len(set(shapes)) == len(shapes)
@@ -108,6 +108,17 @@ def test_a_chat_shows_where_its_tokens_come_from(browser, url):
     page.one("#show-rejected").click()
     assert page.one(".drafts del").is_displayed()
     assert page.complaints() == []
+
+
+def test_an_answer_that_was_cut_says_so(browser, url):
+    """And where to change that; one that came to its end says nothing."""
+    page = Page(browser, url).ready()
+    page.set(temperature=0, max_tokens=5)
+    page.ask()
+    page.wait(lambda: page.all(".answer .cut"))
+    assert page.one(".answer .cut").text.startswith("Cut here, after 5 tokens.")
+    page.one("#open-settings").click()
+    assert "is cut there" in page.one("#set-max_tokens-hint").text
 
 
 def test_a_plain_run_gives_the_same_text(browser, url):

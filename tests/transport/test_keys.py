@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from specq.protocol.errors import ConfigError
-from specq.transport.keys import AllowList, curve_to_broker, make_keys, own_keys
+from specq.transport.keys import AllowList, curve_to_broker, keys_of_gateway, make_keys, own_keys
 
 
 @pytest.fixture
@@ -58,6 +58,27 @@ def test_the_role_chooses_the_key(folder):
         own_keys(str(folder), "draft")
     assert own_keys(str(folder / "phone"), "draft").name == "phone"
     assert curve_to_broker("", "draft") is None
+
+
+def test_a_directory_that_is_not_there_is_called_that(tmp_path):
+    with pytest.raises(ConfigError, match=r"neither a directory of keys .*/none nor a key .*; to make one: specq keys"):
+        own_keys(str(tmp_path / "none"), "client")
+
+
+def test_a_gateway_takes_the_key_that_may_submit_for_tenants(folder):
+    """Beside keys of other clients too, as `specq up --serve --keys DIRECTORY` finds them; of two such keys none is guessed."""
+    keys = str(folder)
+    make_keys(folder, "alice", ("client",))
+    assert keys_of_gateway(keys) == keys
+    make_keys(folder, "web", ("client",), tenants=True)
+    assert own_keys(keys_of_gateway(keys), "client").name == "web"
+    assert keys_of_gateway(f"{keys}/alice") == f"{keys}/alice"
+    assert keys_of_gateway("") == ""
+    (folder / "web.secret").unlink()
+    assert keys_of_gateway(keys) == keys
+    make_keys(folder, "api", ("client",), tenants=True)
+    make_keys(folder, "more", ("client",), tenants=True)
+    assert keys_of_gateway(keys) == keys
 
 
 def _lines(path, *changes):

@@ -10,6 +10,7 @@ from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
 from specq.verification import STRATEGIES, noise
+from specq.verification.begun import begin
 from specq.verification.cuda_rows import CudaRows, is_available
 from specq.verification.judge import judge
 from specq.verification.packing import place
@@ -50,6 +51,7 @@ def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     steps.append(SessionStep(9, 0, np.zeros(3, np.int32), SamplingParams(), judged=False))
     outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(steps, at)] for at in (logits, logits.cuda())]
     assert outcomes[0] == outcomes[1]
+    assert outcomes[0] == [(j.path, j.token_ids.tolist()) for j in begin(steps, logits.cuda()).finish()]
     assert strategy != "deterministic" or any(path for path, _ in outcomes[0])
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from specq.protocol.params import SamplingParams
 from specq.testing import oracle
 from specq.testing.random_steps import sampling_params
-from specq.verification.sampling import choose_tokens, perturbed_scores, target_probs
+from specq.verification.sampling import choose_tokens, near_scores, perturbed_scores, target_probs
 
 ROWS = st.lists(sampling_params(), min_size=1, max_size=6)
 
@@ -41,6 +41,16 @@ class TestAgainstTheOracle:
 def test_scores_are_the_plain_logits_at_temperature_zero():
     logits = logits_of(0, 3)
     assert perturbed_scores(logits, [SamplingParams(top_p=0.5, top_k=2)] * 3, [1, 2, 3]) is logits
+
+
+@pytest.mark.parametrize("vocab", [5, 8, 4099])
+@pytest.mark.parametrize("has_columns", [False, True])
+def test_guesses_are_near_the_scores(vocab, has_columns):
+    """For all hashes, the least and the greatest among them: the noise of 40 rows of up to 4099 tokens."""
+    params = [SamplingParams(temperature=0.5 + seed / 40, seed=seed) for seed in range(40)]
+    token_ids = np.arange(3, 3 + 2 * vocab, 2, dtype=np.int32) if has_columns else None
+    rows = logits_of(1, len(params), vocab), params, range(len(params)), token_ids
+    torch.testing.assert_close(near_scores(*rows), perturbed_scores(*rows), atol=2e-5, rtol=0)
 
 
 @given(ROWS, st.integers(0, 2**32), st.integers(0, 2**31 - 100))

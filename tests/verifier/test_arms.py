@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from specq.verifier.arms import COLOCATED, FIRST_PATIENCE, LOOKUP, MOST_PATIENCE, REMOTE, WINDOW_S, Arms, LoadLevel
+from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
+from specq.verifier.load_level import FIRST_PATIENCE, LEAST_STEPS, MOST_PATIENCE, WINDOW_S, LoadLevel
 
 STEP_S = 0.01
-NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({LOOKUP}), frozenset({COLOCATED})
+NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({COLOCATED})
 RL = R | L
 
 
@@ -34,6 +35,7 @@ class Service(Arms):
             tokens = 100 * sessions * rate * (max(0.1, 1 + noise * rng.standard_normal()) if noise else 1.0)
             for source in arm - silent - lazy:
                 self.sent[source] += 5
+            self.meet(sessions)
             self.learn(sessions, round(tokens), step_s, self.sent)
             spent += step_s
             tokens_each += rate * step_s
@@ -53,10 +55,10 @@ def rates_of(**gains):
 
 
 @pytest.mark.parametrize("remote", [1.5, 1.05, 0.95, 0.6])
-@pytest.mark.parametrize("lookup", [1.2, 0.9])
-def test_the_best_arm_has_nearly_all_of_the_time(remote, lookup):
+@pytest.mark.parametrize("suffix", [1.2, 0.9])
+def test_the_best_arm_has_nearly_all_of_the_time(remote, suffix):
     """After some seconds, in which it finds out; trials cost no more than a hundredth, of which the far arms' are a part."""
-    arms, rates = Service(), rates_of(remote=remote, lookup=lookup)
+    arms, rates = Service(), rates_of(remote=remote, suffix=suffix)
     arms.serve(20, rates)
     assert arms.serve(100, rates) >= 0.985
     best = max(rates, key=lambda arm: rates[arm])
@@ -65,7 +67,7 @@ def test_the_best_arm_has_nearly_all_of_the_time(remote, lookup):
 
 def test_eight_arms_cost_no_more_than_four():
     """With a third source that is of no use beside the others, and one set that loses nearly everything."""
-    rates = rates_of(remote=1.3, lookup=1.1, colocated=0.9) | {R | L | C: 0.2}
+    rates = rates_of(remote=1.3, suffix=1.1, colocated=0.9) | {R | L | C: 0.2}
     arms = Service(R | L | C)
     arms.serve(30, rates)
     assert arms.serve(120, rates) >= 0.985
@@ -74,10 +76,10 @@ def test_eight_arms_cost_no_more_than_four():
 
 
 @pytest.mark.parametrize("rates", [
-    {RL: 0.86, L: 1.0, R: 0.8, NONE: 0.75},  # only lookup
+    {RL: 0.86, L: 1.0, R: 0.8, NONE: 0.75},  # only suffix
     {RL: 0.7, L: 0.9, R: 0.75, NONE: 1.0},  # nothing pays, and that is two changes away
     {RL: 1.0, L: 0.7, R: 0.8, NONE: 0.6},  # both
-    {RL: 0.9, L: 0.7, R: 1.0, NONE: 0.6},  # drafters without lookups
+    {RL: 0.9, L: 0.7, R: 1.0, NONE: 0.6},  # drafters without suffixes
 ])  # fmt: skip
 def test_noise_is_averaged_out(rates):
     """Steps whose tokens vary by two thirds, on five seeds."""
@@ -94,6 +96,19 @@ def test_the_first_answer_comes_within_seconds():
     assert REMOTE not in arms.allowed
 
 
+def test_slow_steps_of_many_sessions_need_not_be_many():
+    """Each of them is sixteen verdicts; and what draft workers take for a round trip delays only what uses them."""
+    arms, num_steps = Arms(RL), 0
+    sent = dict.fromkeys(RL, 0)
+    arms.learn_round_trip(1.0)
+    while REMOTE in arms.allowed:
+        sent = {source: count + (source in arms.allowed) for source, count in sent.items()}
+        arms.meet(16)
+        arms.learn(16, 16 * (2 if REMOTE in arms.allowed else 3), 0.3, sent)
+        num_steps += 1
+    assert num_steps <= 5 * (WARM_UP_STEPS + LEAST_STEPS)  # before, with less, before, with less, before
+
+
 def test_what_is_known_of_others_is_known_beside_a_new_arm():
     """What beat the old one by 0.1 loses 0.1 against what beat it by 0.2, and the old one is to be tried again soon."""
     level = LoadLevel.of(RL)
@@ -106,8 +121,8 @@ def test_what_is_known_of_others_is_known_beside_a_new_arm():
 
 
 def test_what_loses_in_each_of_its_changes_is_tried_late():
-    """Without drafters two thirds are lost, and likewise without lookups: without both is no early question."""
-    arms, rates = Service(), rates_of(remote=3.0, lookup=3.0)
+    """Without drafters two thirds are lost, and likewise without suffixes: without both is no early question."""
+    arms, rates = Service(), rates_of(remote=3.0, suffix=3.0)
     arms.serve(12, rates)
     assert arms.share(NONE) == 0.0
     assert arms.share(L) > 0.0
@@ -118,23 +133,38 @@ def test_what_loses_in_each_of_its_changes_is_tried_late():
 def test_a_machine_that_slows_down_says_nothing_about_drafts():
     """A trial is compared with what was before and after it: a drift of the steps' time by half moves no arm."""
     arms = Service()
-    arms.serve(60, rates_of(remote=1.04, lookup=1.04), drift=0.5)
+    arms.serve(60, rates_of(remote=1.04, suffix=1.04), drift=0.5)
     assert arms.share(RL) > 0.7
 
 
 def test_the_answer_changes_with_what_is_measured():
     """Drafts that were useless bring something now, and are used again."""
     arms = Service()
-    arms.serve(60, rates_of(remote=0.8, lookup=1.1))
+    arms.serve(60, rates_of(remote=0.8, suffix=1.1))
     assert arms.share(L) > 0.7
-    arms.serve(60, rates_of(remote=1.4, lookup=1.1))
-    arms.serve(60, rates_of(remote=1.4, lookup=1.1))
+    arms.serve(60, rates_of(remote=1.4, suffix=1.1))
+    arms.serve(60, rates_of(remote=1.4, suffix=1.1))
     assert arms.share(RL) > 0.8
+
+
+def test_what_drafts_cost_while_prompts_are_computed_counts():
+    """All decode as fast with drafters as without; but each fifth step computes a prompt, and takes longer beside them."""
+    arms = Service(R)
+    used = []
+    for i in range(4000):
+        used.append(arms.allowed)
+        arms.meet(4)
+        if i % 5:
+            arms.sent[REMOTE] += 5 * (REMOTE in arms.allowed)
+            arms.learn(4, 100, STEP_S, arms.sent)
+        else:
+            arms.learn(4, 60, 4 * STEP_S if REMOTE in arms.allowed else STEP_S, arms.sent, is_decoding=False)
+    assert used[1000:].count(NONE) > 0.9 * 3000
 
 
 def test_each_load_has_its_own_answer():
     """Drafts pay for one session and not for sixteen."""
-    few, many, arms = rates_of(remote=1.3, lookup=1.1), rates_of(remote=0.8, lookup=1.1), Service()
+    few, many, arms = rates_of(remote=1.3, suffix=1.1), rates_of(remote=0.8, suffix=1.1), Service()
     for _ in range(30):
         arms.serve(2, few, sessions=1)
         arms.serve(2, many, sessions=16)
@@ -146,7 +176,7 @@ def test_each_load_has_its_own_answer():
 
 def test_a_load_that_is_new_begins_with_the_answer_of_the_nearest():
     """Sixteen sessions end one by one, and what was found for them holds until something else is found."""
-    arms, rates = Service(), rates_of(remote=0.5, lookup=1.1)
+    arms, rates = Service(), rates_of(remote=0.5, suffix=1.1)
     arms.serve(20, rates, sessions=16)
     for sessions in (8, 4, 2, 1):
         arms.serve(0.1, rates, sessions=sessions)  # until that is the load
@@ -156,7 +186,7 @@ def test_a_load_that_is_new_begins_with_the_answer_of_the_nearest():
 
 def test_loads_that_never_last_go_by_those_that_do():
     """Batches of sixteen sessions whose ends are short: at first all loads are new, and later ends go by what was found for sixteen."""
-    arms, rates = Service(), rates_of(remote=0.5, lookup=1.1)
+    arms, rates = Service(), rates_of(remote=0.5, suffix=1.1)
     for _ in range(20):
         arms.serve(1, rates, sessions=16)
         for sessions in (8, 4, 2, 1):
@@ -172,7 +202,7 @@ def test_loads_that_never_last_go_by_those_that_do():
 
 def test_a_load_that_flickers_is_one_load():
     """One of sixteen sessions is replaced again and again: no change of arms comes from that."""
-    arms, rates = Service(), rates_of(remote=0.7, lookup=1.1)
+    arms, rates = Service(), rates_of(remote=0.7, suffix=1.1)
     arms.serve(20, rates, sessions=16)
     used = 0.0
     for _ in range(200):
@@ -182,9 +212,21 @@ def test_a_load_that_flickers_is_one_load():
     assert used > 0.9
 
 
+def test_sessions_that_come_together_are_met_by_the_answer_for_so_many():
+    """While their prompts are computed, when nothing can be learned: drafters pay for one session and not for sixteen."""
+    few, many, arms = rates_of(remote=1.5, suffix=1.1), rates_of(remote=0.6, suffix=1.1), Service()
+    arms.serve(10, few, sessions=1)
+    arms.serve(10, many, sessions=16)
+    arms.serve(5, few, sessions=1)
+    assert REMOTE in arms.allowed
+    for num_sessions in (5, 16, 16):
+        arms.meet(num_sessions)
+    assert REMOTE not in arms.allowed
+
+
 def test_a_step_with_few_sessions_is_no_other_load():
     """Drafts pay for four and not for sixteen, and each tenth step has four, since others are late."""
-    few, many, arms = rates_of(remote=1.5, lookup=1.1), rates_of(remote=0.6, lookup=1.1), Service()
+    few, many, arms = rates_of(remote=1.5, suffix=1.1), rates_of(remote=0.6, suffix=1.1), Service()
     for _ in range(10):
         arms.serve(3, few, sessions=4)
         arms.serve(3, many, sessions=16)
@@ -205,18 +247,18 @@ def test_what_is_late_is_no_round_trip():
 
 
 def test_without_drafters_none_are_missed():
-    """There is nobody to silence, and whoever comes is heard; lookups are measured all the same."""
-    arms, rates = Service(), rates_of(remote=1.0, lookup=0.8)
+    """There is nobody to silence, and whoever comes is heard; suffixes are measured all the same."""
+    arms, rates = Service(), rates_of(remote=1.0, suffix=0.8)
     arms.serve(30, rates, silent=R)
     assert arms.serve(30, rates, silent=R) > 0.97
     assert arms.share(R) > 0.9
-    rates = rates_of(remote=1.5, lookup=0.8)
-    assert arms.serve(10, rates) > 0.95
+    rates = rates_of(remote=1.5, suffix=0.8)
+    assert arms.serve(10, rates) > 0.94
 
 
 def test_drafters_that_send_hardly_anything_are_silenced_if_they_cost_something():
     """A bad drafter backs off, but receives verdicts and tries again, on a core that it shares with the broker."""
-    arms, rates = Service(), rates_of(remote=0.93, lookup=1.2)
+    arms, rates = Service(), rates_of(remote=0.93, suffix=1.2)
     arms.serve(STEP_S, rates)
     arms.serve(20, rates, lazy=R)
     arms.serve(60, rates, lazy=R)
@@ -225,7 +267,7 @@ def test_drafters_that_send_hardly_anything_are_silenced_if_they_cost_something(
 
 def test_drafters_that_have_gone_are_looked_for_more_and_more_rarely():
     """Once silenced, they are waited for in vain: each trial lasts a window."""
-    arms, rates = Service(), rates_of(remote=0.7, lookup=1.1)
+    arms, rates = Service(), rates_of(remote=0.7, suffix=1.1)
     arms.serve(20, rates)
     arms.serve(600, rates, silent=R)
     arms.serve(200, rates, silent=R)
@@ -234,7 +276,7 @@ def test_drafters_that_have_gone_are_looked_for_more_and_more_rarely():
 
 def test_where_nothing_is_measured_all_is_used():
     arms = Service(is_measured=False)
-    arms.serve(20, rates_of(remote=0.5, lookup=0.5))
+    arms.serve(20, rates_of(remote=0.5, suffix=0.5))
     assert arms.share(RL) == 1.0
 
 
@@ -246,18 +288,19 @@ def test_a_window_holds_some_round_trips():
     spent = 0.0
     while arms.allowed == RL:
         arms.sent = {source: count + 1 for source, count in arms.sent.items()}
+        arms.meet(1)
         arms.learn(1, 10, STEP_S, arms.sent)
         spent += STEP_S
     assert spent == pytest.approx(5 * 0.5 + 2 * 0.5, rel=0.05)
     assert spent > 4 * WINDOW_S
 
 
-@pytest.mark.parametrize("windows", [1.3, 1.7, 2.5])
-def test_loads_that_come_back_for_somewhat_more_than_a_window_are_answered(windows):
-    """The end of a batch cuts trials short: they begin again with the next. What does not pay is found out all the same."""
+@pytest.mark.parametrize("windows", [0.4, 0.7, 1.0, 1.3, 1.7, 2.5])
+def test_loads_that_come_back_for_about_a_window_are_answered(windows):
+    """The end of a batch cuts trials short: they go on with the next. What does not pay is found out all the same."""
     arms, rates = Service(), {RL: 0.6, L: 1.0, R: 0.55, NONE: 0.9}
     shares = []
-    for _ in range(60):
+    for _ in range(round(100 / windows)):
         shares.append(arms.serve(windows * WINDOW_S, rates, sessions=4))
         arms.serve(10 * STEP_S, rates, sessions=1)
     assert np.mean(shares) >= 0.92

@@ -342,3 +342,20 @@ def test_where_it_does_not_pay_only_synchronous_sessions_are_drafted_for(mode: s
     for _ in range(5):
         turn(own)
     assert bool(own.verifier.sources.num_sent[COLOCATED]) == bool(own.drafter.num_passes) == (mode == "sync")
+
+
+@pytest.mark.parametrize("fan_out", [1, 3])
+def test_a_chain_for_which_there_is_no_room_any_more_is_dropped(fan_out):
+    """A text may have come to its end between the beginning of its chain and the step; others get theirs."""
+    own = make()
+    own.drafter.fan_out = fan_out
+    for session_id in (1, 2):
+        open_session(own, session_id)
+    for _ in range(4):
+        turn(own)
+    own.verifier.begin(0.0)
+    ended, other = (own.verifier.sessions[session_id] for session_id in (1, 2))
+    own.verifier.trees.limit[ended.place] = ended.length
+    own.collect()
+    assert live_nodes(other)
+    assert not live_nodes(ended)

@@ -10,7 +10,7 @@ import pytest
 
 from specq.protocol.explanation import MAX_REJECTED, MAX_ROUNDS, Explanation, RejectedDraft, read_rejected, rejected_of
 from specq.protocol.messages import Open, Tokens, Verdict
-from specq.protocol.origins import DRAFT_WORKER, LOOKUP, LOOKUP_LANE
+from specq.protocol.origins import DRAFT_WORKER, ORIGINS, SUFFIX, SUFFIX_LANE
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_text
@@ -94,7 +94,7 @@ def test_nodes_that_do_not_fit_together_are_left_out(wrong: dict[str, Any]) -> N
     assert rejected_of(replace(explained(), **wrong), 0) == []
 
 
-@pytest.mark.parametrize("row", [(-1, 5, -1, 4), (0, -1, -1, 4), (0, 5, 0, 4), (0, 5, -1, 7), (0, 5, -1)])
+@pytest.mark.parametrize("row", [(-1, 5, -1, 4), (0, -1, -1, 4), (0, 5, 0, 4), (0, 5, -1, len(ORIGINS)), (0, 5, -1)])
 def test_a_client_believes_no_row_that_cannot_be(row: tuple[int, ...]) -> None:
     probs = np.array([0.5], np.float32)
     message = tokens(rejected=np.array(row, np.int32), rejected_probs=probs, rounds=np.array([0, 1, 1], np.int32))
@@ -102,8 +102,8 @@ def test_a_client_believes_no_row_that_cannot_be(row: tuple[int, ...]) -> None:
 
 
 def test_a_source_is_named_by_its_lane() -> None:
-    verdict = replace(explained(), node_lanes=np.full(4, LOOKUP_LANE, np.uint8))
-    assert {draft.origin for draft in rejected_of(verdict, 0)} == {LOOKUP}
+    verdict = replace(explained(), node_lanes=np.full(4, SUFFIX_LANE, np.uint8))
+    assert {draft.origin for draft in rejected_of(verdict, 0)} == {SUFFIX}
 
 
 def test_a_broker_keeps_a_limited_number_of_rounds() -> None:

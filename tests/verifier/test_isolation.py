@@ -26,8 +26,8 @@ from specq.verifier.core import Verifier
 from specq.verifier.grafting import hang
 from specq.verifier.history import Past
 from specq.verifier.session import Session
-from specq.verifier.sources import Budget, DraftBatch, DraftSource, PromptLookup, source_set
-from specq.verifier.sources.lookup import SessionLookup
+from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
+from specq.verifier.sources.suffix import SessionText
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.sessions import graft
 
@@ -83,8 +83,8 @@ def run(verifier: Verifier, act: Callable[[], object] = bool) -> tuple[dict[int,
 
 
 @pytest.mark.parametrize("place", range(NUM))
-@pytest.mark.parametrize("kinds", [(PromptLookup,), ()], ids=["lookup", "alone"])
-def test_a_step_that_raises_for_one_session_fails_that_one(place: int, kinds: tuple[type[PromptLookup], ...]) -> None:
+@pytest.mark.parametrize("kinds", [(SuffixDecoder,), ()], ids=["suffix", "alone"])
+def test_a_step_that_raises_for_one_session_fails_that_one(place: int, kinds: tuple[type[SuffixDecoder], ...]) -> None:
     """Wherever among the sessions it is, the others end with their texts, no step lost, none handed back."""
     prompts = [[i + 1, 2, MAGIC if i == place else 3] for i in range(NUM)]
     verifier = make_verifier(Broken(), sources=[kind() for kind in kinds])
@@ -191,17 +191,17 @@ def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.Monke
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
 
 
-def test_a_lookup_that_raises_costs_only_lookups(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_raises_costs_only_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked once for that session, and for the others on."""
     asked: list[int] = []
 
-    def raising(self: SessionLookup, session: Session, min_accept_prob: float) -> None:
+    def raising(self: SessionText, session: Session, *others: object) -> None:
         asked.append(session.session_id)
         if session.session_id == 0:
             raise OverflowError("too large")
 
-    monkeypatch.setattr(SessionLookup, "chain", raising)
-    verifier = make_verifier(ToyEngine(), sources=(PromptLookup(),))
+    monkeypatch.setattr(SessionText, "draft", raising)
+    verifier = make_verifier(ToyEngine(), sources=(SuffixDecoder(),))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
@@ -227,12 +227,12 @@ class BrokenSource(DraftSource):
 @pytest.mark.parametrize("where", ["begin", "collect", "scratch", "observe", "close"])
 def test_a_source_that_raises_costs_its_drafts(where: str) -> None:
     """Whatever it is asked: no session is harmed, and it is asked no more."""
-    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(where), PromptLookup()))
+    verifier = make_verifier(ToyEngine(), sources=(BrokenSource(where), SuffixDecoder()))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
     texts, failed = run(verifier, lambda: verifier.begin(0.0))
     verifier.handle(Close(session_id=0, epoch=1), 0.0)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
-    assert [source.name for source in verifier.sources.sources] == ["remote", "lookup"]
+    assert [source.name for source in verifier.sources.sources] == ["remote", "suffix"]
 
 
 # --- what is nobody's fault ---------------------------------------------------------------------------------------------

@@ -8,12 +8,13 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol.messages import COLOCATED_LANE, LOOKUP_LANE, Close
+from specq.protocol import LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.protocol.messages import COLOCATED_LANE, Close
 from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
 from specq.testing import World
 from specq.testing.toy import ToyEngine
-from specq.verifier.arms import LOOKUP, REMOTE, Arms
+from specq.verifier.arms import REMOTE, SUFFIX, Arms
 from specq.verifier.core import Verifier
 from specq.verifier.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
 from specq.verifier.rounds import NO_ROUNDS
@@ -70,16 +71,18 @@ def test_what_was_not_measured_is_not_observed():
 @pytest.mark.parametrize("num_steps", [1, KEPT_STEPS - 1, KEPT_STEPS, KEPT_STEPS + 1, 3 * KEPT_STEPS])
 def test_nodes_are_counted_by_source(num_steps):
     """However many steps are counted at a time."""
-    meter, lanes = StepMeter(), [0, 7, LOOKUP_LANE, COLOCATED_LANE, COLOCATED_LANE]
+    meter, lanes = StepMeter(), [0, 7, SUFFIX_LANE, COLOCATED_LANE, COLOCATED_LANE, LOOKAHEAD_LANE, MEDUSA_LANE]
     for _ in range(num_steps):
-        meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, Nodes(lanes, [1, 0, 1, 0, 1]))
+        meter.note(Moments(None, 1, 2, 3, 4), 0, 7, 2, Nodes(lanes, [1, 0, 1, 0, 1, 0, 0]))
         meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, NO_ROUNDS)
 
     judged = meter.metrics()["judged"]
     assert judged == {
         "remote": [2 * num_steps, num_steps],
-        "lookup": [num_steps, num_steps],
+        "suffix": [num_steps, num_steps],
+        "lookahead": [num_steps, 0],
         "colocated": [2 * num_steps, num_steps],
+        "medusa": [num_steps, 0],
     }
     assert meter.metrics()["judged"] == judged  # once
 
@@ -150,13 +153,14 @@ def test_a_session_that_is_closed_twice_counts_once():
 
 
 def test_arms_are_shown_by_load():
-    arms = Arms([REMOTE, LOOKUP])
+    arms = Arms([REMOTE, SUFFIX])
     for _ in range(400):
-        rate = 1.0 if arms.allowed == {REMOTE, LOOKUP} else 0.5
-        arms.learn(4, int(100 * rate), 0.02, {REMOTE: 10, LOOKUP: 10})
+        rate = 1.0 if arms.allowed == {REMOTE, SUFFIX} else 0.5
+        arms.meet(4)
+        arms.learn(4, int(100 * rate), 0.02, {REMOTE: 10, SUFFIX: 10})
 
     metrics = arms.metrics()
-    assert metrics["arms"]["4 lookup+remote"] == [1, 0]
+    assert metrics["arms"]["4 remote+suffix"] == [1, 0]
     assert metrics["arms"]["4 remote"][1] == pytest.approx(math.log(0.5), abs=0.05)
     assert metrics["arm_trials"]["4"] > 0
 
@@ -169,9 +173,10 @@ def test_the_fullest_heartbeat_arrives():
         for limit in (*histogram.limits, histogram.limits[-1] + 1):
             histogram.observe(limit)
     verifier.trees._closed_verified_at[:] = 2**40
-    verifier.arms = Arms([REMOTE, LOOKUP, "colocated"])
+    verifier.arms = Arms([REMOTE, SUFFIX, "colocated"])
     for load in range(13):
         for _ in range(40):
+            verifier.arms.meet(2**load)
             verifier.arms.learn(2**load, 100, 0.02, {REMOTE: 1})
     for level in verifier.arms._levels.values():
         for challenger in level.challengers.values():

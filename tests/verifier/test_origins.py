@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from specq.protocol.messages import Ack, Draft, Verdict
-from specq.protocol.origins import COLOCATED, CORRECTED, DRAFT_WORKER, LOOKUP, LOOKUP_LANE, PLAIN, origin_names
+from specq.protocol.origins import COLOCATED, CORRECTED, DRAFT_WORKER, PLAIN, SUFFIX, SUFFIX_LANE, origin_names
 from specq.testing.toy import toy_text
 from specq.verifier.core import Verifier
 from specq.verifier.grafting import batch_of_chains, hang
@@ -113,12 +113,12 @@ def test_drafts_of_the_verifiers_own_process_are_named() -> None:
     assert names.count(COLOCATED) > 30
 
 
-def test_lookups_are_named() -> None:
-    """Those of the lane that is the lookup's."""
+def test_what_a_text_repeats_is_named() -> None:
+    """By its lane."""
     verifier = make_verifier()
     open_session(verifier)
     session, tokens = verifier.sessions[7], np.array([[TEXT[0], WRONG]], np.int32)
     scores = np.full((1, 2), -0.01, np.float16)
-    hang(batch_of_chains([session], LOOKUP_LANE, tokens, np.array([2]), scores, is_measured=False), 0.0)
+    hang(batch_of_chains([session], SUFFIX_LANE, tokens, np.array([2]), scores, is_measured=False), 0.0)
     (verdict,) = step(verifier)
-    assert origins(verdict) == (LOOKUP, CORRECTED)
+    assert origins(verdict) == (SUFFIX, CORRECTED)

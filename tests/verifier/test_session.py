@@ -9,7 +9,8 @@ from specq.protocol import COLOCATED_LANE
 from specq.protocol.messages import Draft
 from specq.protocol.params import Speculation
 from specq.verifier.grafting import batch_of_chains, hang
-from specq.verifier.sources.lookup import LOOKUP_TOKENS, lookup_tokens
+from specq.verifier.sources.suffix import MOST_DEPTH
+from specq.verifier.sources.text_drafts import most_depth
 from tests.verifier.sessions import (
     candidates,
     commit,
@@ -213,7 +214,7 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
 @pytest.mark.parametrize(
     ("speculation", "most"),
     [
-        (Speculation(), LOOKUP_TOKENS),
+        (Speculation(), MOST_DEPTH),
         (Speculation(max_depth=2), 2),
         (Speculation(max_nodes=3, max_depth=5), 3),
         (Speculation(num_candidates=1), 0),
@@ -223,9 +224,9 @@ def test_a_round_counts_its_leaves_and_its_depth() -> None:
         (Speculation(mode="plain"), 0),
     ],
 )
-def test_prompt_lookup_keeps_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
+def test_suffix_decoding_keeps_to_what_the_job_asks_for(speculation: Speculation, most: int) -> None:
     """A fixed shape is left alone; bounds hold."""
-    assert lookup_tokens(make_session(speculation=speculation)) == most
+    assert most_depth(make_session(speculation=speculation), MOST_DEPTH) == most
 
 
 def test_a_chain_counts_like_the_same_nodes_on_a_tree() -> None:

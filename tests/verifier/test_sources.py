@@ -10,31 +10,34 @@ import pytest
 
 from specq.drafting import Drafter
 from specq.protocol import ConfigError, Draft, ScratchRows
-from specq.testing.conformance.sources import Feed, Serving, SourceConformance
-from specq.testing.toy import ToyChains, ToyEngine, ToyProposer, toy_text
-from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, PromptLookup, StepCurve, Verifier
-from specq.verifier.arms import COLOCATED, LOOKUP, REMOTE
-from specq.verifier.rounds import Round
+from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
+from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, toy_info, toy_text
+from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, SuffixDecoder, Verifier
+from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX
+from specq.verifier.rounds import NO_ROUNDS, Round
 from specq.verifier.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
+from specq.verifier.sources.lookahead import LookaheadDecoder
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
+from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.sources.source_set import LEAST_MAIL_S, SourceSet
 from specq.verifier.trees import DraftTrees
-from tests.verifier.sessions import live_nodes, make_draft, make_session
+from tests.verifier.sessions import live_nodes, make_draft, make_session, observe
 
-ALL = frozenset([REMOTE, LOOKUP, COLOCATED])
+ALL = frozenset([REMOTE, SUFFIX, COLOCATED, "watcher"])
 LEVELS = StepCurve([1, 64], [0.0005, 0.0005])
 BUDGET = Budget(StepCurve([1, 64], [0.005, 0.01]), 0.0)
 
 
 class Both(DraftSource):
-    """A mixture: a colocated drafter and prompt lookup, as one source."""
+    """A mixture: a colocated drafter and suffix decoding, as one source."""
 
     name = "both"
 
     def __init__(self) -> None:
-        self.parts = (ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS), PromptLookup())
+        own = ColocatedDrafter(ToyChains(ToyProposer(wrong_every=3)), LEVELS)
+        self.parts = (own, SuffixDecoder(1000))
 
     @property
     def has_work(self) -> bool:
@@ -67,8 +70,13 @@ def colocated(**options: Any) -> ColocatedDrafter:
 
 MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "remote": lambda: None,
-    "lookup": PromptLookup,
+    "suffix": lambda: SuffixDecoder(10_000),
+    "lookahead": lambda: LookaheadDecoder(toy_info(), window=6, ngram=3, is_adaptive=False),
+    "lookahead, adaptive": lambda: LookaheadDecoder(toy_info(), window=15, ngram=5),
     "colocated": lambda: colocated(wrong_every=4),
+    "medusa": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=4)),
+    "medusa, a tree": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=3), ((0, 1, 0), (0, 0, 0, 0), (1,))),
+    "medusa, wrong": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=1, blind=True)),
     "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }
@@ -91,7 +99,7 @@ def make_source(kind: str) -> Callable[[], DraftSource | None]:
 
 @pytest.fixture
 def feed(kind: str) -> Feed:
-    """Return what remote drafters do between two steps: two of them, one right, one wrong, beside every source but lookups."""
+    """Return what remote drafters do between two steps: two of them, one right, one wrong, beside every source but suffix decoding."""
     next_ids: dict[tuple[int, int, int], int] = {}
 
     def draft(verifier: Verifier) -> None:
@@ -102,7 +110,7 @@ def feed(kind: str) -> Feed:
                 verifier.handle(remote(session, lane, next_ids.get(key, 0), tokens), 0.0)
                 next_ids[key] = next_ids.get(key, 0) + len(tokens)
 
-    return (lambda verifier: None) if kind == "lookup" else draft
+    return (lambda verifier: None) if kind == "suffix" else draft
 
 
 def remote(session: Session, lane: int, first_id: int, tokens: list[int]) -> Draft:
@@ -138,7 +146,7 @@ def test_drafts_take_no_longer_than_the_last_step() -> None:
     num_hung = sum(session.num_live > 0 for session in sessions)
     assert num_hung == pytest.approx(LEAST_MAIL_S / 0.001, abs=1)
     assert sources.num_dropped == 40 - num_hung
-    sources.observe((), (), 0.02)
+    sources.observe(NO_ROUNDS, (), 0.02)
     put(sessions[40:])
     sources.account(0.01)  # half of it went on receiving them
     sources.collect((), ALL, BUDGET, clock)
@@ -156,14 +164,17 @@ def test_a_mailbox_is_bounded() -> None:
 
 
 def test_sources_see_what_those_before_them_drafted() -> None:
-    """A lookup stands back where a remote draft promises more."""
+    """What a text repeats stands back where a remote draft promises more."""
     phrase = list(range(10, 22))
     session = make_session([*phrase, 1, 2, 3, *phrase[:3]])
-    lookup = PromptLookup()
-    (alone,) = lookup.collect([session], BUDGET, lambda: 0.0)
+    suffix = SuffixDecoder()
+    (alone,) = suffix.collect([session], BUDGET, lambda: 0.0)
     assert alone.token_ids[0] == phrase[3]
-    sources = SourceSet((lookup,), ToyEngine())
-    sources.put(session, make_draft(session.length, 0, [*phrase[3:], 1, 2, 3], list(range(-1, 11))))
+    sources = SourceSet((suffix,), ToyEngine())
+    rival = make_draft(session.length, 0, [*phrase[3:], 1, 2, 3], list(range(-1, 11)))
+    for _ in range(60):
+        observe(session, 0, float(rival.scores[0]), accepted=True)
+    sources.put(session, rival)
     sources.collect([session], ALL, BUDGET, lambda: 0.0)
     assert {node.lane for node in live_nodes(session)} == {0}
 
@@ -215,6 +226,18 @@ def test_a_source_is_shown_what_it_asks_for(others: int) -> None:
     for found, context in zip(watcher.scratch_tokens, watcher.asked, strict=True):
         if found:
             assert found == [toy_text(context[:-1], 1)[0], toy_text(context, 1)[0]]
+
+
+def test_scratch_rows_are_for_one_step() -> None:
+    """Those of a session that was evicted, or must wait, would stand at positions of before when it comes back."""
+    trees = DraftTrees()
+    first, second = make_session(session_id=1, trees=trees), make_session(session_id=2, trees=trees)
+    sources = SourceSet([Watcher()], ToyEngine())
+    sources.collect([first, second], ALL, BUDGET, lambda: 0.0)
+    assert (first.scratch.num_rows, second.scratch.num_rows) == (2, 2)
+    sources.collect([second], ALL, BUDGET, lambda: 0.0)
+    assert (first.scratch.num_rows, second.scratch.num_rows) == (0, 2)
+    assert trees.num_scratch.sum() == 2
 
 
 def test_scratch_rows_are_left_out_where_there_is_no_room() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,15 +12,19 @@ import zmq
 from specq.config.addresses import free_address
 from specq.config.loading import load
 from specq.config.sections import TargetConfig
+from specq.models import resolve_model
+from specq.protocol.errors import ConfigError
 from specq.protocol.messages import Draft, Message, Open, SessionFailed, Verdict
 from specq.protocol.params import SamplingParams
 from specq.protocol.wire import decode, encode
+from specq.testing.checkpoints_heads import make_heads
 from specq.testing.toy import ToyEngine
+from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
+from specq.verifier.step_curve import StepCurve, step_curves
 from tests.verifier.sessions import make_draft
 from workers import target
-from workers.target import VerifierLoop, colocated_device, step_curves
+from workers.target import VerifierLoop, build_verifier, colocated_device
 
 
 @pytest.mark.parametrize(
@@ -96,6 +101,17 @@ def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pyte
         assert (len(grafted), loop.num_dropped, closed) == (3, 37, [1])
     finally:
         context.destroy(0)
+
+
+def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path) -> None:
+    """Beside lookups; what is no directory of heads is refused before anything is served."""
+    tokenizer = load_tokenizer_files(resolve_model("tiny", "target"))["tokenizer.json"]
+    heads = make_heads(tmp_path / "heads", 256, tokenizer=(num_tokens(tokenizer), tokenizer_hash(tokenizer)))
+    config = TargetConfig(model="tiny", heads=str(heads), device="cpu", kv_slots=1024, max_step_rows=8)
+    verifier = build_verifier(config, "target")
+    assert [source.name for source in verifier.sources.sources] == ["remote", "medusa", "suffix"]
+    with pytest.raises(ConfigError, match=r"there is no directory of heads .*`specq train medusa` makes one"):
+        build_verifier(replace(config, heads=str(tmp_path / "nowhere")), "target")
 
 
 def test_steps_are_measured_with_help_and_without() -> None:

@@ -1,5 +1,7 @@
 """The verifier's handling of messages, beyond what the pipeline tests show."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -18,15 +20,15 @@ from specq.protocol.messages import (
     Verdict,
 )
 from specq.protocol.origins import PLAIN
-from specq.protocol.params import SamplingParams
+from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.step_output import NO_TAP
 from specq.testing.tokenizer import tokenizer_files
 from specq.testing.toy import ToyEngine, toy_info, toy_text
 from specq.text.codec import TextCodec
 from specq.text.tokenizer_chunks import CHUNK_BYTES, join_chunks
-from specq.verifier.arms import LOOKUP, REMOTE
+from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
-from specq.verifier.sources import Budget, PromptLookup
+from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.step_curve import StepCurve
 
 PROMPT = [5, 6, 7]
@@ -168,11 +170,11 @@ def test_verdicts_carry_the_minimum_acceptance_probability() -> None:
 
 
 @pytest.mark.parametrize(
-    "allowed", [frozenset(), frozenset({REMOTE}), frozenset({LOOKUP}), frozenset({REMOTE, LOOKUP})]
+    "allowed", [frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({REMOTE, SUFFIX})]
 )
 def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     """Drafters are asked for more than any node can promise, and nothing is looked up."""
-    verifier = make_verifier(sources=(PromptLookup(),), measures_drafts=False)
+    verifier = make_verifier(sources=(SuffixDecoder(),), measures_drafts=False)
     prompt = np.array(PROMPT * 3, np.int32)
     params = SamplingParams()
     verifier.handle(Open(session_id=7, epoch=1, prompt_len=9, tokens_left=50, params=params, token_ids=prompt), 0.0)
@@ -183,7 +185,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     session.token_ids += PROMPT * 2  # text that repeats itself
     session.kv_len = session.length - 1
     verifier._propose(lambda: 0.0)
-    assert bool(verifier.sources.num_sent[LOOKUP]) == (LOOKUP in allowed)
+    assert bool(verifier.sources.num_sent[SUFFIX]) == (SUFFIX in allowed)
 
 
 def test_a_draft_before_the_first_round_says_nothing_about_round_trips() -> None:
@@ -203,7 +205,7 @@ def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
     verifier = make_verifier()
     open_session(verifier)
     step(verifier)
-    before, of_lookups = step(verifier)[0].min_accept_prob, verifier.min_accept_prob
+    before, of_texts = step(verifier)[0].min_accept_prob, verifier.min_accept_prob
     budget = Budget(verifier.curve, 0.0)
     for number in range(500):
         passed = chain([8, 9], base_len=0, first_id=2 * number)
@@ -212,7 +214,7 @@ def test_what_a_node_costs_to_take_in_must_be_earned() -> None:
         verifier.sources.collect((), frozenset(), budget, lambda: 0.0)
     after = step(verifier)[0].min_accept_prob
     assert after == pytest.approx(before + 1000 * 0.002 / 0.005, abs=3)
-    assert verifier.min_accept_prob == of_lookups
+    assert verifier.min_accept_prob == of_texts
     verifier.sources.account(1.0)
     assert step(verifier)[0].min_accept_prob == after
 
@@ -320,11 +322,34 @@ def test_a_parked_session_gives_its_room_to_one_that_runs(prompt: list[int]) -> 
     assert parked.token_ids == PROMPT + toy_text(PROMPT, 30)
 
 
+@pytest.mark.parametrize("kv_slots", [40, 60, 90])
+@pytest.mark.parametrize("max_sessions", [1, 2, 3])
+def test_sessions_that_take_turns_undo_nobody_elses_work(kv_slots: int, max_sessions: int) -> None:
+    """More sessions than take part in a step, prompts of several steps, and room for few: all come to their end, in bounded rows."""
+    engine = ToyEngine(toy_info(kv_slots=kv_slots))
+    verifier = make_verifier(engine, max_sessions=max_sessions, max_step_rows=6)
+    prompts = {session_id: [1 + session_id % 3, *[9] * 27] for session_id in range(1, 7)}
+    for session_id, prompt in prompts.items():
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=28, tokens_left=9, params=SamplingParams(),
+            token_ids=np.array(prompt, np.int32), speculation=Speculation(mode="plain"),
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+    while verifier.has_work:
+        step(verifier)
+        assert sum(engine.num_rows) < 4 * 6 * 36, "what was computed is computed again and again"
+        for session in [session for session in verifier.sessions.values() if session.finish]:
+            assert session.token_ids == prompts[session.session_id] + toy_text(prompts[session.session_id], 9)
+            verifier.handle(Close(session_id=session.session_id, epoch=1), 0.0)
+    assert not verifier.sessions
+
+
 def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
-    """Until they have sent something they need none; where they are silenced, steps are helped again. Each has its own step curve."""
+    """Until they have sent something they need none; where they are silenced, steps are helped again, and those with prompts always. Each has its own step curve.
+    Nothing is measured here: the test says what is allowed."""
     engine, alone = ToyEngine(), StepCurve([1, 64], [0.010, 0.02])
     engine.is_helped = True
-    verifier = make_verifier(engine, unhelped_curve=alone)
+    verifier = make_verifier(engine, unhelped_curve=alone, measures_drafts=False)
     helped = verifier.curve
     open_session(verifier)
     for _ in range(2):
@@ -335,10 +360,52 @@ def test_a_core_that_helps_is_left_to_drafters_while_what_they_send_is_used():
         step(verifier)
     assert not engine.is_helped
     assert verifier.curve is alone is not helped
+    open_session(verifier, 8)
+    for expected in (True, False):  # its prompt has many rows; then all decode
+        step(verifier)
+        assert engine.is_helped == expected
     verifier.arms.allowed = frozenset()
     step(verifier)
     assert engine.is_helped
     assert verifier.curve is helped
+
+
+def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
+    """Though steps of such jobs say nothing of which drafts pay."""
+    engine = ToyEngine()
+    engine.is_helped = True
+    verifier = make_verifier(engine)
+    message = Open(
+        session_id=7, epoch=1, prompt_len=3, tokens_left=50, speculation=Speculation(mode="sync"),
+        params=SamplingParams(), token_ids=np.array(PROMPT, np.int32),
+    )  # fmt: skip
+    verifier.handle(message, 0.0)
+    step(verifier)
+    assert engine.is_helped
+    verifier.handle(chain([1, 2], base_len=verifier.sessions[7].length), 0.0)
+    for _ in range(2):
+        step(verifier)
+    assert not engine.is_helped
+
+
+@pytest.mark.parametrize(("prompt", "counts"), [(3, True), (64, True), (65, False)])
+def test_a_step_with_a_prompt_counts_by_what_it_takes_beyond_it(monkeypatch, prompt, counts) -> None:
+    """Of the tokens, the first one of the prompt's session does not; long prompts count for nothing."""
+    verifier = make_verifier(max_step_rows=128)
+    learned, ticks = [], count()
+    monkeypatch.setattr(verifier.arms, "learn", lambda *values, is_decoding: learned.append((*values[:3], is_decoding)))
+    open_session(verifier)
+    for _ in range(3):  # its prompt, with nothing before; two tokens
+        verifier.step(lambda: 0.1 * next(ticks))
+    assert learned == [(1, 1, pytest.approx(learned[0][2]), True)] * 2
+    message = Open(
+        session_id=8, epoch=1, prompt_len=prompt, tokens_left=50, params=SamplingParams(),
+        token_ids=np.array([5] * prompt, np.int32),
+    )  # fmt: skip
+    verifier.handle(message, 0.0)
+    verifier.step(lambda: 0.1 * next(ticks))
+    beyond = learned[0][2] - verifier.curve.profiled(prompt)
+    assert learned[2:] == ([(2, 1, pytest.approx(beyond), False)] if counts else [])
 
 
 def test_an_engine_without_helpers_is_left_alone():

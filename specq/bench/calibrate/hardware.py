@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
-from statistics import median
 
 import numpy as np
 
@@ -20,9 +19,12 @@ from specq.protocol import SamplingParams, SessionStep, Tree
 STEP_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 PASS_ROWS = (1, 2, 4, 6, 8, 12, 16)
 CONTEXT = 192  # tokens
-SESSIONS = 8  # of which one row each is compared with as many rows of one session
+SESSIONS = 8  # at least, of which one row each is compared with as many rows of one session
 MOST_OF_A_STEP = 0.5  # that is taken for its session's own
-PAUSE_S = 0.001  # before each: what has waited for a message is slower at first (caches, branches, the core's clock)
+# Before each: what has waited for a message is slower at first (caches, branches, the core's clock). A drafter sleeps meanwhile, a
+# verifier with work to do never does.
+PAUSE_S = 0.001
+HOST_S = 0.0004
 SOME_ROWS, SOME = 4, 20  # of steps and passes that are compared alone and beside others
 NUM_CHOICES = 8  # of the drafter, among which the target's token is looked for
 
@@ -31,7 +33,10 @@ Points = list[list[float]]
 
 @contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Stay on these cores meanwhile, as the process that is measured for will."""
+    """Stay on these cores meanwhile, as the process that is measured for will; where the system can pin."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(cores) or before)
     try:
@@ -40,9 +45,10 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def load_engine(model: str, threads: int) -> Engine:
-    """Load the target as a verifier would."""
-    engine: Engine = ENGINES.resolve("torch").make(resolve_model(model, "target"), name=model, threads=threads)
+def load_engine(model: str, threads: int, helper_cores: Sequence[int] = ()) -> Engine:
+    """Load the target as a verifier would, with help on the cores of others if they are named."""
+    path = resolve_model(model, "target")
+    engine: Engine = ENGINES.resolve("torch").make(path, name=model, threads=threads, helper_cores=tuple(helper_cores))
     return engine
 
 
@@ -53,46 +59,64 @@ def load_proposer(model: str) -> Proposer:
 
 
 class Models:
-    """The pair, each on the cores that it will serve on, and all times taken so far, in milliseconds: by (sessions, rows of
-    each) of the target's steps, by rows of the drafter's passes."""
+    """The pair, each on the cores that it will serve on, and all times taken so far, in milliseconds: by whether it is helped and
+    (sessions, rows of each) of the target's steps, by rows of the drafter's passes."""
 
     def __init__(
-        self, engine: Engine, proposer: Proposer, target_cores: Sequence[int], draft_cores: Sequence[int]
+        self,
+        engine: Engine,
+        proposer: Proposer,
+        target_cores: Sequence[int],
+        draft_cores: Sequence[int],
+        num_sessions: int = 1,
     ) -> None:
+        """`num_sessions`: among which the rows of steps are divided, where there are as many rows."""
         self._engine, self._proposer = engine, proposer
         self._target_cores, self._draft_cores = target_cores, draft_cores
-        shapes = [(1, rows) for rows in STEP_ROWS]
-        self._steps: dict[tuple[int, int], list[float]] = {shape: [] for shape in [*shapes, (SESSIONS, 1)]}
+        self._shapes = {rows: shape_of(rows, num_sessions) for rows in STEP_ROWS if not rows % min(rows, num_sessions)}
+        shapes = dict.fromkeys([*self._shapes.values(), (1, SESSIONS), (SESSIONS, 1)])
+        ways = (False, True) if engine.is_helped else (False,)
+        self._steps: dict[bool, dict[tuple[int, int], list[float]]] = {
+            is_helped: {shape: [] for shape in shapes} for is_helped in ways
+        }
         self._passes: dict[int, list[float]] = {rows: [] for rows in PASS_ROWS}
 
     def sweep(self, repeats: int) -> None:
         """Time every size so many times, in turns."""
         with pinned(self._target_cores):
-            for shape, times in [*self._steps.items()] * repeats:
-                times.extend(step_times(self._engine, *shape, 1))
+            for is_helped, steps in [*self._steps.items()] * repeats:
+                with helped(self._engine, is_helped):
+                    for shape, times in steps.items():
+                        times.extend(step_times(self._engine, *shape, 1))
         with pinned(self._draft_cores):
             for rows, times in [*self._passes.items()] * repeats:
                 times.extend(pass_times(self._proposer, rows, 1))
 
-    def step_ms(self) -> Points:
-        """Return [rows, milliseconds]: medians of decoding steps of one session with so many rows, a star of nodes; without
-        the `session_us` of that one."""
-        one_ms = self.session_us() / 1e3
-        return [[rows, median(self._steps[1, rows]) - one_ms] for rows in STEP_ROWS]
+    def step_ms(self, *, is_helped: bool = False) -> Points:
+        """Return [rows, milliseconds]: of decoding steps with so many rows, each session's a star of nodes; without
+        the `session_us` of each. Nothing where nobody helps, and steps that are helped are asked for."""
+        one_ms, steps = self.session_us() / 1e3, self._steps.get(is_helped, {})
+        return [[rows, typical(steps[shape]) - shape[0] * one_ms] for rows, shape in self._shapes.items() if steps]
 
     def session_us(self) -> float:
         """Return what a row of a session of its own takes more than a further row of one session; never all that a step takes."""
-        many, one = (median(self._steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
-        most = MOST_OF_A_STEP * min(median(self._steps[1, rows]) for rows in STEP_ROWS)
-        return 1e3 * min(max(0.0, (many - one) / (SESSIONS - 1)), most)
+        steps = self._steps[False]
+        many, one = (typical(steps[shape]) for shape in ((SESSIONS, 1), (1, SESSIONS)))
+        least = min(typical(of[shape]) / shape[0] for of in self._steps.values() for shape in self._shapes.values())
+        return 1e3 * min(max(0.0, (many - one) / (SESSIONS - 1)), MOST_OF_A_STEP * least)
 
     def pass_ms(self) -> Points:
-        """Return [rows, milliseconds]: medians of passes that expand so many nodes, three children each."""
-        return [[rows, median(times)] for rows, times in self._passes.items()]
+        """Return [rows, milliseconds]: of passes that expand so many nodes, three children each."""
+        return [[rows, typical(times)] for rows, times in self._passes.items()]
 
-    def some_steps(self) -> list[float]:
+    def some_steps(self, *, is_helped: bool = False) -> list[float]:
         """Return the milliseconds of some steps, all alike."""
-        return step_times(self._engine, 1, SOME_ROWS, SOME)
+        with helped(self._engine, is_helped):
+            return step_times(self._engine, 1, SOME_ROWS, SOME)
+
+    @property
+    def can_be_helped(self) -> bool:
+        return True in self._steps
 
     def some_passes(self) -> list[float]:
         """Return the milliseconds of some passes, all alike."""
@@ -104,11 +128,33 @@ class Models:
             return choices(self._proposer, texts)
 
 
+def typical(times: Sequence[float]) -> float:
+    """Return the lower quartile of times: what disturbs a measurement only ever adds to it."""
+    return float(np.quantile(times, 0.25))
+
+
+def shape_of(rows: int, num_sessions: int) -> tuple[int, int]:
+    """Return (sessions, rows of each): as many of the sessions as there are rows for."""
+    sessions = min(rows, num_sessions)
+    return sessions, rows // sessions
+
+
+@contextmanager
+def helped(engine: Engine, is_helped: bool) -> Iterator[None]:
+    """Let threads on the cores of others take part in steps meanwhile, or not."""
+    before, engine.is_helped = engine.is_helped, is_helped
+    try:
+        yield
+    finally:
+        engine.is_helped = before
+
+
 # --- the target ---------------------------------------------------------------------------------------------------
 
 
-def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
-    """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted."""
+def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, busy_s: float | None = None) -> list[float]:
+    """Return milliseconds of so many decoding steps, `rows` of each session, after one that is not counted; between them the core is
+    busy with something else."""
     context = (1 + np.arange(CONTEXT) % 1000).astype(np.int32)
     starts = dict.fromkeys(range(num_sessions), CONTEXT - 1)
     for session_id in starts:
@@ -117,7 +163,9 @@ def step_times(engine: Engine, num_sessions: int, rows: int, repeats: int, pause
     times = []
     for _ in range(repeats + 1):
         steps = [SessionStep(i, start, context[-1:], SamplingParams(), _star(rows - 1)) for i, start in starts.items()]
-        time.sleep(pause_s)
+        until = time.monotonic() + (HOST_S if busy_s is None else busy_s)
+        while time.monotonic() < until:
+            pass
         began = time.perf_counter()
         judged = engine.step(steps).judgements
         times.append(1e3 * (time.perf_counter() - began))

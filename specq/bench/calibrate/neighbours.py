@@ -17,7 +17,9 @@ from statistics import median
 import click
 
 from specq.bench.calibrate.hardware import SOME, SOME_ROWS, load_engine, load_proposer, pass_times, pinned, step_times
+from specq.config import DraftConfig
 from specq.protocol import EngineError
+from specq.runtime import apply_cpu
 
 Times = Callable[[], list[float]]
 
@@ -53,6 +55,8 @@ def main(kind: str, model: str, *cores: str) -> None:
     """Compute until the input ends."""
     ended = threading.Event()
     threading.Thread(target=_await_end, args=(ended,), daemon=True).start()
+    if kind == "pass":
+        apply_cpu(nice=DraftConfig().nice)  # as drafters compute
     with pinned([int(core) for core in cores]):
         times = timed(kind, model, len(cores))
         times()
@@ -70,7 +74,7 @@ def timed(kind: str, model: str, threads: int = 1) -> Times:
     """Return what makes some steps (or passes) and returns their milliseconds."""
     if kind == "step":
         engine = load_engine(model, threads)
-        return lambda: step_times(engine, 1, SOME_ROWS, SOME, pause_s=0)
+        return lambda: step_times(engine, 1, SOME_ROWS, SOME, busy_s=0)
     proposer = load_proposer(model)
     return lambda: pass_times(proposer, SOME_ROWS, SOME, pause_s=0)
 

@@ -1,8 +1,12 @@
 """The parts of `specq bench gpu`.
 
-workload   the pair of models and the prompts that all contestants get
-serving    specq's deployments, over sockets
-rivals     those that load models into a process of their own: vLLM, transformers, and specq's models by themselves
+workload   the pair of models and the prompts that all contestants get, and the loads: sessions and temperature
+streams    what users see of completions: rates, first tokens, times between tokens
+serving    specq's deployments, over sockets; listening: the client that notes when tokens arrive
+step_split where the time of the verifier's steps went
+far        draft workers on this machine's cores behind a slow network, in turns with plain decoding
+rivals     those that load models into a process of their own: vLLM (vllm), transformers, and specq's models by themselves
 children   each of those in such a process
+contest    one contestant after the other, and the options that say which
 table      rows for the screen, and figures for the report
 """

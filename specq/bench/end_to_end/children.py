@@ -1,5 +1,5 @@
 """Contestants in processes of their own, so that each leaves the GPU empty. Run as `python -m specq.bench.end_to_end.children
-NAME WORKLOAD RESULT`."""
+NAME WORKLOAD OPTIONS RESULT`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 from specq.bench.end_to_end.workload import Workload
 from specq.protocol import EngineError
 
-PATIENCE_S = 400.0  # with one contestant
+PATIENCE_S = 500.0  # with one contestant
 
 
-def measure_in_child(name: str, work: Workload) -> dict[str, Any]:
-    """Return {variant: {sessions: figures}}; raises EngineError, with what the process printed, if it fails."""
+def measure_in_child(name: str, work: Workload, **options: Any) -> dict[str, Any]:
+    """Return {variant: {load: figures}}; `options` are a contestant's own. Raises EngineError, with what the process printed, if it fails."""
     with TemporaryDirectory(prefix=f"specq-{name}-") as folder:
         workload, result, log = (Path(folder) / file for file in ("workload.json", "result.json", "log"))
         work.save(workload)
-        status = _run([sys.executable, "-m", __name__, name, str(workload), str(result)], log)
+        status = _run([sys.executable, "-m", __name__, name, str(workload), json.dumps(options), str(result)], log)
         if status:
             raise EngineError(f"{name} ended with {status}: {log.read_text(errors='replace')[-1500:]}")
         found: dict[str, Any] = json.loads(result.read_text("utf-8"))
@@ -42,8 +42,8 @@ def main() -> None:
     """Measure one contestant."""
     from specq.bench.end_to_end.rivals import RIVALS
 
-    name, workload, result = sys.argv[1:4]
-    found = RIVALS[name](Workload.load(Path(workload)))
+    name, workload, options, result = sys.argv[1:5]
+    found = RIVALS[name](Workload.load(Path(workload)), **json.loads(options))
     Path(result).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,11 @@ workload_options = options(
     click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft model, likewise."),
     click.option("--draft-shape", default=DRAFT_SHAPE, show_default=True, help="Changes to it."),
     click.option("--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 64), show_default=True, help="Jobs at a time; may be repeated."),
+    click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0,), show_default=True, help="May be repeated."),
+    click.option(
+        "--sampled-sessions", type=COUNT, multiple=True,
+        help="Jobs at a time at each --temperature but the first; may be repeated.  [default: those of --sessions]",
+    ),
     click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
     click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),
@@ -56,10 +62,34 @@ def _build(pair: Path, device: str, shapes: dict[str, str]) -> None:
     subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=True)
 
 
-def run(report: Report, work: Workload, contestants: Sequence[tuple[str, Contestant]]) -> None:
-    """Measure the contestants in turn; one that fails is reported, and the others go on."""
-    found: dict[str, Any] = {}
-    for name, measure in contestants:
-        found[name] = attempt(name, partial(measure, work))
-        report.update(figures=table.figures(name, found[name]), results=found)
-    show([table.HEADER, *(row for name, one in found.items() for row in table.rows(name, one))])
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A contestant, or one variant of it that is measured by itself; what the parts of one name find is put together."""
+
+    name: str
+    measure: Contestant
+    variant: str = ""
+
+    def is_in(self, results: Mapping[str, Any]) -> bool:
+        """Has it been measured?"""
+        found = results.get(self.name, {})
+        return self.variant in found if self.variant else bool(found) and "error" not in found
+
+
+def run(report: Report, work: Workload, parts: Sequence[Part]) -> None:
+    """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is reported, and
+    the others go on."""
+    results = report.content["results"]
+    for part in parts:
+        if part.is_in(results):
+            continue
+        found = attempt(f"{part.name} {part.variant}".strip(), partial(part.measure, work))
+        earlier = results.get(part.name, {}) if part.variant else {}
+        report.update(figures=table.figures(part.name, found), results={part.name: earlier | found})
+        _show(table.table(part.name, found), table.notes(part.name, found))
+    _show(table.summary(results))
+
+
+def _show(rows: Sequence[table.Row], notes: Sequence[str] = ()) -> None:
+    if rows:
+        show(rows, notes)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import statistics
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
-from specq.bench.end_to_end.workload import Workload
+from specq.bench.end_to_end.listening import ListeningClient
+from specq.bench.end_to_end.step_split import StepSplit
+from specq.bench.end_to_end.streams import Load, Stream
+from specq.bench.end_to_end.workload import WARM_LEN, Workload, is_gpu
+from specq.bench.report import tell
 from specq.bench.servers import Servers, pair_config
-from specq.client import Client, Result
+from specq.client import Result
 from specq.config import Config
 
 READY_S = 400.0
-KV_SLOTS = 48 * 1024
 JOB_S = 60.0
+MOST_SESSIONS = 128  # unless more are asked for
+BRISK_MS = 100  # between heartbeats where no draft workers are: the split of steps waits for some at each load
 
 # Where the drafter is, and the modes that are measured.
 DEPLOYMENTS = {
@@ -27,50 +32,73 @@ OWN, SECOND = ("own", "two-own"), ("two", "two-own")  # who drafts in the verifi
 
 
 def measure(name: str, work: Workload) -> dict[str, Any]:
-    """Return {mode: {sessions: figures}} of a deployment."""
-    with Servers(_config(name, work)) as servers:
+    """Return {mode: {load: figures}} of a deployment."""
+    with Servers(_config(name, work)) as servers, ListeningClient(servers.address) as client:
         servers.wait_ready(READY_S)
+        split = StepSplit(servers.client, servers.config.broker.heartbeat_ms)
         return {
-            mode: {str(count): _run(servers.client, work, count, mode) for count in work.sessions}
-            for mode in DEPLOYMENTS[name]
+            mode: {load.key: _run(client, split, work, load, mode) for load in work.loads} for mode in DEPLOYMENTS[name]
         }
 
 
 def _config(name: str, work: Workload) -> Config:
-    target, draft = (f"{work.pair}/{role}" for role in ("target", "draft"))
-    config = pair_config(target, draft, 0 if name == "own" else 1)
-    is_gpu = work.device.startswith("cuda")
-    first, second = ("cuda:0", "cuda:1" if name in SECOND else "cuda:0") if is_gpu else ("cpu", "cpu")
-    dtype = "bfloat16" if is_gpu else "float32"
+    """Return a deployment's configuration."""
+    draft = f"{work.pair}/draft"
+    config = verifier_config(work, draft if name in OWN else "")
+    if name == "own":
+        return replace(config, broker=replace(config.broker, heartbeat_ms=BRISK_MS))
+    device = config.target.device if name not in SECOND or not is_gpu(work) else "cuda:1"
+    section = replace(
+        config.draft, model=draft, device=device, dtype=config.target.dtype, kv_slots=work.kv_slots, nice=0
+    )
+    return replace(config, draft=section, up=replace(config.up, drafters=1))
+
+
+def verifier_config(work: Workload, draft_model: str) -> Config:
+    """Return the configuration of a broker and a verifier that drafts with a model itself ("": with none), without draft workers."""
+    config = pair_config(f"{work.pair}/target", "", 0)
+    device, dtype = ("cuda:0", "bfloat16") if is_gpu(work) else ("cpu", "float32")
     return replace(
         config,
         broker=replace(config.broker, journal="none"),
         target=replace(
-            config.target, device=first, dtype=dtype, kv_slots=KV_SLOTS, prompt_lookup="none", max_sessions=128,
-            draft_model=draft if name in OWN else "",
+            config.target, device=device, dtype=dtype, kv_slots=work.kv_slots, prompt_lookup="none",
+            max_sessions=max(MOST_SESSIONS, work.most_sessions), draft_model=draft_model,
         ),
-        draft=replace(config.draft, device=second, dtype=dtype, kv_slots=KV_SLOTS, nice=0),
     )  # fmt: skip
 
 
-def _run(client: Client, work: Workload, num_sessions: int, mode: str) -> dict[str, Any]:
-    results: list[Result] = []
-
-    def complete(prompts: list[list[int]]) -> list[list[int]]:
-        with ThreadPoolExecutor(num_sessions) as pool:
-            results[:] = pool.map(lambda prompt: _complete(client, work, prompt, mode), prompts)
-        return [result.token_ids for result in results]
-
-    return work.timed(num_sessions, complete) | _figures(results)
+def _run(client: ListeningClient, split: StepSplit, work: Workload, load: Load, mode: str) -> dict[str, Any]:
+    completer = Completer(client, load, mode)
+    warm_len = WARM_LEN if mode == "plain" else 0  # the others learn meanwhile what pays
+    found = work.timed(load, completer.complete, warm_len=warm_len, warmed=split.begin)
+    tell(f"{mode}, {load.key}: {found['tokens_per_second']:.0f} tokens/s")
+    return found | speculation(completer.results) | split.figures()
 
 
-def _complete(client: Client, work: Workload, prompt: list[int], mode: str) -> Result:
-    job = client.submit(token_ids=prompt, max_tokens=work.output_len, ignore_eos=True, mode=mode)
-    return job.result(JOB_S)
+class Completer:
+    """Completes prompts through a client, as many at a time as a load says; `results`: of the last ones."""
+
+    def __init__(self, client: ListeningClient, load: Load, mode: str) -> None:
+        self._client, self._load, self._mode = client, load, mode
+        self.results: list[Result] = []
+
+    def complete(self, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
+        """Complete each prompt with a seed of its own."""
+        options: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True, "mode": self._mode}
+        options |= {"temperature": self._load.temperature}
+
+        def complete(prompt: list[int], seed: int) -> tuple[Stream, Result]:
+            return self._client.complete(JOB_S, token_ids=prompt, seed=seed, **options)
+
+        with ThreadPoolExecutor(self._load.sessions) as pool:
+            found = list(pool.map(complete, prompts, count()))
+        self.results = [result for _, result in found]
+        return [stream for stream, _ in found]
 
 
-def _figures(results: list[Result]) -> dict[str, Any]:
-    """Return what the jobs' statistics say of the last repetition."""
+def speculation(results: list[Result]) -> dict[str, Any]:
+    """Return what the statistics of some jobs say of drafts and steps."""
     stats = [result.stats | result.internal for result in results]
     rounds = sum(s["rounds"] for s in stats)
     sums = {name: sum(int(s.get(name, 0)) for s in stats) for name in ("drafted", "draft_tokens", "stale", "hits")}
@@ -78,6 +106,5 @@ def _figures(results: list[Result]) -> dict[str, Any]:
         "mean_accepted_length": round(sum(len(result.token_ids) for result in results) / rounds, 3),
         "verified_per_round": round(sums["draft_tokens"] / rounds, 2),
         "step_ms": round(sum(s.get("forward_us", 0) for s in stats) / rounds / 1e3, 3),
-        "first_token_ms": round(statistics.median(s["time_to_first_token_ms"] for s in stats), 1),
         **sums,
     }

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import statistics
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from specq.bench.end_to_end.streams import Load, Repetitions, Stream
 from specq.bench.prompts import codec_of, load_prompts
 
 LEAST_JOBS = 8  # of a run
+NODES = 64  # KV slots of a job for what is drafted, and for what is left of its last block
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
+WARM_LEN = 16  # tokens of each completion before the first repetition, for those who learn nothing meanwhile
+
+Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
 
 
 @dataclass(frozen=True)
 class Workload:
-    """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets."""
+    """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets.
+
+    temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
+    """
 
     pair: str
     device: str
@@ -27,17 +34,35 @@ class Workload:
     output_len: int
     repeats: int
     prompts: list[list[int]]
+    temperatures: list[float] = field(default_factory=lambda: [0.0])
+    sampled_sessions: list[int] = field(default_factory=list)
 
     @staticmethod
-    def of(pair: Path, *, device: str, sessions: Sequence[int], output_len: int, repeats: int) -> Workload:
-        """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out."""
+    def of(
+        pair: Path, *, device: str, sessions: Sequence[int], output_len: int, repeats: int, **sampling: Sequence[Any]
+    ) -> Workload:
+        """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
+
+        `sampling`: `temperatures` and `sampled_sessions`.
+        """
         codec = codec_of("tiny")
-        at_a_time = list(sessions)
-        each = max(*at_a_time, LEAST_JOBS) // 2 + 1
+        lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
+        asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists)
+        each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
         turns = islice(zip(*map(cycle, sets), strict=True), each)
-        prompts = [prompt for pair_of in turns for prompt in pair_of]
-        return Workload(str(pair), device, at_a_time, output_len, repeats, prompts)
+        return replace(asked, prompts=[prompt for pair_of in turns for prompt in pair_of])
+
+    @property
+    def loads(self) -> list[Load]:
+        """The runs of a contestant."""
+        first, *others = self.temperatures
+        sampled = [Load(count, other) for other in others for count in self.sampled_sessions or self.sessions]
+        return [*(Load(count, first) for count in self.sessions), *sampled]
+
+    @property
+    def most_sessions(self) -> int:
+        return max(load.sessions for load in self.loads)
 
     @staticmethod
     def load(path: Path) -> Workload:
@@ -59,17 +84,24 @@ class Workload:
         of prompts has it."""
         return [self.prompts[i % len(self.prompts)] for i in range(max(JOBS_EACH * num_sessions, LEAST_JOBS))]
 
-    def timed(self, num_sessions: int, complete: Callable[[list[list[int]]], list[list[int]]]) -> dict[str, Any]:
-        """Complete all prompts of a run, `repeats` times; return the rates, and the beginnings of the first texts."""
-        prompts = self.prompts_for(num_sessions)
-        complete(prompts)  # warm
-        rates, texts = [], []
+    @property
+    def kv_slots(self) -> int:
+        """KV slots that hold all prompts and texts of the largest run, so that none is computed twice."""
+        return sum(len(prompt) + self.output_len + NODES for prompt in self.prompts_for(self.most_sessions))
+
+    def timed(
+        self, load: Load, complete: Complete, *, warm_len: int = 0, warmed: Callable[[], object] = lambda: None
+    ) -> dict[str, Any]:
+        """Complete all prompts of a run once (`warm_len` tokens, 0: all), call `warmed`, and complete them `repeats` times; return
+        the figures of these repetitions."""
+        prompts, found = self.prompts_for(load.sessions), Repetitions(load)
+        complete(prompts, warm_len or self.output_len)
+        warmed()
         for _ in range(self.repeats):
-            started = time.perf_counter()
-            texts = complete(prompts)
-            rates.append(sum(map(len, texts)) / (time.perf_counter() - started))
-        return {
-            "tokens_per_second": round(statistics.median(rates), 1),
-            "rates": [round(rate, 1) for rate in rates],
-            "texts": [text[:32] for text in texts[:4]],
-        }
+            found.add(lambda: complete(prompts, self.output_len))
+        return found.figures()
+
+
+def is_gpu(work: Workload) -> bool:
+    """Return whether the contest is on a GPU."""
+    return work.device.startswith("cuda")

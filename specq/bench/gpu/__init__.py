@@ -9,6 +9,8 @@
     generic     the engine's logits beside transformers' own code
     passes      whole passes of the decoders, as they are and without PDL
     steps       verify steps: the device's time, and the host's work around it
+    overlap     a verifier with plain sessions, whose next step is launched before the last one is collected, and without that
+    colocated   rounds of a colocated drafter in a verifier, and what the device waits for
     chains      chains of draft steps, and single passes
     profile     where a pass's time goes, kernel by kernel
     text        greedy text beside the small pair's, and speculation in one process

@@ -22,7 +22,7 @@ class BothForwards:
     def __init__(self, forward: Any, generic: GenericForward) -> None:
         self.kv, self._forward, self._generic = forward.kv, forward, generic
         self.num_tap_layers = forward.num_tap_layers
-        self.is_helped = forward.is_helped
+        self.is_helped, self.jumps = forward.is_helped, forward.jumps
         self.logits: list[tuple[torch.Tensor, torch.Tensor]] = []  # both [num_rows, vocab]
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:

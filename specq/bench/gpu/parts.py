@@ -17,7 +17,19 @@ if TYPE_CHECKING:
 
 PARTS = {
     name: f"specq.bench.gpu.{name}:measure"
-    for name in ("compiling", "floor", "generic", "passes", "steps", "chains", "profile", "text", "tiles")
+    for name in (
+        "compiling",
+        "floor",
+        "generic",
+        "passes",
+        "steps",
+        "overlap",
+        "colocated",
+        "chains",
+        "profile",
+        "text",
+        "tiles",
+    )
 }
 WITH_TRITON = ("compiling", "passes", "profile", "tiles")  # parts that cannot be imported without it
 

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from specq.protocol import EngineError
+from specq.runtime import reap
 
 Complete = Callable[..., dict[str, Any]]
 PATIENCE_S = 10.0  # for a process to end by itself
@@ -38,11 +39,7 @@ class Child:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         assert self._process.stdin is not None, "it is a pipe"
         self._process.stdin.close()
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        reap(self._process, PATIENCE_S)
         assert self._process.stdout is not None, "it is a pipe"
         self._process.stdout.close()
         self._log.close()

@@ -30,7 +30,7 @@ Unit = dict[str, Any]  # "prompts": their names; "turns": contestant -> what it 
 JOBS_EACH = 2  # of a session in a unit of several sessions
 MOST_UNITS = 8  # of a cell with several sessions
 SLOW_EVERY = 3  # transformers completes every third prompt: its distance is large, and it takes most of the time
-SETTLING_JOBS = 12  # of a default before a cell counts, in which it finds out what pays
+SETTLE_S = 20.0  # of service for a default before a cell counts, in which it finds out what pays
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,5 +142,7 @@ def settle(contestants: Sequence[Contestant], prompts: Sequence[Prompt], cell: C
         if contestant.name in SPECQ and cell.sessions > 1:
             complete_all(contestant, prompts, replace(params, max_tokens=1), cell.sessions)
         if contestant.name in DEFAULTS:
-            jobs = list(islice(cycle(prompts), max(SETTLING_JOBS, 2 * cell.sessions)))
-            complete_all(contestant, jobs, params, cell.sessions)
+            following, end = cycle(prompts), time.monotonic() + SETTLE_S
+            while time.monotonic() < end:
+                jobs = list(islice(following, JOBS_EACH * cell.sessions))
+                complete_all(contestant, jobs, params, cell.sessions)

@@ -1,20 +1,24 @@
 """`specq bench calibrate`: this machine and a pair of models, beside what the simulator predicts for them.
 
-The models are timed by themselves, one thread on the cores that they will serve on; the drafter is asked what it would
-have said along the target's own texts; the processes' own time is that of the real code with stub models; hops are a round
-trip over real sockets. None of it is fitted to the runs that are predicted. The machine must be quiet.
+The models are timed by themselves on the cores that they will serve on, alone and beside each other, the target with help and
+without; the drafter is asked what it would have said along the target's own texts; what the processes take besides is measured while
+they serve other jobs; hops are a round trip over real sockets. None of it is fitted to the runs that are predicted. The machine must be
+quiet; what others computed during a run stands beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
+import numpy as np
 
-from specq.bench.calibrate import hardware, neighbours, sockets
+from specq.bench.calibrate import hardware, neighbours
 from specq.bench.calibrate.compare import compared, predict, rows
+from specq.bench.calibrate.costs import profile
 from specq.bench.calibrate.serving import Prompt, Setting, measure, serving
 from specq.bench.prompts import codec_of, load_prompts
 from specq.bench.report import Figure, Report, figure, show, tell
@@ -25,13 +29,13 @@ from specq.models import SHOWN_PAIR, default_pair
 from specq.protocol import MODES
 from specq.runtime import available_cores, log
 from specq.simulate.calibration import Measured
-from specq.simulate.hosts import measure_host
-from specq.simulate.settings import Scenario, TrafficSettings
-from specq.simulate.stub_text import Texts
+from specq.simulate.stub_text import Choices, Texts
 from workers.deployment import divide_cores
 
+Runs = dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]  # figures and results by round trip and mode
+
 RTTS = (0.0, 20.0)
-SOCKET_ENDS = ("draft_us", "verdict_us", "hear_us", "send_us")  # of HostSettings: each is one end of a message
+OTHER_JOBS = {"humaneval": "gsm8k"}  # the data set of the jobs in which processes are measured, by that of the others
 
 
 @suite("calibrate")
@@ -74,16 +78,27 @@ def command(
     setting = Setting(**options)
     asked = {"dataset": dataset, "num_prompts": num_prompts, "repeats": repeats}
     report.update(settings=asdict(setting) | asked | {"rtts": rtts or RTTS, "modes": modes or MODES})
-    prompts = [prompt.token_ids for prompt in load_prompts((dataset,), num_prompts, codec_of(setting.model))]
+    prompts, others = (_prompts(setting, name, num_prompts) for name in (dataset, OTHER_JOBS.get(dataset, "humaneval")))
     models = _load(setting)
     real = _run(setting, prompts, rtts or RTTS, modes or MODES, lambda: models.sweep(repeats))
     texts = next(iter(real.values()))[1]
     said = list(zip(prompts, (result.token_ids for result in texts), strict=True))
-    measured = _measure(setting, models, said, repeats)
-    tables = _tables(setting, measured)
-    runs = [compared(*key, found, predict(tables, said, *key)) for key, (found, _) in real.items()]
+    measured = _measure(setting, models, said, repeats, others)
+    runs = list(_compared(real, _tables(setting, measured), said, measured.choices or ()))
     report.update(figures=_figures(runs), results={"runs": runs, "measured": asdict(measured)})
     show(rows(runs))
+
+
+def _prompts(setting: Setting, dataset: str, count: int) -> list[Prompt]:
+    return [prompt.token_ids for prompt in load_prompts((dataset,), count, codec_of(setting.model))]
+
+
+def _compared(real: Runs, tables: dict[str, Any], said: Texts, choices: Choices) -> Iterator[dict[str, Any]]:
+    """Yield each run beside its prediction."""
+    for rtt_ms in dict.fromkeys(rtt_ms for rtt_ms, _ in real):
+        found = {mode: figures for (rtt, mode), (figures, _) in real.items() if rtt == rtt_ms}
+        predicted = predict(tables, said, choices, rtt_ms, list(found))
+        yield from (compared(rtt_ms, mode, figures, predicted[mode]) for mode, figures in found.items())
 
 
 def _figures(runs: Sequence[dict[str, Any]]) -> dict[str, Figure]:
@@ -96,12 +111,12 @@ def _figures(runs: Sequence[dict[str, Any]]) -> dict[str, Figure]:
 
 def _load(setting: Setting) -> hardware.Models:
     """Load the pair on the cores that it will serve on."""
-    target, draft = _cores(setting)
+    (target, draft), helpers = _cores(setting), _helper_cores(setting)
     with hardware.pinned(target):
-        engine = hardware.load_engine(setting.model, len(target))
+        engine = hardware.load_engine(setting.model, len(target), helpers)
     with hardware.pinned(draft):
         proposer = hardware.load_proposer(setting.draft_model)
-    return hardware.Models(engine, proposer, target, draft)
+    return hardware.Models(engine, proposer, target, draft, setting.in_flight)
 
 
 def _cores(setting: Setting) -> tuple[list[int], list[int]]:
@@ -111,13 +126,19 @@ def _cores(setting: Setting) -> tuple[list[int], list[int]]:
     return [here[i] for i in shares.targets[0]], [here[i] for i in shares.drafters[0]]
 
 
+def _helper_cores(setting: Setting) -> list[int]:
+    """Return the cores on which others help the target."""
+    here = available_cores()
+    return [here[i] for i in divide_cores(len(here), 1, setting.drafters).broker] if len(here) > 1 else []
+
+
 def _run(
     setting: Setting,
     prompts: Sequence[Prompt],
     rtts: Sequence[float],
     modes: Sequence[str],
     time_models: Callable[[], None],
-) -> dict[tuple[float, str], tuple[dict[str, Any], list[Result]]]:
+) -> Runs:
     """Return figures and results of the real processes by (round trip, mode); all modes on the same processes.
 
     The models are timed before each round trip's runs, since machines drift.
@@ -125,46 +146,48 @@ def _run(
     found = {}
     for rtt_ms in rtts:
         time_models()
-        with serving(setting, rtt_ms) as client:
+        with serving(setting, rtt_ms) as service:
             for mode in modes:
-                found[rtt_ms, mode] = measure(client, prompts, setting, mode)
+                found[rtt_ms, mode] = measure(service, prompts, setting, mode)
                 rate = found[rtt_ms, mode][0]["tokens_per_second"]
                 tell(f"rtt {rtt_ms:g} ms, {mode}: {rate} tokens/s")
     return found
 
 
-def _measure(setting: Setting, models: hardware.Models, texts: Texts, repeats: int) -> Measured:
-    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, the hosts' own time, and a
-    hop; sum the models' times up."""
+def _measure(
+    setting: Setting, models: hardware.Models, texts: Texts, repeats: int, others: Sequence[Prompt]
+) -> Measured:
+    """Measure what the drafter thinks of the texts, what the pair's processes take from each other, what they take besides the models
+    while they serve the others' jobs, and a hop; sum the models' times up."""
     choices = models.choices(texts)
     tell("timing each of the pair beside the other")
     stretches = _stretches(setting, models, repeats)
-    tell("timing hosts and hops")
-    hops = roundtrip(repeats=1, count=500, seconds=0.5)
-    near_us = hops["direct"]["p50_us"]
-    with hardware.pinned(_cores(setting)[0][:1]):
-        end_us = sockets.end_us()
-        host = measure_host(Scenario(traffic=TrafficSettings(sessions=setting.in_flight, seconds=5.0)))
-    broker_us = max(hops["broker"]["p50_us"] / 2 - near_us, host["broker_us"])
+    tell("timing processes and hops")
+    near_us = roundtrip(repeats=1, count=500, seconds=0.1)["direct"]["p50_us"]
+    pass_ms = _ascending(models.pass_ms())
     return Measured(
         step_ms=_ascending(models.step_ms()),
+        helped_ms=_ascending(models.step_ms(is_helped=True)),
         session_us=models.session_us(),
-        pass_ms=_ascending(models.pass_ms()),
+        pass_ms=pass_ms,
         choices=choices,
-        host=host | {name: host[name] + end_us for name in SOCKET_ENDS} | {"broker_us": broker_us},
+        host=profile(setting, others, pass_ms),
         network={"rtt_ms": near_us / 1e3, "near_rtt_ms": near_us / 1e3},
         machine=stretches | {"draft_cores": _draft_cores(setting)},
     )
 
 
 def _stretches(setting: Setting, models: hardware.Models, repeats: int) -> dict[str, float]:
-    """Return `step_stretch` and `pass_stretch` as in MachineSettings: each of the pair is timed beside the other."""
+    """Return the stretches of MachineSettings: each of the pair is timed beside the other, the target with help, too."""
     target, draft = _cores(setting)
+    found = {}
     with hardware.pinned(target):
-        step = neighbours.stretch(models.some_steps, "pass", setting.draft_model, draft, repeats)
+        for name, is_helped in [("step_stretch", False), *([("helped_stretch", True)] if models.can_be_helped else [])]:
+            steps = partial(models.some_steps, is_helped=is_helped)
+            found[name] = neighbours.stretch(steps, "pass", setting.draft_model, draft, repeats)
     with hardware.pinned(draft):
-        own = neighbours.stretch(models.some_passes, "step", setting.model, target, repeats)
-    return {"step_stretch": step, "pass_stretch": own}
+        found["pass_stretch"] = neighbours.stretch(models.some_passes, "step", setting.model, target, repeats)
+    return found
 
 
 def _draft_cores(setting: Setting) -> int:
@@ -173,12 +196,10 @@ def _draft_cores(setting: Setting) -> int:
 
 
 def _ascending(points: list[list[float]]) -> list[list[float]]:
-    """Return the points without the falls that noise makes."""
-    highest, found = 0.0, []
-    for load, milliseconds in points:
-        highest = max(highest, milliseconds)
-        found.append([load, round(highest, 4)])
-    return found
+    """Return the points without the falls that noise makes: what disturbs a measurement adds to it, so a load counts with the least time
+    that it or a larger one took."""
+    times = np.minimum.accumulate([milliseconds for _, milliseconds in points][::-1])[::-1]
+    return [[load, round(float(ms), 4)] for (load, _), ms in zip(points, times, strict=True)]
 
 
 def _tables(setting: Setting, measured: Measured) -> dict[str, Any]:

@@ -9,15 +9,16 @@ from typing import Any
 
 import click
 
-from specq.bench.end_to_end import serving
+from specq.bench.end_to_end import far, serving
 from specq.bench.end_to_end.children import measure_in_child
-from specq.bench.end_to_end.contest import Contestant, prepare, run, workload_options
+from specq.bench.end_to_end.contest import Part, prepare, run, workload_options
+from specq.bench.end_to_end.far import far_options
 from specq.bench.gpu.parts import PARTS, Task, measure_parts
 from specq.bench.report import Report
 from specq.bench.suite import COUNT, suite
 from specq.models import parse_shape
 
-CONTESTANTS = ("alone", "own", "one", "two", "two-own", "vllm", "vllm-spec", "transformers")
+CONTESTANTS = ("alone", "own", "one", "two", "two-own", "far", "far-own", "vllm", "vllm-spec", "transformers")
 
 
 @suite("gpu")
@@ -29,31 +30,84 @@ CONTESTANTS = ("alone", "own", "one", "two", "two-own", "vllm", "vllm-spec", "tr
     help="Contestants and parts; may be repeated.  [default: all contestants]",
 )
 @click.option("--gpus", type=COUNT, default=1, show_default=True, help="GPUs; `two` and `two-own` need 2.")
+@click.option(
+    "--depths",
+    type=COUNT,
+    multiple=True,
+    default=(2, 3, 5),
+    show_default=True,
+    help="Depths of `vllm-spec`; may be repeated.",
+)
+@click.option(
+    "--vllm-processes",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="Of vLLM: 2 puts its engine into its own.",
+)
+@click.option(
+    "--vllm-scheduling",
+    type=click.Choice(["async", "default"]),
+    default="async",
+    show_default=True,
+    help="Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
+)
+@far_options
+@click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
 @click.option("--limit", type=COUNT, default=8, show_default=True, help="Prompts of each data set for `text`.")
-def command(report: Report, *, only: tuple[str, ...], gpus: int, limit: int, **options: Any) -> None:
+def command(
+    report: Report,
+    *,
+    only: tuple[str, ...],
+    gpus: int,
+    depths: tuple[int, ...],
+    vllm_processes: int,
+    vllm_scheduling: str,
+    far_drafters: int,
+    far_model: str,
+    rtt_ms: tuple[float, ...],
+    resume: bool,
+    limit: int,
+    **options: Any,
+) -> None:
     """Measure specq's deployments and its rivals, one after the other, since each fills the GPU; or parts of a step.
 
     The models are the bundled pair inflated to large shapes. All contestants get the same prompts (GSM8K and HumanEval), three
-    for each session, and generate as many tokens, greedily. own: the drafter in the verifier's process; one: in a process of
-    its own on the same GPU; two: on a second GPU; two-own: in both places; alone: steps of both models by themselves; vllm,
-    vllm-spec (its own draft model) and transformers (generate and assisted generation), where they are installed.
+    for each session, and generate as many tokens, at each of the temperatures, without being started anew. own: the drafter in the
+    verifier's process; one: in a process of its own on the same GPU; two: on a second GPU; two-own: in both places; far: draft workers
+    on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; far-own: that drafter
+    in the verifier's process, likewise; alone: steps of both models by themselves; vllm, vllm-spec (its own draft model, in a new
+    process for each of the depths) and transformers (generate and assisted generation), where they are installed.
 
     The parts measure the torch engine and the draft model in this process, after the contestants: compiling (of kernels,
     beforehand, in many processes), floor (bandwidth, and a step at the least), generic (logits beside transformers'
-    code), passes, steps, chains, profile (kernel by kernel), text (beside the small pair's, and speculation without sockets),
-    tiles (of the decoder's products). Their pair is made in memory; --pair and --repeats do not matter to them.
+    code), passes, steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
+    profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
+    products). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
-    contestants = [name for name in only or CONTESTANTS if name in CONTESTANTS]
-    if contestants:
-        names = [name for name in contestants if gpus > 1 or name not in serving.SECOND]
-        run(report, prepare(report, **options), [(name, _contestant(name)) for name in names])
+    names = [name for name in only or CONTESTANTS if name in CONTESTANTS and (gpus > 1 or name not in serving.SECOND)]
+    if resume:
+        report.resume()
+    if names:
+        settings = far.Settings(far_drafters, far_model, rtt_ms)
+        vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
+        contest_parts = [part for name in names for part in _parts(name, settings, depths, vllm_options)]
+        run(report, prepare(report, **options), contest_parts)
     parts = [name for name in PARTS if name in only]
     if parts:
         measure_parts(report, _task(report, parts, limit, **options))
 
 
-def _contestant(name: str) -> Contestant:
-    return partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name)
+def _parts(name: str, settings: far.Settings, depths: Sequence[int], vllm_options: dict[str, Any]) -> list[Part]:
+    """Return what is measured of a contestant: of `vllm-spec` each depth by itself."""
+    if name == "vllm-spec":
+        in_child = partial(measure_in_child, "vllm", **vllm_options)
+        return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
+    if name == "vllm":
+        return [Part(name, partial(measure_in_child, name, **vllm_options))]
+    if name in far.CONTESTANTS:
+        return [Part(name, partial(far.CONTESTANTS[name], settings))]
+    return [Part(name, partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name))]
 
 
 def _task(

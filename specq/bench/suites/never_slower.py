@@ -80,7 +80,8 @@ def command(
     """Measure whether the default is ever slower than no speculation and lookups alone, and keeps what drafts bring.
 
     A cell passes if the default reaches 0.98 of the better of plain and lookup, and 0.97 of drafts that are always used where
-    those win by 5%. Each cell takes about 45 seconds; cells that follow each other and differ in the sessions only share their processes.
+    those win by 5%. Each cell takes about 45 seconds, up to three minutes with a slow model; cells that follow each other and
+    differ in the sessions only share their processes.
     """
     grid = _chosen(
         cells(parse_pairs(pair or DEFAULT_PAIRS), placement or tuple(PLACEMENTS), sessions or SESSIONS), only

@@ -12,7 +12,7 @@ from specq.bench.prompts import DATA, Prompt, codec_of, load_prompts, shipped
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.rivals import summary
 from specq.bench.rivals.field import Field, all_names, field
-from specq.bench.rivals.grid import Cell, Grid
+from specq.bench.rivals.grid import SETTLE_S, Cell, Grid
 from specq.bench.rivals.llama import HOW_TO_GET, is_installed
 from specq.bench.rivals.memory import memory_of
 from specq.bench.rivals.prefill import LENGTH, measure_prefill
@@ -26,6 +26,7 @@ NOTES = (
     "one session: tokens after the first ones and their seconds, prompt by prompt; in brackets 95% intervals of the median ratio",
     "several sessions: all tokens and seconds of specq, prompts in memory; of llama.cpp, whose bindings complete one text at a",
     "time, the prompts one after the other, and the seconds after each first token",
+    f"specq's defaults, which measure whether drafts pay, have served for {SETTLE_S:.0f} s before a cell counts",
     "llama.cpp's bindings draft by prompt lookup; they offer no speculation with a draft model",
 )
 

@@ -24,21 +24,25 @@ from specq.protocol import (
     Draft,
     Failed,
     Follow,
+    GetStatus,
     Heartbeat,
     Hello,
     Message,
     ProtocolError,
     Refused,
     Submit,
+    TraceEvents,
     decode,
     decode_header,
     encode,
+    in_version_of,
     named_type,
     stripped,
 )
 
 MAX_WORKERS = 4096
 _AWAITED = (Submit, Follow, Cancel, Hello)  # the sender of one waits for an answer
+_OF_WORKERS = (Hello, Heartbeat, Draft, TraceEvents)  # what a worker is sent after one of these it has not asked for
 QUIET_BEATS = 3  # heartbeats without a message, after which a verifier is sent no drafts
 
 
@@ -64,6 +68,9 @@ class Gate:
             check_heartbeat(self.state.workers.get(identity), message)
         reason = self._reason_against(identity, message, who)
         if not reason:
+            if isinstance(message, GetStatus):
+                num_jobs = len(self.state.jobs.active)
+                self.state.limits.charge_status(peer, num_jobs, lists_sessions=bool(message.sessions))
             return message
         self.state.counts["forbidden"] += 1
         answer = forbidden(message, reason)
@@ -79,9 +86,12 @@ class Gate:
         job_id = int.from_bytes(frames[0], "little")
         reason = clipped(f"the broker cannot read this {kind.TYPE}: {error}")
         if kind is Hello:
-            self.state.outbox.send_front(identity, Refused(reason=reason))
+            answer = encode(Refused(reason=reason))
         elif job_id and ID.admits(job_id):
-            self.state.outbox.send_front(identity, Failed(job_id=job_id, code="invalid", reason=reason))
+            answer = encode(Failed(job_id=job_id, code="invalid", reason=reason))
+        else:
+            return
+        self.state.outbox.add(Send("front", identity, in_version_of(frames, answer)))
 
     def _reason_against(self, identity: bytes, message: Message, who: str) -> str:
         if not isinstance(message, Hello):
@@ -93,11 +103,11 @@ class Gate:
             return f"this broker has {MAX_WORKERS} workers, and takes no more"
         return self.state.roles.refusal(identity, who, Hello, message.role)
 
-    def charge(self, client: bytes, effects: list[Effect]) -> list[Effect]:
-        """Charge a client for the answers to what it asked for; return the effects."""
-        if self.state.workers.get(client) is None:
-            sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == client]
-            self.state.limits.charge_answer(self.state.roles.peer(client), sum(sum(map(len, f)) for f in sends))
+    def charge(self, identity: bytes, kind: type[Message] | None, effects: list[Effect]) -> list[Effect]:
+        """Charge a peer for the answers to what it asked for, a message of this kind; return the effects."""
+        if kind not in _OF_WORKERS or self.state.workers.get(identity) is None:
+            sends = [effect.frames for effect in effects if isinstance(effect, Send) and effect.to == identity]
+            self.state.limits.charge_answer(self.state.roles.peer(identity), sum(sum(map(len, f)) for f in sends))
         return effects
 
     def pass_draft(self, identity: bytes, frames: Sequence[bytes], who: str) -> None:

@@ -2,7 +2,8 @@
 
     requests   of a peer (a key, or a socket where there are no keys): a number a second, which bytes count towards, those of
                the answers included, and those of headers most, since these take the time: a header of 60 KB is 20 ms of
-               decoding. What is dropped the peer asks again by itself: all requests may be repeated
+               decoding. A report of the broker's state also costs a look at each job. What is dropped the peer asks again by
+               itself: all requests may be repeated
     drafts     of a lane: its share of the verifier's time. All sessions of a verifier together may make it spend half of its
                time on drafts, each as much as any other, and within a session each lane. A draft costs what it takes
                there to decode and graft (DRAFT_US, NODE_US as measured by `specq bench calibrate`)
@@ -27,6 +28,7 @@ REQUESTS_S, REQUESTS_BURST = 2000.0, 8000.0
 REQUEST_BYTES = 8192  # that count as a request
 HEADER_BYTES = 256  # of a header beyond SMALL_HEADER, likewise
 SMALL_HEADER = 1024
+STATUS_JOBS, LISTED_JOBS = 2000, 500  # that a report looks at, likewise; where it lists sessions
 
 DRAFT_US, NODE_US, DISTRIBUTION_US = 40.0, 3.0, 5.0  # a draft, each node of it, each KiB of it
 DRAFTS_SHARE = 0.5  # of a verifier's time
@@ -63,6 +65,12 @@ class Limits:
         bucket = self._peers.get(peer)
         if bucket is not None:
             bucket.charge(num_bytes / REQUEST_BYTES)
+
+    def charge_status(self, peer: str, num_jobs: int, *, lists_sessions: bool) -> None:
+        """Count that a peer was shown the state of a broker that has so many jobs."""
+        bucket = self._peers.get(peer)
+        if bucket is not None:
+            bucket.charge(num_jobs / (LISTED_JOBS if lists_sessions else STATUS_JOBS))
 
 
 def admit_draft(

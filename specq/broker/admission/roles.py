@@ -104,6 +104,10 @@ class Roles:
         """Return whose jobs this peer may know of; None: all."""
         return None if self._grants is None else self.shown(identity).name
 
+    def seen_by(self, owner: str) -> str:
+        """Return who may know of a job of this owner; "": everyone."""
+        return "" if self._grants is None else owner
+
     def sees(self, identity: bytes, owner: str) -> bool:
         """May this peer look at a job of this owner? Whoever has the broker's own key may look at all."""
         grant = self._grant(self.shown(identity))

@@ -1,12 +1,13 @@
-"""What the broker reads of a verdict: what it commits and counts, and no more; the rest is the drafters' to read.
+"""What the broker reads of verdicts: what it commits and counts, and no more; the rest is the drafters' to read.
 
-A verdict is the message that the broker handles most, so only its header is checked as a whole: see `decode_scalars`. Of its
-arrays the broker reads four: 60% of the time of a whole `decode`. What is read is checked as strictly.
+Verdicts are what the broker handles most. Those of a step come as one message of arrays. Of one that comes alone only the header is
+checked as a whole: see `decode_scalars`. Of its arrays the broker reads four: 60% of the time of a whole `decode`. What is read is
+checked as strictly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,8 +21,10 @@ from specq.protocol import (
     TOKEN_IDS,
     ProtocolError,
     Verdict,
+    Verdicts,
     array_frame,
     decode_scalars,
+    ends_of_parts,
 )
 
 _TOKENS = array_frame(Verdict, "token_ids")
@@ -38,6 +41,7 @@ class Commit:
     """A verdict as far as the broker is concerned; the fields as in `Verdict`. `raw` is its tokens' frame, `origins` has
     the code of each token."""
 
+    session_id: int
     epoch: int
     base_len: int
     finish: str
@@ -67,6 +71,7 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
     if len(origins) != len(token_ids) or not _are_origins(origins):
         raise ProtocolError(f"verdict.origins must hold {ORIGIN_BYTES.allowed}, one a token, or nothing")
     return Commit(
+        session_id=int.from_bytes(frames[0], "little"),
         epoch=header["epoch"],
         base_len=header["base_len"],
         finish=header.get("finish", ""),
@@ -80,6 +85,28 @@ def read_commit(frames: Sequence[bytes]) -> Commit:
         num_accepted=mask.count(1),
         num_bytes=sum(map(len, frames)),
     )
+
+
+_PER_SESSION, _PER_TOKEN, _PER_NODE, _PER_SEEN = 36, 5, 6, 4  # bytes that the arrays of a step have for each
+_NO_STATS: dict[str, Any] = {}
+
+
+def commits_of(step: Verdicts) -> Iterator[Commit]:
+    """Yield the verdicts of a step; its arrays must fit together."""
+    tokens, raw, origins = step.token_ids.tolist(), step.token_ids.tobytes(), step.origins.tobytes()
+    ends, node_ends = ends_of_parts(step.num_tokens), ends_of_parts(step.num_nodes)
+    accepted = ends_of_parts(step.mask)[node_ends]
+    num_bytes = _PER_SESSION + _PER_TOKEN * step.num_tokens + _PER_NODE * step.num_nodes + _PER_SEEN * step.num_seen
+    of_verdicts = step.session_ids, step.epochs, step.base_lens, step.waited_us, num_bytes, step.num_nodes
+    columns = *of_verdicts, accepted[1:] - accepted[:-1], ends[:-1], ends[1:]
+    prob, us = step.min_accept_prob, step.step_us
+    for session_id, epoch, base_len, waited, size, nodes, num_accepted, start, end in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        own, own_raw, own_origins = tokens[start:end], raw[4 * start : 4 * end], origins[start:end]
+        yield Commit(
+            session_id, epoch, base_len, "", prob, (us, waited), _NO_STATS, own, own_raw, own_origins, nodes, num_accepted, size
+        )  # fmt: skip
 
 
 def fits_logprobs(verdict: Verdict, num_top: int) -> bool:

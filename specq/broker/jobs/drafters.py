@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from specq.broker.admission.bucket import Bucket
 from specq.broker.jobs.session import Mark
-from specq.protocol import COLOCATED_LANE
+from specq.protocol import LEAST_OWN_LANE
 
 
 @dataclass(slots=True)
@@ -23,11 +23,13 @@ class HeldVerdicts:
     """Verdicts that drafters have not received yet: see `specq.broker.jobs.relay`.
 
     since   the committed length at which they begin, -1 if there are none; count: how many; most: how many go as one
+    asked   `min_accept_prob` of the newest verdict, held back or not
     """
 
     since: int = -1
     count: int = 0
     most: int = 1
+    asked: int = 0
 
 
 class Drafters:
@@ -53,7 +55,7 @@ class Drafters:
     def add(self, drafter: bytes, length: int) -> int:
         """Give a drafter a lane, from a committed length on; return its number."""
         self.drop(drafter)
-        number, self._next_lane = self._next_lane, (self._next_lane + 1) % COLOCATED_LANE
+        number, self._next_lane = self._next_lane, (self._next_lane + 1) % LEAST_OWN_LANE
         self.lanes[number] = Lane(drafter, Mark(length))
         return number
 

@@ -1,4 +1,4 @@
-"""The broker's side towards clients: jobs come in, tokens go out.
+"""The broker's side towards clients: jobs come in and end. How tokens go out: `specq.broker.jobs.delivery`.
 
 Rules: submitting twice is harmless. The same id with the same content attaches to the job, and what the client lacks is
 sent again; the same id with other content is refused. What a client receives of a job is in the journal before.
@@ -16,8 +16,8 @@ import structlog
 from specq.broker.admission.limits import clipped
 from specq.broker.admission.overload import overload
 from specq.broker.effects import Find
+from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.job import Job
-from specq.broker.jobs.readers import Reader
 from specq.broker.jobs.records import ended_record, restored, taken_record
 from specq.broker.jobs.request import JobRequest, bucket
 from specq.broker.state import State
@@ -26,7 +26,6 @@ from specq.broker.workers.status import status_report
 from specq.broker.workers.tokenizers import no_verifier
 from specq.journal import JobDropped, StoredJob
 from specq.protocol import (
-    Accepted,
     Cancel,
     Failed,
     Follow,
@@ -47,10 +46,10 @@ Ask = Callable[..., None]
 
 
 class Intake:
-    """Handlers of client messages, and what sends clients their tokens."""
+    """Handlers of client messages, and the ends of jobs."""
 
-    def __init__(self, state: State, placement: Placement) -> None:
-        self.state, self.placement = state, placement
+    def __init__(self, state: State, placement: Placement, delivery: Delivery) -> None:
+        self.state, self.placement, self.delivery = state, placement, delivery
         self._asked: dict[int, list[tuple[Ask, bytes, Any]]] = {}  # job -> what waits for the journal's answer
 
     # --- jobs come in -----------------------------------------------------------------------------------------------
@@ -89,7 +88,7 @@ class Intake:
         """Let a client follow a job, and send it what it lacks."""
         have = min(max(message.have, 0), job.transcript.num_tokens)
         job.readers.attach(client, have, self.state.roles.shown(client), info=isinstance(message, Follow))
-        self.update(job)
+        self.delivery.update([job])
 
     def _refusal(self, client: bytes, message: Submit, known: Job | None) -> tuple[str, str]:
         """Return (code, reason) against a job; the reason is "" if there is none."""
@@ -184,14 +183,15 @@ class Intake:
         self.state.jobs.retire(job)
         self.state.record(ended_record(job), job, ended=True)
         if job.durable.has_ended:
-            self.update(job)
+            self.delivery.update([job])
         self.placement.place_waiting()
 
     def fail(self, job: Job, code: str, reason: str) -> None:
         """End a job with a stated failure."""
         reason = clipped(reason)
         log.warning("job_failed", job=job.job_id, code=code, reason=reason)
-        self.state.faults.note("job_failed", str(job.job_id), reason, self.state.clock.now, owner=job.request.owner)
+        request, now = job.request, self.state.clock.now
+        self.state.faults.note("job_failed", str(job.job_id), reason, now, by=request.bucket, owner=request.owner)
         job.transcript.finish = "error"
         job.transcript.failure = Failed(job_id=job.job_id, code=code, reason=reason)
         self.finish(job)
@@ -214,42 +214,7 @@ class Intake:
                 self._refuse(client, job.job_id, "busy", reason)
             job.readers.by_client.clear()
 
-    # --- tokens go out ------------------------------------------------------------------------------------------------
-
-    def update(self, job: Job) -> None:
-        """Send to all who follow a job what the journal has and they lack."""
-        if job.durable.is_registered:
-            for client, reader in job.readers.by_client.items():
-                if not reader.missed:
-                    self._update(job, client, reader)
-        if job.durable.has_ended and job.explanation:
-            job.explanation.clear()
-
-    def _update(self, job: Job, client: bytes, reader: Reader) -> None:
-        """Bring one client up to date; of a failed job the tokens come first, then why it failed."""
-        if not reader.greeted:
-            self.state.outbox.send_front(
-                client, job.info(self.state.clock.wall) if reader.info else Accepted(job_id=job.job_id)
-            )
-            reader.greeted = True
-            if job.trace is not None:
-                job.trace.note_once("journaled", self.state.clock.now)
-        durable, failure = job.durable, job.transcript.failure
-        if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
-            self.state.outbox.send_front(client, job.delta(reader.sent))
-            reader.sent = max(reader.sent, durable.num_tokens)
-            self._trace_delivery(job)
-        if durable.has_ended and failure:
-            self.state.outbox.send_front(client, failure)
-
-    def _trace_delivery(self, job: Job) -> None:
-        if (trace := job.trace) is not None and trace.in_all_processes:
-            trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
-
-    def update_again(self, job: Job) -> None:
-        """Send what clients did not take before."""
-        job.readers.next_tick()
-        self.update(job)
+    # --- and the rest -------------------------------------------------------------------------------------------------
 
     def get_status(self, client: bytes, message: GetStatus) -> None:
         """Answer with the broker's state."""

@@ -51,6 +51,7 @@ class Job:
 
     __slots__ = (
         *(
+            "__weakref__",
             "crashes",
             "drafters",
             "durable",
@@ -73,6 +74,11 @@ class Job:
         self.crashes: Crashes = NO_CRASHES
         self.trace: JobTrace | None = None
         self.explanation = Explanation() if request.submit.explain else None
+
+    @property
+    def has_details(self) -> bool:
+        """Do its verdicts and tokens say more than tokens and their origins?"""
+        return self.explanation is not None or self.transcript.logprobs.num_top >= 0
 
     @property
     def requirements(self) -> Requirements:

@@ -8,13 +8,14 @@ receives each, since its round waits for it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from specq.broker.effects import Send
 from specq.broker.jobs.commits import Commit
 from specq.broker.jobs.drafters import Lane
 from specq.broker.jobs.job import Job
-from specq.protocol import Verdict, encode
+from specq.protocol import Frames, Verdict, Verdicts, encode
 
 BUSY = 850  # thousandths: a `min_accept_prob` that hardly any node reaches
 SILENT = 1000  # above it no node is likely enough
@@ -22,33 +23,77 @@ MOST_HELD = 32  # verdicts that go as one
 
 
 def relay(job: Job, commit: Commit, frames: Sequence[bytes]) -> list[Send]:
-    """Return what is sent of a verdict that the job has just taken in; nothing if it is held back."""
-    lanes = job.drafters.lanes
+    """Return what is sent of a verdict that came alone and that the job has just taken in; nothing if it is held back."""
+    lanes = job.drafters.lanes.values()
     if not lanes:
         return []
-    held = job.drafters.held
-    is_busy = commit.min_accept_prob > BUSY and job.request.speculation.mode != "sync"
-    if not is_busy and held.since < 0:
-        return _to_all(lanes.values(), list(frames))
+    job.drafters.held.asked = commit.min_accept_prob
+    if _goes_at_once(job, commit):
+        return _to_all(lanes, list(frames))
+    merged = _held(job, commit)
+    return _to_all(lanes, merged) if merged else []
+
+
+class StepRelay:
+    """What is sent of the verdicts of a step: to each drafter one message, with those of its sessions. Those that were held back go as
+    verdicts of their own."""
+
+    def __init__(self, step: Verdicts, frames: Sequence[bytes]) -> None:
+        """`frames`: the step's, as they came."""
+        self._step, self._frames = step, frames
+        self._places: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._merged: list[Send] = []
+
+    def add(self, place: int, job: Job, commit: Commit) -> None:
+        """Pass on the verdict at this place of the step, which the job has just taken in."""
+        lanes = job.drafters.lanes
+        if not lanes:
+            return
+        job.drafters.held.asked = commit.min_accept_prob
+        if _goes_at_once(job, commit):
+            for lane in lanes.values():
+                self._places[lane.drafter].append(place)
+        elif merged := _held(job, commit):
+            self._merged += _to_all(lanes.values(), merged)
+
+    def sends(self) -> list[Send]:
+        """Return what is sent. A drafter of all the sessions receives the message as it came."""
+        size = self._step.session_ids.size
+        at_once = [
+            Send("front", drafter, list(self._frames) if len(places) == size else encode(self._step.take(places)))
+            for drafter, places in self._places.items()
+        ]
+        return self._merged + at_once
+
+
+def _goes_at_once(job: Job, commit: Commit) -> bool:
+    return job.drafters.held.since < 0 and not _is_busy(job, commit)
+
+
+def _is_busy(job: Job, commit: Commit) -> bool:
+    return commit.min_accept_prob > BUSY and job.request.speculation.mode != "sync"
+
+
+def _held(job: Job, commit: Commit) -> Frames | None:
+    """Hold a verdict back; return those that are held by now as one if it is time, else None."""
+    held, is_busy = job.drafters.held, _is_busy(job, commit)
     if held.since < 0:
         held.since = commit.base_len
     held.count += 1
     if is_busy and held.count < held.most:
-        return []
+        return None
     growth = 2 if commit.min_accept_prob <= SILENT else MOST_HELD
     held.most = min(growth * held.most, MOST_HELD) if is_busy else 1
-    merged = encode(
-        Verdict(
-            session_id=job.job_id,
-            epoch=job.session.epoch,
-            base_len=held.since,
-            min_accept_prob=commit.min_accept_prob,
-            token_ids=job.transcript.since(held.since),
-        )
+    merged = Verdict(
+        session_id=job.job_id,
+        epoch=job.session.epoch,
+        base_len=held.since,
+        min_accept_prob=commit.min_accept_prob,
+        token_ids=job.transcript.since(held.since),
     )
     held.since, held.count = -1, 0
-    return _to_all(lanes.values(), merged)
+    return encode(merged)
 
 
-def _to_all(lanes: Iterable[Lane], frames: list[bytes]) -> list[Send]:
+def _to_all(lanes: Iterable[Lane], frames: Frames) -> list[Send]:
     return [Send("front", lane.drafter, frames) for lane in lanes]

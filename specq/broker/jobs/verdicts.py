@@ -6,73 +6,107 @@ Once the journal has it, a verdict's text goes to the clients: see `specq.broker
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
-from specq.broker.jobs.commits import Commit, fits_logprobs, read_commit
+from specq.broker.jobs.commits import Commit, commits_of, fits_logprobs, read_commit
+from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.records import added_record
-from specq.broker.jobs.relay import relay
+from specq.broker.jobs.relay import StepRelay, relay
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
-from specq.protocol import Verdict, decode, encode
+from specq.protocol import Verdict, decode
 from specq.protocol import Verdicts as StepVerdicts
+
+
+class Added(NamedTuple):
+    """A verdict that added to a job all its tokens but for the first `known`."""
+
+    job: Job
+    commit: Commit
+    known: int
 
 
 class Verdicts:
     """The handler of verdicts, the most frequent messages."""
 
-    def __init__(self, state: State, placement: Placement, intake: Intake) -> None:
-        self.state, self.placement, self.intake = state, placement, intake
+    def __init__(self, state: State, placement: Placement, intake: Intake, delivery: Delivery) -> None:
+        self.state, self.placement, self.intake, self.delivery = state, placement, intake, delivery
 
     def take_all(self, verifier: bytes, frames: Sequence[bytes]) -> None:
         """Take the verdicts of a step, each as if it had come alone; raises ProtocolError, with none of them taken, if the message is
         malformed."""
-        step = decode(frames)
-        assert isinstance(step, StepVerdicts)
-        for verdict in step.each():
-            self.take(verifier, encode(verdict))
+        step = cast("StepVerdicts", decode(frames))
+        step.check()
+        relayed, added = StepRelay(step, frames), list[Added]()
+        for place, commit in enumerate(commits_of(step)):
+            job = self._job_of(verifier, commit)
+            if job is None:
+                continue
+            is_misfit = job.transcript.logprobs.num_top >= 0 and commit.token_ids
+            known = self._commit(verifier, job, commit, is_misfit=bool(is_misfit))
+            if known >= 0:
+                relayed.add(place, job, commit)
+                if known < len(commit.token_ids):
+                    added.append(Added(job, commit, known))
+        self.state.outbox.add(*relayed.sends())
+        self._journal(added)
 
     def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:
         """Commit a verdict, and pass it to the session's drafters, the journal and the clients."""
         commit = read_commit(frames)
-        job = self.state.jobs.active.get(int.from_bytes(frames[0], "little"))
-        if job is None or not job.session.is_at(verifier, commit.epoch):
-            self.state.counts["late_verdicts"] += 1
+        job = self._job_of(verifier, commit)
+        if job is None:
             return
         transcript = job.transcript
-        num_top = transcript.logprobs.num_top
-        verdict = cast("Verdict", decode(frames)) if num_top >= 0 or job.explanation else None
-        misfit = verdict is not None and not fits_logprobs(verdict, num_top)
-        known = -1 if misfit else transcript.commit(commit)
+        verdict = cast("Verdict", decode(frames)) if job.has_details else None
+        is_misfit = verdict is not None and not fits_logprobs(verdict, transcript.logprobs.num_top)
+        known = self._commit(verifier, job, commit, is_misfit=is_misfit)
         if known < 0:
-            self.state.counts["misfit_verdicts"] += 1
             return
         self.state.outbox.add(*relay(job, commit, frames))
-        if known < len(commit.token_ids):
+        is_new = known < len(commit.token_ids)
+        if verdict is not None and is_new:
+            transcript.logprobs.extend(verdict, known)
+            if job.explanation and not known:
+                job.explanation.add(verdict, commit.base_len - transcript.prompt_len)
+        if transcript.finish:
+            self.intake.finish(job)
+        elif is_new:
+            self._journal([Added(job, commit, known)])
+
+    def _job_of(self, verifier: bytes, commit: Commit) -> Job | None:
+        """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any more."""
+        job = self.state.jobs.active.get(commit.session_id)
+        if job is not None and job.session.is_at(verifier, commit.epoch):
+            return job
+        self.state.counts["late_verdicts"] += 1
+        return None
+
+    def _commit(self, verifier: bytes, job: Job, commit: Commit, *, is_misfit: bool) -> int:
+        """Append to a job what a verdict adds; return how many of its tokens were known, -1 if it does not fit."""
+        known = -1 if is_misfit else job.transcript.commit(commit)
+        if known < 0:
+            self.state.counts["misfit_verdicts"] += 1
+        elif num_new := len(commit.token_ids) - known:
             job.stats.add(commit)
+            self.state.rounds[job.request.model].add(job, commit, num_new)
             if (worker := self.state.workers.get(verifier)) is not None:
-                worker.num_tokens += len(commit.token_ids) - known
+                worker.num_tokens += num_new
             if job.trace is not None and job.trace.in_all_processes:
                 counts = (commit.base_len, len(commit.token_ids), commit.num_nodes, commit.num_accepted)
                 job.trace.add_often(self.state.clock.now, "verdict", *counts, *commit.us)
-            self.state.rounds[job.request.model].add(job, commit, len(commit.token_ids) - known)
-            if verdict is not None:
-                transcript.logprobs.extend(verdict, known)
-                if job.explanation and not known:
-                    job.explanation.add(verdict, commit.base_len - transcript.prompt_len)
-        if transcript.finish:
-            self.intake.finish(job)
-        elif known < len(commit.token_ids):
-            self._added(job, commit, known)
+        return known
 
-    def _added(self, job: Job, commit: Commit, known: int) -> None:
-        """Journal what a verdict added to a job; without a journal, send it to the clients at once."""
-        if is_cleared(job):
-            self.placement.clear(job)
-        if self.state.ledger.has_journal:
-            self.state.record(added_record(job, commit, known), job)
-        else:
-            job.durable.note(job.transcript.num_tokens, ended=False)
-            self.intake.update(job)
+    def _journal(self, added: Sequence[Added]) -> None:
+        """Journal what verdicts added to jobs; without a journal, the clients may receive it now."""
+        for job, commit, known in added:
+            if is_cleared(job):
+                self.placement.clear(job)
+            if self.state.ledger.has_journal:
+                self.state.record(added_record(job, commit, known), job)
+            else:
+                job.durable.note(job.transcript.num_tokens, ended=False)
+                self.delivery.note(job)

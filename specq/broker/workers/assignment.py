@@ -114,9 +114,14 @@ class DrafterAssignment:
             lane.mark.confirm(job.transcript.length)
 
     def _send_tokens_since(self, length: int, job: Job, worker: Worker) -> None:
-        """Send a drafter as one verdict the tokens beyond this committed length."""
-        token_ids = job.transcript.since(length)
-        verdict = Verdict(session_id=job.job_id, epoch=job.session.epoch, base_len=length, token_ids=token_ids)
+        """Send a drafter as one verdict the tokens beyond this committed length; one that was to be silent remains so."""
+        verdict = Verdict(
+            session_id=job.job_id,
+            epoch=job.session.epoch,
+            base_len=length,
+            min_accept_prob=job.drafters.held.asked,
+            token_ids=job.transcript.since(length),
+        )
         self.state.outbox.send_front(worker.identity, verdict)
 
 

@@ -37,7 +37,7 @@ class Heartbeats:
         if message.state in ("leaving", "failed"):
             log.info("worker_left", name=worker.name, role=worker.hello.role, state=message.state)
             if message.state == "failed":
-                self.state.faults.note("worker_failed", worker.name, "it reported an error", self.state.clock.now)
+                self._note_fault(worker, "worker_failed", "it reported an error")
             self.placement.lose(worker, crashed=message.state == "failed")
             self.placement.settle()
             return
@@ -56,12 +56,16 @@ class Heartbeats:
             log.warning("worker_lost", name=worker.name, role=worker.hello.role, hangs=hangs)
             self.state.counts["workers_lost"] += 1
             reason = "it stood still with work to do" if hangs else "it was silent for too long"
-            self.state.faults.note("worker_lost", worker.name, reason, self.state.clock.now)
+            self._note_fault(worker, "worker_lost", reason)
             if hangs:
                 self.state.workers.hung.add(worker.hello.incarnation)
             self.placement.lose(worker, crashed=True)
         self.placement.bindings.note_absent()
         self.placement.settle()
+
+    def _note_fault(self, worker: Worker, kind: str, reason: str) -> None:
+        by = self.state.roles.peer(worker.identity)
+        self.state.faults.note(kind, worker.name, reason, self.state.clock.now, by=by)
 
     # --- sessions at verifiers --------------------------------------------------------------------------------------
 

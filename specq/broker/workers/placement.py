@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from specq.broker.effects import Disconnect
 from specq.broker.jobs.job import Job, Requirements
+from specq.broker.jobs.request import bucket
 from specq.broker.state import GRACE_S, State
 from specq.broker.workers.assignment import DrafterAssignment
 from specq.broker.workers.bindings import Bindings
@@ -156,6 +157,7 @@ class Placement:
                 speculation=request.speculation,
                 trace=trace is not None and trace.in_all_processes,
                 explain=request.submit.explain,
+                owner=bucket(self.state.roles.seen_by(request.owner), request.submit.tenant),
                 token_ids=transcript.context(),
             ),
         )
@@ -195,12 +197,12 @@ class Placement:
 
     def give_back(self, job: Job, reason: str) -> None:
         """Note that a verifier cannot go on with a job: another tries, unless too many could not."""
-        session = job.session
+        session, request, now = job.session, job.request, self.state.clock.now
         session.verifier = b""
         session.num_failures += 1
         if job.trace is not None:
-            job.trace.note("given back", self.state.clock.now, reason=reason[:300])
-        self.state.faults.note("given_back", str(job.job_id), reason, self.state.clock.now, owner=job.request.owner)
+            job.trace.note("given back", now, reason=reason[:300])
+        self.state.faults.note("given_back", str(job.job_id), reason, now, by=request.bucket, owner=request.owner)
         if session.num_failures >= MAX_FAILURES:
             self.state.jobs.given_up.append(
                 (job, f"given up after {session.num_failures} failures; the last: {reason}")

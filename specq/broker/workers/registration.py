@@ -23,7 +23,8 @@ class Registration:
         """Register a worker, or refuse it with the reason."""
         known = self.state.workers.get(identity)
         if known is None and (reason := self._reason_against(message)):
-            self.state.faults.note("worker_refused", message.name, reason, self.state.clock.now)
+            by = self.state.roles.peer(identity)
+            self.state.faults.note("worker_refused", message.name, reason, self.state.clock.now, by=by)
             self.state.outbox.send_front(identity, Refused(reason=reason))
             return
         self.state.outbox.send_front(identity, Welcome(heartbeat_ms=self.state.settings.heartbeat_ms))

@@ -64,6 +64,7 @@ def _loads(jobs: Iterable[Job]) -> dict[str, dict[str, int]]:
 def _worker(worker: Worker, now: float, has_metrics: bool) -> dict[str, Any]:
     return {
         "name": worker.name,
+        "incarnation": worker.hello.incarnation,
         "role": worker.hello.role,
         "model": worker.model.name,
         "engine": worker.model.engine,

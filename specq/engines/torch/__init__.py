@@ -5,8 +5,10 @@
     loading       a checkpoint -> `ModelInfo` and a forward
     gguf_network  a GGUF file -> a transformers model
     draft_network a draft model of our own form -> a transformers model with a smaller head
+    medusa_heads  Medusa heads -> matrices that turn hidden states into logits
     generic       forward through transformers' own modelling code; every device and architecture
     native        forward in one C call (kernels/); Llama-like float32 models on a CPU
+    native_chain  chains of draft tokens in one C call; chain: the same on a GPU
     fused         forward through Triton kernels and CUDA graphs, on a GPU (fused_*, attention_plan, gpu_kernels/)
     forward       what the forwards share: KV tensors, results, hidden states that are asked for
     top           the best tokens of each row, for drafters
@@ -17,8 +19,27 @@ engine and the draft-model proposer use any without knowing which.
 """
 
 from specq.engines.torch.kv_pool import KvPool
-from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network
-from specq.engines.torch.rows import ChainStart, RowPacker
+from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
+from specq.engines.torch.medusa_heads import MedusaHeads, load_heads
+from specq.engines.torch.native import ALONE, Threads
+from specq.engines.torch.rows import ChainStarts, PackedRows, RowPacker, pack_nodes, pack_tokens
 from specq.engines.torch.top import rank_tokens
 
-__all__ = ["ChainStart", "KvPool", "LoadedModel", "RowPacker", "chain_drafter", "load", "load_network", "rank_tokens"]
+__all__ = [
+    "ALONE",
+    "ChainStarts",
+    "KvPool",
+    "LoadedModel",
+    "MedusaHeads",
+    "PackedRows",
+    "RowPacker",
+    "Threads",
+    "chain_drafter",
+    "load",
+    "load_heads",
+    "load_network",
+    "pack_nodes",
+    "pack_tokens",
+    "pick_device",
+    "rank_tokens",
+]

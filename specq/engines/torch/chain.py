@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -20,12 +21,12 @@ import triton
 from specq.engines.torch.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
 from specq.engines.torch.fused import FusedForward, Inbox, padded_size
 from specq.engines.torch.fused_layers import Batch
-from specq.engines.torch.fused_top import is_uncut
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
-from specq.engines.torch.rows import ChainStart, PackedRows, RowPacker
+from specq.engines.torch.rows import ChainStarts, PackedRows, pack_nodes
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
 from specq.verification.noise import Domain, row_keys
+from specq.verification.sampling import is_uncut
 
 MAX_STEPS = 32
 MAX_ROWS = 256
@@ -36,7 +37,12 @@ ALL = 1 << 30
 
 
 class ChainDrafter:
-    """Drafts chains with one fused model."""
+    """Drafts chains with one fused model.
+
+    runs_beside_host  whether `start` returns before the chains are there, so that the host is free meanwhile
+    """
+
+    runs_beside_host: ClassVar[bool] = True
 
     def __init__(self, forward: FusedForward) -> None:
         self._forward, self._decoder, self._device = forward, forward.decoder, forward.device
@@ -63,7 +69,7 @@ class ChainDrafter:
 
     @torch.no_grad()
     def start(
-        self, logits: torch.Tensor, starts: Sequence[ChainStart], depth: int, count: int, limit_vocab: int
+        self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
     ) -> Callable[[], tuple[Int32Array, Float32Array]]:
         """Begin to draft chains; return what waits for the device, once, before the next chains are begun, and gives the
         `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows, count], and their
@@ -73,7 +79,7 @@ class ChainDrafter:
         limit_vocab.
         """
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
-            rows = _chain_rows(starts)
+            rows = _before_first(starts)
             layout = self._decoder.layout(padded_size(len(starts)), 1, joins=False)
             top = self._top(count, min(limit_vocab, logits.shape[1]))
             self._send(rows, starts, layout, depth)
@@ -97,14 +103,14 @@ class ChainDrafter:
             self._tops[key] = _Top(count, num_tokens, self._device)
         return self._tops[key]
 
-    def _send(self, rows: PackedRows, starts: Sequence[ChainStart], layout: BlockLayout, depth: int) -> None:
+    def _send(self, rows: PackedRows, starts: ChainStarts, layout: BlockLayout, depth: int) -> None:
         """Copy the batch's integers and the chains' state to the device."""
         inbox, num_rows = self._inbox, layout.num_rows
         inbox.wait()
         used = lay_out(rows, layout, inbox.array)
         parts = layout.starts()
         num_items = int(inbox.array[parts["num_items"]])
-        lineages = np.array([len(start.lineage) for start in starts], np.int32)
+        lineages = np.fromiter(map(len, starts.lineages), np.int32) if starts.lineages else 0
         own_items = num_items - len(starts) + np.arange(len(starts))  # the last items are the rows' extras
         inbox.array[parts["items"] + own_items * ITEM + LENGTH] = lineages
         nodes = inbox.array[parts["visible"] + num_rows : parts["spans"]]
@@ -119,12 +125,12 @@ class ChainDrafter:
         inverse[:] = 0
         slots[:] = -1
         keys[:] = 0
-        slots[: len(starts), : depth - 1] = [start.slots for start in starts]
-        warm = [i for i, start in enumerate(starts) if start.params.temperature > 0]
+        slots[: len(starts), : depth - 1] = starts.slots
+        warm = [i for i, params in enumerate(starts.params) if params.temperature > 0]
         if warm:
-            inverse[warm] = [1 / starts[i].params.temperature for i in warm]
-            positions = np.add.outer([starts[i].position for i in warm], np.arange(depth))
-            seeds = [starts[i].params.seed for i in warm for _ in range(depth)]
+            inverse[warm] = [1 / starts.params[i].temperature for i in warm]
+            positions = np.add.outer(starts.positions[warm], np.arange(depth))
+            seeds = [starts.params[i].seed for i in warm for _ in range(depth)]
             keys[warm, :depth] = row_keys(seeds, positions.reshape(-1), Domain.GUMBEL).reshape(-1, depth, 2)
         state.copy(num_rows * _STATE_WIDTH, self._state)
 
@@ -219,14 +225,9 @@ def _takes(params: SamplingParams) -> bool:
     return params.temperature == 0 or (is_uncut(params) and not strategy(params.strategy).samples_drafts(params))
 
 
-def _chain_rows(starts: Sequence[ChainStart]) -> PackedRows:
-    """Pack a row for each chain: a node whose extras are its lineage and, to be grown into, the chain's slots."""
-    packer = RowPacker()
-    last = None
-    for start in starts:
-        if start.session != last:
-            packer.add_session(start.table)
-            last = start.session
-        extras = [*start.lineage, *start.slots, 0]  # never empty, so that each row has an item of its own
-        packer.add_node(0, -1, start.position - 1, start.length, extras)
-    return packer.pack()
+def _before_first(starts: ChainStarts) -> PackedRows:
+    """Return the node before each chain's first as rows: its extras are its lineage and, to be grown into, the chain's slots; never none,
+    so that each row has an item of its own."""
+    none = np.zeros((len(starts), 1), np.int32)
+    own = np.concatenate([starts.slots, none], 1)
+    return pack_nodes(starts, none[:, 0], none[:, 0] - 1, starts.positions - 1, own)

@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specq.checkpoints import draft_form
 from specq.engines.torch.gguf_network import add_rope
+from specq.engines.torch.packing import BLOCK, BlockWeight
 from specq.protocol import ConfigError, Int32Array
 
 _Tensors = dict[str, torch.Tensor]
@@ -43,6 +44,28 @@ def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.devi
     network.load_state_dict(state, assign=True)
     add_rope(network, None, device)
     return network.train(mode=False)
+
+
+def draft_blocks(directory: Path, shape: draft_form.DraftShape) -> dict[str, BlockWeight]:
+    """Return the weights of linear layers in eight bits, as blocks that the kernels read, by the layer's name: those whose rows are
+    whole blocks."""
+    tensors = _read(directory / draft_form.WEIGHTS, shape)
+    names = (name for name in draft_form.matrix_shapes(shape) if name not in (draft_form.EMBEDDING, draft_form.LIFT))
+    return {
+        name.removesuffix(".weight"): _blocks(tensors[name], tensors[name + draft_form.SCALE])
+        for name in names
+        if tensors[name].shape[1] % BLOCK == 0
+    }
+
+
+def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
+    """Return int8 [rows, columns] with the scales [rows] as blocks: the row's scale, and 32 values."""
+    values = values.view(len(values), -1, BLOCK)
+    parts = (
+        scales.half()[:, None, None].expand(*values.shape[:2], 1).contiguous().view(torch.uint8),
+        values.view(torch.uint8),
+    )
+    return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1))
 
 
 def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:
@@ -80,7 +103,6 @@ def _values(tensors: _Tensors, shape: draft_form.DraftShape) -> _Tensors:
     """Return the weights by transformers' names, in float32."""
     found = {name: tensors[name] for name in draft_form.norm_names(shape)}
     for name in draft_form.matrix_shapes(shape):
-        values = tensors[name].float() * tensors[name + draft_form.SCALE][:, None]
-        found[name] = values.to(torch.bfloat16).float()
+        found[name] = tensors[name].float() * tensors[name + draft_form.SCALE].half().float()[:, None]
     found[draft_form.EMBEDDING] = found[draft_form.EMBEDDING] @ found.pop(draft_form.LIFT).T
     return found

@@ -3,27 +3,32 @@
 The KV pool (torch/kv_pool.py) decides where KV lives, a forward (torch/native.py or torch/generic.py) runs the rows, and
 `specq.verification` decides what is accepted. A step changes the pool only after forward pass and judgement have gone well, so
 one that failed can be repeated with some of its sessions.
+
+On a GPU a step may be launched before the last one is collected (flights.py): its rows' slots are known, and tokens that are not pass
+from step to step on the device, which does all in the order in which it was given. So a slot may be free again while a step in flight
+still reads or writes it: whoever takes it next comes later.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from specq.engines.checks import check_asked, check_steps, check_tokens
+from specq.engines.interface import Launched
 from specq.engines.profiling import quick_step_times, step_times
 from specq.engines.step_cache import keep, recall, step_times_file
 from specq.engines.torch.compiler import built_kernels
-from specq.engines.torch.forward import ForwardOutput, RowTap, tapped_rows
+from specq.engines.torch.flights import Flight, Plan, feed_of
+from specq.engines.torch.forward import FedForward, ForwardOutput, RowTap, tapped_rows
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, load
 from specq.engines.torch.native import Threads
-from specq.engines.torch.rows import PackedRows, pack_steps
+from specq.engines.torch.rows import pack_steps
 from specq.protocol import (
     FINAL,
     NO_TAP,
@@ -36,28 +41,16 @@ from specq.protocol import (
     StepOutput,
     Tap,
 )
-from specq.runtime import available_cores, processor
+from specq.runtime import processor
 from specq.verification import Judgements, StepBatch, ends_of
+from specq.verification.begun import Judging, begin
 from specq.verification.devices import check_alive, warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens, its nodes and its
-    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token` bool[rows]: which rows are theirs."""
-
-    batch: StepBatch
-    places: IntpArray
-    slots: Int32Array
-    staged: IntpArray
-    is_token: BoolArray | slice
-    rows: PackedRows
-
-
 class TorchEngine:
-    """Fulfils `specq.engines.Engine`. Arguments as in `specq.engines.torch.loading.load`, of which the first may be what
+    """Fulfils `specq.engines.OverlappingEngine`. Arguments as in `specq.engines.torch.loading.load`, of which the first may be what
     that (or `assemble`) gave; and who computes on a CPU:
 
     threads       where the process runs; 0: as torch does, at most one a core
@@ -85,8 +78,7 @@ class TorchEngine:
         max_sessions: int = 0,
         max_step_rows: int = 0,
     ) -> None:
-        own = threads or min(torch.get_num_threads(), len(available_cores()))
-        team = Threads(own, helper_cores)
+        team = Threads.of(threads, helper_cores)
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, eager=eager, threads=team)
@@ -96,11 +88,13 @@ class TorchEngine:
             )
         self.info = loaded.info
         self._forward = loaded.forward
-        self.num_tap_layers = loaded.forward.num_tap_layers
+        self.num_tap_layers, self.jumps = loaded.forward.num_tap_layers, loaded.forward.jumps
         self._device = loaded.forward.kv.keys.device
         self._pool = KvPool(self.info.kv_slots)
         self._threads, self._is_helped = team, loaded.forward.is_helped
         self._verbose, self._has_judged = verbose, False
+        self.overlaps = self._device.type == "cuda" and isinstance(loaded.forward, FedForward)
+        self._flights: list[Flight] = []
 
     @property
     def is_helped(self) -> bool:
@@ -117,6 +111,8 @@ class TorchEngine:
 
     def close(self, session_id: int) -> None:
         """End a session; see `Engine.close`."""
+        for flight in self._flights:
+            flight.closed.add(session_id)
         self._pool.close(session_id)
 
     @property
@@ -125,16 +121,23 @@ class TorchEngine:
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Run and judge one packed forward pass; see `Engine.step`."""
+        return self._collect(self.launch(steps, tap))
+
+    def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Flight:
+        """Begin a step; see `OverlappingEngine.launch`. On a CPU it is done then."""
         batch = StepBatch.of(steps)
         check_asked(self, batch, tap)
+        assert after is None or isinstance(after, Flight)
+        for before in self._flights:
+            self._hold(before)
+        if batch.fed_by is not None and after is not None and after.tokens is not None:
+            batch = batch.fed(after.tokens[batch.fed_by])
         plan = self._plan(batch)
         try:
             check_tokens(plan.rows.token_ids, batch, self.info)
-            output, hidden = self._run(plan, tap)
+            output, hidden = self._run(plan, tap, after)
             logits, scratch_logits = _set_apart(output.logits, batch)
-            started = time.perf_counter()
-            judgements = judge_each(batch, logits)
-            judge_s = time.perf_counter() - started if self._device.type == "cpu" else 0.0
+            judging, judge_s = self._judge(batch, logits)
             if not self._has_judged and len(logits):
                 self._has_judged = True
                 warm_up(logits)
@@ -142,26 +145,78 @@ class TorchEngine:
             self._pool.give(plan.slots)
             check_alive(self._device)
             raise
-        self._commit(plan, judgements)
-        if self._verbose and batch.session_ids[0] >= 0:  # not while it is profiled
-            log_decisions(batch, logits, judgements)
-        return StepOutput(judgements, hidden, scratch_logits, judge_s)
+        rest = StepOutput((), hidden, scratch_logits, judge_s)
+        flight = Flight(plan, judging, rest, after, self._collect, self._discard, logits if self._verbose else None)
+        self._flights.append(flight)
+        return flight
 
-    def _run(self, plan: _Plan, tap: Tap) -> tuple[ForwardOutput, SessionRows | None]:
+    def _judge(self, batch: StepBatch, logits: torch.Tensor) -> tuple[Judging | Judgements, float]:
+        """Judge, or let a GPU begin to; return the seconds that took, where they can be told apart."""
+        if self._device.type != "cpu":
+            return begin(batch, logits), 0.0
+        started = time.perf_counter()
+        return judge_each(batch, logits), time.perf_counter() - started
+
+    def _run(self, plan: Plan, tap: Tap, after: Flight | None) -> tuple[ForwardOutput, SessionRows | None]:
         """Run the forward pass; return its output, and the hidden states that were asked for."""
+        feed = feed_of(plan.batch, after)
         if not tap.layers:
-            return self._forward(plan.rows), None
+            return self._forward(plan.rows, **feed), None
         rows, starts = tapped_rows(plan.batch, tap)
         if tap.layers == (FINAL,) and not tap.chunks:  # what the head reads anyway
-            output = self._forward(plan.rows)
+            output = self._forward(plan.rows, **feed)
             return output, SessionRows(output.hidden[: len(rows)], starts)
-        output = self._forward(plan.rows, RowTap(tap.layers, rows))
+        output = self._forward(plan.rows, RowTap(tap.layers, rows), **feed)
         return output, SessionRows(output.tapped, starts)
 
+    def _collect(self, flight: Flight) -> StepOutput:
+        """Wait for the oldest step in flight; see `Launched.collect`."""
+        assert flight is self._flights[0]
+        judging = flight.judging
+        try:
+            judgements = judging if isinstance(judging, Judgements) else judging.finish()
+        except BaseException:
+            self._discard(flight)
+            check_alive(self._device)
+            raise
+        self._end(flight)
+        if flight.is_held:
+            flight.know(judgements)
+        flight.learn_fed()
+        self._commit(flight, judgements)
+        batch = flight.plan.batch
+        if flight.logits is not None and batch.session_ids[0] >= 0:  # not while it is profiled
+            log_decisions(batch, flight.logits, judgements)
+        rest = flight.output
+        return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s)
+
+    def _discard(self, flight: Flight) -> None:
+        """Forget a step; see `Launched.discard`."""
+        self._end(flight)
+        self._pool.give(flight.plan.slots)
+
+    def _hold(self, flight: Flight) -> None:
+        """Let the next step stand behind one in flight, whose tokens a CPU knows already."""
+        if flight.is_held:
+            return
+        flight.is_held = True
+        if isinstance(flight.judging, Judgements):
+            flight.know(flight.judging)
+        self._pool.hold(*_staged(flight))
+
+    def _end(self, flight: Flight) -> None:
+        """A step is in flight no more."""
+        self._flights.remove(flight)
+        if flight.is_held:
+            self._pool.release(*_staged(flight))
+
     def step_times(self, sizes: Sequence[int]) -> list[float]:
-        """Measure; see `Engine.step_times`. On a GPU each size is measured, since kernels are compiled for it."""
+        """Measure; see `Engine.step_times`. On a GPU each size that kernels are compiled for is measured."""
         if self._device.type != "cpu":
-            return step_times(self, sizes, self._settle)
+            compiled = [next((most for most in self.jumps if most >= size), size) for size in sizes]
+            distinct = sorted(set(compiled))
+            times = dict(zip(distinct, step_times(self, distinct, self._settle), strict=True))
+            return [times[size] for size in compiled]
         file = self._times_file()
         found = quick_step_times(self, sizes, recalled := recall(file))
         if found != recalled:
@@ -182,7 +237,7 @@ class TorchEngine:
     def shutdown(self) -> None:
         """Nothing to do: it all ends with the process."""
 
-    def _plan(self, batch: StepBatch) -> _Plan:
+    def _plan(self, batch: StepBatch) -> Plan:
         """Check the steps, take their slots and lay out their rows; an error leaves everything as it was."""
         places = self._pool.places(batch.session_ids)
         check_steps(batch, self._pool.lengths(places), self.info)
@@ -190,24 +245,42 @@ class TorchEngine:
         try:
             is_token = slice(None) if batch.is_plain else _is_token(batch)
             staged = self._pool.stage_all(places, batch.num_tokens, slots[is_token])
-            return _Plan(batch, places, slots, staged, is_token, pack_steps(batch, slots, self._pool.tables(places)))
+            return Plan(batch, places, slots, staged, is_token, pack_steps(batch, slots, self._pool.tables(places)))
         except BaseException:
             self._pool.give(slots)
             raise
 
-    def _commit(self, plan: _Plan, judgements: Judgements) -> None:
+    def _commit(self, flight: Flight, judgements: Judgements) -> None:
         """Append each session's chain and accepted path to its table; free the slots of the other rows."""
+        plan, is_kept = flight.plan, flight.plan.is_token
         batch, token_ids, slots = plan.batch, plan.rows.token_ids, plan.slots
-        if isinstance(plan.is_token, slice):  # there are no others
+        if (
+            isinstance(is_kept, slice) and not flight.is_held and not flight.closed
+        ):  # all are tokens, where they were staged
             self._pool.extend_all(plan.places, batch.num_tokens, plan.staged, token_ids)
             return
-        is_kept, counts = plan.is_token, batch.num_tokens.copy()
+        is_kept = np.ones(len(slots), np.bool_) if isinstance(is_kept, slice) else is_kept
+        counts = batch.num_tokens.copy()
         num_tokens, judged = judgements.num_tokens, slice(None) if batch.are_judged else batch.is_judged
-        first_nodes = (ends_of(batch.num_rows) - batch.num_rows + batch.num_tokens)[judged]
+        first_nodes = (batch.first_rows + batch.num_tokens)[judged]
         is_kept[(first_nodes.repeat(num_tokens) + judgements.nodes)[judgements.nodes >= 0]] = True
         counts[judged] += num_tokens - (num_tokens > 0)
-        self._pool.append_all(plan.places, counts, token_ids[is_kept], slots[is_kept])
+        places = plan.places
+        if flight.closed:
+            is_open = flight.is_open()
+            is_kept &= is_open.repeat(batch.num_rows)
+            places, counts = places[is_open], counts[is_open]
+        self._pool.append_all(places, counts, token_ids[is_kept], slots[is_kept])
         self._pool.give(slots[~is_kept])
+
+
+def _staged(flight: Flight) -> tuple[IntpArray, IntpArray]:
+    """Return the places of a step's sessions that are open still, and how many tokens it computes of each."""
+    plan = flight.plan
+    if not flight.closed:
+        return plan.places, plan.batch.num_tokens
+    is_open = flight.is_open()
+    return plan.places[is_open], plan.batch.num_tokens[is_open]
 
 
 def _is_token(batch: StepBatch) -> BoolArray:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from specq.engines.torch.rows import PackedRows
-from specq.protocol import Int32Array, SessionStep, Tap
+from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,26 @@ def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int
     return np.concatenate(found), np.array(starts, np.int32)
 
 
+class Feed(NamedTuple):
+    """Tokens that only the device knows: packed rows i64[n] take tokens[places], places i64[n], instead of what the host says."""
+
+    tokens: torch.Tensor
+    places: Int64Array
+    rows: Int64Array
+
+    def put(self, token_ids: torch.Tensor) -> None:
+        """Write them to where a pass reads its rows' tokens, i32[rows] on the device; nothing waits."""
+        count = len(self.rows)
+        first, place = int(self.rows[0]), int(self.places[0])
+        straight = np.arange(count)
+        if np.array_equal(self.rows - first, straight) and np.array_equal(self.places - place, straight):
+            token_ids[first : first + count].copy_(self.tokens[place : place + count])
+            return
+        where = torch.from_numpy(np.stack([self.rows, self.places]))
+        rows, places = where.pin_memory().to(token_ids.device, non_blocking=True) if token_ids.is_cuda else where
+        token_ids.index_copy_(0, rows, self.tokens.index_select(0, places))
+
+
 class ForwardOutput(NamedTuple):
     """Of the J rows in `logit_rows`: logits [J, vocab_size], and hidden [J, hidden_size] after the final norm.
 
@@ -59,7 +79,7 @@ class ForwardOutput(NamedTuple):
 class Forward(Protocol):
     """Runs packed rows: writes their KV into `kv` and returns what the rows in `logit_rows` say.
 
-    num_tap_layers, is_helped  as of `specq.engines.Engine`
+    num_tap_layers, is_helped, jumps  as of `specq.engines.Engine`
     ARITHMETIC      names its kernels: forwards of other kernels round otherwise
     """
 
@@ -67,5 +87,15 @@ class Forward(Protocol):
     kv: KvStore
     num_tap_layers: int
     is_helped: bool
+    jumps: tuple[int, ...]
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput: ...
+
+
+@runtime_checkable
+class FedForward(Forward, Protocol):
+    """A forward that returns before the device has computed, and can be fed with what that computes."""
+
+    is_fed: ClassVar[bool]
+
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput: ...

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from specq.engines.torch.attention_plan import BlockLayout, lay_out, max_list_length
-from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
+from specq.engines.torch.forward import Feed, ForwardOutput, KvStore, RowTap
 from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_taps import Taps
 from specq.engines.torch.fused_tiles import NARROW
@@ -36,6 +36,8 @@ class FusedForward:
 
     ARITHMETIC: ClassVar[str] = "fused"
     is_helped = False
+    is_fed: ClassVar[bool] = True
+    jumps: tuple[int, ...] = SIZES
 
     def __init__(self, model: Any, kv: KvStore, *, graphs: bool | None = None, pdl: bool | None = None) -> None:
         """`graphs` and `pdl` (programmatic dependent launch) default to what the device can do."""
@@ -55,16 +57,18 @@ class FusedForward:
         self.num_tap_layers = len(self.decoder.weights.layers)
 
     @torch.no_grad()
-    def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput:
         """Write the rows' KV and return logits (in the model's dtype) and final hidden states of `rows.logit_rows`, and what
-        `tap` asks for."""
+        `tap` asks for; `feed` has tokens that are on the device alone."""
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             size = padded_size(rows.num_rows)
             if size > SIZES[-1] or max_list_length(rows) > LIST_ROOM:
-                return self._run_beyond(rows, size, tap)
+                return self._run_beyond(rows, size, tap, feed)
             batch = self._batch(self.decoder.layout(size, int(np.diff(rows.row_starts).max())))
             self._inboxes.append(self._inboxes.pop(0))
             self._inboxes[0].send(rows, batch.layout, self._block)
+            if feed is not None:
+                feed.put(batch.token_ids)
             taps = None if tap is None else self._taps_of(tap.layers)
             self._run(batch, taps)
             return self._finish(rows, batch, self._scratch, taps, tap)
@@ -93,7 +97,7 @@ class FusedForward:
             self._graphs[key] = graph
         self._graphs[key].replay()
 
-    def _run_beyond(self, rows: PackedRows, size: int, tap: RowTap | None) -> ForwardOutput:
+    def _run_beyond(self, rows: PackedRows, size: int, tap: RowTap | None, feed: Feed | None) -> ForwardOutput:
         """Run a step that fits no graph, in memory of its own."""
         layout = self.decoder.layout(size, rows.num_rows)
         length = layout.starts()["lists"] + max_list_length(rows)
@@ -101,6 +105,8 @@ class FusedForward:
         Inbox(length, self.device).send(rows, layout, block)
         scratch = self.decoder.scratch(layout)
         batch = Batch.of(block, layout)
+        if feed is not None:
+            feed.put(batch.token_ids)
         taps = None if tap is None else Taps(tap.layers, size, self.decoder.weights.embedding)
         self.decoder.run(batch, scratch, taps)
         return self._finish(rows, batch, scratch, taps, tap)

@@ -18,11 +18,6 @@ from specq.verification.noise import Domain, row_keys
 TILE = 1024  # tokens
 
 
-def is_uncut(params: SamplingParams) -> bool:
-    """Whether all tokens count: no top-k, top-p or min-p, or temperature 0."""
-    return params.temperature == 0 or not (params.top_k or params.top_p < 1 or params.min_p)
-
-
 def top_on_device(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
     """Return what `top.top_tokens` does, of scores [rows, vocab] on a device that Triton knows."""
     return _top(scores, count, None)

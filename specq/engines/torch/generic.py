@@ -55,6 +55,7 @@ class GenericForward:
 
     ARITHMETIC: ClassVar[str] = "torch"
     is_helped = False
+    jumps: tuple[int, ...] = ()
 
     def __init__(self, model: Any, kv: KvStore) -> None:
         AttentionInterface.register(ATTENTION, paged_attention)

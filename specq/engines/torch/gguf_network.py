@@ -37,9 +37,7 @@ def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torc
     """
     file = read_gguf(path)
     said = gguf_config.model_config(file)
-    config = AutoConfig.for_model(**said)
-    with torch.device("meta"):
-        network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    network = _empty(path, said, dtype)
     state = {}
     for name, numbers in gguf_tensors.tensors(file, said):
         state[name] = torch.tensor(numbers).to(device, values).to(dtype)
@@ -48,6 +46,16 @@ def load_gguf(path: Path, device: torch.device, dtype: torch.dtype, values: torc
     network.tie_weights()
     add_rope(network, gguf_tensors.rope_factors(file), device)
     return network
+
+
+def _empty(path: Path, said: dict[str, Any], dtype: torch.dtype) -> Any:
+    """Return the model of a `config.json` without values."""
+    try:
+        config = AutoConfig.for_model(**said)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    except Exception as error:  # transformers has no type for what it refuses
+        raise ConfigError(f"{path} describes a model that transformers cannot make: {error}") from error
 
 
 def load_blocks(path: Path) -> dict[str, BlockWeight]:

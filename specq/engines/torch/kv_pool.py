@@ -44,11 +44,14 @@ class TableMemory:
     """The tables of all sessions, and their tokens, in one array each: a session has a range of both, which moves when it is full.
 
     offsets, rooms, lengths i64[places]   where the range of each place begins, how long it is, and how much of it is used
+    ahead i64[places]     how many staged tokens behind that are of a step in flight; num_ahead: in all places
+    known i64[places]     how many tokens are known, with a slot or without; 0 where only those with a slot are
     slots, token_ids i32[size]
     """
 
     def __init__(self) -> None:
-        self.offsets, self.rooms, self.lengths = (np.zeros(0, np.intp) for _ in range(3))
+        self.offsets, self.rooms, self.lengths, self.ahead, self.known = (np.zeros(0, np.intp) for _ in range(5))
+        self.num_ahead = 0
         self.slots, self.token_ids = np.zeros(0, np.int32), np.zeros(0, np.int32)
         self._size = 0  # of the arrays that has ever been in use
         self._free_places: list[int] = []
@@ -58,39 +61,49 @@ class TableMemory:
         """Return a place with room for so many tokens."""
         if not self._free_places:
             first, more = len(self.offsets), max(4, len(self.offsets))
-            grown = (
-                np.concatenate([column, np.zeros(more, np.intp)]) for column in (self.offsets, self.rooms, self.lengths)
-            )
-            self.offsets, self.rooms, self.lengths = grown
+            columns = self.offsets, self.rooms, self.lengths, self.ahead, self.known
+            grown = (np.concatenate([column, np.zeros(more, np.intp)]) for column in columns)
+            self.offsets, self.rooms, self.lengths, self.ahead, self.known = grown
             self._free_places = list(range(first + more - 1, first - 1, -1))
         place = self._free_places.pop()
-        self.lengths[place] = 0
+        self.lengths[place] = self.known[place] = 0
         self._reserve(place, length)
         return place
 
     def close(self, place: int) -> None:
         """Give a place back."""
+        self.num_ahead -= int(self.ahead[place])
+        self.ahead[place] = 0
         self._free_ranges.setdefault(int(self.rooms[place]), []).append(int(self.offsets[place]))
         self._free_places.append(place)
 
     def behind(self, places: IntpArray, counts: IntpArray) -> IntpArray:
-        """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, for which room
-        is made."""
-        ends = self.lengths[places] + counts
+        """Return i64[sum of counts]: so many positions of the arrays behind the end of each place's range in use, and behind what is
+        of a step in flight, for which room is made."""
+        return self.at(places, self.ends(places), counts)
+
+    def at(self, places: IntpArray, starts: IntpArray, counts: IntpArray) -> IntpArray:
+        """Return i64[sum of counts]: so many positions of the arrays from the start in each place's range on, for which room is made."""
+        ends = starts + counts
         short = ends > self.rooms[places]
         if np.count_nonzero(short):
             for i in short.nonzero()[0].tolist():
                 self._move(int(places[i]), int(ends[i]))
-        firsts = self.offsets[places] + self.lengths[places]
+        firsts = self.offsets[places] + starts
         if np.count_nonzero(counts == 1) == len(counts):
             return firsts
         of_counts = ends_of(counts)
         found: IntpArray = (firsts - of_counts + counts).repeat(counts) + np.arange(of_counts[-1])
         return found
 
+    def ends(self, places: IntpArray) -> IntpArray:
+        """Return i64[places]: how much of each range is in use, or of a step in flight."""
+        return self.lengths[places] + self.ahead[places] if self.num_ahead else self.lengths[places]
+
     def _move(self, place: int, length: int) -> None:
         """Move a place's range to one with more room."""
-        first, room, used = int(self.offsets[place]), int(self.rooms[place]), int(self.lengths[place])
+        first, room = int(self.offsets[place]), int(self.rooms[place])
+        used = int(max(self.lengths[place] + self.ahead[place], self.known[place]))
         self._reserve(place, length)
         start = self.offsets[place]
         for column in (self.slots, self.token_ids):
@@ -168,6 +181,12 @@ class KvPool:
         """The session's slots in the order of positions; valid up to `length`, or as far as staged."""
         return self.tables(np.array([self._place(session_id)]))[0]
 
+    def token_ids(self, session_id: int) -> Int32Array:
+        """The session's tokens that have KV, in the order of positions; valid until the next change."""
+        place = self._place(session_id)
+        first = int(self._tables.offsets[place])
+        return self._tables.token_ids[first : first + int(self._tables.lengths[place])]
+
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session and share the cached blocks of its context, but for the last token; return their tokens."""
         if session_id in self._places:
@@ -194,10 +213,7 @@ class KvPool:
         blocks, memory = self._blocks_of[place], self._tables
         first = memory.offsets[place]
         self.give(memory.slots[first + len(blocks) * BLOCK : first + memory.lengths[place]])
-        for block in reversed(blocks):
-            block.num_users -= 1
-            if block.num_users == 0:
-                self._unused[block.id] = block
+        self._release(blocks)
         blocks.clear()
         memory.close(place)
 
@@ -228,6 +244,24 @@ class KvPool:
         """Commit tokens whose KV is in these taken slots, in the order of positions; blocks that fill become shared."""
         self.append_all(np.array([self._place(session_id)]), np.array([len(slots)]), token_ids, slots)
 
+    def rewind(self, session_id: int, length: int) -> int:
+        """Forget a session's tokens beyond so many; return how many keep their slots, fewer where that would cut a block, which stays whole
+        in the cache. The others are known still where tokens are known before they have slots."""
+        place = self._place(session_id)
+        blocks, memory = self._blocks_of[place], self._tables
+        memory.known[place] = min(int(memory.known[place]), length)
+        end, num_private = int(memory.lengths[place]), int(memory.lengths[place]) - len(blocks) * BLOCK
+        if length >= end:
+            return end
+        dropped = blocks[length // BLOCK :]
+        kept = length if not dropped else length // BLOCK * BLOCK
+        first = int(memory.offsets[place])
+        self.give(memory.slots[first + max(kept, end - num_private) : first + end])
+        del blocks[length // BLOCK :]
+        self._release(dropped)
+        memory.lengths[place] = kept
+        return kept
+
     # --- many sessions ----------------------------------------------------------------------------------------------
 
     def places(self, session_ids: Iterable[int]) -> IntpArray:
@@ -239,8 +273,42 @@ class KvPool:
             raise EngineError(f"session {error} is not open") from None
 
     def lengths(self, places: IntpArray) -> IntpArray:
-        """Return `length` of sessions, i64[sessions]."""
-        return self._tables.lengths[places]
+        """Return `length` of sessions, i64[sessions], as it will be when steps in flight have gone well."""
+        return self._tables.ends(places)
+
+    def hold(self, places: IntpArray, counts: IntpArray) -> None:
+        """Keep what was staged last, so many tokens of each session, until `release`: what is staged meanwhile stands behind it."""
+        self._tables.ahead[places] += counts
+        self._tables.num_ahead += int(counts.sum())
+
+    def release(self, places: IntpArray, counts: IntpArray) -> None:
+        """Take `hold` back, of sessions that have not been closed since."""
+        self._tables.ahead[places] -= counts
+        self._tables.num_ahead -= int(counts.sum())
+
+    def known(self, places: IntpArray) -> IntpArray:
+        """Return how many tokens of sessions are known, i64[sessions], those without slots included."""
+        known: IntpArray = self._tables.known[places]
+        return known
+
+    def tell(self, places: IntpArray, counts: IntpArray, token_ids: Int32Array) -> None:
+        """Let tokens be known, so many of each session behind all that are: they have no slots yet. Those that have some already, in
+        sessions that are told the first time, are said again."""
+        memory = self._tables
+        at = memory.at(places, memory.known[places], counts)  # which may move the tables
+        memory.token_ids[at] = token_ids
+        memory.known[places] += counts
+
+    def told(self, places: IntpArray, starts: IntpArray, counts: IntpArray) -> Int32Array:
+        """Return known tokens of sessions, so many of each from this position on, i32[sum of counts]."""
+        at = self._tables.at(places, starts, counts)
+        found: Int32Array = self._tables.token_ids[at]
+        return found
+
+    def slots(self, places: IntpArray, positions: IntpArray) -> Int32Array:
+        """Return the slot of one position of each session, i32[sessions]."""
+        found: Int32Array = self._tables.slots[self._tables.offsets[places] + positions]
+        return found
 
     def tables(self, places: IntpArray) -> SlotTables:
         """Return `table` of sessions."""
@@ -299,6 +367,13 @@ class KvPool:
         blocks.append(block)
         block.num_users += 1
         self._unused.pop(block.id, None)
+
+    def _release(self, blocks: Sequence[_Block]) -> None:
+        """Have one user less of some consecutive blocks; those without users stay in the cache."""
+        for block in reversed(blocks):
+            block.num_users -= 1
+            if block.num_users == 0:
+                self._unused[block.id] = block
 
     def _evict(self) -> None:
         """Drop the least recently used block that has no users."""

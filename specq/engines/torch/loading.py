@@ -18,15 +18,16 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from specq.checkpoints import draft_form, is_gguf
+from specq.checkpoints import draft_form, is_gguf, read_config
 from specq.engines.checkpoint import describe, resolve_checkpoint
 from specq.engines.torch import fused_weights
 from specq.engines.torch.compiler import kernels
-from specq.engines.torch.draft_network import load_draft
+from specq.engines.torch.draft_network import draft_blocks, load_draft
 from specq.engines.torch.forward import Forward, KvStore
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.gguf_network import EXACT, load_blocks, load_gguf, values_format
 from specq.engines.torch.native import ALONE, NO_BLOCKS, NativeForward, Threads, supports
+from specq.engines.torch.native_chain import NativeChainDrafter
 from specq.engines.torch.packing import BlockWeight, trim_memory
 from specq.engines.torch.rows import RowPacker
 from specq.protocol import ConfigError, Int32Array, ModelInfo
@@ -75,9 +76,11 @@ def load(
 
     Raises ConfigError if the model cannot be found or used.
     """
-    checkpoint, place = resolve_checkpoint(model), _pick_device(device)
+    checkpoint, place = resolve_checkpoint(model), pick_device(device)
     network = load_network(checkpoint, place, dtype)
     overrides, blocks = _of_gguf(checkpoint, place, dtype) if is_gguf(checkpoint) else (None, NO_BLOCKS)
+    if place.type == "cpu" and (shape := draft_form.draft_shape(checkpoint)):
+        blocks = draft_blocks(checkpoint, shape)
     loaded = assemble(
         network,
         checkpoint,
@@ -172,9 +175,13 @@ def _runs_fused(network: Any) -> bool:
     return torch.cuda.get_device_capability(network.device) >= FUSED_CAPABILITY and fused_weights.supports(network)
 
 
-def chain_drafter(forward: Forward) -> Any:
-    """Return a `specq.engines.torch.chain.ChainDrafter` over a forward that can have one, else None."""
-    if find_spec("triton") is None:
+def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
+    """Return what drafts chains over a forward without the host between their levels, where there is such a thing: a
+    `specq.engines.torch.chain.ChainDrafter` on a GPU, a `NativeChainDrafter` over the native kernels. token_ids: as of
+    `LoadedModel`; a GPU's takes a column's number for its token."""
+    if isinstance(forward, NativeForward):
+        return NativeChainDrafter(forward, token_ids)
+    if token_ids is not None or find_spec("triton") is None:
         return None
     from specq.engines.torch.chain import ChainDrafter
     from specq.engines.torch.fused import FusedForward
@@ -182,7 +189,8 @@ def chain_drafter(forward: Forward) -> Any:
     return ChainDrafter(forward) if isinstance(forward, FusedForward) else None
 
 
-def _pick_device(device: str) -> torch.device:
+def pick_device(device: str) -> torch.device:
+    """Return the device of this name; auto: a GPU where there is one."""
     if device != "auto":
         return torch.device(device)
     if torch.cuda.is_available():
@@ -200,12 +208,18 @@ def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def _load_network(directory: Path, device: torch.device, dtype: torch.dtype | str) -> Any:
+    read_config(directory)
     try:
         disable_progress_bar()  # type: ignore[no-untyped-call]
         config = AutoConfig.from_pretrained(directory)
-        network: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, dtype=dtype)
-    except (OSError, ValueError) as error:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, config=config, dtype=dtype, output_loading_info=True
+        )
+        network, found = loaded
+    except Exception as error:  # a file that was cut, a config.json of no model: each has an error of its own
         raise ConfigError(f"{directory} has no causal language model that transformers can load: {error}") from error
+    if missing := sorted(found["missing_keys"]):  # transformers would take random numbers for them
+        raise ConfigError(f"{directory} does not have all of its tensors: {missing[0]} is missing ({len(missing)} are)")
     if not getattr(config, "max_position_embeddings", None):
         raise _unsupported(network, "it has no fixed positions")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):

@@ -13,6 +13,7 @@ Steps of many rows may be shared among threads (kernels/team.h), with the same b
 from __future__ import annotations
 
 import ctypes
+import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,15 +26,17 @@ import torch
 from specq.engines.torch.forward import ForwardOutput, KvStore, RowTap
 from specq.engines.torch.packing import LINE, PANEL, Arena, BlockWeight, Weight, pack, pack_bias
 from specq.engines.torch.rows import PackedRows, address, table_addresses
+from specq.engines.torch.sharing import Sharing
 from specq.protocol import ConfigError
+from specq.runtime import available_cores
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # cosines that depend on the position alone
 MAX_ROPE_POSITIONS = 1 << 20
-# A step of at least so many rows always calls the helpers; one of fewer only while they have cores of their own: a helper
-# that another process keeps waiting with work in hand costs such a step more than it gives. Two threads against one, bundled
-# target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as fast; with one niced (5) loop on the
-# helper's core 1.2; with one that is not niced 1.0, with several 0.7.
+MOST_JUMPED_ROWS = 32  # beyond them a tile more is a small part of a step
+# A step of at least so many rows always calls the helpers; one of fewer where that was measured to pay (`sharing`). Two threads
+# against one, bundled target, contexts of 256, on two cores of an EPYC (Zen 3): 16 rows 1.5 to 1.8 times as fast; with one
+# niced (5) loop on the helper's core 1.2; with one that is not niced 1.0, with several 0.7.
 MIN_SHARED_ROWS = 12
 
 _Pointer = ctypes.c_void_p
@@ -93,6 +96,11 @@ class Threads:
     own: int = 1
     helper_cores: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, threads: int, helper_cores: tuple[int, ...] = ()) -> Threads:
+        """`threads` of our own; 0: as torch does, at most one a core."""
+        return cls(threads or min(torch.get_num_threads(), len(available_cores())), helper_cores)
+
     @property
     def num_helpers(self) -> int:
         return self.own - 1 + len(self.helper_cores)
@@ -101,28 +109,6 @@ class Threads:
     def own_only(self) -> Threads:
         """The same without those on helper cores."""
         return replace(self, helper_cores=())
-
-
-class SmallSteps:
-    """Whether steps of few rows are shared: as long as no helper is late, and after one was, again after some steps alone,
-    whose number doubles each time up to MOST_ALONE."""
-
-    LEAST_ALONE, MOST_ALONE = 16, 1024
-    FORGIVEN = 4  # steps alone fewer after a shared one that went well
-
-    def __init__(self) -> None:
-        self._alone = self._left = 0  # steps alone after a helper was late, and how many of them are left
-
-    def should_share(self) -> bool:
-        """Whether the next small step shall be shared; asked once a step."""
-        self._left -= self._left > 0
-        return self._left == 0
-
-    def note(self, was_late: bool) -> None:
-        """Note how a shared step went."""
-        more, fewer = max(2 * self._alone, self.LEAST_ALONE), max(self._alone - self.FORGIVEN, 0)
-        self._alone = min(more, self.MOST_ALONE) if was_late else fewer
-        self._left = self._alone if was_late else 0
 
 
 ALONE = Threads()
@@ -149,12 +135,14 @@ class NativeForward:
         self._arena = Arena(_most_bytes(model))
         self._keep: list[torch.Tensor] = []  # owners of the memory that C points into
         self._library = library
-        library.specq_workspace_floats.restype = ctypes.c_int64
+        library.specq_workspace_floats.restype = library.specq_tile_rows.restype = ctypes.c_int64
         library.specq_team_new.restype = _Pointer
         self._threads = threads
         self.is_helped = bool(threads.helper_cores)
+        tile_rows = library.specq_tile_rows()
+        self.jumps = tuple(range(tile_rows, MOST_JUMPED_ROWS + 1, tile_rows))
         self._teams: dict[Threads, _Pointer | None] = {}
-        self._small_steps = SmallSteps()
+        self._sharing = Sharing()
         self._layers = (_Layer * model.config.num_hidden_layers)(*(self._layer(layer) for layer in model.model.layers))
         self._model = self._describe(model)
         self._blocks.clear()  # they are packed, and the model's own weights need not stay
@@ -164,27 +152,43 @@ class NativeForward:
 
     def __call__(self, rows: PackedRows, tap: RowTap | None = None) -> ForwardOutput:
         """Write the rows' KV and return logits and final hidden states of `rows.logit_rows`, and what `tap` asks for."""
+        tapped = None if tap is None else torch.empty(len(tap.rows), len(tap.layers) * self._model.hidden)
+        described, _layers = _describe_tap(tap, tapped)
+        logits, hidden = self._run(self._library.specq_forward, rows, described, 0)
+        return ForwardOutput(logits[:, : self._num_logits], hidden, tapped)
+
+    def draft_chains(self, rows: PackedRows, chains: ctypes.Structure, depth: int) -> None:
+        """Draft chains of some depth as kernels/chain.h has it; `rows`: its last level, `chains`: its Chains."""
+        self._run(self._library.specq_draft_chains, rows, ctypes.byref(chains), depth)
+
+    def _run(self, function: Any, rows: PackedRows, more: Any, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let a function of the library compute rows, with the helpers where that pays; return what it wrote: logits of whole
+        panels, and hidden states. `more` is its last argument, `depth` how often it computes the rows, 0 for once."""
         batch, _tables = _describe_batch(rows)
         num_logits = len(rows.logit_rows)
         logits = torch.empty(num_logits, self._model.head.num_panels * PANEL)
         hidden = torch.empty(num_logits, self._model.hidden)
         model = ctypes.byref(self._model)
-        is_large = rows.num_rows >= MIN_SHARED_ROWS
-        team = self._helpers() if is_large or self._small_steps.should_share() else None
+        kind = (rows.num_rows, num_logits, depth, self.is_helped)
+        is_measured = rows.num_rows < MIN_SHARED_ROWS and self._threads_now.num_helpers > 0
+        team = self._helpers() if not is_measured or self._sharing.should_share(kind) else None
         needed = self._library.specq_workspace_floats(model, ctypes.byref(batch), team)
         if needed > len(self._workspace):
             self._workspace = torch.empty(needed)
         pointers = (_Pointer(tensor.data_ptr()) for tensor in (self._workspace, logits, hidden))
-        tapped = None if tap is None else torch.empty(len(tap.rows), len(tap.layers) * self._model.hidden)
-        described, _layers = _describe_tap(tap, tapped)
-        self._library.specq_forward(model, ctypes.byref(batch), team, *pointers, described)
-        if team and not is_large:
-            self._small_steps.note(self._library.specq_team_was_late(team))
-        return ForwardOutput(logits[:, : self._num_logits], hidden, tapped)
+        began = time.perf_counter()
+        function(model, ctypes.byref(batch), team, *pointers, more)
+        if is_measured:
+            self._sharing.note(kind, time.perf_counter() - began)
+        return logits, hidden
+
+    @property
+    def _threads_now(self) -> Threads:
+        return self._threads if self.is_helped else self._threads.own_only
 
     def _helpers(self) -> _Pointer | None:
         """Return the threads that share this model's steps now, started when first asked for; they end with this object."""
-        threads = self._threads if self.is_helped else self._threads.own_only
+        threads = self._threads_now
         if threads not in self._teams and threads.num_helpers:
             team = self._teams[threads] = _start_team(self._library, threads)
             weakref.finalize(self, self._library.specq_team_free, team).atexit = False  # asleep, they hold up no exit

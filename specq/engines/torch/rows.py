@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from specq.engines.torch.compiler import kernels
 from specq.engines.torch.kv_pool import SlotTables
-from specq.protocol import NO_SCRATCH, Int32Array, SamplingParams, SessionStep, Tree
-from specq.verification import StepBatch
+from specq.protocol import NO_SCRATCH, Int32Array, IntpArray, SamplingParams, SessionStep, Tree
+from specq.verification import StepBatch, ends_of
 
 ROW_NUMBERS: Int32Array = np.arange(1025, dtype=np.int32)
 
@@ -57,22 +57,28 @@ class PackedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class ChainStart:
-    """Where a chain begins: after the committed context, or after a node below it.
+class ChainStarts:
+    """Where chains begin: after committed contexts, or after nodes below them. The chains of a session stand together.
 
-    session   rows of one session stand together, and only the first brings its table
-    table     i32[>= length]  slots of the context; lineage: those of the node's ancestors and its own, root first
-    position  that of the chain's first token
-    slots     for the keys and values of the chain's tokens, but the last: depth - 1 of them
+    tables      of S sessions, i32[>= length] each: slots of the context
+    row_starts  i32[S + 1]: session s has the chains row_starts[s] .. row_starts[s + 1]
+    lengths     i32[chains]: of the context
+    lineages    slots of the node's ancestors and its own, root first, of each chain; () if all begin after contexts
+    positions   i32[chains]: that of the chain's first token
+    slots       i32[chains, depth - 1]: for the keys and values of the chain's tokens, but the last
+    params      of each chain
     """
 
-    session: int
-    table: Int32Array
-    length: int
-    lineage: Sequence[int]
-    position: int
-    slots: Sequence[int]
-    params: SamplingParams
+    tables: Sequence[Int32Array]
+    row_starts: Int32Array
+    lengths: Int32Array
+    lineages: Sequence[Sequence[int]]
+    positions: Int32Array
+    slots: Int32Array
+    params: Sequence[SamplingParams]
+
+    def __len__(self) -> int:
+        return len(self.positions)
 
 
 class RowPacker:
@@ -130,6 +136,45 @@ class RowPacker:
         block = np.fromiter(chain.from_iterable(lists), np.int32)
         ends = list(accumulate(map(len, lists), initial=0))
         return PackedRows(self._tables, block, *(block[start:end] for start, end in pairwise(ends)))
+
+
+def pack_nodes(
+    starts: ChainStarts, token_ids: Int32Array, slots: Int32Array, positions: Int32Array, own: Int32Array
+) -> PackedRows:
+    """Pack a row for each chain, a node. Its extras are its lineage, then `own` i32[chains, any]."""
+    count, width = own.shape
+    extra_starts, extras = width * np.arange(count + 1), own.reshape(-1)
+    if starts.lineages:
+        extra_starts += np.cumsum([0, *map(len, starts.lineages)])
+        lists = zip(starts.lineages, own.tolist(), strict=True)
+        extras = np.fromiter(chain.from_iterable(chain(*both) for both in lists), np.int32)
+    columns = token_ids, positions, slots, starts.lengths
+    return _packed(starts.tables, *columns, extra_starts, extras, starts.row_starts, np.arange(count))
+
+
+def pack_tokens(
+    tables: Sequence[Int32Array],
+    starts: IntpArray,
+    counts: IntpArray,
+    token_ids: Int32Array,
+    slots: Int32Array,
+    *,
+    judged: bool = True,
+) -> PackedRows:
+    """Pack tokens of contexts, so many of each session from position `starts` on; if judged, the last of each gives logits."""
+    ends = ends_of(counts)
+    positions = (starts - ends + counts).repeat(counts) + np.arange(len(token_ids))
+    no_extras = np.zeros(len(token_ids) + 1)
+    lasts = ends - 1 if judged else ends[:0]
+    row_starts = np.concatenate([[0], ends])
+    return _packed(tables, token_ids, positions, slots, positions + 1, no_extras, no_extras[:0], row_starts, lasts)
+
+
+def _packed(tables: Sequence[Int32Array], *columns: npt.NDArray[Any]) -> PackedRows:
+    """Return rows of these columns, in the order of `PackedRows`."""
+    block = np.concatenate(columns, dtype=np.int32, casting="unsafe")
+    ends = list(accumulate(map(len, columns), initial=0))
+    return PackedRows(tables, block, *(block[start:end] for start, end in pairwise(ends)))
 
 
 def pack_steps(steps: Sequence[SessionStep], slots: Int32Array, tables: Sequence[Int32Array]) -> PackedRows:

@@ -11,7 +11,7 @@ import torch
 
 from specq.engines.torch.compiler import kernels
 from specq.protocol import Float32Array, Int32Array, SamplingParams
-from specq.verification.sampling import perturbed_scores
+from specq.verification.sampling import is_uncut, near_scores
 
 FEW = 8  # tokens that one of the device's programs looks for, one after the other
 
@@ -44,17 +44,17 @@ def rank_tokens(
     count: int,
     token_ids: Int32Array | None = None,
 ) -> tuple[Int32Array, Float32Array]:
-    """Return `top_tokens` of the perturbed scores (`specq.verification.sampling`) of logits [rows, vocab]: what the target
+    """Return `top_tokens` of the near scores (`specq.verification.sampling`) of logits [rows, vocab]: what the target
     is likely to draw at these positions. token_ids: the token of each column, where that is not its number."""
     if token_ids is not None:
-        columns, log_probs = top_tokens(perturbed_scores(logits, params, positions, token_ids), count)
+        columns, log_probs = top_tokens(near_scores(logits, params, positions, token_ids), count)
         return token_ids.take(columns, mode="clip"), log_probs
     if _is_fused(logits, count):
-        from specq.engines.torch.fused_top import is_uncut, rank_on_device
+        from specq.engines.torch.fused_top import rank_on_device
 
         if all(map(is_uncut, params)):
             return rank_on_device(logits, params, positions, count)
-    return top_tokens(perturbed_scores(logits, params, positions), count)
+    return top_tokens(near_scores(logits, params, positions), count)
 
 
 def _is_fused(scores: torch.Tensor, count: int) -> bool:

@@ -68,6 +68,8 @@ class VllmEngine:
 
     num_tap_layers = 0
     is_helped = False
+    overlaps = False
+    jumps: tuple[int, ...] = ()
     takes_scratch = False
 
     def __init__(

@@ -11,6 +11,7 @@ export class Answer {
     this.rejected = new Map(); // place -> drafts that were rejected there
     this.rounds = []; // {place, step_ms, wait_ms}
     this.text = "";
+    this.finish = null; // why it ended, as the API has it
     this.current = -1;
     this.body = make("div", { class: "tokens", tabindex: "0", role: "group",
       "aria-label": "Answer. Arrow keys show where each token comes from" });
@@ -26,11 +27,19 @@ export class Answer {
   take(chunk) {
     const content = chunk.choices?.[0]?.delta?.content ?? "";
     this.text += content;
+    this.finish = chunk.choices?.[0]?.finish_reason ?? this.finish;
     const details = chunk.specq;
     if (!details) return;
     this.rounds.push(...details.rounds);
     this.#reject(details.rejected);
     for (const token of details.tokens) this.#add(token);
+  }
+
+  // Say that the answer was cut, if it was.
+  end() {
+    if (this.finish !== "length") return;
+    const said = `Cut here, after ${this.tokens.length} tokens. The settings say how many an answer may have.`;
+    this.element.append(make("p", { class: "quiet cut" }, said));
   }
 
   #add(token) {

@@ -66,6 +66,7 @@ async function ask(text) {
     answer.element.scrollIntoView({ block: "end" });
   });
   if (last !== mine) return; // another chat has begun
+  answer.end();
   if (answer.text || whole) messages = [...asked, { role: "assistant", content: answer.text }];
   showFigures($("figures"), answer, last.stats);
   $("said").textContent = answer.text;

@@ -20,10 +20,10 @@ export class WorkMap {
   show(report) {
     const now = performance.now();
     const seconds = this.before ? (now - this.before.at) / 1000 : 0;
-    const steps = new Map((this.before?.report.workers ?? []).map((worker) => [worker.name, worker.steps]));
+    const steps = new Map((this.before?.report.workers ?? []).map((worker) => [identity(worker), worker.steps]));
     const workers = report.workers.map((worker) => ({
       ...worker,
-      rate: seconds && steps.has(worker.name) ? Math.max(0, worker.steps - steps.get(worker.name)) / seconds : 0,
+      rate: seconds && steps.has(identity(worker)) ? Math.max(0, worker.steps - steps.get(identity(worker))) / seconds : 0,
     })).toSorted((a, b) => (a.role === b.role ? a.name.localeCompare(b.name) : a.role === "target" ? -1 : 1));
     this.before = { at: now, report };
     this.#draw(report, workers);
@@ -56,6 +56,7 @@ export class WorkMap {
   }
 }
 
+const identity = (worker) => `${worker.incarnation} ${worker.name}`; // two may have one name
 const does = (worker) => (worker.role === "target" ? "verifier" : "drafter");
 
 function line(from, to, worker) {

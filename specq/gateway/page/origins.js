@@ -4,13 +4,16 @@
 export const ORIGINS = {
   "draft worker": ["worker", "accepted from a draft worker"],
   colocated: ["colocated", "accepted from the verifier's own draft model"],
-  lookup: ["lookup", "accepted from prompt lookup: the text repeats itself"],
+  suffix: ["suffix", "accepted from a text that was there: this one repeats it"],
+  lookahead: ["lookahead", "accepted from lookahead decoding: an n-gram that the target gave before"],
+  lookup: ["suffix", "accepted from prompt lookup, by a verifier of before"],
+  medusa: ["medusa", "accepted from Medusa heads on the target's hidden states"],
   corrected: ["corrected", "the target's own, where drafts were wrong"],
   plain: ["plain", "the target's own, where nothing was drafted"],
   drafted: ["drafted", "accepted from a draft, it is not known whose"],
   own: ["own", "the target's own"],
 };
-export const LEGEND = ["draft worker", "colocated", "lookup", "corrected", "plain"];
+export const LEGEND = ["draft worker", "colocated", "suffix", "lookahead", "medusa", "corrected", "plain"];
 
 export const isAccepted = (origin) => !["corrected", "plain", "own"].includes(origin);
 export const classOf = (origin) => `token o-${(ORIGINS[origin] ?? ["own"])[0]}`;

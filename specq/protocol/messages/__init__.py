@@ -28,9 +28,19 @@ from specq.protocol.messages.to_broker import (
     Submit,
     TraceEvents,
 )
-from specq.protocol.messages.to_client import Accepted, Failed, JobInfo, JobList, Status, TokenizerChunk, Tokens, Trace
+from specq.protocol.messages.to_client import (
+    Accepted,
+    Failed,
+    JobInfo,
+    JobList,
+    JobTokens,
+    Status,
+    TokenizerChunk,
+    Tokens,
+    Trace,
+)
 from specq.protocol.messages.to_worker import Ack, Assign, Clock, Close, Open, Refused, Release, Welcome
-from specq.protocol.origins import COLOCATED_LANE, LOOKUP_LANE
+from specq.protocol.origins import COLOCATED_LANE
 
 MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls
@@ -38,13 +48,12 @@ MESSAGES: dict[str, type[Message]] = {
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, GetTrace, GetClock, TraceEvents, FetchTokenizer,
         Welcome, Refused, Clock, Open, Close, Ack, Assign, Release,
         Draft, Verdict, Verdicts, SessionFailed,
-        Accepted, JobInfo, JobList, Tokens, Failed, Status, Trace, TokenizerChunk,
+        Accepted, JobInfo, JobList, Tokens, JobTokens, Failed, Status, Trace, TokenizerChunk,
     )
 }  # fmt: skip
 
 __all__ = [
     "COLOCATED_LANE",
-    "LOOKUP_LANE",
     "MESSAGES",
     "PROTOCOL_VERSION",
     "Accepted",
@@ -64,6 +73,7 @@ __all__ = [
     "Hello",
     "JobInfo",
     "JobList",
+    "JobTokens",
     "ListJobs",
     "Message",
     "Open",

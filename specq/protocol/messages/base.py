@@ -5,6 +5,7 @@ Rule: a field's annotation names its bound of `specq.protocol.bounds`; `specq.pr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, ClassVar
 
@@ -12,8 +13,9 @@ import numpy as np
 
 from specq.protocol import bounds
 from specq.protocol.arrays import Float16Array, Float32Array, Int32Array, Int64Array, UInt8Array, UInt16Array
+from specq.protocol.errors import ProtocolError
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 # Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
 Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
@@ -80,3 +82,13 @@ class WithReason(Message):
     def __post_init__(self) -> None:
         if len(self.reason) > bounds.REASON.most:
             object.__setattr__(self, "reason", self.reason[: bounds.REASON.most - 3] + "...")
+
+
+def check_sizes(message: Message, sizes: Iterable[tuple[int, Iterable[str]]]) -> None:
+    """Raise ProtocolError, which says what is wrong, unless the arrays of these names have these sizes."""
+    for wanted, names in sizes:
+        for name in names:
+            if (size := getattr(message, name).size) != wanted:
+                raise ProtocolError(
+                    f"the arrays of {message.TYPE} do not fit together: {name} has {size} elements, not {wanted}"
+                )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from specq.protocol import bounds
+from specq.protocol.arrays import places_of, spans_of
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages.base import (
     Bytes,
@@ -32,6 +34,7 @@ from specq.protocol.messages.base import (
     Tokens32,
     Weights,
     WithReason,
+    check_sizes,
     empty,
 )
 from specq.protocol.session_stats import SESSION_STATS
@@ -135,12 +138,9 @@ class Verdicts(Message):
 
     def each(self) -> list[Verdict]:
         """Return them one by one; raise ProtocolError if the arrays do not fit together."""
-        self._check()
-        ends = [
-            np.cumsum(counts, dtype=np.int64).tolist() for counts in (self.num_tokens, self.num_nodes, self.num_seen)
-        ]
-        spans = [map(slice, [0, *of_kind], of_kind) for of_kind in ends]
+        self.check()
         numbers = (array.tolist() for array in (self.session_ids, self.epochs, self.base_lens, self.waited_us))
+        spans = map(spans_of, (self.num_tokens, self.num_nodes, self.num_seen))
         return [
             Verdict(
                 session_id=session_id,
@@ -158,18 +158,24 @@ class Verdicts(Message):
             for session_id, epoch, base_len, waited_us, tokens, nodes, seen in zip(*numbers, *spans, strict=True)
         ]
 
-    def _check(self) -> None:
+    def take(self, places: Sequence[int]) -> Verdicts:
+        """Return those at these places; their arrays must fit together."""
+        tokens, nodes, seen = (places_of(n, places) for n in (self.num_tokens, self.num_nodes, self.num_seen))
+        parts = (places, _OF_SESSIONS), (tokens, _OF_TOKENS), (nodes, _OF_NODES), (seen, ("seen",))
+        return replace(self, **{name: getattr(self, name)[of_part] for of_part, names in parts for name in names})
+
+    def check(self) -> None:
+        """Raise ProtocolError, which says why, if the arrays do not fit together."""
         tokens, nodes, seen = (int(n.sum(dtype=np.int64)) for n in (self.num_tokens, self.num_nodes, self.num_seen))
-        of_sessions = self.epochs, self.base_lens, self.num_tokens, self.num_nodes, self.num_seen, self.waited_us
-        wanted = (
-            *((array, self.session_ids.size) for array in of_sessions),
-            *((self.token_ids, tokens), (self.origins, tokens), (self.seen, seen)),
-            *((self.node_ids, nodes), (self.mask, nodes), (self.node_lanes, nodes)),
-        )
-        if any(array.size != size for array, size in wanted):
-            raise ProtocolError("the arrays of verdicts do not fit together")
+        sizes = (self.session_ids.size, _OF_SESSIONS), (tokens, _OF_TOKENS), (nodes, _OF_NODES), (seen, ("seen",))
+        check_sizes(self, sizes)
         if self.num_nodes.max(initial=0) > bounds.MAX_NODES or self.num_seen.max(initial=0) > bounds.SEEN.most:
             raise ProtocolError(f"a verdict has more than {bounds.MAX_NODES} nodes, or speaks of more than 256 lanes")
+
+
+_OF_SESSIONS = "session_ids", "epochs", "base_lens", "num_tokens", "num_nodes", "num_seen", "waited_us"
+_OF_TOKENS = "token_ids", "origins"
+_OF_NODES = "node_ids", "mask", "node_lanes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

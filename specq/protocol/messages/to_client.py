@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+
 from specq.protocol import bounds
+from specq.protocol.arrays import spans_of
 from specq.protocol.messages.base import (
     Bytes,
     Count,
     Id,
+    Ids,
+    Lengths,
     Logprobs32,
     Message,
     Name,
@@ -18,6 +23,7 @@ from specq.protocol.messages.base import (
     References,
     Tokens32,
     WithReason,
+    check_sizes,
     empty,
 )
 from specq.protocol.params import SamplingParams
@@ -85,6 +91,32 @@ class Tokens(Message):
     rounds: References = empty("<i4")
     rejected: References = empty("<i4")
     rejected_probs: Probs = empty("<f4")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobTokens(Message):
+    """New tokens of n jobs that go on, and are neither explained nor ask for log-probabilities; the others travel as `Tokens`. The fields
+    are those of `Tokens`, of one job after the other.
+
+    job_ids i64[n], base_lens i32[n], num_tokens i32[n]: how many of the arrays below are of each job; token_ids i32, origins u8 [tokens]
+    """
+
+    TYPE: ClassVar[str] = "job_tokens"
+    job_ids: Ids
+    base_lens: Lengths
+    num_tokens: Lengths
+    token_ids: Tokens32
+    origins: Origins
+
+    def each(self) -> list[Tokens]:
+        """Return them one by one; raise ProtocolError if the arrays do not fit together."""
+        num_jobs, num_tokens = self.job_ids.size, int(self.num_tokens.sum(dtype=np.int64))
+        check_sizes(self, ((num_jobs, ("base_lens", "num_tokens")), (num_tokens, ("token_ids", "origins"))))
+        columns = self.job_ids.tolist(), self.base_lens.tolist(), spans_of(self.num_tokens)
+        return [
+            Tokens(job_id=job_id, base_len=base_len, token_ids=self.token_ids[span], origins=self.origins[span])
+            for job_id, base_len, span in zip(*columns, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from specq.protocol import bounds
-from specq.protocol.messages.base import ClockUs, Count, Id, Lane, Message, Tokens32, WithReason
+from specq.protocol.messages.base import ClockUs, Count, Id, Lane, Message, Name, Tokens32, WithReason
 from specq.protocol.params import SamplingParams, Speculation
 
 
@@ -38,7 +38,7 @@ class Clock(Message):
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Open(Message):
     """To a verifier: continue this context. `tokens_left` of max_tokens remain; penalties need `prompt_len`. `trace`: as in
-    `Submit`; `explain`: its verdicts say what was verified."""
+    `Submit`; `explain`: its verdicts say what was verified; `owner`: whoever may see a text of the same owner may see this one."""
 
     TYPE: ClassVar[str] = "open"
     session_id: Id
@@ -49,6 +49,7 @@ class Open(Message):
     speculation: Speculation = Speculation()  # noqa: RUF009 - frozen
     trace: bool = False
     explain: bool = False
+    owner: Name = ""
     token_ids: Tokens32
 
 

@@ -120,9 +120,11 @@ class SourceConformance:
 class Serving:
     """A verifier with sources of drafts, and the texts of its sessions."""
 
-    def __init__(self, sources: list[DraftSource], feed: Feed, **options: Any) -> None:
+    def __init__(
+        self, sources: list[DraftSource], feed: Feed, *, engine: ToyEngine | None = None, **options: Any
+    ) -> None:
         curve = StepCurve([1, 64], [0.005, 0.01])
-        self.verifier = Verifier(ToyEngine(), curve, sources, incarnation=1, **options)
+        self.verifier = Verifier(engine or ToyEngine(), curve, sources, incarnation=1, **options)
         self.texts: dict[int, list[int]] = {}
         self._feed = feed
 

@@ -285,3 +285,5 @@ int specq_draw(const float *logits, long stride, int vocab, int num, const Row *
     }
     return 0;
 }
+
+#include "guess.h"

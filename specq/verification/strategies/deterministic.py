@@ -30,20 +30,30 @@ class Deterministic(Strategy):
         """Always: a draft changes no token."""
         return True
 
+    def says_own(self, params: SamplingParams) -> bool:
+        """Always."""
+        return True
+
+    def follows_own(self, params: SamplingParams) -> bool:
+        """Always: a node is accepted where its token is the target's own."""
+        return True
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`; all noise comes from the seed, so that drafters can share it."""
         placed, packed = Placed.of(steps), pack(steps)
-        session_ids = placed.batch.session_ids
-        if not len(packed.node_rows):
-            return Judgements.of_tokens(session_ids, target.own_tokens(packed.rows)())
-        paths = [[first] for first in packed.first_rows.tolist()]
-        if target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
+        if len(packed.node_rows) and target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
+            paths = [[first] for first in packed.first_rows.tolist()]
             tokens = _walk_by_level(paths, packed, node_tokens(placed), target)
-        else:
-            own_tokens = target.own_tokens(packed.rows)  # a GPU begins; the host goes on
-            drafted = node_tokens(placed)
-            tokens = own_tokens()
-            _extend(paths, packed, tokens, drafted)
+            return _judgements(placed.batch.session_ids, paths, packed, tokens)
+        return self.judge_by_own(placed, packed, target.own_tokens(packed.rows)())
+
+    def judge_by_own(self, steps: Placed, packed: Packed, tokens: Int32Array) -> Judgements:
+        """See `Strategy.judge_by_own`."""
+        session_ids = steps.batch.session_ids
+        if not len(packed.node_rows):
+            return Judgements.of_tokens(session_ids, tokens)
+        paths = [[first] for first in packed.first_rows.tolist()]
+        _extend(paths, packed, tokens, node_tokens(steps))
         return _judgements(session_ids, paths, packed, tokens)
 
 

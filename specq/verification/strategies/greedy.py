@@ -23,6 +23,10 @@ class Greedy(Strategy):
         """At T = 0, where it is plain decoding."""
         return params.temperature == 0
 
+    def says_own(self, params: SamplingParams) -> bool:
+        """At T = 0, where a row's own token is the top one."""
+        return params.temperature == 0
+
     def judging_temperature(self, params: SamplingParams) -> float:
         """See `Strategy.judging_temperature`."""
         return 0.0

@@ -49,6 +49,10 @@ class Probabilistic(Strategy):
         """Always: exact in distribution."""
         return True
 
+    def says_own(self, params: SamplingParams) -> bool:
+        """At T = 0; else the token is drawn with a uniform number."""
+        return params.temperature == 0
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
         return by_temperature(

@@ -33,6 +33,10 @@ class Threshold(Strategy):
         """See `Strategy.judging_temperature`."""
         return params.temperature or 1.0
 
+    def says_own(self, params: SamplingParams) -> bool:
+        """Always: bars are for drafts."""
+        return True
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
         packed = pack(steps)

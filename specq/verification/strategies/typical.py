@@ -35,6 +35,10 @@ class Typical(Strategy):
         """Never: bars may keep what is likeliest out, or let more in."""
         return False
 
+    def says_own(self, params: SamplingParams) -> bool:
+        """Always: bars are for drafts."""
+        return True
+
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
         # At T = 0 only the argmax has any probability, 1: what passes is the path of `deterministic`, if a bar lets it.

@@ -18,31 +18,34 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
-from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params, longest_chain
+from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params
 from specq.proposers import Chains, ChainSource
 from specq.protocol import (
     COLOCATED_LANE,
+    BoolArray,
     Draft,
     EngineError,
     EngineLostError,
-    Int64Array,
+    IntpArray,
 )
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.arms import COLOCATED
 from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.scheduler import promised
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
-from specq.verifier.sources.offered_chains import OfferedChain, Outcome, draft_of_chain
-from specq.verifier.sources.round_choice import OtherLoad, RoundChoice
+from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
+from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import NONE
 
 log = structlog.get_logger(__name__)
 
 LEAD = 0.5  # share of what a chain promises from which the tree of other drafters is enough
 MANY = 16  # sessions from which levels never have siblings
+NO_CHAINS = OfferedChains((), np.zeros(1, np.intp), np.zeros((1, 0), np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class ColocatedDrafter(DraftSource):
         self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
         self._refused: dict[int, Session] = {}  # those for which it drafts no more
         self._gone: list[int] = []  # sessions that have been closed since the last round
-        self._offered: dict[int, OfferedChain] = {}
+        self._offered = NO_CHAINS
         self._begun: _Begun | None = None
         self._is_usual = False
 
@@ -99,22 +102,24 @@ class ColocatedDrafter(DraftSource):
         return self._begin_chains(sessions, budget, now) or has_shapes
 
     def _begin_chains(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
-        self._offered.clear()
+        self._offered = NO_CHAINS
         self._drop_gone()
-        left, other_load = self._without_leads([session for session in sessions if _takes_chains(session)])
+        rooms = _rooms(sessions)
+        left, other_load = self._without_leads(_chosen(sessions, rooms > 0))
         depth = self.choice.choose(len(left), budget.curve, other_load) if left else 0
         if not depth:
             left, depth = [session for session in left if session.is_sync], self.choice.most
-        most = max(map(_room, left), default=0)
         left = [session for session in left if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            self._start(_Begun(left, min(depth, most), width, now, is_usual))
+            self._start(_Begun(left, min(depth, int(_rooms(left).max())), width, now, is_usual))
         return self._begun is not None
 
-    def _without_leads(self, sessions: Sequence[Session]) -> tuple[list[Session], OtherLoad]:
+    def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
         """Return the sessions whose trees by other drafters do not promise enough, and what the others add to the step."""
+        if not sessions or not np.count_nonzero(sessions[0].trees.num_live[_places(sessions)]):
+            return sessions, NO_LOAD
         left, rows, tokens = [], 0, 0.0
         enough = LEAD * self.choice.promise()
         for session in sessions:
@@ -178,55 +183,69 @@ class ColocatedDrafter(DraftSource):
         drafts."""
         accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
         scores = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)  # [sessions, depth, width]
-        counts: Int64Array = (chains.token_ids[:, :, 0] >= 0).sum(1)
-        alone, drafts = list[int](), list[tuple[Session, Draft]]()  # places among the chains; drafts
-        for i, session in enumerate(begun.sessions):
-            count = counts[i] = min(int(counts[i]), _room(session))
-            if not count or session.session_id in self._gone:
-                continue
-            is_drawn, node_ids = bool(chains.distributions[i]), list[int]()
-            if begun.width > 1 or is_drawn:
-                draft, node_ids = draft_of_chain(session, chains, i, scores[i, :count])
-                drafts.append((session, draft))
-            else:
-                alone.append(i)
-            self._offered[session.session_id] = OfferedChain(chains.scores[i, :count, 0], is_drawn, node_ids)
-        batches = [batch_of(drafts, is_measured=True)] if drafts else []
+        counts = np.minimum((chains.token_ids[:, :, 0] >= 0).sum(1), _rooms(begun.sessions))
+        for i, session in enumerate(begun.sessions) if self._gone else ():
+            counts[i] = 0 if session.session_id in self._gone else counts[i]
+        ids = [session.session_id for session in begun.sessions]
+        self._offered = OfferedChains(ids, counts, chains.scores[:, :, 0])
+        offered = np.flatnonzero(counts > 0).tolist()
+        drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
+        alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]
+        batches, drafts = list[DraftBatch](), list[tuple[Session, Draft]]()
+        for i in drawn:
+            draft, node_ids = draft_of_chain(begun.sessions[i], chains, i, scores[i, : counts[i]])
+            drafts.append((begun.sessions[i], draft))
+            if chains.distributions[i]:
+                self._offered.node_ids[i] = node_ids
+        if drafts:
+            batches.append(batch_of(drafts, is_measured=True))
         if alone:
             nodes = chains.token_ids[alone, :, 0], counts[alone], scores[alone, :, 0]
             sessions = [begun.sessions[i] for i in alone]
             batches.append(batch_of_chains(sessions, COLOCATED_LANE, *nodes, is_measured=True))
         return batches
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         """Let contexts follow the rounds, and learn what became of the chains."""
         if self.shaped is not None:
             self.shaped.observe(rounds, self._min_accept_prob)
-        outcomes, faults = list[Outcome](), Faults()
-        for done in rounds:
-            if self._known.get(done.session.session_id) is done.session:
-                outcome = self._follow(done, faults)
-                if outcome is not None:
-                    outcomes.append(outcome)
-        if outcomes:
-            scores = np.concatenate([outcome.scores for outcome in outcomes])
-            is_accepted = np.concatenate([np.arange(one.num_judged) < one.num_accepted for one in outcomes])
-            self.calibration.observe_all(scores, is_accepted)
-            self.choice.learn_chains([one.num_judged for one in outcomes], [one.num_accepted for one in outcomes])
+        known = [i for i, session in enumerate(rounds.sessions) if self._known.get(session.session_id) is session]
+        if known:
+            self._follow(rounds if len(known) == len(rounds) else rounds.take(np.array(known, np.intp)))
         self._drop_gone()
 
-    def _follow(self, done: Round, faults: Faults) -> Outcome | None:
-        """Let the source follow a round; return what became of the session's chain, if it had one."""
-        session = done.session
-        offered = self._offered.pop(session.session_id, None)
-        with faults.of(session, "drafted for"):
-            num_followed = self.chains.commit(session.session_id, done.token_ids)
-        if session in faults:
-            self.refuse(session)
-            return None
-        if session.finish:
-            self.close(session)
-        return offered.outcome(done, num_followed) if offered is not None else None
+    def _follow(self, rounds: Rounds) -> None:
+        """Let the source follow rounds of sessions that it knows, and learn from them."""
+        faults = Faults()
+        num_followed = self._commit(rounds, faults)
+        if faults.found:
+            for session in [session for session in rounds.sessions if session in faults]:
+                self.refuse(session)
+            rest = np.array([i for i, one in enumerate(rounds.sessions) if one not in faults], np.intp)
+            rounds, num_followed = rounds.take(rest), num_followed[rest]
+        outcomes = self._offered.outcomes(rounds, num_followed)
+        if len(outcomes.num_judged):
+            self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
+            self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
+        for session in rounds.sessions:
+            if session.finish:
+                self.close(session)
+
+    def _commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
+        """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one; return how much of it
+        the chains had foreseen."""
+        ids = [session.session_id for session in rounds.sessions]
+        try:
+            return self.chains.commit(ids, rounds.num_tokens, rounds.token_ids)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            log.warning("draft_contexts_failed", num_sessions=len(ids), **traced(error))
+        found: IntpArray = np.zeros(len(ids), np.intp)
+        for i, done in enumerate(rounds):
+            with faults.of(done.session, "drafted for"):
+                found[i] = self.chains.commit([ids[i]], rounds.num_tokens[i : i + 1], done.token_ids)[0]
+        return found
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +277,7 @@ class ColocatedDrafter(DraftSource):
         """Forget a session. The source of chains, which may be drafting for it now, does so between two rounds."""
         session_id = session.session_id
         self._refused.pop(session_id, None)
-        self._offered.pop(session_id, None)
+        self._offered.pop(session_id)
         if self.shaped is not None:
             self.shaped.close(session)
         if self._known.pop(session_id, None) is not None:
@@ -270,14 +289,27 @@ class ColocatedDrafter(DraftSource):
         self._gone.clear()
 
 
-def _takes_chains(session: Session) -> bool:
-    """Return whether a session has room for drafts and takes them from this drafter."""
-    return session.takes_drafts and not session.speculation.has_fixed_shape and _room(session) > 0
+def _places(sessions: Sequence[Session]) -> IntpArray:
+    return np.array([session.place for session in sessions], np.intp)
 
 
-def _room(session: Session) -> int:
-    """Return how many levels a session's chain may have; the correction takes one position itself."""
-    return longest_chain(session.speculation, session.limit - session.length - 1)
+def _rooms(sessions: Sequence[Session]) -> IntpArray:
+    """Return how many levels each session's chain may have, i64[sessions]; the correction takes one position itself. It is 0 or less where
+    there is no room, no chains are taken, or the session is closed."""
+    if not sessions:
+        return np.zeros(0, np.intp)
+    trees, places = sessions[0].trees, _places(sessions)
+    rooms: IntpArray = np.minimum(trees.longest_chain[places], trees.limit[places] - trees.length[places] - 1).astype(
+        np.intp
+    )
+    rooms[places == NONE] = 0
+    return rooms
+
+
+def _chosen(sessions: Sequence[Session], is_chosen: BoolArray) -> Sequence[Session]:
+    if np.count_nonzero(is_chosen) == len(sessions):
+        return sessions
+    return [sessions[i] for i in np.flatnonzero(is_chosen).tolist()]
 
 
 def _promised(session: Session) -> float:

@@ -16,9 +16,9 @@ from typing import ClassVar, NamedTuple
 from specq.config import TargetConfig
 from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, StepOutput
 from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
-from specq.verifier.shares import ScheduledSession
+from specq.verifier.shares import Shares
 from specq.verifier.step_curve import StepCurve
 
 
@@ -40,6 +40,10 @@ class Setup(NamedTuple):
     model         the directory or hub name of the draft model; "" where none is asked for
     device        where the engine computes, as a process with that engine names it
     tell          says what is being done
+    helper_cores  cores on each of which a thread helps with the engine's steps
+    target        the directory, GGUF file or hub name of the target model
+    heads         the directory of Medusa heads; "" where none are asked for
+    draft_tokenizer   the directory or hub name of the draft model's tokenizer
     """
 
     config: TargetConfig
@@ -47,12 +51,16 @@ class Setup(NamedTuple):
     model: str
     device: str
     tell: Callable[[str], object]
+    helper_cores: tuple[int, ...] = ()
+    target: str = ""
+    heads: str = ""
+    draft_tokenizer: str = ""
 
 
 class Computed(NamedTuple):
     """What the engine computed at one call: the shares of some sessions, and what it returned of them, in their order."""
 
-    shares: Sequence[ScheduledSession]
+    shares: Shares
     output: StepOutput
 
 
@@ -90,7 +98,7 @@ class DraftSource(ABC):
         """Return whether hidden states are wanted of all rows of a session's context, not only of those that are judged."""
         return False
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:  # noqa: B027 - need not be written
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:  # noqa: B027 - need not be written
         """Take in what a step committed to each session, and so what became of the drafts; `computed` has the hidden states and
         the logits of scratch rows that were asked for, where the engine keeps them."""
 

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 import structlog
 
 from specq.drafting import Drafter
+from specq.engines import tokenizer_files
+from specq.proposers import ChainSource, Proposer, ProposerChains, bridge
 from specq.proposers.profiling import level_times
-from specq.protocol import ConfigError, fits, mismatch
+from specq.protocol import fits
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.interface import Setup
 from specq.verifier.sources.shaped import MOST_NODES, ShapedDrafter
@@ -30,23 +32,31 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     from specq.proposers.chain_model import ChainModel  # brings torch, which not every engine needs
 
     tell(f"loading {config.draft_model} to draft with")
-    chains = ChainModel(setup.model, device=setup.device, dtype=config.dtype, name=config.draft_model)
-    if not fits(chains.info, setup.info):
-        raise ConfigError(mismatch(chains.info, [setup.info]))
-    chains.limit_vocab = min(chains.limit_vocab, setup.info.num_tokens)
+    chains = ChainModel(
+        setup.model,
+        device=setup.device,
+        dtype=config.dtype,
+        name=config.draft_model,
+        threads=config.threads,
+        helper_cores=setup.helper_cores,
+    )
+    source, trees = _for_target(chains, setup)
     sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
-    levels = StepCurve(sizes, level_times(chains, sizes, config.chain, {1, config.fan_out}))
+    levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
     log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
-    return ColocatedDrafter(
-        chains, levels, fan_out=config.fan_out, chain=config.chain, shaped=_shaped(chains, config.fan_out, config.chain)
-    )
+    shaped = ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain))
+    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=config.chain, shaped=shaped)
 
 
-def _shaped(chains: ChainModel, fan_out: int, chain: int) -> ShapedDrafter:
-    """Return what drafts trees of shapes, with the model and the KV memory that the chains are drafted with."""
+def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer]:
+    """Return what drafts chains, and what drafts trees of shapes, in the target's vocabulary, with one model and one KV memory."""
     from specq.proposers.draft_model import DraftModel
 
     trees = DraftModel(chains.contexts)
-    trees.limit_vocab = chains.limit_vocab
-    return ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=fan_out, chain=chain))
+    if fits(chains.info, setup.info):
+        trees.limit_vocab = chains.limit_vocab = min(chains.limit_vocab, setup.info.num_tokens)
+        return chains, trees
+    draft_files, target_files = tokenizer_files(setup.draft_tokenizer), tokenizer_files(setup.target)
+    bridged = bridge(chains.info, setup.config.vocabulary, draft_files, target_files, setup.info.name)
+    return ProposerChains(bridged(DraftModel(chains.contexts))), bridged(trees)

@@ -9,45 +9,65 @@ from typing import NamedTuple
 import numpy as np
 
 from specq.proposers import Chains
-from specq.protocol import COLOCATED_LANE, Draft, Float32Array, pack_distributions
-from specq.verifier.rounds import Round
+from specq.protocol import COLOCATED_LANE, BoolArray, Draft, Float32Array, IntpArray, pack_distributions
+from specq.verifier.rounds import Round, Rounds
 from specq.verifier.session import Session
+from specq.verifier.trees import NONE
 
 
-class Outcome(NamedTuple):
-    """What became of a chain: the scores f32[num_judged] of its judged tokens, and how many of these were accepted."""
+class Outcomes(NamedTuple):
+    """What became of n chains: how many tokens of each were judged, and how many of these were accepted, i64[n]; and of all judged tokens,
+    one chain after the other, the drafter's own log-probabilities f32[all] and whether they were accepted bool[all]."""
 
+    num_judged: IntpArray
+    num_accepted: IntpArray
     scores: Float32Array
-    num_accepted: int
-
-    @property
-    def num_judged(self) -> int:
-        return len(self.scores)
+    is_accepted: BoolArray
 
 
-class OfferedChain(NamedTuple):
-    """What was drafted for a session in this round.
+class OfferedChains:
+    """What was drafted for n sessions in this round.
 
-    scores     f32[depth]: the drafter's own log-probabilities of the chain's tokens
-    is_drawn   whether the tokens were drawn from draft distributions; then they are nodes with these ids
+    counts     i64[n]: the tokens of each session's chain that were offered; 0: none
+    scores     f32[n, depth]: the drafter's own log-probabilities of them
+    node_ids   by place among the n: the ids of a chain's nodes, if its tokens were drawn from draft distributions
     """
 
-    scores: Float32Array
-    is_drawn: bool
-    node_ids: Sequence[int]
+    def __init__(self, session_ids: Sequence[int], counts: IntpArray, scores: Float32Array) -> None:
+        self.counts, self.scores = counts, scores
+        self.node_ids: dict[int, Sequence[int]] = {}
+        self._places = dict(zip(session_ids, range(len(session_ids)), strict=True))
 
-    def outcome(self, done: Round, num_followed: int) -> Outcome:
-        """Return what became of the chain, given a round that committed its first `num_followed` tokens.
+    def pop(self, session_id: int) -> int:
+        """Return the place of a session's chain, which is asked for once; NONE if there is none."""
+        return self._places.pop(session_id, NONE)
+
+    def outcomes(self, rounds: Rounds, num_followed: IntpArray) -> Outcomes:
+        """Return what became of the chains, given rounds each of which committed so many first tokens of its session's chain.
 
         Tokens up to the first that was not committed are judged; of drawn ones, those that the verifier judged as such.
         """
-        num_judged = min(num_followed + 1, len(self.scores), len(done.token_ids))
-        if self.is_drawn:
-            nodes = zip(done.node_ids.tolist(), done.lanes.tolist(), strict=True)
-            verified = {node_id for node_id, lane in nodes if lane == COLOCATED_LANE}
-            unverified = (i for i, node_id in enumerate(self.node_ids[:num_judged]) if node_id not in verified)
-            num_judged = next(unverified, num_judged)
-        return Outcome(self.scores[:num_judged], min(num_followed, num_judged))
+        places = np.array([self.pop(session.session_id) for session in rounds.sessions], np.intp)
+        num_judged = np.minimum(np.minimum(num_followed + 1, rounds.num_tokens), self.counts[places])
+        num_judged[places == NONE] = 0
+        for i in np.flatnonzero(num_judged).tolist() if self.node_ids else ():
+            if places[i] in self.node_ids:
+                num_judged[i] = _judged_as_drawn(rounds[i], self.node_ids[places[i]][: num_judged[i]])
+        own = np.flatnonzero(num_judged)
+        judged, accepted = num_judged[own], np.minimum(num_followed, num_judged)[own]
+        levels = np.arange(self.scores.shape[1])
+        is_judged = levels < judged[:, None]
+        scores = self.scores[places[own]][is_judged]
+        return Outcomes(
+            judged, accepted, scores, np.broadcast_to(levels, is_judged.shape)[is_judged] < accepted.repeat(judged)
+        )
+
+
+def _judged_as_drawn(done: Round, node_ids: Sequence[int]) -> int:
+    """Return how many of a chain's first nodes a round has verified."""
+    nodes = zip(done.node_ids.tolist(), done.lanes.tolist(), strict=True)
+    verified = {node_id for node_id, lane in nodes if lane == COLOCATED_LANE}
+    return next((i for i, node_id in enumerate(node_ids) if node_id not in verified), len(node_ids))
 
 
 def draft_of_chain(session: Session, chains: Chains, index: int, scores: Float32Array) -> tuple[Draft, list[int]]:

@@ -49,7 +49,7 @@ class RoundChoice:
 
     def choose(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
         """Return the depth for a round of this many sessions, each with one row in the step beside its chain."""
-        best = self._best(num_sessions, curve, other)
+        best = self.best(num_sessions, curve, other)
         if best:
             self._patience = self._until_trial = LEAST_PATIENCE
             return best
@@ -59,11 +59,14 @@ class RoundChoice:
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
         return min(TRIAL_DEPTH, self.most)
 
-    def _best(self, num_sessions: int, curve: StepCurve, other: OtherLoad) -> int:
+    def best(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
+        """Return the depth with the most tokens a second for a round of this many sessions."""
         depths = np.arange(self.most + 1)
         of_chains = np.concatenate(([1.0], 1.0 + np.cumsum(np.cumprod(self.accept_probs()))))
         tokens = other.tokens + num_sessions * of_chains
-        steps = np.array([curve(other.rows + num_sessions * (1 + depth)) for depth in depths.tolist()])
+        steps = np.array(
+            [curve(other.rows + num_sessions * (1 + depth), num_sessions * depth) for depth in depths.tolist()]
+        )
         return int(np.argmax(tokens / (steps + depths * self.levels(num_sessions))))
 
     def accept_probs(self) -> Float64Array:

@@ -10,9 +10,10 @@ import structlog
 from specq.engines import Engine
 from specq.protocol import NO_SCRATCH, NO_TAP, ConfigError, Draft, EngineLostError, StepOutput, Tap
 from specq.runtime import traced
-from specq.verifier.arms import Arm
+from specq.verifier.arms import Arms
 from specq.verifier.grafting import DraftBatch, hang
-from specq.verifier.rounds import Round
+from specq.verifier.load_level import Arm
+from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
@@ -32,7 +33,7 @@ class SourceSet:
     waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile included
     node_s       seconds that it takes to receive a draft node and to graft it
     mail_s       seconds that the drafts which arrive between two steps may take: as many as the last step took
-    num_sent     draft nodes in all, by the name of their source
+    num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
     num_dropped  drafts for which there was no time or no room
     """
 
@@ -43,6 +44,7 @@ class SourceSet:
         for source in self.sources:
             _check(source, engine)
         self._uses_scratch = any(source.uses_scratch for source in self.sources)
+        self._with_scratch: list[Session] = []  # those that were given scratch rows for the last step
         self.waited_s = self.node_s = 0.0
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
@@ -50,10 +52,24 @@ class SourceSet:
         self._receiving_s = 0.0  # what drafts have cost since the last `collect`
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
         self.num_sent = {source.name: 0 for source in self.sources}
+        self.num_scratch = dict(self.num_sent)
 
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
+
+    @property
+    def num_added(self) -> dict[str, int]:
+        """What each source has added to steps in all: nodes and scratch rows."""
+        return {name: count + self.num_scratch[name] for name, count in self.num_sent.items()}
+
+    def draft_for(self, session: Session, arms: Arms) -> bool:
+        """Return whether a session's drafts are waited for, or looked for, before each of its steps. Draft workers that have never sent
+        anything are not."""
+        if not session.takes_drafts:
+            return False
+        used = (source.name for source in self.sources if source is not self.mailbox)
+        return session.is_sync or arms.uses(self.mailbox.name) or any(name in arms.allowed for name in used)
 
     def put(self, session: Session, draft: Draft) -> None:
         """Take a remote draft that was checked."""
@@ -78,7 +94,7 @@ class SourceSet:
             "collect", lambda source: self._collect(source, _drafted_for(sessions, source, allowed), budget, clock)
         )
         if self._uses_scratch:
-            self._set_scratch(sessions)
+            self._set_scratch(sessions, allowed)
         self.waited_s = 0.0 if self._began_at is None else clock() - self._began_at
         self._began_at = None
 
@@ -89,23 +105,26 @@ class SourceSet:
             self._hang(source, batch, clock())
             self.num_sent[source.name] += len(batch.token_ids)
 
-    def _set_scratch(self, sessions: Sequence[Session]) -> None:
-        """Ask for scratch rows; a session has those of the first source that has some."""
-        for session in sessions:
+    def _set_scratch(self, sessions: Sequence[Session], allowed: Arm) -> None:
+        """Ask for scratch rows; a session has those of the first source that has some. Those of the last step, which stand where the
+        text then ended, are gone, whether or not their session decodes now."""
+        for session in self._with_scratch:
             session.scratch = NO_SCRATCH
-        self._ask("scratch", lambda source: self._add_scratch(source, sessions))
+        self._ask("scratch", lambda source: self._add_scratch(source, _drafted_for(sessions, source, allowed)))
+        self._with_scratch = [session for session in sessions if session.scratch.num_rows]
 
     def _add_scratch(self, source: DraftSource, sessions: Sequence[Session]) -> None:
         for session in sessions if source.uses_scratch else ():
             if not session.scratch.num_rows:
                 session.scratch = source.scratch(session)
+                self.num_scratch[source.name] += session.scratch.num_rows
 
     def tap(self, shares: Shares) -> Tap:
         """Return the hidden states that the sources want of these shares."""
         tapping = [source for source in self.sources if source.layers]
         if not tapping:
             return NO_TAP
-        sessions = [share.session for share in shares if len(share.step.token_ids) > 1]
+        sessions = [shares.sessions[i] for i in (shares.batch.num_tokens > 1).nonzero()[0].tolist()]
         whole = {one.session_id for one in sessions if any(source.wants_prompt(one) for source in tapping)}
         return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
 
@@ -138,7 +157,7 @@ class SourceSet:
             session.forget_drafts()
             source.refuse(session)
 
-    def observe(self, rounds: Sequence[Round], done: Sequence[tuple[Shares, StepOutput]], step_s: float) -> None:
+    def observe(self, rounds: Rounds, done: Sequence[tuple[Shares, StepOutput]], step_s: float) -> None:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
         computed = [Computed(*part) for part in done]
@@ -173,7 +192,7 @@ def _drafted_for(sessions: Sequence[Session], source: DraftSource, allowed: Arm)
 def _check(source: DraftSource, engine: Engine) -> None:
     """Raise ConfigError if a source needs what the engine does not give."""
     name = engine.info.engine
-    if source.layers and max(source.layers) >= engine.num_tap_layers:
+    if source.layers and not max(source.layers) < engine.num_tap_layers > 0:
         said = f"has layers 0 to {engine.num_tap_layers - 1}" if engine.num_tap_layers else "gives none"
         raise ConfigError(f"{source.name} drafts by hidden states of layers {source.layers}; the {name} engine {said}")
     if source.uses_scratch and not engine.takes_scratch:

@@ -12,7 +12,9 @@ from specq.verifier.sources.interface import DraftSource, Setup
 
 SOURCES = {
     "colocated": "specq.verifier.sources.making:make",
-    "lookup": "specq.verifier.sources.lookup:make",
+    "medusa": "specq.verifier.sources.medusa:make",
+    "suffix": "specq.verifier.sources.suffix:make",
+    "lookahead": "specq.verifier.sources.lookahead:make",
 }
 
 

@@ -73,6 +73,7 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "last_token": ("i4", ()),
     "end_ids": ("i4", (MAX_END_IDS,)),  # tokens that end the text; NONE in the other places
     "num_scratch": ("i4", ()),
+    "longest_chain": ("i4", ()),  # nodes of the longest chain that its job takes; 0: it takes no chains
     "has_extras": ("u1", ()),  # its steps may need a history, scratch rows or draft distributions
     "committed_at": ("f8", ()),
     "is_open": ("u1", ()),  # in the engine

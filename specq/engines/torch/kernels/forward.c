@@ -264,6 +264,9 @@ static void run_pass(Pass *p, float *logits, float *hidden) {
     multiply_rows(p, &m->head, w->normed, w->ld_hidden, num_rows, logits, m->head.num_panels * PANEL, STORE);
 }
 
+/* Rows that a product takes at once. */
+int64_t specq_tile_rows(void) { return TILE_ROWS; }
+
 int64_t specq_workspace_floats(const Model *m, const Batch *b, const Team *team) {
     Workspace w;
     return lay_out(m, b, team, NULL, &w);
@@ -279,3 +282,5 @@ void specq_forward(const Model *m, const Batch *b, Team *team, float *block, flo
     run_pass(&pass, logits, hidden);
     dismiss_team(team);
 }
+
+#include "chain.h"

@@ -1,13 +1,14 @@
 /* out = x W^T for 1 to a few hundred rows; weights.h says how W is packed.
  *
  * Few rows are bound by the bytes of W: all of a tile's rows go over a panel at once, whose weights are expanded in
- * registers. More rows than a tile has are bound by arithmetic: there a panel is expanded to floats once for all of them.
+ * registers. More rows than some tiles have are bound by arithmetic: there a panel is expanded to floats once for all of them.
  */
 #pragma once
 #include "team.h"
 #include "weights.h"
 
-enum { GROUP = 6, TILE_ROWS = LANES == 16 ? 8 : 6 }; /* panels of a chunk of work; rows of a tile */
+enum { GROUP = 6, MAX_BLOCK_PANELS = 3 };        /* panels of a chunk of work; of blocks that are multiplied at once */
+enum { TILE_ROWS = LANES == 16 ? 8 : 6 };
 enum epilogue { STORE, ADD, SILU_MUL };
 
 typedef struct {
@@ -62,23 +63,28 @@ INLINE void tile_of_lines(int rows, int panels, int format, const Product *t, co
         }
 }
 
-INLINE void tile_of_blocks(int rows, int format, const Product *t, const char *weights, const float *x,
-                           vec sums[TILE_ROWS][PARTS]) {
+INLINE void tile_of_blocks(int rows, int panels, int format, const Product *t, const char *weights, const float *x,
+                           vec sums[][TILE_ROWS][PARTS]) {
     const int step = step_of(format), ldx = t->ldx;
-    const long next = t->ahead, block_bytes = panel_bytes(format, BLOCK), words = PANEL * (format == Q4_1 ? 4 : 2);
-    for (long i = 0; i < t->m->k; i += BLOCK, weights += block_bytes) {
-        const Scales s = load_scales(format, weights);
+    const long next_panel = panel_bytes(format, t->m->k), next = t->ahead, words = PANEL * (format == Q4_1 ? 4 : 2);
+    for (long i = 0; i < t->m->k; i += BLOCK, weights += panel_bytes(format, BLOCK)) {
+        Scales scales[MAX_BLOCK_PANELS];
+        for (int p = 0; p < panels; p++) scales[p] = load_scales(format, weights + p * next_panel);
         for (int j = 0; j < BLOCK; j += step) {
-            const char *line = weights + words + (j / step) * 4 * PANEL;
-            vec_int bits[PARTS];
-            __builtin_prefetch(line + next, 0, 2);
-            for (int part = 0; part < PARTS; part++) bits[part] = vec_load_int(line + 4 * LANES * part);
-            for (int n = 0; n < step; n++) {
-                vec w[PARTS];
-                for (int part = 0; part < PARTS; part++)
-                    w[part] = expand_word(format, bits[part], n, s.scale[part], s.minimum[part]);
-                add_products(rows, w, x + i + j + n, ldx, sums);
+            vec_int bits[MAX_BLOCK_PANELS][PARTS];
+            for (int p = 0; p < panels; p++) {
+                const char *line = weights + p * next_panel + words + (j / step) * 4 * PANEL;
+                __builtin_prefetch(line + next, 0, 2);
+                for (int part = 0; part < PARTS; part++) bits[p][part] = vec_load_int(line + 4 * LANES * part);
             }
+            for (int n = 0; n < step; n++)
+                for (int p = 0; p < panels; p++) {
+                    const Scales *s = &scales[p];
+                    vec w[PARTS];
+                    for (int part = 0; part < PARTS; part++)
+                        w[part] = expand_word(format, bits[p][part], n, s->scale[part], s->minimum[part]);
+                    add_products(rows, w, x + i + j + n, ldx, sums[p]);
+                }
         }
     }
 }
@@ -90,7 +96,7 @@ INLINE void tile(int rows, int panels, int format, const Product *t, const char 
     if (format == F32 || format == BF16)
         tile_of_lines(rows, panels, format, t, weights, x, sums);
     else
-        tile_of_blocks(rows, format, t, weights, x, sums[0]);
+        tile_of_blocks(rows, panels, format, t, weights, x, sums);
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < panels; p++)
             for (int part = 0; part < PARTS; part++)
@@ -98,11 +104,18 @@ INLINE void tile(int rows, int panels, int format, const Product *t, const char 
     finish(t->epilogue, done, rows, panels, t->m->bias, panel, out, t->ldo);
 }
 
-/* Panels panel .. end for one tile of rows: of lines as many panels at once as fill the registers. */
+/* How many panels are multiplied at once: of lines as many as fill the registers; of blocks, whose scales take registers
+ * too, as many as it takes that a sum's next product does not wait for the last one. */
+INLINE int panels_at_once(int rows, int format) {
+    const int fit = ACCUMULATORS / (rows * PARTS), most = fit > GROUP ? GROUP : fit < 1 ? 1 : fit;
+    if (format == F32 || format == BF16) return most;
+    return LANES < 16 ? 1 : rows > 1 ? 2 : MAX_BLOCK_PANELS;
+}
+
+/* Panels panel .. end for one tile of rows. */
 INLINE void tiles(int rows, int format, const Product *t, const char *weights, int panel, int end, const float *x,
                   float *out) {
-    const int fit = ACCUMULATORS / (rows * PARTS), most = fit > GROUP ? GROUP : fit < 1 ? 1 : fit;
-    const int at_once = format == F32 || format == BF16 ? most : 1;
+    const int at_once = panels_at_once(rows, format);
     const long bytes = panel_bytes(format, t->m->k);
     for (; panel + at_once <= end; panel += at_once, weights += at_once * bytes)
         tile(rows, at_once, format, t, weights, panel, x, out);
@@ -158,9 +171,11 @@ static void multiply_expanded(const Product *t, int first, int end, int worker) 
     }
 }
 
-/* Whether every tile expands the weights anew: a bfloat16 costs less than a panel's way through the cache. */
+/* Whether every tile expands the weights anew: a bfloat16 costs less than a panel's way through the cache, and so does a
+ * block in the widest vectors for some tiles. */
 static int is_direct(const Product *t) {
-    return t->m->format == F32 || t->num_rows <= (t->m->format == BF16 ? 4 : 1) * TILE_ROWS;
+    const int tiles = t->m->format == BF16 ? 4 : LANES == 16 ? 3 : 1;
+    return t->m->format == F32 || t->num_rows <= tiles * TILE_ROWS;
 }
 
 static void multiply(const void *product, int first, int end, int worker) {

@@ -10,11 +10,9 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <time.h>
 #include "simd.h"
 
 enum { SPINS = 2000, LINE = 64 }; /* spins: some 20 to 50 us; a phase of a pass is shorter */
-enum { LATE = 4 };               /* a helper is late if the caller waited for this part of the pass */
 
 /* Do units first .. end of a task; `worker` is 0 for the caller, then 1, 2, ... */
 typedef void Work(const void *task, int first, int end, int worker);
@@ -31,8 +29,6 @@ typedef struct {
     _Alignas(LINE) atomic_int is_open, num_seated;
     _Alignas(LINE) atomic_ullong ticket; /* chunks on offer << 32 | chunks taken */
     _Alignas(LINE) atomic_int num_done;
-    double began_s, waited_s; /* of the last pass; waits within SPINS do not count */
-    int was_late;
 } Team;
 
 INLINE void pause_spin(int spins) {
@@ -85,12 +81,6 @@ static void *help(void *team) {
     return NULL;
 }
 
-static double clock_s(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec + 1e-9 * now.tv_nsec;
-}
-
 /* Do a task of `num_units` units, `chunk` at a time; alone without a team. */
 static void share(Team *t, Work *work, const void *task, int num_units, int chunk) {
     if (!t || num_units <= chunk) {
@@ -102,18 +92,12 @@ static void share(Team *t, Work *work, const void *task, int num_units, int chun
     atomic_store_explicit(&t->num_done, 0, memory_order_relaxed);
     atomic_store_explicit(&t->ticket, (unsigned long long)num_chunks << 32, memory_order_release);
     work_on(t, 0);
-    double since_s = 0;
-    for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_chunks; spins++) {
-        if (spins == SPINS) since_s = clock_s();
-        pause_spin(spins);
-    }
-    if (since_s > 0) t->waited_s += clock_s() - since_s;
+    for (int spins = 0; atomic_load_explicit(&t->num_done, memory_order_acquire) < num_chunks; spins++) pause_spin(spins);
 }
 
 /* Between these two the helpers are awake. */
 static void call_team(Team *t) {
     if (!t) return;
-    t->began_s = clock_s(), t->waited_s = 0;
     atomic_store(&t->is_open, 1);
     pthread_mutex_lock(&t->lock);
     t->num_calls++;
@@ -124,11 +108,7 @@ static void call_team(Team *t) {
 static void dismiss_team(Team *t) {
     if (!t) return;
     atomic_store(&t->is_open, 0);
-    t->was_late = LATE * t->waited_s > clock_s() - t->began_s;
 }
-
-/* Whether the caller waited for a helper in the last pass as only happens where another process has its core. */
-int specq_team_was_late(const Team *t) { return t->was_late; }
 
 static int start_helper(Team *t) {
     sigset_t all, before;

@@ -45,7 +45,13 @@ INLINE vec vec_fma(vec a, vec b, vec c) {
 
 /* Finite numbers of 16 bits (IEEE half precision) as float: their bits as those of a float are too small by 2^112. */
 INLINE vec vec_load_half(const void *p) {
+#if LANES == 16
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256(p));
+#elif defined(__F16C__) && LANES == 8
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128(p));
+#else
     vec_int bits = __builtin_convertvector(*(const vec_half_at *)p, vec_int);
     vec magnitude = (vec)((bits & 0x7fff) << 13) * 0x1p112f;
     return (vec)((vec_int)magnitude | (bits & 0x8000) << 16);
+#endif
 }

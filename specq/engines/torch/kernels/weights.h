@@ -69,9 +69,19 @@ INLINE Scales load_scales(int format, const char *block) {
     return s;
 }
 
+/* The lowest nibble of each word as a float. */
+INLINE vec vec_from_nibble(vec_int bits) {
+#if LANES == 16
+    const vec counting = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (vec)_mm512_permutexvar_ps((__m512i)bits, (__m512)counting); /* which reads no other bits */
+#else
+    return vec_from_int(bits & 15);
+#endif
+}
+
 /* Weight j of a word of 8 nibbles or 4 bytes. */
 INLINE vec expand_word(int format, vec_int bits, int j, vec scale, vec minimum) {
-    if (format == Q4_1) return vec_fma(vec_from_int((bits >> 4 * j) & 15), scale, minimum);
+    if (format == Q4_1) return vec_fma(vec_from_nibble(bits >> 4 * j), scale, minimum);
     return vec_from_int((bits << (24 - 8 * j)) & (int32_t)0xff000000) * scale;
 }
 

@@ -32,7 +32,9 @@ class CountingEngine:
     max_chain = 0
     num_tap_layers = 0
     is_helped = False
+    overlaps = False
     takes_scratch = False
+    jumps: tuple[int, ...] = ()
 
     def __init__(self, model: str, *, kv_slots: int = 0, name: str = "", stride: int = 1, **_shared: Any) -> None:
         self._stride = stride

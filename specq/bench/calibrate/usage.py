@@ -1,0 +1,53 @@
+"""What processes have taken of the cores, and what others took meanwhile. Linux only: it is read from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+IDLE_FIELDS = slice(3, 5)  # of a line of /proc/stat: idle, waiting for a disk
+NUM_FIELDS = 8  # those after them are parts of the first two
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Seconds of processor time until a moment.
+
+    at      the moment; own: of each of our processes, by name; busy: of all that there are, and what the machine's host took from it
+    """
+
+    at: float
+    own: dict[str, float]
+    busy: float
+
+    @classmethod
+    def of(cls, pids: Mapping[str, int]) -> Usage:
+        """Return what our processes have taken, and this one, as `client`."""
+        own = {name: cpu_s(pid) for name, pid in pids.items()} | {"client": time.process_time()}
+        return cls(time.perf_counter(), own, busy_s())
+
+    def since(self, before: Usage) -> Usage:
+        """Return what was taken between."""
+        own = {name: seconds - before.own[name] for name, seconds in self.own.items()}
+        return Usage(self.at - before.at, own, self.busy - before.busy)
+
+    def to_dict(self) -> dict[str, float]:
+        """Return, of what was taken between two moments, how many cores our processes took in the mean, and all others."""
+        cores = {name: round(seconds / self.at, 3) for name, seconds in self.own.items()}
+        return cores | {"others": round(max(self.busy - sum(self.own.values()), 0.0) / self.at, 3)}
+
+
+def cpu_s(pid: int) -> float:
+    """Return the seconds that the threads of a process have computed for."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
+
+
+def busy_s() -> float:
+    """Return the seconds that all cores have been busy for, together."""
+    line = Path("/proc/stat").read_text().splitlines()[0]
+    ticks = [int(value) for value in line.split()[1:]][:NUM_FIELDS]
+    return (sum(ticks) - sum(ticks[IDLE_FIELDS])) / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,67 @@
+"""Where the time of a verifier's steps goes, as its heartbeats say it (`specq.protocol.worker_metrics`).
+
+Rule: what was counted between two moments is the difference of two reports, each taken when the verifier, idle, has beaten since its
+last step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from specq.client import Client
+from specq.protocol import PHASES, EngineError
+
+FORWARD, WAIT = "forward", "wait"
+PATIENCE_BEATS = 60
+
+
+class StepSplit:
+    """The steps of the one verifier of a broker, from `begin` to `figures`."""
+
+    def __init__(self, client: Client, heartbeat_ms: int) -> None:
+        self._client, self._beat_s = client, heartbeat_ms / 1000
+        self._before: dict[str, Any] = {}
+
+    def begin(self) -> None:
+        """Count from here on; no job runs now."""
+        self._before = self._settled()
+
+    def figures(self) -> dict[str, Any]:
+        """Return what steps took in the mean since `begin`, in milliseconds, and which sources of drafts are used; no job runs now.
+
+        phases_ms   of each phase; `wait` is for what the verifier's own process drafts
+        host_ms     all of them but `forward`; wait_ms: the part of it that is `wait`
+        arms        by load and sources: [whether they are used, gain] (`specq.verifier.arms`)
+        """
+        after = self._settled()
+        return split(self._before["metrics"], after["metrics"]) | {"arms": after["metrics"].get("arms", {})}
+
+    def _settled(self) -> dict[str, Any]:
+        """Return what the broker knows of the verifier when two reports, more than a heartbeat apart, say the same number of steps."""
+        last = self._verifier()
+        for _ in range(PATIENCE_BEATS):
+            time.sleep(2 * self._beat_s)
+            newest = self._verifier()
+            if newest["steps"] == last["steps"]:
+                return newest
+            last = newest
+        raise EngineError(f"{last['name']} does not come to rest: it still takes steps when all jobs have ended")
+
+    def _verifier(self) -> dict[str, Any]:
+        workers: list[dict[str, Any]] = self._client.status()["workers"]
+        return next(one for one in workers if one["role"] == "target")
+
+
+def split(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Return `phases_ms`, `host_ms` and `wait_ms` of the steps between two states of a verifier's metrics, and `num_steps`."""
+    num_steps = _grown(before, after, FORWARD, slice(1, None))
+    phases = {name: round(_grown(before, after, name, slice(1)) / max(num_steps, 1) / 1e3, 4) for name in PHASES}
+    host = sum(ms for name, ms in phases.items() if name != FORWARD)
+    return {"num_steps": num_steps, "phases_ms": phases, "host_ms": round(host, 4), "wait_ms": phases[WAIT]}
+
+
+def _grown(before: dict[str, Any], after: dict[str, Any], phase: str, part: slice) -> int:
+    """Return by how much a part of a phase's histogram (the sum; then the counts) has grown."""
+    old, new = (sum(one.get("step_us", {}).get(phase, [])[part]) for one in (before, after))
+    return int(new - old)

@@ -1,0 +1,96 @@
+"""What users see of completions, and how fast: tokens a second, the first token, and the time between tokens.
+
+The definitions are those of `vllm bench serve`:
+
+first_token_ms   median time from the request to the arrival of the first token
+itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time between two arrivals of tokens of one completion. Tokens
+                 that arrive together (those of one verdict, of one step of vLLM) count as one arrival
+tpot_ms          median over completions of the time from the first arrival to the last one, for each token after the first
+
+Rule: an arrival is noted where a user's program gets the tokens: at specq's client behind its sockets, and at what `LLMEngine.step`
+returns.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many jobs run at a time, and at which temperature they sample; its key names it in a report."""
+
+    sessions: int
+    temperature: float = 0.0
+
+    @property
+    def key(self) -> str:
+        return f"{self.sessions} T={self.temperature:g}" if self.temperature else str(self.sessions)
+
+
+@dataclass(slots=True)
+class Stream:
+    """A completion: its tokens, when it was asked for, and when some of them arrived (seconds of one clock; empty: not noted)."""
+
+    token_ids: list[int]
+    started: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+
+
+class Repetitions:
+    """Repetitions of one run."""
+
+    def __init__(self, load: Load) -> None:
+        self._load, self._rates, self._streams = load, list[float](), list[Stream]()
+        self.seconds = 0.0  # of all of them
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens a second of each repetition."""
+        return self._rates
+
+    def add(self, complete: Callable[[], Sequence[Stream]]) -> None:
+        """Complete all prompts of the run once."""
+        started = time.perf_counter()
+        streams = complete()
+        seconds = time.perf_counter() - started
+        self.seconds += seconds
+        self._rates.append(sum(len(stream.token_ids) for stream in streams) / seconds)
+        self._streams += streams
+
+    def figures(self) -> dict[str, Any]:
+        """Return the load, the rates, what users saw in all repetitions, and the beginnings of the last texts."""
+        rate = statistics.median(self._rates)
+        return {
+            "sessions": self._load.sessions,
+            "temperature": self._load.temperature,
+            "tokens_per_second": round(rate, 1),
+            "per_user": round(rate / self._load.sessions, 1),
+            "rates": [round(rate, 1) for rate in self._rates],
+            **latencies(self._streams),
+            "texts": [stream.token_ids[:32] for stream in self._streams[-4:]],
+        }
+
+
+def latencies(streams: Sequence[Stream]) -> dict[str, float]:
+    """Return the latencies (see above) of completions, in milliseconds; those that nothing is known of are left out."""
+    noted = [stream for stream in streams if stream.arrivals]
+    gaps = sorted(later - earlier for stream in noted for earlier, later in pairwise(stream.arrivals))
+    longer = [stream for stream in noted if len(stream.token_ids) > 1]
+    each = [(one.arrivals[-1] - one.arrivals[0]) / (len(one.token_ids) - 1) for one in longer]
+    return {
+        **_median("first_token_ms", (stream.arrivals[0] - stream.started for stream in noted)),
+        **_median("itl_ms", gaps),
+        **({"itl_p99_ms": round(gaps[-1 - len(gaps) // 100] * 1e3, 2)} if gaps else {}),
+        **_median("tpot_ms", each),
+    }
+
+
+def _median(name: str, seconds: Iterable[float]) -> dict[str, float]:
+    found = list(seconds)
+    return {name: round(statistics.median(found) * 1e3, 2)} if found else {}

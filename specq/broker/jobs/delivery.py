@@ -1,0 +1,115 @@
+"""What the readers of jobs receive: that a job is taken, its tokens, its end.
+
+Rules: a reader is sent what the journal has, and each token once: what it did not take is sent again from its position, at the next
+tick. Whatever jobs of one client have new tokens at the same time, these go as one message.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+
+from specq.broker.effects import Send
+from specq.broker.jobs.job import Job
+from specq.broker.jobs.readers import Reader
+from specq.broker.state import State
+from specq.protocol import Accepted, JobTokens, Tokens, decode, type_of
+
+Span = tuple[Job, int, int]  # a job, and the generated tokens that a client lacks of it: from which to which
+
+
+class Delivery:
+    """Sends the readers of jobs what the journal has and they lack."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self._changed: dict[int, Job] = {}  # since the last `flush`
+
+    def note(self, job: Job) -> None:
+        """Note that there is more of a job to send: `flush` does so."""
+        self._changed[job.job_id] = job
+
+    def flush(self) -> None:
+        """Bring all who follow the jobs that were noted up to date."""
+        if self._changed:
+            self.update(list(self._changed.values()))
+
+    def update(self, jobs: Sequence[Job]) -> None:
+        """Bring all who follow these jobs up to date."""
+        together: defaultdict[bytes, list[Span]] = defaultdict(list)
+        for job in jobs:
+            self._changed.pop(job.job_id, None)
+            durable = job.durable
+            if durable.is_registered:
+                end, is_alone = durable.num_tokens, durable.has_ended or job.has_details
+                for client, reader in job.readers.by_client.items():
+                    if reader.missed:
+                        continue
+                    if is_alone or not reader.greeted:
+                        self._update(job, client, reader)
+                    elif end > reader.sent:
+                        together[client].append((job, reader.sent, end))
+                        reader.sent = end
+            if durable.has_ended and job.explanation:
+                job.explanation.clear()
+        for client, spans in together.items():
+            self._send(client, spans)
+
+    def _send(self, client: bytes, spans: Sequence[Span]) -> None:
+        """Send a client tokens of jobs that go on."""
+        self.state.outbox.send_front(client, spans[0][0].delta(spans[0][1]) if len(spans) == 1 else tokens_of(spans))
+        for job, _, _ in spans:
+            if job.trace is not None:
+                self._trace(job)
+
+    def _update(self, job: Job, client: bytes, reader: Reader) -> None:
+        """Bring one client up to date on one job; of a failed job the tokens come first, then why it failed."""
+        if not reader.greeted:
+            self.state.outbox.send_front(
+                client, job.info(self.state.clock.wall) if reader.info else Accepted(job_id=job.job_id)
+            )
+            reader.greeted = True
+            if job.trace is not None:
+                job.trace.note_once("journaled", self.state.clock.now)
+        durable, failure = job.durable, job.transcript.failure
+        if durable.num_tokens > reader.sent or (durable.has_ended and not failure):
+            self.state.outbox.send_front(client, job.delta(reader.sent))
+            reader.sent = max(reader.sent, durable.num_tokens)
+            self._trace(job)
+        if durable.has_ended and failure:
+            self.state.outbox.send_front(client, failure)
+
+    def _trace(self, job: Job) -> None:
+        if (trace := job.trace) is not None and trace.in_all_processes:
+            trace.add_often(self.state.clock.now, "delivered", job.durable.num_tokens)
+
+    def update_again(self, jobs: Sequence[Job]) -> None:
+        """Send what clients did not take before."""
+        for job in jobs:
+            job.readers.next_tick()
+        self.update(jobs)
+
+    def note_undelivered(self, effect: Send) -> None:
+        """Note that a client did not take a message; the tokens in it are sent again from there."""
+        if type_of(effect.frames) not in (Tokens, JobTokens):
+            return
+        message = decode(effect.frames)
+        for tokens in message.each() if isinstance(message, JobTokens) else [message]:
+            if isinstance(tokens, Tokens) and (job := self.state.jobs.get(tokens.job_id)) is not None:
+                job.readers.note_undelivered(effect.to, tokens.base_len)
+
+
+def tokens_of(spans: Sequence[Span]) -> JobTokens:
+    """Return the message with these tokens."""
+    tokens = chain.from_iterable([job.transcript.token_ids[start:end] for job, start, end in spans])
+    origins = b"".join([job.transcript.origins[start:end] for job, start, end in spans])
+    return JobTokens(
+        job_ids=np.array([job.job_id for job, _, _ in spans], np.int64),
+        base_lens=np.array([start for _, start, _ in spans], np.int32),
+        num_tokens=np.array([end - start for _, start, end in spans], np.int32),
+        token_ids=np.fromiter(tokens, np.int32),
+        origins=np.frombuffer(origins, np.uint8),
+    )

@@ -1,0 +1,59 @@
+"""`specq doctor`: is all well here, how fast is a pair of models on this machine, and how should it be run?"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import click
+
+from specq.cli.options import config_option
+from specq.config import load, override
+from specq.runtime import log
+
+DEFAULT_SESSIONS = (1, 8)
+
+
+@click.command()
+@config_option
+@click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: as specq up]")
+@click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
+@click.option("--heads", help="Directory of Medusa heads for the target.  [default: none]")
+@click.option(
+    "--sessions",
+    type=click.IntRange(1, 1024),
+    multiple=True,
+    default=DEFAULT_SESSIONS,
+    show_default=True,
+    help="Sessions at a time for which speeds are predicted; may be repeated.",
+)
+@click.option("--quick", is_flag=True, help="Only look; measure and predict nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    /,
+    config_file: str | None,
+    model: str | None,
+    draft_model: str | None,
+    heads: str | None,
+    sessions: tuple[int, ...],
+    *,
+    quick: bool,
+    as_json: bool,
+) -> None:
+    """Check this installation and a pair of models, measure the pair, predict what each way of drafting brings here, and advise. The exit status is 1 where something is wrong."""
+    from specq.doctor import Question, examine, lines  # here, since `--help` needs none of it
+
+    log.configure("error")
+    config = load(config_file)
+    config = replace(
+        config,
+        target=override(config.target, model=model, heads=heads),
+        draft=override(config.draft, model=draft_model),
+    )
+    question = Question(config, tuple(sorted(set(sessions))), is_quick=quick)
+    found = examine(question, lambda line: click.echo(line, err=True))
+    for part in [json.dumps(found.to_dict(), indent=2)] if as_json else lines(found):
+        click.echo(part)
+    ctx.exit(0 if found.is_sound else 1)

@@ -1,0 +1,84 @@
+"""Which command to use here, and why, in plain sentences. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from specq.doctor.prediction import LOOKAHEAD, NAMES, PLAIN, SUFFIX, WORKER, Prediction
+
+PAYS = 1.25  # times plain decoding: less is within what a prediction is off
+LARGE_BYTES = 8e9  # weights from which a CPU is slow company
+MANY = 16  # sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What advice depends on: the options of `specq up` that name the models, the bytes of the target's weights, and the machine."""
+
+    models: str
+    has_draft: bool
+    num_bytes: int
+    num_cores: int
+    has_gpu: bool
+    has_vllm: bool
+
+
+def advise(at: Situation, predictions: Sequence[Prediction]) -> list[str]:
+    """Return what to do, the command line first."""
+    said = list(_by_load(at, predictions)) if predictions else [f"Start it: {command(at, '')}"]
+    said += _by_machine(at, max((one.num_sessions for one in predictions), default=1))
+    return said
+
+
+def command(at: Situation, method: str) -> str:
+    """Return the command that serves with a method."""
+    further = {WORKER: " --drafters 1", LOOKAHEAD: " --config FILE"}.get(method, "")
+    if method in (PLAIN, SUFFIX) and at.has_draft:
+        further = " --drafters 0"
+    return f"specq up --serve{at.models}{further}"
+
+
+def _by_load(at: Situation, predictions: Sequence[Prediction]) -> Iterator[str]:
+    """Yield for each best method from which number of sessions on it is, in order."""
+    before = None
+    for num_sessions in sorted({one.num_sessions for one in predictions}):
+        best = max((one for one in predictions if one.num_sessions == num_sessions), key=lambda one: one.ratio)
+        method = best.method if best.ratio >= PAYS else PLAIN
+        if method != before:
+            yield _sentence(at, method, best)
+        before = method
+
+
+def _sentence(at: Situation, method: str, best: Prediction) -> str:
+    sessions = f"{best.num_sessions} session{'s' * (best.num_sessions > 1)} at a time"
+    if method == PLAIN:
+        return (
+            f"For {sessions} nothing is predicted to bring more than {PAYS - 1:.0%} over plain decoding; specq measures that in service "
+            f"and switches off what does not pay: {command(at, method)}"
+        )
+    why = f"{NAMES[method]} is predicted to be best, {best.ratio:.2f} times plain decoding"
+    also = ', with "lookahead = true" below [target] in FILE' if method == LOOKAHEAD else ""
+    return f"For {sessions} {why}: {command(at, method)}{also}"
+
+
+def _by_machine(at: Situation, most_sessions: int) -> Iterator[str]:
+    if not at.has_draft:
+        yield (
+            "There is no draft model, so drafts come only from what texts repeat. A model of a tenth of the target's size with the same "
+            "tokenizer usually brings most: --draft-model, or train one (specq train draft all --target MODEL)."
+        )
+    if at.num_bytes > LARGE_BYTES and not at.has_gpu:
+        yield (
+            "The target is large for a CPU, where each step reads all of its weights: a GGUF file of Q4_1 or Q8_0 reads fewer bytes, "
+            "and drafts bring the more, the longer a step takes."
+        )
+    if at.has_gpu and not at.has_vllm:
+        yield (
+            "The torch engine was looked at here. For quantised models, and for those that do not fit one GPU, install vllm and start "
+            "from configs/vllm.toml."
+        )
+    if not at.has_gpu and most_sessions >= MANY:
+        yield f"With {most_sessions} sessions on a CPU rows are no longer free, so drafts bring little: a GPU, or more machines with a verifier each, do."
+    if at.num_cores == 1:
+        yield "There is one core for all processes: leave drafts to the verifier's own process (--drafters 0 or nothing at all)."

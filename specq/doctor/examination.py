@@ -1,0 +1,179 @@
+"""The whole examination: the machine, the pair, and, where nothing is wrong with them, what they do here and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from specq.bench.machine import describe, gpu_free_bytes, gpus
+from specq.config import Config
+from specq.doctor import installation, pair
+from specq.doctor.advice import Situation, advise
+from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
+from specq.doctor.prediction import Prediction, predict
+from specq.models import default_model, draft_for, resolve_model
+from specq.protocol import SpecqError
+from specq.runtime import Tell, available_cores
+from workers.deployment import COLOCATING
+
+if TYPE_CHECKING:
+    from specq.doctor.measuring import Measured
+
+BUSY = 1.5  # times as long as at best: beyond that drafts and steps were not timed on the same machine
+COLUMNS = ("method", "num_sessions", "tokens_per_second", "ratio", "depth")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: the models that a configuration names, as `specq up` would take them; sessions at a time; is_quick: measure nothing."""
+
+    config: Config
+    sessions: tuple[int, ...]
+    is_quick: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found; `measured` is None where nothing was."""
+
+    checks: tuple[Check, ...]
+    measured: Measured | None
+    predictions: tuple[Prediction, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        return is_sound(self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it as JSON-able values."""
+        return {
+            "about": describe("specq doctor"),
+            "checks": [asdict(check) for check in self.checks],
+            "measured": self.measured and measured_figures(self.measured),
+            "predicted": [{name: _rounded(getattr(one, name)) for name in COLUMNS} for one in self.predictions],
+            "advice": list(self.advice),
+        }
+
+
+def _rounded(value: str | float) -> str | float:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+def measured_figures(measured: Measured) -> dict[str, Any]:
+    """Return what was measured, by name."""
+    plain = measured.runs[0]
+    runs = [
+        {
+            "method": run.method,
+            "num_sessions": run.num_sessions,
+            "rounds": len(run.rounds.rounds),
+            "tokens_per_round": round(run.num_tokens / max(len(run.rounds.rounds), 1), 3),
+            "nodes_per_round": round(run.rounds.nodes(run.rounds.deepest), 3),
+            "accepted_by_depth": [round(prob, 3) for prob in run.rounds.accept_probs()],
+            "ms_per_step": round(1e3 * run.seconds / max(run.num_steps, 1), 3),
+            "tokens_per_second": round(run.num_tokens / run.seconds, 1) if run.seconds else 0.0,
+            "is_same_text": run.agrees_with(plain),
+        }
+        for run in measured.runs
+    ]
+    return {"kernels": measured.device, **measured.figures(), "runs": runs}
+
+
+def examine(question: Question, tell: Tell) -> Examination:
+    """Look at everything; ConfigError for a model that is named and is not there."""
+    config = _with_models(question.config)
+    checks = list(installation.look(config))
+    found = pair.look(config.target.model, config.draft.model, installation.available_memory(), _gpu_bytes())
+    checks += found.checks
+    measured, predictions = None, list[Prediction]()
+    if not question.is_quick and found.target and not _hinders(checks):
+        measured = _attempt(lambda: _measured(config, found, question.sessions, tell), checks)
+    if measured is not None:
+        checks += [_same_text(measured), quiet(measured.figures()["steps_took_times_the_curve"])]
+        predictions = predict(measured.methods, measured.costs, question.sessions)
+    said = advise(_situation(question.config, found), predictions) if found.target else []
+    return Examination(tuple(checks), measured, tuple(predictions), tuple(said))
+
+
+def _gpu_bytes() -> int:
+    """Return the free memory of the GPU that computes; 0 where the CPU does."""
+    return gpu_free_bytes() if installation.has_cuda(describe("specq doctor")["versions"]) else 0
+
+
+def _with_models(config: Config) -> Config:
+    """Return the configuration with the models named that `specq up` would take; ConfigError for one that was named and is not there."""
+    for name, role in ((config.target.model, "target"), (config.draft.model, "draft")):
+        if name:
+            resolve_model(name, role)
+    model = config.target.model or default_model()
+    draft = config.draft.model or draft_for(model)
+    return replace(config, target=replace(config.target, model=model), draft=replace(config.draft, model=draft))
+
+
+def _hinders(checks: Sequence[Check]) -> bool:
+    """Return whether something is wrong that keeps the pair from being measured; the portable path is slow, but it works."""
+    return any(check.status == WRONG and check.name not in ("kernels", "broker", "state") for check in checks)
+
+
+def _measured(config: Config, found: pair.Pair, sessions: Sequence[int], tell: Tell) -> Measured:
+    from specq.doctor.measuring import measure  # brings torch
+
+    assert found.target is not None, "nothing is measured without a target"
+    model, draft = str(found.target.path), str(found.draft.path) if found.draft else ""
+    own = draft if config.target.engine in COLOCATING else ""
+    target = replace(config.target, model=model, draft_model=own)
+    return measure(replace(config, target=target, draft=replace(config.draft, model=draft)), max(sessions), tell)
+
+
+def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured | None:
+    """Measure, and note what that raises as what is wrong with the pair."""
+    try:
+        return measure()
+    except SpecqError as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - libraries raise many kinds for files that are cut short
+        reason = f"{type(error).__name__}: {error}"
+    checks.append(Check("loading", WRONG, reason, "fetch the model again, or choose another"))
+    return None
+
+
+def quiet(factor: float) -> Check:
+    """Check that steps of the runs took about as long as those that were timed before, which is `factor` times as long."""
+    found = f"steps took {factor:.2f} times as long as they do at best"
+    if factor < BUSY:
+        return Check("quiet", OK, found)
+    return Check(
+        "quiet",
+        NOTE,
+        found,
+        "the machine is busy with something else: ask again when it is quiet; the predictions say little",
+    )
+
+
+def _same_text(measured: Measured) -> Check:
+    """Check that drafts change no text; with rounding that depends on the batch, as on a GPU, near ties may."""
+    plain, *others = measured.runs
+    differ = [run.method for run in others if not run.agrees_with(plain)]
+    if not differ:
+        return Check("same text", OK, f"of {len(plain.texts)} prompts plainly and with drafts, all alike")
+    found = f"drafts of {', '.join(differ)} changed a text"
+    if "cpu" in measured.device:
+        return Check("same text", WRONG, found, "that is a bug of specq; please report it with the output of --json")
+    return Check(
+        "same text", NOTE, found, "on a GPU near equal logits may change places with the batch (README, Limits)"
+    )
+
+
+def _situation(asked: Config, found: pair.Pair) -> Situation:
+    named = (("--model", asked.target.model), ("--draft-model", asked.draft.model), ("--heads", asked.target.heads))
+    has_vllm = bool(describe("specq doctor")["versions"].get("vllm"))
+    return Situation(
+        models="".join(f" {option} {name}" for option, name in named if name),
+        has_draft=found.draft is not None,
+        num_bytes=found.target.num_bytes if found.target else 0,
+        num_cores=len(available_cores()),
+        has_gpu=bool(gpus()),
+        has_vllm=has_vllm,
+    )

@@ -1,0 +1,162 @@
+"""The installation and the machine: packages, kernels, cores, memory, GPU, directories, ports.
+
+Rule: whatever is missing here is a line of the answer, and never an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import specq
+from specq.bench.machine import cpu_model, describe, gpus
+from specq.client import Client
+from specq.config import Config, cache_dir, connect_address, state_dir
+from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
+from specq.models import PREFERRED, known_models
+from specq.protocol import ConfigError, JobError
+from specq.runtime import available_cores, find_compiler, library_or_reason
+from workers.up import keys_of_broker, listens
+
+ENGINES = ("torch", "vllm")  # packages, of which one runs the target
+ANSWER_S = 1.0
+COMFORTABLE_CORES = 2
+
+
+def look(config: Config) -> Iterator[Check]:
+    """Yield what is found of this machine, for processes of this configuration."""
+    versions = describe("specq doctor")["versions"]
+    yield packages(versions)
+    yield compiled_kernels()
+    yield cores(len(available_cores()), cpu_model())
+    yield memory(available_memory())
+    yield accelerator(gpus(), versions, has_cuda=has_cuda(versions))
+    yield from (writable(name, path) for name, path in (("cache", cache_dir()), ("state", state_dir())))
+    yield broker_port(config)
+    yield http_port(config.serve.bind, is_taken=_is_taken(config.serve.bind))
+    yield models_here()
+
+
+def packages(versions: Mapping[str, str | None]) -> Check:
+    """Check that something is there to run models with."""
+    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if any(versions.get(name) for name in ENGINES):
+        return Check("packages", OK, found)
+    return Check("packages", WRONG, f"{found}; neither torch nor vllm", "pip install 'specq[torch]'")
+
+
+def compiled_kernels() -> Check:
+    """Check that all C kernels are built, or can be, and loaded."""
+    sources = sorted(Path(specq.__file__).parent.rglob("kernels/*.c"))
+    reasons = [(source.name, found) for source in sources if isinstance(found := library_or_reason(source), str)]
+    if not reasons:
+        return Check("kernels", OK, f"{len(sources)} built by {find_compiler()} and loaded")
+    name, reason = reasons[0]
+    advice = (
+        "install gcc or clang" if not find_compiler() else "see the compiler's message; SPECQ_CACHE names another place"
+    )
+    return Check("kernels", WRONG, f"{len(reasons)} of {len(sources)} are missing; {name}: {reason}", advice)
+
+
+def cores(number: int, processor: str) -> Check:
+    """Check that target and draft workers need not share a core."""
+    found = f"{number}, {processor}"
+    if number >= COMFORTABLE_CORES:
+        return Check("cores", OK, found)
+    return Check("cores", NOTE, found, "all processes share it; drafts come from the verifier's own process")
+
+
+def available_memory() -> int | None:
+    """Return the bytes of memory that processes may still take; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def memory(num_bytes: int | None) -> Check:
+    """Say how much memory is free."""
+    if num_bytes is None:
+        return Check("memory", NOTE, "this system does not tell how much is free")
+    return Check("memory", OK, f"{megabytes(num_bytes)} free")
+
+
+def has_cuda(versions: Mapping[str, str | None]) -> bool:
+    """Return whether torch would compute on a GPU of NVIDIA's."""
+    if not versions.get("torch"):
+        return False
+    from specq.engines.torch import pick_device
+
+    return pick_device("auto").type == "cuda"
+
+
+def accelerator(names: list[str], versions: Mapping[str, str | None], *, has_cuda: bool) -> Check:
+    """Check that a GPU that is there can be used."""
+    vllm = f"vllm {versions['vllm']}" if versions.get("vllm") else "no vllm"
+    if not names:
+        return Check("GPU", OK, f"none; {vllm}; the CPU computes")
+    found = f"{', '.join(names)}; {vllm}"
+    if has_cuda:
+        return Check("GPU", OK, found)
+    return Check(
+        "GPU", NOTE, f"{found}; torch does not see it", "install a build of torch for CUDA; until then the CPU computes"
+    )
+
+
+def writable(name: str, directory: Path) -> Check:
+    """Check that files can be written below a directory."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with TemporaryFile(dir=directory) as file:
+            file.write(b"specq")
+    except OSError as error:
+        advice = f"make it writable, or name another place: SPECQ_{name.upper()}"
+        return Check(name, WRONG, f"{directory} cannot be written: {error.strerror}", advice)
+    return Check(name, OK, f"{directory} can be written")
+
+
+def _is_taken(bind: str) -> bool:
+    return bind.startswith("tcp://") and not bind.endswith(":*") and listens(bind)
+
+
+def broker_port(config: Config) -> Check:
+    """Check that a broker can listen at its address, or that one does already."""
+    bind = config.broker.bind
+    if not _is_taken(bind):
+        return Check("broker", OK, f"{bind} is free")
+    workers = _workers_of(config)
+    if workers is None:
+        advice = "stop it, or give the broker another address: specq up --broker tcp://127.0.0.1:PORT"
+        return Check("broker", WRONG, f"{bind} is taken, and no broker of these keys answers there", advice)
+    return Check("broker", OK, f"one is at {bind} already, with {workers} workers", "specq status shows it")
+
+
+def _workers_of(config: Config) -> int | None:
+    """Return how many workers the broker has that is there; None if none answers."""
+    try:
+        with Client(
+            connect_address(config.broker.bind), timeout_s=ANSWER_S, keys=keys_of_broker(config.broker)
+        ) as client:
+            return len(client.status()["workers"])
+    except (JobError, ConfigError):
+        return None
+
+
+def http_port(bind: str, *, is_taken: bool) -> Check:
+    """Check that the gateway can listen."""
+    if not is_taken:
+        return Check("HTTP", OK, f"{bind} is free")
+    return Check(
+        "HTTP", NOTE, f"{bind} is taken", "if that is no gateway of specq, set bind in [serve] to another port"
+    )
+
+
+def models_here() -> Check:
+    """Say which models with a name are here."""
+    known = known_models()
+    found = ", ".join(f"{model.name} {model.role}" for model in known if model.path)
+    if any(model.name == PREFERRED and model.role == "target" and model.path for model in known):
+        return Check("models", OK, found)
+    return Check("models", NOTE, f"{found}; not {PREFERRED}", f"specq models pull {PREFERRED}")

@@ -1,0 +1,178 @@
+"""The pair in this process, without sockets: a verifier as `specq worker --role target` has it, with its sources of drafts one at a time.
+
+What a step takes by its rows, and a level of drafts by its sessions, is measured as at each start of a verifier. Then a few bundled prompts are
+completed greedily: plainly, plainly for all of them at a time, and with each source of drafts. Each method has a verifier of its own
+over the one engine, and all complete a prompt before the next one, since machines drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+from specq.bench.calibrate.hardware import load_proposer, pass_times, pinned, typical
+from specq.bench.prompts import codec_of, load_prompts
+from specq.config import Config, options_of
+from specq.doctor.prediction import PLAIN, Costs, Method
+from specq.doctor.watching import Prompt, Run, Stopwatch, Watched, opened
+from specq.protocol import Open
+from specq.runtime import Tell
+from specq.verifier import ColocatedDrafter, DraftSource, LookaheadDecoder, StepCurve, Verifier
+from workers.deployment import COLOCATING, divide_cores, this_machine, with_helpers
+from workers.target import build_verifier
+
+PROMPTS = (("gsm8k", 2), ("humaneval", 2))  # data sets, and how many of each
+STEP_ROWS = (1, 2, 4, 8, 16, 32)  # that are shown
+PASSES, PASS_ROWS = 20, 4
+MOST_ROWS = 512  # up to which steps are measured
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the pair did here; `runs` begin with plain decoding, of one prompt at a time and of all."""
+
+    costs: Costs
+    runs: tuple[Run, ...]
+    methods: tuple[Method, ...]
+    device: str
+
+    def figures(self) -> dict[str, Any]:
+        """Return the times that were measured, in milliseconds. Of steps it is the curve of the start, times what steps of the runs took of it."""
+        steps = {rows: round(1e3 * self.costs.step(rows), 3) for rows in STEP_ROWS}
+        alone = {rows: round(1e3 * self.costs.unhelped_step(rows), 3) for rows in STEP_ROWS}
+        level = self.costs.level
+        return {
+            "steps_took_times_the_curve": round(slowness(self.runs), 3),
+            "step_ms_by_rows": steps,
+            "step_ms_by_rows_without_help": alone,
+            "draft_level_ms_by_sessions": {n: round(1e3 * level(n), 3) for n in (1, 8)} if level else {},
+            "draft_worker_pass_ms": round(1e3 * self.costs.pass_s, 3),
+            "host_ms": round(1e3 * self.costs.host_s, 3),
+            "host_ms_of_each_further_session": round(1e3 * self.costs.host_more_s, 3),
+        }
+
+
+def measure(config: Config, most_sessions: int, tell: Tell) -> Measured:
+    """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are of interest."""
+    here = this_machine()
+    shares = divide_cores(len(here.cores), 1, 1)
+    target_cores, other_cores = ([here.cores[i] for i in part] for part in (shares.targets[0], shares.broker))
+    section = with_helpers(config, other_cores) if len(here.cores) > 1 else config.target
+    prompts = [
+        prompt.token_ids for name, num in PROMPTS for prompt in load_prompts((name,), num, codec_of(section.model))
+    ]
+    asked = replace(
+        section,
+        threads=section.threads or len(target_cores),
+        max_sessions=max(most_sessions, len(prompts)),
+        lookahead=section.engine in COLOCATING,
+        prompt_lookup="suffix",
+        shared_tokens=0,
+    )
+    with pinned(target_cores):
+        tell("loading the models, and timing steps and drafts")
+        pair = _Pair(build_verifier(asked, "doctor"), prompts)
+        try:
+            found = _runs(pair, tell)
+        finally:
+            pair.engine.shutdown()
+    has_spare_core = len(here.cores) > 1 and not here.has_gpu and config.draft.model and not options_of(config.draft)
+    pass_s = _pass_s(config.draft.model, other_cores, tell) if has_spare_core else 0.0
+    runs = tuple(run for _, run in found)
+    step, unhelped = (scaled(curve, slowness(runs)) for curve in (pair.curve, pair.unhelped))
+    methods = tuple(_method(source, run, runs[0], step) for source, run in found if source is not None)
+    costs = Costs(step, unhelped, *host_times(runs[0], runs[1]), pair.level(), pass_s)
+    return Measured(costs, runs, methods, pair.engine.info.arithmetic)
+
+
+class _Pair:
+    """One engine, the sources of drafts, and the curves as they were measured."""
+
+    def __init__(self, verifier: Verifier, prompts: Sequence[Prompt]) -> None:
+        self.engine, self.prompts = verifier.engine, prompts
+        self.unhelped, self.curve = verifier.curves
+        self.sources = [source for source in verifier.sources.sources if source is not verifier.sources.mailbox]
+        self.max_sessions = verifier.max_sessions
+        self.watch = None if self.engine.overlaps else Stopwatch(self.engine)
+        self._ids = count()
+
+    def level(self) -> StepCurve | None:
+        """Return the seconds of a level of the colocated drafter, by sessions."""
+        return next((one.choice.levels for one in self.sources if isinstance(one, ColocatedDrafter)), None)
+
+    def watched(self, source: DraftSource | None = None) -> Watched:
+        """Return a verifier with a source of drafts, or none."""
+        verifier = Verifier(
+            self.engine,
+            deepcopy(self.curve),
+            [] if source is None else [source],
+            incarnation=1,
+            unhelped_curve=deepcopy(self.unhelped),
+            max_sessions=self.max_sessions,
+            measures_drafts=False,
+        )
+        return Watched(verifier, self.curve, 1 + scratch_rows(source, self.curve, 1), self.watch)
+
+    def opened(self, prompts: Sequence[Prompt]) -> list[Open]:
+        """Return what opens sessions with these prompts."""
+        return [opened(next(self._ids), prompt) for prompt in prompts]
+
+
+def _runs(pair: _Pair, tell: Tell) -> list[tuple[DraftSource | None, Run]]:
+    """Let all methods complete each prompt in turn, since machines drift."""
+    plain, at_once = pair.watched(), pair.watched()
+    drafted = [(source, pair.watched(source)) for source in pair.sources]
+    for number, prompt in enumerate(pair.prompts, 1):
+        tell(f"completing prompt {number} of {len(pair.prompts)} in {1 + len(drafted)} ways")
+        for watched in (plain, *(watched for _, watched in drafted)):
+            watched.complete(pair.opened([prompt]))
+    at_once.complete(pair.opened(pair.prompts))
+    plainly = [(None, plain.run(PLAIN, 1)), (None, at_once.run(PLAIN, len(pair.prompts)))]
+    return [*plainly, *((source, watched.run(source.name, 1)) for source, watched in drafted)]
+
+
+def _method(source: DraftSource, run: Run, plain: Run, step: StepCurve) -> Method:
+    levels = partial(_levels, source, step) if isinstance(source, ColocatedDrafter) else None
+    own_s = max(run.own_s - plain.own_s, 0.0)
+    return Method(run.method, run.rounds, own_s, partial(scratch_rows, source, step), levels)
+
+
+def _levels(source: ColocatedDrafter, step: StepCurve, num_sessions: int) -> int:
+    return source.choice.best(num_sessions, step)
+
+
+def slowness(runs: Sequence[Run]) -> float:
+    """Return how many times longer steps took than the curve says: contexts are longer than when it was measured, and the machine may be
+    slower than then."""
+    curve_s = sum(run.curve_s for run in runs)
+    return sum(run.engine_s for run in runs) / curve_s if curve_s else 1.0
+
+
+def scaled(curve: StepCurve, factor: float) -> StepCurve:
+    """Return the curve of steps that take so many times longer."""
+    sizes = range(1, MOST_ROWS + 1)
+    return StepCurve(sizes, [factor * curve(rows) for rows in sizes])
+
+
+def scratch_rows(source: DraftSource | None, curve: StepCurve, num_sessions: int) -> int:
+    """Return how many scratch rows a source gives each of so many sessions."""
+    if not isinstance(source, LookaheadDecoder):
+        return 0
+    return source.free_columns(num_sessions, curve) * (source.ngram - 1)
+
+
+def host_times(one: Run, several: Run) -> tuple[float, float]:
+    """Return the seconds that the host takes for a round of plain decoding: with one session, and more with each further one."""
+    more_s = (several.own_s - one.own_s) / max(several.num_sessions - 1, 1)
+    return max(one.own_s, 0.0), max(more_s, 0.0)
+
+
+def _pass_s(model: str, cores: Sequence[int], tell: Tell) -> float:
+    """Return the seconds of a draft worker's pass on its own core."""
+    tell("timing a draft worker's passes")
+    with pinned(cores):
+        return typical(pass_times(load_proposer(model), PASS_ROWS, PASSES)) / 1e3

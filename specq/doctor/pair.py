@@ -1,0 +1,176 @@
+"""The models: are they here and whole, does the draft model fit the target, and do both fit this machine's memory?
+
+Files are read, weights are not: what a model's files say is checked as a verifier and the broker check it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from specq.checkpoints import is_gguf, read_config, read_gguf
+from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
+from specq.engines import local_checkpoint, read_info
+from specq.models import resolve_model
+from specq.protocol import ConfigError, ModelInfo, fits, mismatch
+
+FLOAT_BYTES, HALF_BYTES = 4, 2
+ITEM_BYTES = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2}
+KV_BYTES = 1 << 30  # that an engine on a CPU takes at most where it chooses
+KV_SLOTS = 64 * 1024  # tokens, likewise
+ROOM = 1.2  # times what is needed: less is tight
+SMALLER = 0.5  # of the target's bytes: a draft model beyond that costs too much of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model on this machine: `name` as it was asked for, where it is, what its files say, and how large it is.
+
+    num_bytes    of its weights in the files; num_params: numbers in them, 0 where the files do not tell
+    slot_bytes   of a token's KV in float32
+    """
+
+    name: str
+    path: Path
+    info: ModelInfo
+    kind: str
+    num_bytes: int
+    num_params: int
+    slot_bytes: int
+
+    @property
+    def kv_bytes(self) -> int:
+        """The KV memory that an engine on a CPU takes, where it is left to choose."""
+        return min(KV_SLOTS * self.slot_bytes, max(KV_BYTES, 1024 * self.slot_bytes))
+
+    @property
+    def peak_bytes(self) -> int:
+        """What loading it takes on a CPU: all numbers as float32, and the files' own where they are kept."""
+        return FLOAT_BYTES * self.num_params + self.num_bytes + self.kv_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """What its weights take on a GPU, in the files' format or in bfloat16."""
+        return max(self.num_bytes, HALF_BYTES * self.num_params)
+
+
+def find(name: str, role: str) -> Model:
+    """Return a model that is on this machine; ConfigError, which says what is wrong, for one that is not, or is of no use."""
+    resolved = resolve_model(name, role)
+    path = local_checkpoint(resolved) or _cached(resolved)
+    if is_gguf(path):
+        tensors = read_gguf(path).tensors.values()
+        num_params = sum(prod(tensor.shape) for tensor in tensors)
+        num_bytes = path.stat().st_size
+    else:
+        num_bytes = sum(file.stat().st_size for file in (*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")))
+        num_params = 0
+    said = read_config(path)
+    if not num_bytes:
+        raise ConfigError(f"{path} has no weights: neither *.safetensors nor pytorch_model*.bin")
+    item_bytes = ITEM_BYTES.get(str(said.get("dtype") or said.get("torch_dtype") or ""), 1)
+    info = read_info(path, name)
+    return Model(name, path, info, _kind(said), num_bytes, num_params or num_bytes // item_bytes, slot_bytes(said))
+
+
+def _cached(name: str) -> Path:
+    """Return where the hub's cache has a model; nothing is fetched."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, local_files_only=True))
+    except Exception:  # noqa: BLE001 - the hub client raises many kinds
+        raise ConfigError(f"{name} is not on this machine; fetch it: specq models pull {name}") from None
+
+
+def _kind(said: dict[str, Any]) -> str:
+    layers, hidden = said.get("num_hidden_layers", "?"), said.get("hidden_size", "?")
+    return f"{said.get('model_type', 'unknown kind')}, {layers} layers of {hidden}"
+
+
+def slot_bytes(said: dict[str, Any]) -> int:
+    """Return the bytes of a token's keys and values in float32, of a model with this config.json; 0 where it does not say."""
+    heads = int(said.get("num_attention_heads") or 0)
+    kv_heads = int(said.get("num_key_value_heads") or heads)
+    head_dim = int(said.get("head_dim") or (int(said.get("hidden_size") or 0) // heads if heads else 0))
+    return 2 * FLOAT_BYTES * int(said.get("num_hidden_layers") or 0) * kv_heads * head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What was found of a target and its draft model: None for one that is not there, or of no use."""
+
+    target: Model | None
+    draft: Model | None
+    checks: tuple[Check, ...]
+
+
+def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0) -> Pair:
+    """Look at a target and a draft model, "" for none; `free_bytes` of memory, None where that is not known; `gpu_bytes` are free on the
+    GPU that computes, 0: the CPU does."""
+    checks: list[Check] = []
+    found = _looked_up(lambda: find(target, "target"), "target", checks)
+    drafter = _looked_up(lambda: find(draft, "draft"), "draft model", checks) if draft else None
+    if not draft:
+        advice = "a smaller model with the same tokenizer could draft: --draft-model, or specq train draft"
+        checks.append(Check("draft model", NOTE, f"none for {target}", advice))
+    if found and drafter:
+        checks += fitting(found, drafter)
+    if found:
+        models = [found, *([drafter] if drafter else [])]
+        checks.append(room_on_gpu(models, gpu_bytes) if gpu_bytes else room(models, free_bytes))
+    return Pair(found, drafter, tuple(checks))
+
+
+def _looked_up(find_it: Callable[[], Model], name: str, checks: list[Check]) -> Model | None:
+    try:
+        model = find_it()
+    except ConfigError as error:
+        checks.append(Check(name, WRONG, str(error), "specq models lists what is here"))
+        return None
+    about = f"{model.kind}, {model.info.num_tokens} tokens, contexts of {model.info.max_length}"
+    checks.append(Check(name, OK, f"{model.name}: {about}, {megabytes(model.num_bytes)} at {model.path}"))
+    return model
+
+
+def fitting(target: Model, draft: Model) -> Iterator[Check]:
+    """Yield whether drafts of one can be hints for the other, and whether it is small enough for that."""
+    if not fits(draft.info, target.info):
+        advice = "choose a draft model of the same family, or train one: specq train draft"
+        yield Check("tokenizer", WRONG, mismatch(draft.info, [target.info]), advice)
+    else:
+        yield Check("tokenizer", OK, "both have the same")
+    if draft.info.max_length < target.info.max_length:
+        found = f"the draft model takes contexts of {draft.info.max_length} tokens, the target {target.info.max_length}"
+        yield Check("contexts", NOTE, found, "longer texts go on without its drafts")
+    if draft.num_bytes > SMALLER * target.num_bytes:
+        found = f"the draft model has {megabytes(draft.num_bytes)}, the target {megabytes(target.num_bytes)}"
+        yield Check("sizes", NOTE, found, "a draft should cost a small part of a step; choose a smaller draft model")
+
+
+def room(models: Sequence[Model], free_bytes: int | None) -> Check:
+    """Check that weights and KV fit into the memory that is free, while they are loaded on a CPU."""
+    needed = sum(model.peak_bytes for model in models)
+    found = f"weights and KV take up to {megabytes(needed)} while they are loaded on a CPU"
+    if free_bytes is None:
+        return Check("room", NOTE, found)
+    return _room(needed, free_bytes, found, "choose a smaller model, a GGUF file of Q4_1 or Q8_0, or --kv-slots")
+
+
+def room_on_gpu(models: Sequence[Model], free_bytes: int) -> Check:
+    """Check that the weights fit into the memory of a GPU; KV takes what is left."""
+    needed = sum(model.device_bytes for model in models)
+    found = f"weights take {megabytes(needed)} on a GPU, and KV what is left"
+    return _room(needed, free_bytes, found, "choose a smaller model, or several GPUs with configs/vllm.toml")
+
+
+def _room(needed: int, free_bytes: int, found: str, advice: str) -> Check:
+    found += f"; {megabytes(free_bytes)} are free"
+    if needed > free_bytes:
+        return Check("room", WRONG, found, advice)
+    if ROOM * needed > free_bytes:
+        return Check("room", NOTE, found, "that is tight: stop what else takes memory")
+    return Check("room", OK, found)

@@ -1,0 +1,93 @@
+"""A step of the torch engine between its launch and its collection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from specq.engines.torch.forward import Feed
+from specq.engines.torch.rows import PackedRows
+from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
+from specq.verification import Judgements, StepBatch
+from specq.verification.begun import Judging, says_own
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where a step's rows go: `places` of the sessions in the pool, `slots` i32 for all rows, each session's tokens, its nodes and its
+    scratch rows; `staged`: those of the tokens, as `KvPool.stage_all` has returned it; `is_token` bool[rows]: which rows are theirs."""
+
+    batch: StepBatch
+    places: IntpArray
+    slots: Int32Array
+    staged: IntpArray
+    is_token: BoolArray | slice
+    rows: PackedRows
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A step that was launched; fulfils `specq.engines.Launched`.
+
+    judging   what is being judged, or on a CPU what has been; logits: what is logged of it, if anything is
+    output    what it returns, but for the judgements; after: the step that feeds this one
+    closed    its sessions that have been closed since
+    is_held   whether another step was planned behind it, while it was in flight
+    """
+
+    plan: Plan
+    judging: Judging | Judgements
+    output: StepOutput
+    after: Flight | None
+    land: Callable[[Flight], StepOutput]
+    drop: Callable[[Flight], None]
+    logits: torch.Tensor | None = None
+    closed: set[int] = field(default_factory=set)
+    is_held: bool = False
+    tokens: Int32Array | None = None  # of the judged sessions, once the host knows them; 0 of one with a fault
+
+    @property
+    def feeds(self) -> bool:
+        """See `specq.engines.Launched`."""
+        if isinstance(self.judging, Judging):
+            return self.judging.tokens is not None or not len(self.judging.judged)
+        return says_own(self.plan.batch.judged())
+
+    def collect(self) -> StepOutput:
+        """See `specq.engines.Launched`."""
+        return self.land(self)
+
+    def discard(self) -> None:
+        """See `specq.engines.Launched`."""
+        self.drop(self)
+
+    def is_open(self) -> BoolArray:
+        """Return bool[n]: which of the sessions have not been closed since."""
+        return np.array([session_id not in self.closed for session_id in self.plan.batch.session_ids], np.bool_)
+
+    def know(self, judgements: Judgements) -> None:
+        """Keep what feeds the next step."""
+        self.tokens = np.zeros(len(judgements), np.int32)
+        self.tokens[judgements.num_tokens > 0] = judgements.token_ids
+
+    def learn_fed(self) -> None:
+        """Write the tokens that this step was fed with to where the pool reads them."""
+        batch, after = self.plan.batch, self.after
+        self.after = None
+        if batch.fed_by is not None and after is not None and after.tokens is not None:
+            is_fed = batch.fed_by >= 0
+            self.plan.rows.token_ids[batch.first_rows[is_fed]] = after.tokens[batch.fed_by[is_fed]]
+
+
+def feed_of(batch: StepBatch, after: Flight | None) -> dict[str, Any]:
+    """Return the argument by which a forward pass takes tokens from the step before, where some are."""
+    if batch.fed_by is None:
+        return {}
+    tokens = after.judging.tokens if after is not None and isinstance(after.judging, Judging) else None
+    assert tokens is not None, "only the step in flight can feed the next one"
+    is_fed = batch.fed_by >= 0
+    return {"feed": Feed(tokens, batch.fed_by[is_fed].astype(np.int64), batch.first_rows[is_fed])}

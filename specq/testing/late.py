@@ -1,0 +1,125 @@
+"""A toy engine whose steps are in flight for a while, as on a GPU: for tests of whoever launches a step before the last one is collected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specq.engines import Launched, check_asked
+from specq.protocol import NO_TAP, EngineError, Int32Array, Judgement, ModelInfo, SessionStep, StepOutput, Tap
+from specq.testing.toy import ToyEngine
+from specq.verification import StepBatch
+
+POISON = 7  # what is said of a session that has been closed, and what stands where a token is not known
+
+
+@dataclass(eq=False)
+class LateStep:
+    """A step in flight; fulfils `specq.engines.Launched`."""
+
+    engine: LateEngine
+    batch: StepBatch
+    tap: Tap
+    after: LateStep | None
+    closed: set[int] = field(default_factory=set)
+    tokens: Int32Array | None = None  # of the judged sessions, once it is collected
+    error: Exception | None = None  # that collection raises
+
+    @property
+    def feeds(self) -> bool:
+        """See `Launched`."""
+        return not len(self.batch.parents) and not np.count_nonzero(self.batch.traits)
+
+    def collect(self) -> StepOutput:
+        """See `Launched`."""
+        return self.engine.collect(self)
+
+    def discard(self) -> None:
+        """See `Launched`."""
+        assert self is self.engine.flights[-1], "not the newest step"
+        self.engine.flights.remove(self)
+        self.engine.num_discarded += 1
+
+
+class LateEngine(ToyEngine):
+    """Computes when a step is collected, with the tokens that the step before gave by then. It checks the order of calls, and where the
+    sessions' KV ends.
+
+    failing   steps whose collection raises, by the number of their launch: the errors
+    most      steps that were ever in flight at once; num_discarded
+    """
+
+    overlaps = True
+
+    def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
+        super().__init__(info, max_chain=max_chain)
+        self.flights: list[LateStep] = []
+        self.failing: dict[int, Exception] = {}
+        self.num_launched = self.num_discarded = self.most = 0
+
+    @property
+    def free_slots(self) -> int:
+        """See `Engine`; what is in flight has slots."""
+        return super().free_slots - sum(int(late.batch.num_rows.sum()) for late in self.flights)
+
+    def close(self, session_id: int) -> None:
+        """See `Engine.close`."""
+        for late in self.flights:
+            late.closed.add(session_id)
+        super().close(session_id)
+
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        """See `Engine.step`."""
+        return self.launch(steps, tap).collect()
+
+    def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> LateStep:
+        """See `OverlappingEngine.launch`."""
+        check_asked(self, steps, tap)
+        batch = StepBatch.of(steps)
+        assert len(self.flights) < 2, "two steps are in flight already"
+        assert after is (self.flights[-1] if self.flights else None), "the step that is in flight is not named"
+        if int(batch.num_rows.sum()) > self.free_slots:
+            raise EngineError("no slots")
+        for session_id, start in zip(batch.session_ids, batch.starts.tolist(), strict=True):
+            assert start == self._length(session_id), "start is not the KV length"
+        assert after is None or isinstance(after, LateStep)
+        assert batch.fed_by is None or (after is not None and after.feeds), "fed by a step that cannot"
+        late = LateStep(self, batch, tap, after)
+        self.flights.append(late)
+        self.num_launched += 1
+        self.most = max(self.most, len(self.flights))
+        late.error = self.failing.pop(self.num_launched, None)
+        return late
+
+    def _length(self, session_id: int) -> int:
+        """Return how long a session's KV will be when all that is in flight has ended."""
+        in_flight = [late.batch for late in self.flights if session_id not in late.closed]
+        counts = [
+            int(of.num_tokens[of.session_ids.index(session_id)]) for of in in_flight if session_id in of.session_ids
+        ]
+        return len(self.contexts[session_id]) + sum(counts)
+
+    def collect(self, late: LateStep) -> StepOutput:
+        """See `Launched.collect`."""
+        assert late is self.flights[0], "not the oldest step"
+        self.flights.remove(late)
+        if late.error is not None:
+            raise late.error
+        batch, late.after = self._fed(late), None
+        is_open = np.array([session_id not in late.closed for session_id in batch.session_ids])
+        found = {one.session_id: one for one in super().step(batch.take(is_open.nonzero()[0]), late.tap).judgements}
+        judged = batch.judged().session_ids
+        nothing = np.array([POISON], np.int32)
+        judgements = [found.get(i) or Judgement(i, (), nothing) for i in judged]
+        late.tokens = np.array([one.token_ids[0] for one in judgements], np.int32)
+        return StepOutput(judgements)
+
+    def _fed(self, late: LateStep) -> StepBatch:
+        batch, after = late.batch, late.after
+        if batch.fed_by is None:
+            return batch
+        assert after is not None
+        assert after.tokens is not None, "the step before was not collected"
+        return batch.fed(after.tokens[batch.fed_by])

@@ -1,0 +1,200 @@
+"""A tokenizer as a map between bytes and token ids, exact in both directions, for what stands somewhere within a text.
+
+`TextCodec` is for people: whole prompts in, readable text out. Here half a character is two or three bytes, nothing is put around or before a text,
+and nothing is normalised: the bytes of the ids that `encode` returns are the bytes that it was given, but for those that the vocabulary has no token for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+
+from specq.protocol import ConfigError
+from specq.text.codec import TextCodec, build_tokenizer, parse_tokenizer, vocabulary_of
+
+_STRAY = re.compile("([\udc80-\udcff]+)")  # bytes that are no UTF-8, as the error handler "surrogateescape" shows them
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_KEPT_NORMALIZERS = {"Replace"}  # the space as a letter, which is taken back below; others change or add text
+_SPACE = "\u2581"  # how SentencePiece writes a space
+
+
+class ByteCodec:
+    """The tokenizer of one model.
+
+    tokens   the bytes of each id; None: it has none (a special token, an unknown word, a gap)
+    special  the special tokens' ids by their text
+    ends     the ids that begin and end a text, by role ("bos_token", "eos_token"), where the model names them
+    before   the special tokens that the model wants before a text
+    """
+
+    def __init__(self, files: dict[str, str]) -> None:
+        codec = TextCodec(files)
+        content = parse_tokenizer(files["tokenizer.json"])
+        added = content.get("added_tokens") or []
+        self.special = {str(token["content"]): int(token["id"]) for token in added if token.get("special")}
+        self.ends = {
+            role: self.special[text]
+            for role, text in codec.special_tokens.items()
+            if role in ("bos_token", "eos_token") and text in self.special
+        }
+        self.before = [token_id for token_id in codec.encode("") if token_id in codec.special_ids]
+        if self.before and self.before[-1] == self.ends.get("eos_token") != self.ends.get("bos_token"):
+            self.before.pop()  # it stands after a text
+        self.tokens = _tokens(content, added)
+        byte_tokens = _byte_tokens(content) if _kind(content) == _METASPACE else {}
+        self._ids = _by_bytes(self.tokens, frozenset(byte_tokens.values()))
+        self._byte_ids = {byte: byte_tokens.get(byte, self._ids.get(bytes([byte]))) for byte in range(256)}
+        self._tokenizer = build_tokenizer(orjson.dumps(_within(content)).decode())
+        self._tokenizer.encode_special_tokens = True  # what is spelled like one is text
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are, those without bytes included."""
+        return sum(token is not None for token in self.tokens) + len(self.special)
+
+    def id_of(self, token: bytes) -> int | None:
+        """Return the id of the token with these bytes, or None."""
+        return self._ids.get(token)
+
+    def decode(self, token_ids: Iterable[int]) -> bytes:
+        """Return the bytes of some ids; ids without bytes, and those outside the vocabulary, have none."""
+        tokens = self.tokens
+        return b"".join(tokens[i] or b"" for i in token_ids if 0 <= i < len(tokens))
+
+    def encode(self, data: bytes) -> list[int]:
+        """Return the ids of some bytes, as the tokenizer cuts them where they are text, else one for each byte."""
+        token_ids: list[int] = []
+        for i, run in enumerate(_STRAY.split(data.decode("utf-8", "surrogateescape"))):
+            if i % 2:
+                token_ids += self._one_by_one(run.encode("utf-8", "surrogateescape"))
+            elif run:
+                token_ids += self._cut(run)
+        return token_ids
+
+    def _cut(self, text: str) -> list[int]:
+        """Return the ids of a text; where they are not exact, those of its halves."""
+        token_ids = list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        data = text.encode()
+        if self.decode(token_ids) == data:
+            return token_ids
+        if len(text) == 1:
+            return self._one_by_one(data)
+        middle = len(text) // 2
+        return self._cut(text[:middle]) + self._cut(text[middle:])
+
+    def _one_by_one(self, data: bytes) -> list[int]:
+        """Return one id for each byte that has one."""
+        return [token_id for byte in data if (token_id := self._byte_ids[byte]) is not None]
+
+
+def whole_characters(data: bytes) -> int:
+    """Return how many of these bytes there are without a character that is cut off at the end."""
+    for size in range(1, min(4, len(data)) + 1):
+        byte = data[-size]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 4 if byte >= 0xF0 else 3 if byte >= 0xE0 else 2 if byte >= 0xC0 else 1
+        return len(data) - size if length > size else len(data)
+    return len(data)
+
+
+# --- what a tokenizer.json says -------------------------------------------------------------------------------------
+
+_BYTE_LEVEL, _METASPACE = "ByteLevel", "Metaspace"
+
+
+def _kind(content: dict[str, Any]) -> str:
+    """Return how tokens spell bytes; ConfigError for tokenizers whose tokens have no bytes of their own."""
+    kinds = {part.get("type") for part in _parts(content.get("decoder"), "decoders")}
+    if _BYTE_LEVEL in kinds:
+        return _BYTE_LEVEL
+    if kinds & {_METASPACE, "ByteFallback", "Replace"}:
+        return _METASPACE
+    named = ", ".join(sorted(map(str, kinds))) or "none"
+    raise ConfigError(
+        f"tokens of this tokenizer have no bytes of their own (decoder: {named}); byte-level ones and SentencePiece's have"
+    )
+
+
+def _parts(part: Any, list_name: str) -> list[dict[str, Any]]:
+    """Return the parts of a component, which may be one or a sequence."""
+    if not isinstance(part, dict):
+        return []
+    inner = part.get(list_name)
+    return [own for each in inner for own in _parts(each, list_name)] if isinstance(inner, list) else [part]
+
+
+def _tokens(content: dict[str, Any], added: list[dict[str, Any]]) -> list[bytes | None]:
+    """Return the bytes of each id."""
+    read = _read_byte_level if _kind(content) == _BYTE_LEVEL else _read_metaspace
+    vocabulary = vocabulary_of(content)
+    size = 1 + max([*vocabulary.values(), *(token["id"] for token in added)], default=-1)
+    tokens: list[bytes | None] = [None] * size
+    for text, token_id in vocabulary.items():
+        tokens[token_id] = read(text) or None
+    for token in added:
+        tokens[token["id"]] = None if token.get("special") else str(token["content"]).encode() or None
+    unknown = content["model"].get("unk_token")
+    unknown_id = content["model"].get("unk_id", vocabulary.get(unknown) if unknown else None)
+    if unknown_id is not None:
+        tokens[unknown_id] = None
+    return tokens
+
+
+def _read_byte_level(text: str) -> bytes | None:
+    found = [_BYTES.get(character) for character in text]
+    return None if None in found else bytes(byte for byte in found if byte is not None)
+
+
+def _read_metaspace(text: str) -> bytes:
+    match = _BYTE_TOKEN.fullmatch(text)
+    return bytes([int(match[1], 16)]) if match else text.replace(_SPACE, " ").encode()
+
+
+def _byte_tokens(content: dict[str, Any]) -> dict[int, int]:
+    """Return the ids of the tokens that stand for a byte each."""
+    found = ((_BYTE_TOKEN.fullmatch(text), token_id) for text, token_id in vocabulary_of(content).items())
+    return {int(match[1], 16): token_id for match, token_id in found if match}
+
+
+def _by_bytes(tokens: list[bytes | None], last: frozenset[int]) -> dict[bytes, int]:
+    """Return the ids by their bytes; of several the first, and one among `last` only where there is no other."""
+    ids: dict[bytes, int] = {}
+    for token_id in sorted(range(len(tokens)), key=lambda i: (i in last, i)):
+        token = tokens[token_id]
+        if token is not None:
+            ids.setdefault(token, token_id)
+    return ids
+
+
+def _characters() -> dict[str, int]:
+    """Return the byte of each character of a byte-level vocabulary (GPT-2's: what cannot be printed is moved up)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTES = _characters()
+
+
+def _within(content: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer that cuts a piece of a text as it stands: nothing added in front, nothing normalised."""
+    normalizers = [
+        part for part in _parts(content.get("normalizer"), "normalizers") if part.get("type") in _KEPT_NORMALIZERS
+    ]
+    splitters = [_without_prefix(part) for part in _parts(content.get("pre_tokenizer"), "pretokenizers")]
+    return content | {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": splitters} if splitters else None,
+        "post_processor": None,
+    }
+
+
+def _without_prefix(part: dict[str, Any]) -> dict[str, Any]:
+    if part.get("type") == _METASPACE:
+        kept = {key: value for key, value in part.items() if key != "add_prefix_space"}
+        return kept | {"prepend_scheme": "never"}
+    return part | {"add_prefix_space": False} if "add_prefix_space" in part else part

@@ -1,0 +1,121 @@
+"""Steps between their launch and their collection, as the verifier sees them.
+
+With an engine that overlaps, the next step is launched before the last one is collected, where that one can be *followed*: each session of it
+takes one token that the device knows first, and no draft. What is found out late, such as the end of a text, costs a row of the next step and
+nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
+failed step is repeated with some of its sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import structlog
+
+from specq.engines import Engine, Launched, launch
+from specq.protocol import EngineLostError, StepOutput, Tap
+from specq.runtime import Faults, in_halves, traced
+from specq.verifier.open_sessions import SYNC
+from specq.verifier.session import Session
+from specq.verifier.shares import Shares
+
+log = structlog.get_logger(__name__)
+
+Part = tuple[Shares, Launched]
+Done = list[tuple[Shares, StepOutput]]
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step that was planned and launched.
+
+    shares    as they were planned; parts: those that were launched, at one call or several
+    num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
+    waited_s  as of `SourceSet`
+    began, drafted, planned     as of `Moments`
+    is_late   whether messages may have been handled, or another step ended, before this one was collected
+    """
+
+    shares: Shares
+    num_rows: int
+    min_accept_prob: int
+    waited_s: float
+    began: float
+    drafted: float
+    planned: float
+    parts: list[Part] = field(default_factory=list)
+    is_late: bool = False
+
+    def prefilling(self) -> list[Session]:
+        """Return the sessions of whose context the step computes a part."""
+        sessions, counts = self.shares.sessions, self.shares.batch.num_tokens
+        return [sessions[i] for i in (counts > 1).nonzero()[0].tolist()] if len(self.shares) else []
+
+
+class Flights:
+    """Launches and collects the steps of a verifier; `newest` is the one that stays in flight, if one does."""
+
+    def __init__(self, engine: Engine, tap: Callable[[Shares], Tap]) -> None:
+        """`tap` returns the hidden states that are wanted of a step."""
+        self._engine, self._tap = engine, tap
+        self.newest: Flight | None = None
+
+    def launch(self, flight: Flight, before: Flight | None, faults: Faults) -> None:
+        """Launch a step behind the one in flight, if there is one; sessions for which that raises are left out."""
+        after = None if before is None else before.parts[0][1]
+        flight.parts = in_halves(flight.shares, partial(self._launch, after), faults, "computed", retry=True)
+
+    def _launch(self, after: Launched | None, shares: Shares) -> Launched:
+        launched = launch(self._engine, shares.batch, self._tap(shares), after)
+        if len(shares):
+            shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
+        return launched
+
+    def can_follow(self, flight: Flight, draft_for: Callable[[Session], bool]) -> bool:
+        """Return whether another step may be launched before this one is collected; draft_for: whether a session is drafted for."""
+        if not self._engine.overlaps or len(flight.parts) != 1 or not flight.parts[0][1].feeds:
+            return False
+        shares = flight.parts[0][0]
+        trees = shares.sessions[0].trees
+        if np.count_nonzero(trees.num_live[shares.places]) or np.count_nonzero(trees.mode[shares.places] == SYNC):
+            return False
+        return not any(map(draft_for, shares.sessions))
+
+    def collect(self, flight: Flight, faults: Faults) -> Done:
+        """Wait for the oldest step and return what came of it. Where that raises, whatever was launched behind it is discarded."""
+        done: Done = []
+        for shares, launched in flight.parts:
+            try:
+                done.append((shares, launched.collect()))
+            except EngineLostError:
+                raise
+            except Exception as error:  # noqa: BLE001 - see `Faults.of`
+                log.warning("step_failed", num_sessions=len(shares), **traced(error))
+                self._discard_newest()
+                done += in_halves(_again(shares), self._compute, faults, "computed", retry=True)
+        return done
+
+    def _compute(self, shares: Shares) -> StepOutput:
+        return self._launch(None, shares).collect()
+
+    def _discard_newest(self) -> None:
+        """Forget the step that was launched last: its sessions are as they were."""
+        flight, self.newest = self.newest, None
+        for shares, launched in flight.parts if flight is not None else ():
+            launched.discard()
+            for session, start in zip(shares.sessions, shares.batch.starts.tolist(), strict=True):
+                if session.is_open:
+                    session.kv_len = start
+
+
+def _again(shares: Shares) -> Shares:
+    """Return those shares that can be computed again: of sessions that are there still, with tokens that are known by now."""
+    which = [i for i, session in enumerate(shares.sessions) if session.is_open and not session.finish]
+    shares = shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares
+    if shares.batch.fed_by is None or not len(shares):
+        return shares
+    batch = shares.batch.fed(shares.sessions[0].trees.last_token[shares.places])
+    return Shares(shares.sessions, shares.places, batch, shares.nodes)

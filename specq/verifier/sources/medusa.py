@@ -1,0 +1,213 @@
+"""Medusa heads: trees drafted from the target's own last hidden state, by some matrices beside it.
+
+The step in which the target makes a token gives the hidden state of that token's row too, which costs nothing. It stays on the device;
+`begin` lets the heads rank what may follow, and `collect` hangs a tree of the likeliest tokens onto each session: one of the shape that the job
+or the configuration asks for, else best first. All nodes are point masses. Scores are the heads' own log-probabilities, calibrated by
+what became of this lane's nodes.
+
+Whether it pays is measured, as of every source. No I/O; time is an argument.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import structlog
+
+from specq.config import read_tree
+from specq.drafting import LEAST_CHANCE, drafting_params
+from specq.proposers import HeadSource, HiddenRow, Ranked
+from specq.protocol import FINAL, MEDUSA_LANE, ConfigError, Int32Array, JobError, Speculation
+from specq.verifier.arms import MEDUSA
+from specq.verifier.grafting import DraftBatch
+from specq.verifier.rounds import Round
+from specq.verifier.scheduler import FLOOR
+from specq.verifier.session import Session
+from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
+from specq.verifier.sources.rank_trees import RankTree, tree_for
+from specq.verifier.trees import NEXT_IDS
+
+log = structlog.get_logger(__name__)
+
+MOST_NODES = 64  # of one session, best first
+ALL_NODES = 256  # of all sessions together, but at least one for each head of each
+
+
+class _State(NamedTuple):
+    """The hidden state behind a session's text of this length."""
+
+    session: Session
+    length: int
+    row: HiddenRow
+
+
+class _Begun(NamedTuple):
+    """Sessions for which the heads rank, the tree of each and how many nodes it may have, and what waits for them."""
+
+    sessions: list[Session]
+    trees: list[RankTree]
+    most: list[int]
+    wait: Callable[[], Ranked]
+
+
+class MedusaDrafter(DraftSource):
+    """Drafts with heads; `tree`: the paths of the tree for jobs that ask for no shape, () for best first."""
+
+    name = MEDUSA
+    layers = (FINAL,)
+
+    def __init__(self, heads: HeadSource, tree: tuple[tuple[int, ...], ...] = ()) -> None:
+        self.heads, self._tree = heads, tree
+        self._states: dict[int, _State] = {}
+        self._refused: dict[int, Session] = {}
+        self._begun: _Begun | None = None
+
+    @property
+    def has_work(self) -> bool:
+        return self._begun is not None
+
+    # --- a round ------------------------------------------------------------------------------------------------------
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        """Let the heads rank what may follow the sessions whose last hidden state is known."""
+        states = [state for session in sessions if (state := self._state(session)) is not None]
+        self._begun = self._start(states) if states else None
+        return self._begun is not None
+
+    def _state(self, session: Session) -> _State | None:
+        """Return what is known of a session that may be drafted for."""
+        state = self._states.get(session.session_id)
+        if state is None or state.session is not session or state.length != session.length or _room(session) < 1:
+            return None
+        return state
+
+    def _start(self, states: Sequence[_State]) -> _Begun:
+        sessions = [state.session for state in states]
+        num_heads = self.heads.num_heads
+        trees = [
+            tree_for(one.speculation, min(num_heads, _room(one)), self._tree) for one in sessions
+        ]  # none deeper than there is room
+        share = max(num_heads, min(MOST_NODES, ALL_NODES // len(sessions)))
+        most = [
+            one.speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
+            for one, tree in zip(sessions, trees, strict=True)
+        ]
+        params = [drafting_params(one.params, one.speculation) for one in sessions]
+        count = max(tree.num_ranks for tree in trees)
+        rows, lengths = [state.row for state in states], [state.length for state in states]
+        return _Begun(sessions, trees, most, self.heads.start(rows, params, lengths, count))
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """Return the trees of the sessions for which heads rank; those that have ended meanwhile have no effect."""
+        begun, self._begun = self._begun, None
+        if begun is None:
+            return ()
+        ranked = begun.wait()
+        # Sessions with the same tree together: as a rule all of them.
+        order = sorted(range(len(begun.sessions)), key=lambda i: (id(begun.trees[i]), begun.most[i]))
+        alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))
+        return [_batch(begun, list(which), ranked) for _, which in alike]
+
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+        """Keep the hidden state behind each session's text: that of the row from which its last token was made."""
+        done = {one.session.session_id: one for one in rounds if one.session.takes_drafts}
+        for shares, output in computed:
+            if output.hidden is None:
+                continue
+            for session, start in zip(shares.sessions, output.hidden.starts.tolist(), strict=False):
+                one = done.get(session.session_id)
+                if one is not None and one.session is session:
+                    self._keep(one, HiddenRow(output.hidden.values, start + _last_row(one)))
+
+    def _keep(self, done: Round, row: HiddenRow) -> None:
+        session = done.session
+        if session.finish or session.session_id in self._refused:
+            self._states.pop(session.session_id, None)
+        else:
+            self._states[session.session_id] = _State(session, session.length, row)
+
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
+    def refuse(self, session: Session) -> None:
+        """Draft no more for a session."""
+        self.close(session)
+        self._refused[session.session_id] = session
+
+    def close(self, session: Session) -> None:
+        """Forget a session, known or not."""
+        self._states.pop(session.session_id, None)
+        self._refused.pop(session.session_id, None)
+
+
+def _room(session: Session) -> int:
+    """Return how many levels a session's tree may have; the correction takes one position itself."""
+    return int(session.limit) - session.length - 1
+
+
+def _last_row(done: Round) -> int:
+    """Return which of a session's rows made its last token: that of the last accepted node, or of the last token before all nodes."""
+    path = done.path
+    return 1 + path[-1] if path else 0
+
+
+def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:
+    """Return the drafts of sessions that have the same tree."""
+    tree, most = begun.trees[which[0]], begun.most[which[0]]
+    scores = tree.scores(ranked.scores[which])  # [m, nodes]
+    wanted = tree.likeliest(tree.reach(scores), most, math.log(FLOOR))
+    depths, ranks = (
+        np.minimum(tree.depths, ranked.token_ids.shape[1] - 1),
+        np.minimum(tree.ranks, ranked.token_ids.shape[2] - 1),
+    )
+    token_ids = ranked.token_ids[which][:, depths, ranks]
+    places = np.cumsum(wanted, axis=1) - 1  # of the wanted nodes among each other
+    parents: Int32Array = np.where(tree.parents < 0, -1, places[:, tree.parents]).astype(np.int32)
+    sessions = [begun.sessions[i] for i in which]
+    return DraftBatch(
+        sessions=sessions,
+        lanes=MEDUSA_LANE,
+        base_lens=[session.length for session in sessions],
+        first_ids=NEXT_IDS,
+        sizes=wanted.sum(1),
+        token_ids=token_ids[wanted],
+        parent_ids=parents[wanted],
+        scores=np.maximum(scores[wanted], math.log(LEAST_CHANCE)),
+    )
+
+
+# --- from a configuration ---------------------------------------------------------------------------------------------------
+
+
+def make(setup: Setup) -> MedusaDrafter | None:
+    """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the target."""
+    if not setup.heads:
+        return None
+    from specq.engines.torch import load_heads  # brings torch, which not every engine needs
+    from specq.proposers.medusa import Medusa
+
+    setup.tell(f"loading Medusa heads from {setup.config.heads}")
+    heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
+    tree = _checked_tree(setup.config.heads_tree, heads.num_heads)
+    log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
+    return MedusaDrafter(Medusa(heads, setup.info.num_tokens), tree)
+
+
+def _checked_tree(said: str, num_heads: int) -> tuple[tuple[int, ...], ...]:
+    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than the heads."""
+    if not said:
+        return ()
+    try:
+        paths = Speculation.from_dict({"tree": read_tree(said)}).tree
+    except JobError as error:
+        raise ConfigError(f"target.heads_tree: {error}") from None
+    deepest = max(paths, key=len, default=())
+    if len(deepest) > num_heads:
+        raise ConfigError(
+            f"target.heads_tree has the path {list(deepest)}, which is {len(deepest)} deep; there are {num_heads} heads, so paths "
+            f"may have {num_heads} ranks at most"
+        )
+    return paths

@@ -1,0 +1,198 @@
+"""What is found of an installation and a pair of models, sound and not."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specq.config import BrokerConfig, Config
+from specq.doctor import installation, pair
+from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
+from specq.doctor.examination import quiet
+from specq.models import resolve_model
+from specq.testing.checkpoints_gguf import MADE, write_gguf
+from tests.devices import HAS_CUDA
+
+TINY = Path(resolve_model("tiny", "target"))
+OTHER_DRAFT = resolve_model("smollm2", "draft")  # which is bundled, and of another vocabulary
+
+
+def statuses(checks) -> dict[str, str]:
+    return {check.name: check.status for check in checks}
+
+
+def test_only_what_is_wrong_counts():
+    assert is_sound([Check("a", OK, ""), Check("b", NOTE, "")])
+    assert not is_sound([Check("a", OK, ""), Check("b", WRONG, "")])
+
+
+# --- the installation -------------------------------------------------------------------------------------------------
+
+
+def test_kernels_are_built_and_loaded():
+    check = installation.compiled_kernels()
+    assert check.status == OK, check.found
+    assert check.found.startswith("4 built by ")
+
+
+def test_without_a_compiler_the_kernels_are_wrong(monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    check = installation.compiled_kernels()
+    assert (check.status, check.advice) == (WRONG, "install gcc or clang")
+    assert "4 of 4 are missing" in check.found
+    assert "several times slower" in check.found
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, own_cache):
+    monkeypatch.setattr("specq.runtime.compiler.FLAGS", ("--no-such-flag",))
+    check = installation.compiled_kernels()
+    assert check.status == WRONG
+    assert "no-such-flag" in check.found
+    assert "SPECQ_CACHE" in check.advice
+
+
+def test_something_must_be_there_to_run_models():
+    assert installation.packages({"python": "3.11", "torch": "2", "vllm": None}).status == OK
+    check = installation.packages({"python": "3.11", "torch": None, "vllm": None})
+    assert (check.status, check.advice) == (WRONG, "pip install 'specq[torch]'")
+
+
+def test_a_lone_core_and_a_gpu_that_torch_does_not_see_are_noted():
+    assert [installation.cores(count, "a cpu").status for count in (1, 2)] == [NOTE, OK]
+    names, versions = ["NVIDIA H200"], {"vllm": None}
+    assert installation.accelerator([], versions, has_cuda=False).status == OK
+    assert installation.accelerator(names, versions, has_cuda=True).status == OK
+    assert installation.accelerator(names, versions, has_cuda=False).status == NOTE
+
+
+def test_directories_must_be_writable(tmp_path):
+    assert installation.writable("cache", tmp_path / "new").status == OK
+    (tmp_path / "file").write_text("")
+    check = installation.writable("cache", tmp_path / "file" / "cache")
+    assert check.status == WRONG
+    assert "SPECQ_CACHE" in check.advice
+
+
+def test_a_port_that_somebody_else_has_is_wrong(free_address):
+    config = replace(Config(), broker=BrokerConfig(bind=free_address))
+    assert installation.broker_port(config).status == OK
+    with socket.create_server(("127.0.0.1", int(free_address.rpartition(":")[2]))):
+        check = installation.broker_port(config)
+    assert check.status == WRONG
+    assert "--broker" in check.advice
+
+
+def test_a_broker_that_is_there_is_well(free_address, spawn):
+    spawn("broker", "--bind", free_address, "--journal", "none")
+    config = replace(Config(), broker=BrokerConfig(bind=free_address))
+    while not installation.listens(free_address):
+        pass  # the test's own time limit ends this
+    check = installation.broker_port(config)
+    assert check.status == OK
+    assert "0 workers" in check.found
+
+
+def test_a_machine_that_is_busy_is_noted():
+    assert [quiet(factor).status for factor in (1.0, 1.4, 1.6)] == [OK, OK, NOTE]
+
+
+def test_a_taken_http_port_is_noted():
+    assert installation.http_port("tcp://127.0.0.1:8000", is_taken=False).status == OK
+    assert installation.http_port("tcp://127.0.0.1:8000", is_taken=True).status == NOTE
+
+
+# --- the pair ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_bundled_pair_fits():
+    found = pair.look("tiny", "tiny", 10**11)
+    assert statuses(found.checks) == dict.fromkeys(("target", "draft model", "tokenizer", "room"), OK)
+
+
+def test_a_draft_model_of_another_vocabulary_is_wrong():
+    found = pair.look("tiny", OTHER_DRAFT, 10**11)
+    wrong = [check for check in found.checks if check.status == WRONG]
+    assert [check.name for check in wrong] == ["tokenizer"]
+    assert "49152 tokens" in wrong[0].found
+    assert "4096 tokens" in wrong[0].found
+
+
+def test_without_a_draft_model_there_is_a_note():
+    assert statuses(pair.look("tiny", "", 10**11).checks)["draft model"] == NOTE
+
+
+@pytest.fixture
+def gguf_file(tmp_path) -> Path:
+    """A GGUF file with random values."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = tmp_path / "source"
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **MADE)).save_pretrained(source)
+    return write_gguf(source, tmp_path / "model.gguf")
+
+
+def test_a_gguf_file_that_is_cut_short_is_wrong(gguf_file):
+    assert pair.look(str(gguf_file), "", 10**11).target is not None
+    data = gguf_file.read_bytes()
+    gguf_file.write_bytes(data[: len(data) // 2])
+    found = pair.look(str(gguf_file), "", 10**11)
+    assert found.target is None
+    assert statuses(found.checks)["target"] == WRONG
+
+
+def test_a_directory_without_weights_is_wrong(tmp_path):
+    shutil.copy(TINY / "config.json", tmp_path)
+    shutil.copy(TINY / "tokenizer.json", tmp_path)
+    (check, _) = pair.look(str(tmp_path), "", 10**11).checks
+    assert check.status == WRONG
+    assert "has no weights" in check.found
+
+
+def test_a_hub_name_that_is_not_here_is_wrong_and_not_fetched():
+    (check, _) = pair.look("nobody/has-this-model", "", 10**11).checks
+    assert check.status == WRONG
+    assert "specq models pull nobody/has-this-model" in check.found
+
+
+def test_memory_that_does_not_suffice_is_wrong_and_little_is_noted():
+    target = pair.find("tiny", "target")
+    needed = target.peak_bytes
+    found = [pair.room([target], int(times * needed)).status for times in (0.9, 1.1, 1.5)]
+    assert found == [WRONG, NOTE, OK]
+    assert pair.room([target, target], int(1.5 * needed)).status == WRONG
+    assert pair.room([target], None).status == NOTE
+
+
+def test_on_a_gpu_its_memory_counts():
+    on_gpu = pair.look("tiny", "tiny", free_bytes=1, gpu_bytes=10**11)
+    assert statuses(on_gpu.checks)["room"] == OK
+    assert statuses(pair.look("tiny", "tiny", free_bytes=10**11, gpu_bytes=10**6).checks)["room"] == WRONG
+
+
+def test_a_draft_model_as_large_as_the_target_is_noted():
+    target = pair.find("tiny", "target")
+    small = replace(target, info=replace(target.info, max_length=100))
+    assert statuses(pair.fitting(target, small)) == {"tokenizer": OK, "contexts": NOTE, "sizes": NOTE}
+
+
+def test_a_tokens_kv():
+    said = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 64}
+    assert pair.slot_bytes(said) == 2 * 3 * 2 * 16 * 4
+    assert pair.slot_bytes(said | {"head_dim": 32}) == 2 * 3 * 2 * 32 * 4
+    assert pair.slot_bytes({}) == 0
+    assert pair.slot_bytes({"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}) == 2 * 2 * 64 * 4
+
+
+@pytest.mark.skipif(HAS_CUDA, reason="memory of a GPU differs")
+def test_the_kv_that_is_reckoned_with_is_what_an_engine_takes():
+    from specq.engines import ENGINES
+
+    target = pair.find("tiny", "target")
+    engine = ENGINES.resolve("torch").make(str(target.path), device="cpu")
+    assert engine.info.kv_slots * target.slot_bytes == target.kv_bytes
+    assert engine.info.tokenizer_hash == target.info.tokenizer_hash
+    assert engine.info.max_length == target.info.max_length

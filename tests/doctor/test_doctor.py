@@ -1,0 +1,98 @@
+"""`specq doctor` from one end to the other, with the toy pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specq.config import free_address
+from specq.models import resolve_model
+
+ROOT = Path(__file__).parents[2]
+METHODS = {"plain", "colocated", "suffix", "lookahead"}
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Run `specq doctor` with ports that are free; return what ended."""
+    config = tmp_path / "specq.toml"
+    config.write_text(f'[broker]\nbind = "{free_address()}"\n[serve]\nbind = "{free_address()}"\n')
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "specq", "doctor", "--config", str(config), *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=110)
+
+    return run
+
+
+def test_everything_is_measured_predicted_and_said(ask):
+    done = ask("--model", "tiny", "--sessions", "1", "--sessions", "4", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert {check["status"] for check in said["checks"]} <= {"ok", "note"}
+    runs = {(run["method"], run["num_sessions"]): run for run in said["measured"]["runs"]}
+    assert {method for method, _ in runs} == METHODS
+    assert all(run["is_same_text"] for run in runs.values())
+    assert runs["plain", 1]["tokens_per_round"] == 1.0
+    assert runs["colocated", 1]["tokens_per_round"] > 1.5, "the bundled draft model is right more often than not"
+    predicted = {(one["method"], one["num_sessions"]): one for one in said["predicted"]}
+    workers = {"worker"} if len(os.sched_getaffinity(0)) > 1 else set()
+    assert set(predicted) == {(method, count) for method in METHODS | workers for count in (1, 4)}
+    assert all(one["tokens_per_second"] > 0 for one in predicted.values())
+    assert said["advice"][0].startswith("For 1 session at a time")
+
+
+def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
+    done = ask("--model", "tiny", "--sessions", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured, _, predicted = done.stdout.partition("\nPREDICTED tokens/s")
+    assert "\nMEASURED here, in this process, without sockets" in measured
+    assert "computed from what was measured above, not measured" in predicted
+    assert "2 SESSIONS" in predicted
+    assert "specq up --serve --model tiny" in predicted
+
+
+def test_quick_measures_nothing(ask):
+    done = ask("--model", "tiny", "--quick")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "MEASURED" not in done.stdout
+    assert "PREDICTED" not in done.stdout
+    assert "- Start it: specq up --serve --model tiny" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (("--model", "tiny", "--draft-model", resolve_model("smollm2", "draft")), 1, "does not share the tokenizer"),
+        (("--model", "/nowhere/model.gguf"), 2, "there is no GGUF file /nowhere/model.gguf"),
+        (("--model", "tiny", "--draft-model", "./nothing"), 2, "there is no model directory"),
+        (("--sessions", "0"), 2, "'--sessions'"),
+        (("--config", "nowhere.toml"), 2, "nowhere.toml"),
+    ],
+)
+def test_wrong_pairs_end_with_1_and_bad_input_with_2(ask, arguments, status, said):
+    done = ask(*arguments)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in " ".join((done.stdout + done.stderr).split())
+    assert "MEASURED" not in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_weights_that_are_cut_short_are_wrong(ask, tmp_path):
+    """Only loading shows it."""
+    target = Path(resolve_model("tiny", "target"))
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for path in target.iterdir():
+        data = path.read_bytes()
+        (broken / path.name).write_bytes(data[: len(data) // 2] if path.suffix == ".safetensors" else data)
+    done = ask("--model", str(broken), "--draft-model", "tiny")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "loading" in done.stdout
+    assert "fetch the model again" in done.stdout
+    assert "Traceback" not in done.stderr

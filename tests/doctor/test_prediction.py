@@ -1,0 +1,208 @@
+"""What is computed from measurements: by hand, and against rounds that are played."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from specq.doctor.advice import Situation, advise
+from specq.doctor.prediction import (
+    COLOCATED,
+    LOOKAHEAD,
+    PLAIN,
+    SUFFIX,
+    WORKER,
+    Costs,
+    Method,
+    Prediction,
+    Round,
+    Rounds,
+    predict,
+    worker,
+)
+
+
+def flat(seconds: float):
+    return lambda _: seconds
+
+
+def by_rows(first_s: float, more_s: float):
+    return lambda rows: first_s + more_s * (rows - 1)
+
+
+def costs(step=None, *, host_s: float = 0.0, host_more_s: float = 0.0, level=None, pass_s: float = 0.0) -> Costs:
+    curve = step or flat(0.010)
+    return Costs(curve, curve, host_s, host_more_s, level, pass_s)
+
+
+def rates(found: list[Prediction]) -> dict[tuple[str, int], float]:
+    return {(one.method, one.num_sessions): one.tokens_per_second for one in found}
+
+
+ROUNDS = Rounds((Round(2, (3, 3, 1)), Round(0, (3, 1)), Round(1, (2,)), Round(0)))
+
+
+def test_rounds_are_cut_at_a_depth():
+    assert [ROUNDS.tokens(depth) for depth in range(4)] == [1.0, 1.5, 1.75, 1.75]
+    assert [ROUNDS.nodes(depth) for depth in range(4)] == [0.0, 2.0, 3.0, 3.25]
+    assert ROUNDS.deepest == 3
+
+
+def test_a_level_counts_where_it_was_reached_and_nodes_stood_there():
+    assert ROUNDS.accept_probs() == [pytest.approx(2 / 3), 1.0, 0.0]
+
+
+def test_plain_decoding_is_a_step_and_the_host():
+    found = rates(predict([], costs(by_rows(0.008, 0.001), host_s=0.001, host_more_s=0.0005), [1, 4]))
+    assert found == {(PLAIN, 1): pytest.approx(1 / 0.009), (PLAIN, 4): pytest.approx(4 / (0.011 + 0.0025))}
+
+
+def test_a_method_pays_its_rows_and_its_own_time():
+    rounds = Rounds((Round(1, (1,)), Round(0, (1,))))
+    found = predict([Method(SUFFIX, rounds, own_s=0.001)], costs(by_rows(0.010, 0.002)), [1, 2])
+    assert rates(found)[SUFFIX, 1] == pytest.approx(1.5 / (0.012 + 0.001))
+    assert rates(found)[SUFFIX, 2] == pytest.approx(3.0 / (0.016 + 0.002))
+    assert found[1].ratio == pytest.approx(1.5 * 0.010 / 0.013)
+
+
+def test_steps_of_few_and_of_many_rows_are_not_steps_of_some():
+    """With one session rounds of 0 and of 8 nodes alternate; with two each step has both."""
+    rounds = Rounds((Round(0), Round(1, (8,))) * 4)
+    curve = {1: 0.004, 9: 0.012, 10: 0.013, 11: 0.02}.__getitem__
+    found = rates(predict([Method(SUFFIX, rounds)], costs(curve), [1]))
+    assert found[SUFFIX, 1] == pytest.approx(1.5 / 0.008)
+    assert Rounds(rounds.rounds[:2]).step_s(curve, 2, 2, 1) == pytest.approx(0.013)
+    assert Rounds(rounds.rounds[:2]).step_s(curve, 2, 3, 1) == pytest.approx(0.02)
+
+
+def test_the_depth_with_the_most_tokens_a_second_is_taken():
+    """Of chains whose second token is never right, the second level is left out."""
+    rounds = Rounds((Round(1, (1, 1)),) * 3)
+    (_, found) = predict([Method(SUFFIX, rounds)], costs(by_rows(0.010, 0.002)), [1])
+    assert found.depth == 1
+    assert found.tokens_per_second == pytest.approx(2 / 0.012)
+
+
+def test_a_draft_model_drafts_as_deep_as_its_own_rule_says():
+    """Its own time is that of its levels, which take longer for more sessions."""
+    rounds = Rounds((Round(2, (1, 1)),))
+    depths = {1: 2, 3: 1, 9: 0}
+    method = Method(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
+    found = rates(predict([method], costs(level=by_rows(0.001, 0.0005)), [1, 3, 9]))
+    assert found[COLOCATED, 1] == pytest.approx(3 / 0.012)
+    assert found[COLOCATED, 3] == pytest.approx(6 / 0.012)  # half as many levels, each of twice the time
+    assert found[COLOCATED, 9] == found[PLAIN, 9]
+
+
+def test_a_window_of_fewer_columns_brings_as_much_less():
+    rows = {1: 60, 2: 30, 4: 0}
+    method = Method(LOOKAHEAD, Rounds((Round(1, (1,)),)), scratch=lambda sessions: rows[sessions])
+    found = rates(predict([method], costs(by_rows(0.010, 0.0001)), [1, 2, 4]))
+    assert found[LOOKAHEAD, 1] == pytest.approx(2 / (0.010 + 0.0001 * 61))
+    assert found[LOOKAHEAD, 2] == pytest.approx(3 / (0.010 + 0.0001 * 62))  # 2 * (1 + 0.5 + 30) rows
+    assert found[LOOKAHEAD, 4] == found[PLAIN, 4]
+
+
+def test_a_method_that_drafted_nothing_is_plain_decoding():
+    found = rates(predict([Method(COLOCATED, Rounds((Round(0),) * 5))], costs(level=flat(0.001)), [1]))
+    assert found[COLOCATED, 1] == found[PLAIN, 1]
+
+
+# --- a draft worker ---------------------------------------------------------------------------------------------------
+
+
+def chain(probs: list[float], count: int = 4000) -> Rounds:
+    """Return rounds of chains whose levels are accepted as likely as that."""
+    rng = random.Random(1)
+    found = []
+    for _ in range(count):
+        accepted = next((i for i, prob in enumerate(probs) if rng.random() >= prob), len(probs))
+        found.append(Round(accepted, (1,) * len(probs)))
+    return Rounds(tuple(found))
+
+
+@pytest.mark.parametrize("prob", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("ahead", [2, 4])
+def test_a_draft_worker_alternates_between_a_chain_and_nothing(prob, ahead):
+    """As rounds that are played one after the other say: a chain is there if the one before it was accepted as a whole and foresaw the
+    target's token, or, where there was none, if it foresaw that."""
+    rounds = chain([prob] * 8)
+    rate, depth = worker(rounds, costs(flat(0.010), pass_s=0.010 / (ahead + 1)), 1)
+    assert depth == ahead
+
+    rng, tokens, is_there, turns = random.Random(2), 0, False, 40_000
+    for _ in range(turns):
+        run = next((i for i in range(depth + 1) if rng.random() >= prob), depth + 1)
+        tokens += 1 + (min(run, depth) if is_there else 0)
+        is_there = run > depth if is_there else run > 0
+    assert rate == pytest.approx(tokens / turns / 0.010, rel=0.03)
+
+
+def test_a_draft_workers_rows_cost_only_where_there_is_a_chain():
+    """Half of its chains are right, so half of all rounds find one, of two levels."""
+    rounds = Rounds((Round(0, (1, 1)), Round(2, (1, 1))))
+    rate, depth = worker(rounds, costs(by_rows(0.010, 0.001), pass_s=0.0025), 1)
+    assert depth == 2
+    assert rate == pytest.approx(1.5 / (0.5 * 0.012 + 0.5 * 0.010))
+
+
+def test_a_draft_worker_that_is_too_slow_brings_nothing():
+    """It costs the help of its core all the same."""
+    slow = Costs(flat(0.008), flat(0.010), 0.0, 0.0, pass_s=0.006)
+    assert worker(chain([0.9] * 4), slow, 1) == (pytest.approx(1 / 0.010), 0)
+
+
+def test_a_draft_workers_passes_serve_all_sessions():
+    drafted = Method(COLOCATED, chain([0.8] * 8))
+    found = predict([drafted], costs(flat(0.010), level=flat(0.001), pass_s=0.001), [1, 64])
+    depths = {one.num_sessions: one.depth for one in found if one.method == WORKER}
+    assert depths == {1: 8, 64: 0}
+
+
+def test_without_a_free_core_no_draft_worker_is_predicted():
+    found = predict([Method(COLOCATED, chain([0.8]))], costs(level=flat(0.001)), [1])
+    assert WORKER not in {one.method for one in found}
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+HERE = Situation(models="", has_draft=True, num_bytes=10**8, num_cores=2, has_gpu=False, has_vllm=False)
+
+
+def predicted(method: str, num_sessions: int, ratio: float) -> list[Prediction]:
+    return [Prediction(PLAIN, num_sessions, 100.0, 1.0), Prediction(method, num_sessions, 100 * ratio, ratio)]
+
+
+def test_the_best_method_is_named_with_its_command_and_only_where_it_changes():
+    said = advise(HERE, [*predicted(COLOCATED, 1, 2.0), *predicted(COLOCATED, 4, 1.5), *predicted(WORKER, 8, 1.3)])
+    assert len(said) == 2
+    assert "1 session at a time draft model in the verifier" in said[0]
+    assert said[0].endswith("2.00 times plain decoding: specq up --serve")
+    assert said[1].endswith("specq up --serve --drafters 1")
+
+
+def test_a_gain_within_the_error_of_a_prediction_is_none():
+    (said,) = advise(HERE, predicted(COLOCATED, 8, 1.2))
+    assert "nothing is predicted to bring more than 25%" in said
+    assert said.endswith("specq up --serve --drafters 0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"has_draft": False}, "There is no draft model"),
+        ({"num_bytes": 2 * 10**10}, "large for a CPU"),
+        ({"has_gpu": True}, "install vllm"),
+        ({"num_cores": 1}, "one core"),
+    ],
+)
+def test_the_machine_and_the_models_are_spoken_of(changes, said):
+    situation = Situation(**{name: getattr(HERE, name) for name in Situation.__slots__} | changes)
+    assert any(said in sentence for sentence in advise(situation, []))
+    assert not any(said in sentence for sentence in advise(HERE, []))
+
+
+def test_the_models_that_were_asked_for_are_in_the_command():
+    situation = Situation(" --model m.gguf", has_draft=False, num_bytes=1, num_cores=2, has_gpu=False, has_vllm=False)
+    assert advise(situation, [])[0] == "Start it: specq up --serve --model m.gguf"

@@ -1,0 +1,239 @@
+"""The torch engine with a step in flight: the same texts and the same KV as without, on a CPU (where a step is computed when it is launched) and
+on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from specq.engines.torch.engine import TorchEngine
+from specq.engines.torch.forward import Feed, ForwardOutput, RowTap
+from specq.engines.torch.rows import PackedRows
+from specq.protocol import NO_TAP
+from specq.protocol.errors import EngineError
+from specq.protocol.messages import Ack, Close, Open
+from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.types import SessionStep
+from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
+from specq.verification import StepBatch
+from specq.verification.begun import Judging, OwnTokens, begin, says_own
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
+from tests.devices import NEEDS_CUDA
+from tests.verification.begun_rows import begun_rows
+
+NUM, SLOTS = 9, 1500
+DEVICES = ["cpu", "cpu as a gpu", pytest.param("cuda", marks=NEEDS_CUDA)]
+GREEDY = SamplingParams()
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("qwen2", tmp_path_factory.mktemp("qwen2"))
+
+
+class LateForward:
+    """A forward on the CPU that is fed, as those on a GPU are: what the host knows stays as it is."""
+
+    def __init__(self, forward: Any) -> None:
+        self._forward = forward
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forward, name)
+
+    def __call__(self, rows: PackedRows, tap: RowTap | None = None, feed: Feed | None = None) -> ForwardOutput:
+        known = rows.token_ids.copy()
+        if feed is not None:
+            feed.put(torch.from_numpy(rows.token_ids))
+        output: ForwardOutput = self._forward(rows, tap)
+        rows.token_ids[:] = known
+        return output
+
+
+def judge_later(batch: StepBatch, logits: torch.Tensor) -> tuple[Judging, float]:
+    """Judge as on a GPU: what can be said without the host is chosen at once."""
+    with begun_rows():
+        return begin(batch, logits), 0.0
+
+
+def make_engine(checkpoint: Path, device: str, *, overlaps: bool) -> TorchEngine:
+    engine = TorchEngine(str(checkpoint), device=device[:4].strip(), dtype="float32", kv_slots=SLOTS)
+    if device == "cuda":
+        assert engine.overlaps
+    if device == "cpu as a gpu":
+        engine._forward, engine._judge = LateForward(engine._forward), judge_later  # type: ignore[method-assign]
+    engine.overlaps = overlaps
+    return engine
+
+
+def opening(session_id: int, epoch: int = 1) -> Open:
+    """Return a session: some are greedy, some warm, some cut; some share a prompt; each ends elsewhere."""
+    prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
+    params = SamplingParams(
+        temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
+        stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
+    )  # fmt: skip
+    return Open(
+        session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
+        token_ids=prompt, speculation=Speculation(mode="plain"),
+    )  # fmt: skip
+
+
+def serve(engine: TorchEngine, seed: int = 0) -> dict[int, list[int]]:
+    """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
+    random, texts = Random(seed), dict[int, list[int]]()
+    verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
+    turn = 0
+    while turn < 2 * NUM or verifier.has_work:
+        if turn < 2 * NUM and turn % 2 == 0:
+            verifier.handle(opening(turn // 2), 0.0)
+        if turn in (9, 15):
+            verifier.handle(Close(session_id=turn - 8, epoch=1), 0.0)
+        if turn in (11, 17):
+            verifier.handle(opening(turn - 9, epoch=2), 0.0)
+        for session in list(verifier.sessions.values()) if random.random() < 0.8 else ():
+            verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
+        turn += 1
+        if verifier.has_work:
+            verifier.step(lambda: 0.0)
+        else:
+            random.random()
+        if turn > 2 * NUM and not verifier.has_work:
+            for session in verifier.sessions.values():
+                verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
+    for session in list(verifier.sessions.values()):
+        assert session.finish
+        texts[session.session_id] = session.token_ids
+        verifier.handle(Close(session_id=session.session_id, epoch=session.epoch), 0.0)
+    assert engine.free_slots == SLOTS
+    return texts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_are_the_same_with_a_step_in_flight(checkpoint: Path, device: str, seed: int) -> None:
+    """Sessions come, stop, wait, are closed and opened again; prompts are computed in parts, and shared."""
+    found = [serve(make_engine(checkpoint, device, overlaps=overlaps), seed) for overlaps in (True, False)]
+    assert found[0] == found[1]
+    assert len(found[0]) == NUM - 2
+
+
+def test_shared_prefixes_hold_what_was_fed(checkpoint: Path, device: str) -> None:
+    """A text that was generated with steps in flight is found again, and goes on as if it had been computed anew."""
+    engine, fresh = (make_engine(checkpoint, device, overlaps=True) for _ in range(2))
+    text = np.array(serve(engine)[8], np.int32)
+    assert engine.open(1, text) >= 16 * ((len(text) - 2) // 16)
+    start = engine._pool.length(1)
+    fresh.open(1, text)
+    (found,) = engine.step([SessionStep(1, start, text[start:], GREEDY)]).judgements
+    (expected,) = fresh.step([SessionStep(1, 0, text, GREEDY)]).judgements
+    assert found.token_ids.tolist() == expected.token_ids.tolist()
+
+
+def plain(session_ids: list[int], starts: list[int], tokens: list[int], fed_by: list[int] | None = None) -> StepBatch:
+    steps = [
+        SessionStep(i, start, np.array([token], np.int32), GREEDY)
+        for i, start, token in zip(session_ids, starts, tokens, strict=True)
+    ]
+    batch = StepBatch.of(steps)
+    batch.fed_by = None if fed_by is None else np.array(fed_by, np.int32)
+    return batch
+
+
+def opened(engine: TorchEngine, count: int) -> None:
+    for session_id in range(count):
+        engine.open(session_id, np.array([session_id + 1, 2], np.int32))
+        engine.step([SessionStep(session_id, 0, np.array([session_id + 1], np.int32), GREEDY, judged=False)])
+
+
+def test_a_step_that_is_discarded_leaves_nothing(checkpoint: Path, device: str) -> None:
+    """Neither slots nor tokens; the same step can be launched again."""
+    engine = make_engine(checkpoint, device, overlaps=True)
+    opened(engine, 2)
+    free = engine.free_slots
+    first = engine.launch(plain([0, 1], [1, 1], [2, 2]))
+    second = engine.launch(plain([1, 0], [2, 2], [9, 9], [1, 0]), NO_TAP, first)
+    assert engine.free_slots == free - 4
+    second.discard()
+    again = engine.launch(plain([1, 0], [2, 2], [9, 9], [1, 0]), NO_TAP, first)
+    tokens = [one.token_ids.tolist() for one in first.collect().judgements]
+    (of_one, of_zero) = (one.token_ids.tolist() for one in again.collect().judgements)
+    other = make_engine(checkpoint, device, overlaps=False)
+    opened(other, 2)
+    assert [one.token_ids.tolist() for one in other.step(plain([0, 1], [1, 1], [2, 2])).judgements] == tokens
+    expected = other.step(plain([0, 1], [2, 2], [tokens[0][0], tokens[1][0]])).judgements
+    assert [one.token_ids.tolist() for one in expected] == [of_zero, of_one]
+    assert engine.free_slots == free - 4
+
+
+def test_the_kv_in_flight_is_counted(checkpoint: Path, device: str) -> None:
+    """A step starts behind the one in flight, and nowhere else."""
+    engine = make_engine(checkpoint, device, overlaps=True)
+    opened(engine, 1)
+    first = engine.launch(plain([0], [1], [2]))
+    with pytest.raises(EngineError, match="starts at 1"):
+        engine.launch(plain([0], [1], [2]), NO_TAP, first)
+    second = engine.launch(plain([0], [2], [9], [0]), NO_TAP, first)
+    engine.close(0)
+    engine.open(0, np.array([5, 6, 7], np.int32))  # at the same place
+    first.collect()
+    second.collect()
+    assert engine._pool.length(0) == 0
+    assert engine.free_slots == SLOTS
+
+
+# --- parts, on the host -------------------------------------------------------------------------------------------------
+
+
+def test_own_tokens_are_the_lowest_of_the_largest() -> None:
+    """Of several parts of a row; and a row without a number feeds some token, and raises when it is looked at."""
+    values = torch.tensor([[1.0, 3.0, 2.0], [1.0, 5.0, 2.0]])  # [splits, rows]
+    ids = torch.tensor([[4, 1, 9], [2, 60, 8]], dtype=torch.int32)
+    best = torch.stack((values.view(torch.int32), ids))
+    own = OwnTokens(best, vocab=64)
+    assert own.tokens.tolist() == own.wait().tolist() == [2, 60, 8]
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        values[:, 1] = bad
+        spoilt = OwnTokens(torch.stack((values.view(torch.int32), ids)), vocab=64)
+        assert 0 <= int(spoilt.tokens[1]) < 64
+        with pytest.raises(EngineError, match="not finite"):
+            spoilt.wait()
+
+
+@pytest.mark.parametrize(("places", "rows"), [([0, 1, 2], [0, 1, 2]), ([1, 2], [3, 4]), ([2, 0], [1, 4])])
+def test_a_feed_writes_to_its_rows_alone(places: list[int], rows: list[int]) -> None:
+    token_ids = torch.full((6,), -1, dtype=torch.int32)
+    Feed(torch.tensor([10, 11, 12], dtype=torch.int32), np.array(places), np.array(rows)).put(token_ids)
+    expected = [-1] * 6
+    for of, row in zip(places, rows, strict=True):
+        expected[row] = 10 + of
+    assert token_ids.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, True),
+        ({"temperature": 0.7, "top_k": 3}, True),
+        ({"strategy": "probabilistic"}, True),
+        ({"strategy": "probabilistic", "temperature": 0.7}, False),
+        ({"strategy": "typical", "temperature": 0.7}, True),
+        ({"strategy": "threshold", "temperature": 0.7}, True),
+        ({"strategy": "greedy", "temperature": 0.7}, False),
+        ({"logprobs": 0}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"logit_bias": ((3, 1.0),)}, False),
+    ],
+)
+def test_what_a_device_can_say_by_itself(params: dict[str, object], expected: bool) -> None:
+    step = SessionStep(1, 0, np.array([1], np.int32), SamplingParams(**params))  # type: ignore[arg-type]
+    assert says_own(StepBatch.of([step])) == expected

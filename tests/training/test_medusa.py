@@ -1,0 +1,188 @@
+"""`specq train medusa` makes heads for `tiny` that load, fit and are measured, from a corpus of a few lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from specq.checkpoints import medusa_form
+from specq.cli import main
+from specq.engines.checkpoint import describe
+from specq.engines.torch import load_heads, load_network
+from specq.models import resolve_model
+from specq.testing.checkpoints_heads import change_heads, heads_logits
+from specq.training import MEDUSA_STAGES
+from specq.training.medusa_evaluation import BEYOND, UNKNOWN, among_first, count_rounds
+from specq.training.medusa_network import HeadsNetwork, save_heads
+from specq.training.rollouts import save_rollouts
+from tests.training.test_draft import write_corpus
+
+SMALL = [
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--bench-prompts=2", "--bench-tokens=8", "--num-heads=2", "--seconds=1.5"),
+]
+pytestmark = pytest.mark.timeout(180)
+TARGET = Path(resolve_model("tiny", "target"))
+
+
+def run(places, *arguments):
+    named = [f"--{name}={place}" for name, place in places.items()]
+    return CliRunner().invoke(main, ["train", "medusa", "--target=tiny", *named, *SMALL, *arguments])
+
+
+def info():
+    return describe(TARGET, engine="torch", name="tiny", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=64)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    base = tmp_path_factory.mktemp("train_medusa")
+    (base / "bench").mkdir()
+    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
+    write_corpus(base / "corpus")
+    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+
+
+@pytest.fixture(scope="module")
+def output(places):
+    result = run(places, "all")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_all_stages_make_heads_that_fit_their_target(places, output):
+    heads = load_heads(str(places["out"]), str(TARGET), info(), "cpu")
+    assert heads.num_heads == 2
+    assert len(heads.token_ids) > 1
+    assert "rollouts 3 of 3" in output
+    assert "loss by head" in output
+
+
+@pytest.mark.usefixtures("output")
+def test_the_report_says_what_was_foreseen(places):
+    figures = json.loads((places["work"] / "results.json").read_text())["acceptance"]["figs"]
+    assert set(figures) == {"T=0", "T=0.8"}
+    for found in figures.values():
+        assert 1 <= found["chain"]["mean_accepted_length"] <= found["tree"]["mean_accepted_length"] <= 3
+        assert len(found["among_first"]["10"]) == 2
+
+
+@pytest.mark.usefixtures("output")
+def test_a_run_that_was_cut_off_goes_on(places):
+    """With the same command, until its time is over; other settings begin anew, a broken file is named."""
+    again = run(places, "heads")
+    assert "goes on after step" in again.output
+    longer = run(places, "--seconds=2.5", "heads")
+    assert "goes on after step" in longer.output
+    assert "step " in longer.output.split("goes on after step")[1]
+    assert "goes on" not in run(places, "--seed=3", "heads").output
+    state = places["work"] / "training.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    broken = run(places, "heads")
+    assert (broken.exit_code, broken.stderr.count("\n")) == (2, 1)
+    assert "training.pt cannot be read; delete it to begin anew" in broken.stderr
+    state.unlink()
+
+
+def test_heads_learn(tmp_path):
+    """Of one rollout that repeats itself, what comes two places later; with matrices of their own, too."""
+    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    for option in ("--shared-output", "--own-output"):
+        places = {name: tmp_path / option[2:] / name for name in ("work", "out")}
+        result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", option, "heads")
+        assert result.exit_code == 0, result.output
+        losses = [line.split("loss by head")[1].split()[0] for line in result.output.splitlines() if "by head" in line]
+        assert float(losses[-1]) < 3
+        form = medusa_form.heads_shape(places["out"])
+        assert (form.medusa_num_heads, form.hidden_size) == (2, 256)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "match"),
+    [
+        ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
+        ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; 2 heads need 3"),
+        ([([5, 6], [7, 8, 5000])], r"the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
+    ],
+)
+def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
+    save_rollouts(tmp_path / "a.npz", pairs)
+    places = {name: tmp_path / name for name in ("work", "out")}
+    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "heads")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert re.search(match, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing"),
+    [
+        ("rollouts", "no *.jsonl.gz shard in"),
+        ("heads", "run the stage 'rollouts'"),
+        ("evaluate", "there is no directory"),
+    ],
+)
+def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
+    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert missing in result.stderr
+    assert stage in MEDUSA_STAGES
+
+
+@pytest.mark.usefixtures("output")
+def test_heads_of_another_target_are_not_evaluated(places, tmp_path):
+    for file in places["out"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    change_heads(tmp_path, tokenizer_hash="b" * 64)
+    result = run({**places, "out": tmp_path}, "evaluate")
+    assert (result.exit_code, "trained for another tokenizer" in result.stderr) == (2, True)
+
+
+def test_help_imports_no_torch():
+    code = "import sys, specq.cli.train_medusa; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("own_output", [False, True])
+def test_what_is_written_says_what_was_trained(tmp_path, own_output):
+    """The loaded heads say what the trained network does, but for 8 bits."""
+    torch.manual_seed(0)
+    target = load_network(TARGET, torch.device("cpu"))
+    ids = np.arange(0, 4000, 7, dtype=np.int32)
+    output = target.lm_head.weight[torch.from_numpy(ids).long()]
+    network = HeadsNetwork(3, 2, output, own_output=own_output)
+    hidden = torch.randn(4, 256)
+    torch.testing.assert_close(network.logits(2, hidden), hidden @ output.T)  # they begin as the target's own
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.normal_(0, 0.05)
+    shape = medusa_form.HeadsShape(3, 2, 256, info().num_tokens, info().tokenizer_hash)
+
+    save_heads(network, shape, ids, tmp_path)
+
+    heads = load_heads(str(tmp_path), str(TARGET), info(), "cpu")
+    trained = torch.stack([network.logits(head, hidden) for head in range(3)], 1).detach()
+    torch.testing.assert_close(heads.logits(hidden), trained, atol=0.1, rtol=0.05)
+    plain = heads_logits(tmp_path, hidden, None if own_output else target.lm_head.weight.detach())
+    torch.testing.assert_close(heads.logits(hidden), plain, atol=1e-3, rtol=1e-3)
+
+
+def test_rounds_are_played_with_chains_and_trees():
+    """By hand: token p's state says of the tokens after it; a tree of width 4 has paths whose product of (rank + 1) is at most 4."""
+    ranks = np.array([[0, 1], [2, 0], [0, 0], [3, UNKNOWN], [0, BEYOND], [BEYOND, BEYOND]])  # six tokens, two heads
+    chain = count_rounds([ranks], 1)
+    # from 0: one right; from 2: two; from 5 nothing is left
+    assert chain.accepted_counts == (1, 2)
+    assert chain.num_new_tokens == 5
+    tree = count_rounds([ranks], 4)
+    assert tree.accepted_counts == (2, 1)  # from 0: (0, 1); from 3: (3,), and a token that is not known
+    assert count_rounds([ranks[4:]], 4).full_round_counts == ()  # the end of the text cut it short
+    assert among_first([ranks])["1"] == [0.6, 0.5]
+    assert among_first([ranks])["3"] == [0.8, 0.75]

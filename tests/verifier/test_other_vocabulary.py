@@ -1,0 +1,57 @@
+"""A colocated draft model whose vocabulary is not the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specq.config import TargetConfig
+from specq.models import resolve_model
+from specq.proposers import ProposerChains
+from specq.protocol import ConfigError, SamplingParams
+from specq.testing.tokenizer import tokenizer_files
+from specq.testing.toy import toy_info
+from specq.text import tokenizer_hash
+from specq.verifier.sources.colocated import ColocatedDrafter
+from specq.verifier.sources.interface import Setup
+from specq.verifier.sources.making import make
+
+HASH = tokenizer_hash(tokenizer_files()["tokenizer.json"])
+INFO = replace(toy_info(), name="other", num_tokens=350, vocab_size=352, tokenizer_hash=HASH)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    """What of a target is read: its tokenizer."""
+    for name, text in (tokenizer_files() | {"config.json": "{}"}).items():
+        (tmp_path / name).write_text(text, "utf-8")
+    return str(tmp_path)
+
+
+def made(target: str, vocabulary: str) -> ColocatedDrafter:
+    config = TargetConfig(draft_model="tiny", vocabulary=vocabulary, max_sessions=2, chain=3)
+    draft = resolve_model("tiny", "draft")
+    drafter = make(Setup(config, INFO, draft, "cpu", bool, target=target, draft_tokenizer=draft))
+    assert drafter is not None
+    return drafter
+
+
+def test_by_default_it_is_refused_with_what_is_shared(target: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"tokenizer of any target: other .* both have \(86% of the target's 350 tokens\)"
+    ):
+        made(target, "same")
+
+
+@pytest.mark.parametrize("vocabulary", ["shared", "text"])
+def test_it_drafts_chains_and_trees_in_the_targets_tokens(target: str, vocabulary: str) -> None:
+    drafter = made(target, vocabulary)
+    assert isinstance(drafter.chains, ProposerChains)
+    assert drafter.shaped is not None
+    assert {drafter.chains.info.tokenizer_hash, drafter.shaped.drafter.proposer.info.tokenizer_hash} == {HASH}
+    drafter.chains.open(1, np.array([1, 40, 50], np.int32), SamplingParams())
+    drafter.chains.start([1], 3, 2)
+    assert drafter.chains.finish().token_ids.max() < 350

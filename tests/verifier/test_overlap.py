@@ -1,0 +1,298 @@
+"""Steps that are launched before the last one is collected: the text is the same, whatever is found out late."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specq.protocol.errors import SpecqError
+from specq.protocol.messages import Ack, Close, Draft, Open
+from specq.protocol.params import SamplingParams, Speculation
+from specq.testing.late import LateEngine
+from specq.testing.tokenizer import tokenizer_files
+from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.text.codec import TextCodec
+from specq.verification import StepBatch
+from specq.verifier import core, flights, kv_admission, scheduler
+from specq.verifier.core import Verifier
+from specq.verifier.flights import Flights
+from specq.verifier.sources import SuffixDecoder
+from specq.verifier.step_curve import StepCurve
+from tests.verifier.random_service import serve
+
+PROMPT = [5, 6, 7]
+PLAIN = Speculation(mode="plain")
+NUM_ACTS = 60
+
+
+def make_verifier(engine: ToyEngine | None = None, **options: Any) -> Verifier:
+    return Verifier(engine or LateEngine(), StepCurve([1, 64], [0.005, 0.01]), incarnation=1, **options)
+
+
+def open_session(
+    verifier: Verifier, session_id: int = 7, tokens_left: int = 12, speculation: Speculation = PLAIN, **params: Any
+) -> None:
+    message = Open(
+        session_id=session_id, epoch=1, prompt_len=3, tokens_left=tokens_left, params=SamplingParams(**params),
+        token_ids=np.array(PROMPT, np.int32), speculation=speculation,
+    )  # fmt: skip
+    assert verifier.handle(message, 0.0) == []
+
+
+def step(verifier: Verifier) -> list[Any]:
+    return list(verifier.step(lambda: 0.0))
+
+
+def run(verifier: Verifier) -> dict[int, list[int]]:
+    """Step until there is no work; return what was said of each session."""
+    texts: dict[int, list[int]] = {i: [] for i in verifier.sessions}
+    for _ in range(100):
+        if not verifier.has_work:
+            return texts
+        for message in step(verifier):
+            texts[message.session_id] += message.token_ids.tolist()
+    raise AssertionError("the sessions never end")
+
+
+# --- at random ----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(random=st.randoms(use_true_random=False), overlaps=st.booleans())
+def test_texts_are_the_targets_own(random: Random, overlaps: bool) -> None:
+    """With sessions that come and go, stop, are drafted for, wait for the journal, and with steps that fail."""
+    serve(random, NUM_ACTS, overlaps=overlaps)
+
+
+def _looks_at_all(shares: Any, *arguments: Any, commit: Any = core.commit, **_options: Any) -> Any:
+    return commit(shares, *arguments)
+
+
+def _next_ones(chunks: Any, before: Any, fed_by: Any = scheduler._fed_by) -> Any:
+    found = fed_by(chunks, before)
+    return None if found is None else np.where(found > 0, found - 1, found)
+
+
+def _keeps_the_newest(self: Flights) -> None:
+    self.newest = None
+
+
+def _forgets_starts(self: Flights) -> None:
+    flight, self.newest = self.newest, None
+    for _, launched in flight.parts if flight is not None else ():
+        launched.discard()
+
+
+MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "what is said of sessions that ended is looked at": (core, "commit", _looks_at_all),
+    "a session is fed with another's token": (scheduler, "_fed_by", _next_ones),
+    "a step behind one that failed is not discarded": (Flights, "_discard_newest", _keeps_the_newest),
+    "sessions of a discarded step are not as they were": (Flights, "_discard_newest", _forgets_starts),
+    "any step is followed": (Flights, "can_follow", lambda self, flight, _: self._engine.overlaps and flight.parts),
+    "steps are repeated with tokens that were not known": (StepBatch, "fed", lambda self, _: self),
+    "ended sessions are computed again": (flights, "_again", lambda shares: shares),
+}
+
+
+def _serve_some() -> None:
+    for seed in range(40):
+        serve(Random(seed), NUM_ACTS)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_random_service_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the test above is worth: each of these mistakes breaks a rule within a few runs."""
+    owner, attribute, mutant = MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    with pytest.raises((AssertionError, SpecqError, KeyError)):  # the text is wrong, or a check of the engine's fails
+        _serve_some()
+
+
+# --- one by one ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_next_step_is_launched_before_the_last_one_is_collected() -> None:
+    """Its verdicts come a call later; at most two steps are in flight, and no token is computed twice."""
+    engine = LateEngine()
+    verifier = make_verifier(engine)
+    open_session(verifier)
+    assert step(verifier) == []
+    assert (len(engine.flights), verifier.sessions[7].length) == (1, 3)
+    (verdict,) = step(verifier)
+    assert verdict.token_ids.tolist() == toy_text(PROMPT, 1)
+    assert (len(engine.flights), engine.most) == (1, 2)
+    assert verdict.token_ids.tolist() + run(verifier)[7] == toy_text(PROMPT, 12)
+    assert engine.num_launched == 12  # the end by length is foreseen
+
+
+@pytest.mark.parametrize(
+    "what", [{"stop_token_ids": (toy_text(PROMPT, 4)[3],)}, {"stop": "string"}], ids=["id", "text"]
+)
+def test_a_late_stop_wastes_a_row_and_no_token(what: dict[str, Any]) -> None:
+    files, text = tokenizer_files(), toy_text(PROMPT, 4)
+    params = {"stop": (TextCodec(files).decode(text[3:]),)} if "stop" in what else what
+    engine = LateEngine()
+    verifier = make_verifier(engine, tokenizer_files=files)
+    open_session(verifier, **params)
+    assert run(verifier)[7] == text
+    assert (verifier.sessions[7].finish, engine.num_launched) == ("stop", 5)
+    assert (len(engine.contexts[7]), verifier.sessions[7].length) == (7, 7)
+    verifier.handle(Close(session_id=7, epoch=1), 0.0)
+    assert engine.free_slots == engine.info.kv_slots
+
+
+def test_what_was_closed_says_nothing_more() -> None:
+    engine = LateEngine()
+    verifier = make_verifier(engine)
+    for session_id in (7, 8):
+        open_session(verifier, session_id)
+    step(verifier)
+    verifier.handle(Close(session_id=7, epoch=1), 0.0)
+    assert run(verifier) == {8: toy_text(PROMPT, 12)}
+    assert engine.free_slots == engine.info.kv_slots - len(engine.contexts[8])
+
+
+def test_a_session_joins_while_others_run() -> None:
+    """A step that computes its prompt is followed as any other."""
+    engine = LateEngine()
+    verifier = make_verifier(engine, max_step_rows=2)
+    open_session(verifier, 7, 20)
+    for _ in range(6):
+        step(verifier)
+    open_session(verifier, 8, 20)
+    said = 0
+    while verifier.has_work:
+        assert len(engine.flights) == 1  # it never drains
+        said += sum(len(verdict.token_ids) for verdict in step(verifier))
+    assert verifier.sessions[8].token_ids == PROMPT + toy_text(PROMPT, 20)
+    assert said > 20
+
+
+@pytest.mark.parametrize(
+    ("mode", "sources", "params", "is_followed"),
+    [
+        ("plain", [SuffixDecoder()], {}, True),
+        ("async", [], {}, True),
+        ("async", [SuffixDecoder()], {}, False),
+        ("sync", [], {}, False),
+        ("plain", [], {"presence_penalty": 0.1}, False),
+        ("plain", [], {"logprobs": 0}, False),
+    ],
+)
+def test_sessions_that_need_the_host_are_waited_for(
+    mode: str, sources: list[Any], params: dict[str, Any], is_followed: bool
+) -> None:
+    engine = LateEngine()
+    verifier = make_verifier(engine, sources=sources)
+    open_session(verifier, speculation=Speculation(mode=mode), **params)
+    step(verifier)
+    assert bool(engine.flights) == is_followed
+
+
+def test_nodes_that_come_while_a_step_is_in_flight_are_verified_after_it() -> None:
+    """They hang from the text as it is committed; what the step says decides which of them live on."""
+    engine = LateEngine()
+    verifier = make_verifier(engine)
+    open_session(verifier, speculation=Speculation())
+    step(verifier)
+    text = toy_text(PROMPT, 12)
+    draft = Draft(
+        session_id=7, epoch=1, lane=0, base_len=3, first_id=0, token_ids=np.array(text[:4], np.int32),
+        parent_ids=np.arange(-1, 3, dtype=np.int32), scores=np.full(4, -0.1, np.float16),
+    )  # fmt: skip
+    verifier.handle(draft, 0.0)
+    (first,) = step(verifier)
+    assert (first.token_ids.tolist(), engine.flights) == (text[:1], [])
+    (second,) = step(verifier)
+    assert second.token_ids.tolist() == text[1:5]
+    assert second.mask.tolist() == [1, 1, 1]
+
+
+def test_a_session_far_ahead_of_the_journal_pauses_at_the_same_token() -> None:
+    """As far ahead as without overlap."""
+    found = []
+    for engine in (LateEngine(), ToyEngine()):
+        verifier = make_verifier(engine, max_uncommitted=5)
+        open_session(verifier, tokens_left=50)
+        run(verifier)
+        found.append(verifier.sessions[7].length)
+        verifier.handle(Ack(session_id=7, epoch=1, length=9), 0.0)
+        run(verifier)
+        found.append(verifier.sessions[7].length)
+    assert found == [9, 15, 9, 15]
+
+
+def test_what_is_told_is_what_is_committed() -> None:
+    """Heartbeats, and what is sent again, say nothing of a step in flight."""
+    verifier = make_verifier()
+    open_session(verifier)
+    step(verifier)
+    step(verifier)
+    assert verifier.heartbeat().lengths.tolist() == [4]
+    (again,) = verifier.handle(Ack(session_id=7, epoch=1, length=3, resend=True), 0.0)
+    assert again.token_ids.tolist() == toy_text(PROMPT, 1)
+
+
+def test_a_step_that_fails_when_it_is_collected_is_repeated() -> None:
+    """What was launched behind it is discarded; every session goes on."""
+    engine = LateEngine()
+    engine.failing[3] = RuntimeError("once")
+    verifier = make_verifier(engine)
+    for session_id in (7, 8):
+        open_session(verifier, session_id)
+    assert run(verifier) == {7: toy_text(PROMPT, 12), 8: toy_text(PROMPT, 12)}
+    assert engine.num_discarded == 1
+
+
+def test_a_prompt_that_is_in_flight_is_waited_for_by_those_that_share_it() -> None:
+    engine = LateEngine()
+    verifier = make_verifier(engine)
+    prompt = np.arange(1, 41, dtype=np.int32)
+    for session_id in (7, 8):
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=40, tokens_left=5, params=SamplingParams(), token_ids=prompt,
+            speculation=PLAIN,
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+        step(verifier)
+    assert not verifier.sessions[8].is_open
+    step(verifier)
+    assert verifier.sessions[8].is_open
+
+
+def test_nobody_is_evicted_from_a_step_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room, it ends first."""
+    engine = LateEngine(toy_info(kv_slots=30))
+    verifier = make_verifier(engine)
+    evict = kv_admission._evict
+
+    def checked(session: Any, of: Any) -> None:
+        assert not engine.flights
+        evict(session, of)
+
+    monkeypatch.setattr(kv_admission, "_evict", checked)
+    for session_id in (7, 8):
+        open_session(verifier, session_id, 20)
+    texts = run(verifier)
+    assert set(map(tuple, texts.values())) == {tuple(toy_text(PROMPT, 20))}
+
+
+def test_the_controller_learns_from_whole_steps() -> None:
+    """A step takes from the end of the one before to its own end, however early it was launched."""
+    verifier = make_verifier()
+    open_session(verifier, tokens_left=30)
+    learned: list[float] = []
+    verifier.curve.learn = lambda rows, seconds, nodes: learned.append(seconds)  # type: ignore[method-assign]
+    now = iter(range(10_000))
+    ends = []
+    while verifier.has_work:
+        if list(verifier.step(lambda: float(next(now)))):
+            ends.append(verifier._last_end)
+    assert learned[:-1] == [end - start for start, end in pairwise(ends[:-1])]
