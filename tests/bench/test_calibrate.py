@@ -225,7 +225,6 @@ def test_the_whole_calibration_ends_with_ratios(tmp_path):
     record = json.loads(out.read_text())["results"]
     assert [(run["rtt_ms"], run["mode"]) for run in record["runs"]] == [(5.0, "plain"), (5.0, "async")]
     assert all(run["ratio"]["tokens_per_second"] > 0 for run in record["runs"])
-    assert record["runs"][1]["measured"]["accepted_tokens"] > 0
     assert len(record["measured"]["choices"]) == 48
     assert min(record["measured"]["machine"].values()) >= 1
     host = record["measured"]["host"]

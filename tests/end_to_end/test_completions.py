@@ -27,14 +27,15 @@ SEEDS = [derived_seed(7, index) for index in range(3)]
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    """A broker, a verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter; frequent
-    heartbeats."""
+    """A broker, a verifier whose steps have few rows and which drafts nothing itself but uses all drafts, and a drafter that gives
+    way to nobody; frequent heartbeats."""
     config = load()
     config = replace(
         config,
         up=replace(config.up, drafters=1),
         broker=replace(config.broker, bind=free_address(), heartbeat_ms=50),
         target=replace(config.target, model="tiny", max_step_rows=STEP_ROWS, prompt_lookup="none", drafts="always"),
+        draft=replace(config.draft, nice=0),
     )
     with Group(members(config, ["--log-level", "error"])) as running:
         running.wait_ready(120)
@@ -136,7 +137,7 @@ def test_bad_words_never_come(client: Client) -> None:
 )
 def test_drafting_parameters_shape_the_trees(client: Client, drafting: dict[str, Any], leaves: int, depth: int) -> None:
     """What is verified has no more leaves and levels than was asked for, and the text is the same."""
-    params: dict[str, Any] = {"messages": QUESTION, "max_tokens": 40}
+    params: dict[str, Any] = {"messages": QUESTION, "max_tokens": 80, "ignore_eos": True}
     plain = client.generate(mode="plain", **params)
     assert plain.stats["draft_tokens"] == plain.stats["candidates"] == 0
     for _ in range(50):  # on a busy machine all drafts of a short text may come too late

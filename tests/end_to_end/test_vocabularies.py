@@ -32,7 +32,7 @@ def test_text_is_the_targets_and_drafts_are_accepted(vocabulary: str, colocated:
         up=replace(config.up, drafters=0 if colocated else 1),
         broker=replace(config.broker, bind=free_address()),
         target=target,
-        draft=replace(config.draft, model=draft, vocabulary=vocabulary),
+        draft=replace(config.draft, model=draft, vocabulary=vocabulary, nice=0),
     )
     with Group(members(config, ["--log-level", "error"])) as group:
         group.wait_ready(READY_S)
