@@ -24,10 +24,10 @@ demo: $(READY) ## Three answers before your eyes, then a table of plain, lookup 
 	@$(BIN)/specq demo $(ARGS)
 
 test: $(READY) ## Run the fast tests
-	@$(BIN)/pytest -m "not slow and not system" $(ARGS)
+	@$(BIN)/pytest -m "not slow and not system" --numprocesses auto --maxprocesses 8 --dist worksteal $(ARGS)
 
-check: lint ## Lint, types and all tests: what CI runs
-	@$(BIN)/pytest -m "not system" $(ARGS)
+check: lint test ## Lint, types and all tests: what CI runs
+	@$(BIN)/pytest -m "slow and not system" $(ARGS)
 
 test-system: $(READY) ## Test what needs system packages, which it installs (Debian, as root): the page in real Chromium
 	@scripts/system.sh

@@ -215,6 +215,7 @@ def measured(monkeypatch):
     """The contestants of a run without processes."""
     from contextlib import contextmanager
 
+    from specq.bench.rivals import grid
     from specq.bench.suites import rivals
 
     found = Field()
@@ -227,6 +228,7 @@ def measured(monkeypatch):
 
     monkeypatch.setattr(rivals, "field", no_field)
     monkeypatch.setattr(rivals, "is_installed", lambda: False)
+    monkeypatch.setattr(grid, "SETTLE_S", 0.01)
     return found
 
 
