@@ -126,7 +126,7 @@ class Block:
 ONE_DISTRIBUTION = Block(MEMORYLESS, {"temperature": 0.9}, num_jobs=6, num_tokens=200, bias=0.03)
 BY_TOKEN = Block(MARKOV, {"temperature": 1.0, "top_k": 8, "top_p": 0.95}, num_jobs=2, num_tokens=120, bias=0.1)
 SAME = 40  # tokens of a job whose text is only compared, or plainly wrong
-MOST_RUNS = 5
+MOST_RUNS = 12
 BLOCKS = (ONE_DISTRIBUTION, BY_TOKEN)
 Texts = dict[Block, list[list[int]]]
 

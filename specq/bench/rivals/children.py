@@ -101,7 +101,18 @@ def _llama(model: str, num_threads: str, num_lookup: str) -> tuple[dict[str, Any
     return {"threads": int(num_threads)}, LlamaCpp(model, int(num_threads), int(num_lookup)).complete
 
 
-KINDS: dict[str, Callable[..., tuple[dict[str, Any], Complete]]] = {"transformers": _transformers, "llama.cpp": _llama}
+def _vllm(model: str, dtype: str) -> tuple[dict[str, Any], Complete]:
+    from specq.bench.rivals.vllm import Vllm
+
+    vllm = Vllm(model, dtype)
+    return {"dtype": vllm.dtype}, vllm.complete
+
+
+KINDS: dict[str, Callable[..., tuple[dict[str, Any], Complete]]] = {
+    "transformers": _transformers,
+    "llama.cpp": _llama,
+    "vllm": _vllm,
+}
 
 
 def main() -> None:
