@@ -40,7 +40,8 @@ class Engine(Protocol):
 
     @property
     def free_slots(self) -> int:
-        """KV slots that a step may still take, cached prefixes that can be dropped included."""
+        """KV slots that a step may still take, cached prefixes that can be dropped included. Asked for each heartbeat, too: where the
+        engine is lost though nobody asks it for a step, EngineLostError is raised."""
         ...
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:

@@ -389,7 +389,7 @@ class Verifier:
             steps=self.num_steps,
             pending=self.sessions.num_running,
             step_ms=int(1000 * self.curve(self.max_step_rows)),
-            free_slots=self.engine.free_slots,
+            free_slots=0 if self.state == "failed" else self.engine.free_slots,  # a lost engine cannot be asked
             metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
             session_ids=np.array([s.session_id for s in sessions], np.int64),
             epochs=np.array([s.epoch for s in sessions], np.int64),

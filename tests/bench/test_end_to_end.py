@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.end_to_end import children, contest, serving, table
+from specq.bench.end_to_end import children, contest, serving, table, vllm
 from specq.bench.end_to_end.contest import Part
 from specq.bench.end_to_end.step_split import StepSplit, split
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream, latencies
@@ -17,7 +17,7 @@ from specq.bench.end_to_end.workload import Workload
 from specq.bench.report import Report
 from specq.cli import main
 from specq.models import resolve_model
-from specq.protocol import EngineError
+from specq.protocol import ConfigError, EngineError
 
 WORK = Workload("pair", "cpu", [1, 8], 4, 2, [[5, 6], [7, 8]])
 
@@ -118,6 +118,19 @@ def test_both_models_have_room_for_all_that_the_largest_run_computes():
         slots = [config.target.kv_slots, *([config.draft.kv_slots] if config.up.drafters else [])]
         assert min(slots) >= least
     assert config.target.max_sessions >= 128
+
+
+def test_the_engine_in_vllm_has_the_rivals_context_and_gpus():
+    """As an engine and as a rival, vLLM divides layers among as many GPUs; the torch engine is refused that."""
+    work = Workload.of(
+        Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, engine="vllm", tensor_parallel=2
+    )
+    target = serving.verifier_config(work, "").target
+    assert (target.engine, target.engine_options) == ("vllm", ("max_model_len=2048", "tensor_parallel_size=2"))
+    assert vllm._arguments(work, 0, "draft_model")["tensor_parallel_size"] == 2
+    assert serving.verifier_config(WORK, "").target.engine_options == ()
+    with pytest.raises(ConfigError, match="--tensor-parallel needs --engine vllm"):
+        Workload.of(Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, tensor_parallel=2)
 
 
 # --- where the time of steps went -----------------------------------------------------------------------------------
@@ -229,13 +242,14 @@ def test_others_are_compared_with_vllm_plain_and_with_the_best_of_vllms():
     results = {
         "vllm": {"plain": {"1": rated(100.0), "8": rated(800.0)}, "engine plain": {"max_num_seqs": 128}},
         "vllm-spec": {"K=2": {"1": rated(150.0), "8": rated(700.0)}, "K=5": {"1": rated(200.0), "8": {"error": "..."}}},
+        "vllm-ngram": {"K=3": {"1": rated(160.0), "8": rated(750.0)}},
         "own": {"plain": {"1": rated(110.0), "8": rated(840.0)}, "async": {"1": rated(300.0), "64": rated(9.0)}},
         "alone": {"verify": {"x": {"step_ms": 1.0}}},
     }
     header, one, eight = table.summary(results)
     assert header == ("SESSIONS", "VLLM", "ITS DRAFTS", "BEST", "own plain TO BOTH", "own async TO BOTH")
-    assert one == ("1", 100.0, 200.0, "K=5", "1.10 0.55", "3.00 1.50")
-    assert eight == ("8", 800.0, 700.0, "K=2", "1.05 1.05", "")
+    assert one == ("1", 100.0, 200.0, "draft model K=5", "1.10 0.55", "3.00 1.50")
+    assert eight == ("8", 800.0, 750.0, "n-grams K=3", "1.05 1.05", "")
     assert table.summary({"own": results["own"]}) == []
 
 

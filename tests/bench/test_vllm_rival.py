@@ -97,6 +97,14 @@ def test_it_has_seats_for_the_largest_load_and_overlaps_steps():
     assert spec["speculative_config"]["num_speculative_tokens"] == 5
 
 
+def test_it_may_look_for_its_drafts_in_the_text():
+    """Then it has no draft model."""
+    vllm._load(WORK, 4, "async", "ngram")
+    assert Llm.made[0]["speculative_config"] == {
+        "method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4
+    }  # fmt: skip
+
+
 def test_where_it_refuses_to_overlap_steps_it_is_loaded_without(monkeypatch, capsys):
     monkeypatch.setattr(Llm, "refuses", True)
     vllm._load(WORK, 3, "async")

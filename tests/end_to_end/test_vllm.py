@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,15 +98,55 @@ def test_vllm_verifies_what_its_own_process_drafts(theirs: list[Result], vllm_de
     assert 20 < accepted < verified
 
 
-def test_each_worker_judges_under_tensor_parallelism(
-    theirs: list[Result], vllm_device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two workers, each with half of each layer and a judge of its own."""
+@pytest.fixture
+def two_workers(vllm_device: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What a verifier is given that divides each layer among two processes of vLLM's."""
     there = {"cpu": len(CORES), "cuda": torch.cuda.device_count()}[vllm_device]
     if there < 2:
         pytest.skip(
             f"vLLM wants a {'core' if vllm_device == 'cpu' else 'GPU'} for each of two workers; here is {there}"
         )
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "|".join(map(str, CORES[:2])))
-    ours = vllm_answers(vllm_device, {"tensor_parallel_size": 2}, cores=CORES)
+    return {"tensor_parallel_size": 2}
+
+
+def test_each_worker_judges_under_tensor_parallelism(
+    theirs: list[Result], vllm_device: str, two_workers: dict[str, object]
+) -> None:
+    """Two workers, each with half of each layer and a judge of its own."""
+    ours = vllm_answers(vllm_device, two_workers, cores=CORES)
     assert [result.token_ids for result in ours] == [result.token_ids for result in theirs]
+
+
+def test_a_verifier_whose_worker_process_dies_ends_though_nobody_asks_it_for_a_step(
+    vllm_device: str, two_workers: dict[str, object]
+) -> None:
+    """It does not beat on: it ends with what was wrong, is started again, and says what it said before."""
+    given = vllm_arguments(vllm_device).get("options", {}) | two_workers
+    options = (MEMORY, *(f"{name}={value}" for name, value in given.items()))
+    config = load()
+    config = replace(
+        config,
+        up=replace(config.up, drafters=0),
+        broker=replace(config.broker, bind=free_address(), journal="none"),
+        target=replace(
+            config.target, model="tiny", engine="vllm", device=vllm_device, dtype="float32", cores=CORES, engine_options=options
+        ),
+    )  # fmt: skip
+    with Group(members(config, ["--log-level", "error"])) as group, Client(group.address) as client:
+        group.wait_ready(240)
+        before = client.generate(QUESTIONS[0], max_tokens=20, ignore_eos=True)
+        verifier = group.processes["target-1"]
+        os.kill(worker_of(verifier.pid), signal.SIGKILL)
+        assert verifier.wait(60) == 1
+        group.check()
+        group.wait_ready(240)
+        assert client.generate(QUESTIONS[0], max_tokens=20, ignore_eos=True).token_ids == before.token_ids
+
+
+def worker_of(pid: int) -> int:
+    """Return one of the processes in which vLLM computes for a verifier, by the name that it gives them."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = [int(child) for child in children if b"Worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    assert len(found) == 2, children
+    return found[1]

@@ -10,7 +10,7 @@ from typing import Any
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.step_split import StepSplit
 from specq.bench.end_to_end.streams import Load, Stream
-from specq.bench.end_to_end.workload import WARM_LEN, Workload, is_gpu
+from specq.bench.end_to_end.workload import MAX_LEN, VLLM, WARM_LEN, Workload, is_gpu
 from specq.bench.report import tell
 from specq.bench.servers import Servers, pair_config
 from specq.client import Result
@@ -64,8 +64,14 @@ def verifier_config(work: Workload, draft_model: str) -> Config:
         target=replace(
             config.target, device=device, dtype=dtype, kv_slots=work.kv_slots, prompt_lookup="none",
             max_sessions=max(MOST_SESSIONS, work.most_sessions), draft_model=draft_model,
+            engine=work.engine, engine_options=_vllm_options(work) if work.engine == VLLM else (),
         ),
     )  # fmt: skip
+
+
+def _vllm_options(work: Workload) -> tuple[str, ...]:
+    """Return what vLLM as an engine has of what vLLM as a rival has; its KV slots are those of the other engines."""
+    return (f"max_model_len={MAX_LEN}", f"tensor_parallel_size={work.tensor_parallel}")
 
 
 def _run(client: ListeningClient, split: StepSplit, work: Workload, load: Load, mode: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from specq.bench.report import Figure, figure
 Row = tuple[object, ...]
 Found = Mapping[str, Any]
 RATE, PLAIN = "tokens_per_second", "plain"
-VLLM, VLLM_SPEC = "vllm", "vllm-spec"
+VLLM, SPECULATION = "vllm", {"vllm-spec": "draft model", "vllm-ngram": "n-grams"}  # vLLM's own
 ENGINE = "engine "  # begins the key of what a variant ran with
 # Columns of the table: a heading, and the figure under it.
 COLUMNS = {
@@ -57,24 +57,31 @@ def notes(name: str, found: Found) -> list[str]:
 
 
 def summary(results: Mapping[str, Found]) -> list[Row]:
-    """Return a row for each load that vLLM was measured with: its rates, the depth at which its draft model is best, and the
+    """Return a row for each load that vLLM was measured with: its rates, its best way to draft and the depth of that, and the
     ratios of all others to vLLM plain and to the best of vLLM's."""
     plain = {key: one[RATE] for variant, key, one in _measured(results.get(VLLM, {})) if variant == PLAIN}
     others = {
         f"{name} {variant}": {key: one[RATE] for of, key, one in _measured(found) if of == variant}
-        for name, found in results.items() if name not in (VLLM, VLLM_SPEC)
+        for name, found in results.items() if name not in (VLLM, *SPECULATION)
         for variant in dict.fromkeys(variant for variant, _, _ in _measured(found))
     }  # fmt: skip
     others = {name: rates for name, rates in others.items() if set(rates) & set(plain)}
     header: Row = ("SESSIONS", "VLLM", "ITS DRAFTS", "BEST", *(f"{name} TO BOTH" for name in others))
-    rows = [_compared(key, rate, results.get(VLLM_SPEC, {}), list(others.values())) for key, rate in plain.items()]
+    drafting = {of: results[name] for name, of in SPECULATION.items() if name in results}
+    rows = [_compared(key, rate, drafting, list(others.values())) for key, rate in plain.items()]
     return [header, *rows] if rows else []
 
 
-def _compared(key: str, plain: float, spec: Found, others: Sequence[Mapping[str, float]]) -> Row:
-    drafting = max(((one[RATE], variant) for variant, at, one in _measured(spec) if at == key), default=(0.0, "-"))
+def _compared(key: str, plain: float, spec: Mapping[str, Found], others: Sequence[Mapping[str, float]]) -> Row:
+    rates = (
+        (one[RATE], f"{of} {variant}")
+        for of, found in spec.items()
+        for variant, at, one in _measured(found)
+        if at == key
+    )
+    drafting = max(rates, default=(0.0, "-"))
     best = max(plain, drafting[0])
-    ratios = [f"{rates[key] / plain:.2f} {rates[key] / best:.2f}" if key in rates else "" for rates in others]
+    ratios = [f"{one[key] / plain:.2f} {one[key] / best:.2f}" if key in one else "" for one in others]
     return (key, plain, *drafting, *ratios)
 
 

@@ -1,4 +1,4 @@
-"""vLLM, plain or with its own draft model, driven as `vllm bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
+"""vLLM, plain or with its own speculation (a draft model, or n-grams of the text), driven as `vllm bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
 
 Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA graphs, and, on a GPU,
 asynchronous scheduling, which is asked for since some versions leave it off beside a draft model: a step is launched while the device
@@ -10,40 +10,50 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count, islice
 from typing import Any
 
 from specq.bench.end_to_end.streams import Load, Stream
-from specq.bench.end_to_end.workload import WARM_LEN, Workload, is_gpu
+from specq.bench.end_to_end.workload import MAX_LEN, WARM_LEN, Workload, is_gpu
 from specq.bench.report import attempt, tell
 
-MAX_LEN = 2048
 LEAST_SEATS = 128
 MEMORY = 0.6  # of the GPU's
+CPU_KV_BYTES = 1 << 30
+MOST_NGRAM = 4  # tokens that are looked for in the text, at most
+
+# What each way to draft needs besides its depth.
+DRAFTING: dict[str, Callable[[Workload], dict[str, Any]]] = {
+    "draft_model": lambda work: {"model": f"{work.pair}/draft", "max_model_len": MAX_LEN},
+    "ngram": lambda _: {"prompt_lookup_max": MOST_NGRAM},
+}
 
 
-def vllm(work: Workload, depth: int = 0, *, num_processes: int = 1, scheduling: str = "async") -> dict[str, Any]:
+def vllm(
+    work: Workload, depth: int = 0, *, method: str = "draft_model", num_processes: int = 1, scheduling: str = "async"
+) -> dict[str, Any]:
     """Return {"plain" or "K=depth": {load: figures}}, and under "engine plain" and so on what vLLM ran with.
 
-    depth          tokens that its draft model drafts for a step; 0: no draft model
+    depth          tokens that are drafted for a step; 0: none
+    method         what drafts them: draft_model or ngram
     num_processes  2: vLLM schedules and computes in another process than the one that takes its outputs
     scheduling     "async", or "default": what vLLM chooses itself
     """
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": str(num_processes - 1), "VLLM_LOGGING_LEVEL": "ERROR"}
-    llm = _load(work, depth, scheduling)
+    llm = _load(work, depth, scheduling, method)
     rival = _Vllm(llm, work)
     name = f"K={depth}" if depth else "plain"
     found = {load.key: attempt(f"{name} {load.key}", partial(rival.measure, load)) for load in work.loads}
     return {name: found, f"engine {name}": _effective(llm) | {"num_processes": num_processes}}
 
 
-def _load(work: Workload, depth: int, scheduling: str) -> Any:
+def _load(work: Workload, depth: int, scheduling: str, method: str = "draft_model") -> Any:
     """Return vLLM with the models; where asynchronous scheduling is asked for and it refuses, without."""
     from vllm import LLM
 
-    arguments = _arguments(work, depth)
+    arguments = _arguments(work, depth, method)
     if not is_gpu(work) or scheduling != "async":
         return LLM(**arguments)
     try:
@@ -53,15 +63,16 @@ def _load(work: Workload, depth: int, scheduling: str) -> Any:
         return LLM(**arguments)
 
 
-def _arguments(work: Workload, depth: int) -> dict[str, Any]:
+def _arguments(work: Workload, depth: int, method: str) -> dict[str, Any]:
     options = (
         {"dtype": "bfloat16", "gpu_memory_utilization": MEMORY}
         if is_gpu(work)
-        else {"dtype": "float32", "enforce_eager": True}
+        else {"dtype": "float32", "enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES}
     )
     if depth:
-        draft = {"method": "draft_model", "model": f"{work.pair}/draft", "num_speculative_tokens": depth}
-        options["speculative_config"] = draft | {"max_model_len": MAX_LEN}
+        options["speculative_config"] = {"method": method, "num_speculative_tokens": depth, **DRAFTING[method](work)}
+    if work.tensor_parallel > 1:
+        options["tensor_parallel_size"] = work.tensor_parallel
     return options | {
         "model": f"{work.pair}/target",
         "max_model_len": MAX_LEN,

@@ -12,10 +12,13 @@ from typing import Any
 
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream
 from specq.bench.prompts import codec_of, load_prompts
+from specq.protocol import ConfigError
 
 LEAST_JOBS = 8  # of a run
 NODES = 64  # KV slots of a job for what is drafted, and for what is left of its last block
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
+VLLM = "vllm"  # the engine
+MAX_LEN = 2048  # tokens of a context in vLLM
 WARM_LEN = 16  # tokens of each completion before the first repetition, for those who learn nothing meanwhile
 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
@@ -26,6 +29,8 @@ class Workload:
     """The pair, the prompts (token ids), how many run at a time, and how many tokens each gets.
 
     temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
+    engine            of specq's verifiers
+    tensor_parallel   GPUs that vLLM divides each layer among, as a rival and as an engine
     """
 
     pair: str
@@ -36,18 +41,31 @@ class Workload:
     prompts: list[list[int]]
     temperatures: list[float] = field(default_factory=lambda: [0.0])
     sampled_sessions: list[int] = field(default_factory=list)
+    engine: str = "torch"
+    tensor_parallel: int = 1
 
     @staticmethod
     def of(
-        pair: Path, *, device: str, sessions: Sequence[int], output_len: int, repeats: int, **sampling: Sequence[Any]
+        pair: Path,
+        *,
+        device: str,
+        sessions: Sequence[int],
+        output_len: int,
+        repeats: int,
+        engine: str = "torch",
+        tensor_parallel: int = 1,
+        **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
 
-        `sampling`: `temperatures` and `sampled_sessions`.
+        `sampling`: `temperatures` and `sampled_sessions`. Raises ConfigError for an engine that cannot divide layers among GPUs.
         """
+        if tensor_parallel > 1 and engine != VLLM:
+            raise ConfigError(f"the {engine} engine runs on one GPU; --tensor-parallel needs --engine {VLLM}")
         codec = codec_of("tiny")
         lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
-        asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists)
+        own: dict[str, Any] = {"engine": engine, "tensor_parallel": tensor_parallel}
+        asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
         turns = islice(zip(*map(cycle, sets), strict=True), each)

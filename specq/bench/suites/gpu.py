@@ -18,7 +18,20 @@ from specq.bench.report import Report
 from specq.bench.suite import COUNT, suite
 from specq.models import parse_shape
 
-CONTESTANTS = ("alone", "own", "one", "two", "two-own", "far", "far-own", "vllm", "vllm-spec", "transformers")
+CONTESTANTS = (
+    "alone",
+    "own",
+    "one",
+    "two",
+    "two-own",
+    "far",
+    "far-own",
+    "vllm",
+    "vllm-spec",
+    "vllm-ngram",
+    "transformers",
+)
+SPECULATION = {"vllm-spec": "draft_model", "vllm-ngram": "ngram"}  # vLLM's own
 
 
 @suite("gpu")
@@ -36,7 +49,7 @@ CONTESTANTS = ("alone", "own", "one", "two", "two-own", "far", "far-own", "vllm"
     multiple=True,
     default=(2, 3, 5),
     show_default=True,
-    help="Depths of `vllm-spec`; may be repeated.",
+    help="Depths of `vllm-spec` and `vllm-ngram`; may be repeated.",
 )
 @click.option(
     "--vllm-processes",
@@ -77,7 +90,8 @@ def command(
     verifier's process; one: in a process of its own on the same GPU; two: on a second GPU; two-own: in both places; far: draft workers
     on this machine's cores, with the small drafter as it is, behind a delay proxy, in turns with plain decoding; far-own: that drafter
     in the verifier's process, likewise; alone: steps of both models by themselves; vllm, vllm-spec (its own draft model, in a new
-    process for each of the depths) and transformers (generate and assisted generation), where they are installed.
+    process for each of the depths), vllm-ngram (its prompt lookup, likewise) and transformers (generate and assisted generation),
+    where they are installed. With --engine vllm specq's verifiers run the target in vLLM, too.
 
     The parts measure the torch engine and the draft model in this process, after the contestants: compiling (of kernels,
     beforehand, in many processes), floor (bandwidth, and a step at the least), generic (logits beside transformers'
@@ -99,9 +113,9 @@ def command(
 
 
 def _parts(name: str, settings: far.Settings, depths: Sequence[int], vllm_options: dict[str, Any]) -> list[Part]:
-    """Return what is measured of a contestant: of `vllm-spec` each depth by itself."""
-    if name == "vllm-spec":
-        in_child = partial(measure_in_child, "vllm", **vllm_options)
+    """Return what is measured of a contestant: of vLLM's speculation each depth by itself."""
+    if name in SPECULATION:
+        in_child = partial(measure_in_child, "vllm", method=SPECULATION[name], **vllm_options)
         return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
     if name == "vllm":
         return [Part(name, partial(measure_in_child, name, **vllm_options))]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from vllm import SamplingParams
+from vllm import SamplingParams, envs
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
@@ -36,7 +36,8 @@ class Sessions:
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
         config = EngineArgs(**options, **OPTIONS).create_engine_config()
-        self._core = EngineCore(config, Executor.get_class(config), log_stats=False)
+        self._has_lost = False
+        self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
         self._core.collective_rpc("specq_install", args=(verbose,))
         self._scheduler: SessionScheduler = self._core.scheduler
         self._check()
@@ -55,9 +56,15 @@ class Sessions:
         if self._scheduler.use_pp:
             raise ConfigError("the vllm engine has no pipeline parallelism; use --tensor-parallel-size")
 
+    def _lose(self) -> None:
+        """Note that a worker process is gone, in the thread of vLLM's that watches over them; the next step or heartbeat says so."""
+        self._has_lost = True
+
     @property
     def free_slots(self) -> int:
         """See `specq.engines.Engine.free_slots`."""
+        if self._has_lost:
+            raise EngineLostError("a worker process of vLLM's is gone; its own message says which and why")
         if self._free_slots is None:
             self._free_slots = self._scheduler.free_slots(list(self._held.values()))
         return self._free_slots
@@ -104,10 +111,13 @@ class Sessions:
         return judgements
 
     def _run(self, output: SchedulerOutput, steps: Sequence[SessionStep]) -> list[Judgement]:
-        """Have the workers run a step. Where that fails, nobody knows what they have done of it: it cannot be repeated."""
+        """Have the workers run a step. Where that fails, or takes longer than vLLM has patience for, nobody knows what they have done of
+        it: it cannot be repeated."""
         named = {self._request(step.session_id).request_id: step for step in steps}
         try:
-            judgements: list[Judgement] = self._core.collective_rpc("specq_step", args=(output, named))[0]
+            judgements: list[Judgement] = self._core.collective_rpc(
+                "specq_step", timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, args=(output, named)
+            )[0]
         except Exception as error:
             raise EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}") from error
         return judgements
