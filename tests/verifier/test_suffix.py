@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.proposers import SUFFIX_DEPTH
+from specq.proposers import SUFFIX_DEPTH, suffix
 from specq.proposers.suffix import ReferenceTexts
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
@@ -99,9 +99,9 @@ def test_a_draft_has_no_more_nodes_than_there_is_room_for(
 # --- many sessions at once ----------------------------------------------------------------------------------------------
 
 
-def reference_decoder(shared_tokens: int = 0) -> SuffixDecoder:
-    """Return suffix decoding as it is where no C compiler is."""
-    source = SuffixDecoder(shared_tokens)
+def reference_decoder() -> SuffixDecoder:
+    """Return suffix decoding as it is where no C compiler is, without texts of earlier sessions."""
+    source = SuffixDecoder()
     source._texts = ReferenceTexts()
     return source
 
@@ -171,11 +171,13 @@ def test_a_session_that_takes_the_place_of_another_has_a_text_of_its_own() -> No
     assert not source.collect([later], BUDGET, lambda: 0.0)
 
 
-def test_without_a_compiler_a_text_takes_as_many_steps() -> None:
+def test_without_a_compiler_a_text_takes_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is the same."""
     steps = []
-    for source in (SuffixDecoder(10_000), reference_decoder(10_000)):
-        serving = Serving([source], lambda verifier: None)
+    for is_compiled in (True, False):
+        if not is_compiled:
+            monkeypatch.setattr(suffix, "kernels", lambda: None)
+        serving = Serving([SuffixDecoder(10_000)], lambda verifier: None)
         for i in range(6):
             serving.open(i, seed=i % 2)
             if i % 2:
