@@ -10,7 +10,6 @@ Rule: a false prediction gains nothing. After a few verdicts the estimate is the
 from __future__ import annotations
 
 import math
-from operator import mul
 from typing import Any
 
 import numpy as np
@@ -46,9 +45,11 @@ class Calibration:
 
     def reliability(self) -> float:
         """Return which share of what was predicted has come true, over all bins, at most 1: what to expect of a bin without verdicts."""
-        predicted = sum(map(mul, _MIDDLES, self._trials))
-        found: float = (sum(self._accepted) + 0.5) / (predicted + 0.5)
-        return min(found, 1.0)
+        predicted = came_true = 0.0
+        for middle, trials, accepted in zip(_MIDDLES, self._trials, self._accepted, strict=True):
+            predicted += middle * trials
+            came_true += accepted
+        return min((came_true + 0.5) / (predicted + 0.5), 1.0)
 
     def observe(self, score: float, accepted: bool) -> None:
         """Count one node whose parent was committed; `accepted`: whether it was committed, too."""

@@ -13,8 +13,9 @@ from specq.proposers.head_source import HeadSource, HiddenRow, Ranked
 from specq.proposers.interface import CONTEXT, Children, Expansion, Proposer, ProposerSpec, draws_children
 from specq.proposers.proposer_chains import ProposerChains
 from specq.proposers.suffix import DEPTH as SUFFIX_DEPTH
-from specq.proposers.suffix import SuffixTree
-from specq.proposers.suffix import draft as draft_suffix
+from specq.proposers.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, SuffixTree, TextDrafts
+from specq.proposers.suffix import Requests as SuffixRequests
+from specq.proposers.suffix import make_texts as make_suffix_texts
 from specq.proposers.suffix import make_tree as make_suffix_tree
 from specq.proposers.vocabulary import SAME, bridge
 from specq.runtime import Table
@@ -31,10 +32,12 @@ PROPOSERS = Table(
 
 __all__ = [
     "CONTEXT",
+    "NO_TEXT",
     "NO_TOKEN",
     "PROPOSERS",
     "SAME",
     "SUFFIX_DEPTH",
+    "TOO_OLD",
     "ChainProposer",
     "ChainSource",
     "Chains",
@@ -42,16 +45,20 @@ __all__ = [
     "Expansion",
     "HeadSource",
     "HiddenRow",
+    "NotReady",
     "Proposer",
     "ProposerChains",
     "ProposerSpec",
     "Ranked",
+    "SuffixRequests",
+    "SuffixTexts",
     "SuffixTree",
+    "TextDrafts",
     "bridge",
     "chain_by_passes",
-    "draft_suffix",
     "draws_children",
     "expand_chain",
     "level_ids",
+    "make_suffix_texts",
     "make_suffix_tree",
 ]

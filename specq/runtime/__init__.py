@@ -5,6 +5,7 @@ log         structlog to standard error
 progress    what a worker does before it is ready, as lines for who waits
 columns     rows of values as text in columns
 compiler    C kernels, built at first use
+buffer      arrays whose addresses C knows
 whole_files  files that others see whole or not at all
 processes   those that this one has started
 table       names to "package.module:object", our own and those of other packages
@@ -12,6 +13,7 @@ tracing     what a process notes of traced jobs, by the broker's clock
 isolation   an error is a fault of the session that it was raised for, and of no other
 """
 
+from specq.runtime.buffer import Buffer
 from specq.runtime.columns import columns
 from specq.runtime.compiler import find_compiler, library, library_or_reason, processor
 from specq.runtime.cpu import apply_cpu, available_cores
@@ -24,6 +26,7 @@ from specq.runtime.tracing import ClockOffset, Tracer
 from specq.runtime.whole_files import whole_file
 
 __all__ = [
+    "Buffer",
     "ClockOffset",
     "Faults",
     "Readiness",

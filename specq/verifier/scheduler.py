@@ -270,14 +270,15 @@ def _in_order_of_choice(
     return np.cumsum([0, *map(len, ordered)], dtype=np.int64), np.concatenate(ordered)
 
 
-def promised(session: Session) -> float:
-    """Return how many tokens a session's tree promises, without a look at drawn ones that are not known (decision 0008)."""
-    if not session.num_live:
-        return 0.0
-    trees = session.trees
-    found = trees.operations.candidates([session.place], [NO_LIMIT], FLOOR)
-    _, nodes = _in_order_of_choice([session], *found)
-    return float(trees.reach_prob[nodes[trees.depends_on[nodes] == NONE]].sum())
+def promised(sessions: Sequence[Session]) -> Float64Array:
+    """Return f64[sessions]: how many tokens each tree promises, without a look at drawn ones that are not known (decision 0008). All are
+    in the same draft trees."""
+    trees, places = sessions[0].trees, [session.place for session in sessions]
+    live = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
+    firsts, nodes = _in_order_of_choice(sessions, *live)
+    of_sessions = np.arange(len(places)).repeat(np.diff(firsts))
+    is_known = trees.depends_on[nodes] == NONE
+    return np.bincount(of_sessions, trees.reach_prob[nodes] * is_known, len(places)).astype(np.float64, copy=False)
 
 
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:

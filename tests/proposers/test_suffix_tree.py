@@ -9,11 +9,24 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specq.proposers.suffix import DEPTH, MOST_NODES, draft, make_tree
+from specq.proposers.suffix import (
+    DEPTH,
+    MOST_NODES,
+    NO_TEXT,
+    TOO_OLD,
+    CompiledTexts,
+    ReferenceTexts,
+    Requests,
+    SuffixTexts,
+    TextDrafts,
+    draft,
+    make_tree,
+)
 from specq.proposers.suffix.compiled import SOURCE, Compiled, kernels, with_signatures
 from specq.proposers.suffix.reference import DOUBTS, TRUSTED, Reference
 from specq.runtime.compiler import built
@@ -124,9 +137,125 @@ def play(random: Random, library: ctypes.CDLL | None) -> None:
         assert found[0] == found[1]
 
 
+WINDOW = 16
+SLOTS = 6
+
+
+class Sessions:
+    """Texts in both forms, which grow, come and go alike; what is drafted for them is compared."""
+
+    def __init__(self, library: ctypes.CDLL, size: int) -> None:
+        self.library, self.size = library, size
+        self.forms: list[SuffixTexts] = [CompiledTexts(library), ReferenceTexts()]
+        self.texts: dict[int, list[int]] = {}  # by slot
+        self.lengths, self.limits = np.zeros(SLOTS, np.int32), np.zeros(SLOTS, np.int32)
+        self.recent = np.zeros((SLOTS, WINDOW), np.int32)
+        self.others: list[tuple[Any, Any]] = []
+
+    def do(self, what: str, *arguments: Any) -> None:
+        found = [getattr(form, what)(*arguments) for form in self.forms]
+        assert found[0] == found[1]
+
+    def open(self, random: Random) -> None:
+        slot = random.randrange(SLOTS)
+        self.do("close", slot)
+        self.texts[slot] = []
+        self.limits[slot] = random.choice([5, 40, 1000])
+        self.commit(slot, random)
+
+    def commit(self, slot: int, random: Random) -> None:
+        """A text is never longer than its limit."""
+        text = self.texts[slot]
+        new = [random.randrange(self.size) for _ in range(random.choice([1, 1, 2, 7, 30]))]
+        new = (new + text[: random.choice([0, 0, 20])])[: self.limits[slot] - len(text)]
+        for token in new:
+            self.recent[slot, len(text) % WINDOW] = token
+            text.append(token)
+        self.lengths[slot] = len(text)
+
+    def end(self, random: Random) -> None:
+        """A text, or half of one, is what others are drafted from, too."""
+        trees: tuple[Any, Any] = Compiled(self.library), Reference()
+        cut = random.choice([5, 1000])
+        for text in random.sample(list(self.texts.values()), min(len(self.texts), 2)):
+            for tree in trees:
+                tree.extend(text[:cut])
+                tree.end_text()
+        self.others.append(trees)
+
+    def draft(self, random: Random) -> None:
+        """For some of the texts, in any order."""
+        slots = random.sample(sorted(self.texts), random.randint(1, len(self.texts)))
+        limits = random.choice([1, 3]), random.choice([0.0, 0.05, 0.4])
+        chosen = [random.sample(self.others, min(len(self.others), random.randint(0, 3))) for _ in range(2)]
+        groups = np.array([random.choice([-1, 0, 1]) for _ in slots], np.int32) if self.others else None
+        for _ in range(4):
+            found = [
+                form.draft(
+                    Requests(
+                        *(np.array(slots, np.intp), self.lengths, self.limits, self.recent, groups),
+                        [[tree[which] for tree in group] for group in chosen],
+                        *limits,
+                    )
+                )
+                for which, form in enumerate(self.forms)
+            ]
+            assert [column.tolist() for column in found[0]] == [column.tolist() for column in found[1]]
+            if isinstance(found[0], TextDrafts):
+                self.check(slots, found[0])
+                return
+            for slot, reason in zip(slots, found[0].reasons.tolist(), strict=True):
+                self.make_ready(slot, reason, random)
+        raise AssertionError("the texts are never ready")
+
+    def make_ready(self, slot: int, reason: int, random: Random) -> None:
+        if reason == NO_TEXT and random.random() < 0.1:
+            self.do("leave", slot)
+        elif reason == NO_TEXT:
+            self.do("open", slot, random.choice([1, 8, MOST_NODES]), random.choice([1, 4, 16]))
+        elif reason == TOO_OLD:
+            self.do("extend", slot, self.texts[slot])
+
+    def check(self, slots: list[int], drafts: TextDrafts) -> None:
+        """Texts that are left alone have no drafts; none goes further than its text may, less the token that follows."""
+        ends = np.cumsum(drafts.sizes).tolist()
+        for slot, size, end in zip(slots, drafts.sizes.tolist(), ends, strict=True):
+            depths = list[int]()
+            for parent in drafts.parents[end - size : end].tolist():
+                depths.append(1 + (depths[parent] if parent >= 0 else 0))
+            assert not size or slot in self.forms[0]
+            assert max(depths, default=0) <= max(self.limits[slot] - self.lengths[slot] - 1, 0)
+
+
+def play_sessions(random: Random, library: ctypes.CDLL | None) -> None:
+    """Let sessions come, grow, be drafted for, and go."""
+    assert library is not None
+    sessions = Sessions(library, random.choice([2, 3, 6]))
+    sessions.open(random)
+    for _ in range(random.randint(1, 30)):
+        what = random.random()
+        if what < 0.1:
+            sessions.open(random)
+        elif what < 0.2:
+            sessions.end(random)
+        elif what < 0.6:
+            sessions.commit(random.choice(sorted(sessions.texts)), random)
+        else:
+            sessions.draft(random)
+
+
+@needs_compiler
+@given(st.randoms(use_true_random=False))
+def test_texts_in_c_are_the_reference(random: Random) -> None:
+    """Of sessions that come and go: in one call for all, from their own text and from others."""
+    play_sessions(random, kernels())
+
+
 def play_all(library: ctypes.CDLL | None) -> None:
     for seed in range(150):
         play(Random(seed), library)
+    for seed in range(150):
+        play_sessions(Random(seed), library)
 
 
 @needs_compiler
@@ -141,7 +270,18 @@ BUGS = {
     "to_front(t, child);\n    }": "}",
     "left *= 1 - trust;": "left *= 1 - trust / 2;",
     "t->num_active = 0;\n    return 0;": "return 0;",
-    "if (lengths[k] >= length && ": "if (lengths[k] > length && ",
+    "if (ends->lengths[k] >= length && ": "if (ends->lengths[k] > length && ",
+    "if (!above && d->num_begun == ends->num_trees) break;": "if (!above) break;",
+    "d->num_contexts < CONTEXTS) {": "d->num_contexts < CONTEXTS / 4) {",
+    "if (newest == NONE || ": "if (newest == NONE || t->nodes[newest].count == 2 || ",
+    "if (length - t->num_tokens > window) return TOO_OLD;": "if (length - t->num_tokens >= window) return TOO_OLD;",
+    "recent[t->num_tokens % window]": "recent[(t->num_tokens + 1) % window]",
+    "recent + slot * window": "recent",
+    "others[groups[i]]": "others[0]",
+    "limits[slot] - lengths[slot] - 1": "limits[slot] - lengths[slot]",
+    "(Context){own, own->active[i], NONE, own->depths[i]}": "(Context){own, own->active[i], NONE, 1}",
+    "if (text.tree && !text.most_nodes) continue;": "",
+    "            are_ready = 0;\n": "",
     "c->first_child == NONE && follows != NONE": "c->first_child == NONE",
 }
 

@@ -27,9 +27,9 @@ from specq.verifier.grafting import hang
 from specq.verifier.history import Past
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, DraftBatch, DraftSource, SuffixDecoder, source_set
-from specq.verifier.sources.suffix import SessionText
 from specq.verifier.step_curve import StepCurve
-from tests.verifier.sessions import graft
+from specq.verifier.trees import DraftTrees
+from tests.verifier.sessions import graft, make_draft, make_session
 
 NUM = 8
 LENGTH = 12
@@ -193,19 +193,42 @@ def test_a_draft_that_cannot_be_hung_costs_only_drafts(monkeypatch: pytest.Monke
 
 def test_a_text_that_raises_costs_only_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked once for that session, and for the others on."""
-    asked: list[int] = []
+    source, asked = SuffixDecoder(), list[int]()
+    begin_text = source._texts.open
 
-    def raising(self: SessionText, session: Session, *others: object) -> None:
-        asked.append(session.session_id)
-        if session.session_id == 0:
+    def raising(place: int, *limits: int) -> None:
+        asked.append(place)
+        if place == verifier.sessions[0].place:
             raise OverflowError("too large")
+        begin_text(place, *limits)
 
-    monkeypatch.setattr(SessionText, "draft", raising)
-    verifier = make_verifier(ToyEngine(), sources=(SuffixDecoder(),))
+    monkeypatch.setattr(source._texts, "open", raising)
+    verifier = make_verifier(ToyEngine(), sources=(source,))
     open_all(verifier, [[1, 2, 3], [4, 5, 6]])
+    places = [verifier.sessions[i].place for i in (0, 1)]
     texts, failed = run(verifier)
     assert (texts, failed) == ({0: toy_text([1, 2, 3], LENGTH), 1: toy_text([4, 5, 6], LENGTH)}, {})
-    assert (asked.count(0), asked.count(1) > LENGTH // 2) == (1, True)
+    assert sorted(asked) == sorted(places)
+    assert [place in source._texts for place in places] == [False, True]
+
+
+def test_what_others_promise_for_one_session_costs_only_its_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tree cannot be weighed: nothing is hung beside it, and the other session is drafted for."""
+    trees = DraftTrees()
+    context = [*range(10, 32), 1, 2, 3, 10, 11, 12]
+    sessions = [make_session(context, trees=trees, session_id=i) for i in (0, 1)]
+    for session in sessions:
+        graft(session, make_draft(len(context), 0, [99], [-1]), 0.0)
+    of_choice = scheduler._in_order_of_choice
+
+    def raising(some: Sequence[Session], *found: Any) -> Any:
+        if sessions[0] in some:
+            raise KeyError(5)
+        return of_choice(some, *found)
+
+    monkeypatch.setattr(scheduler, "_in_order_of_choice", raising)
+    (batch,) = SuffixDecoder().collect(sessions, Budget(StepCurve([1, 8], [1.0, 1.0]), 0.01), lambda: 0.0)
+    assert batch.sessions == [sessions[1]]
 
 
 class BrokenSource(DraftSource):

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specq.proposers import SUFFIX_DEPTH
+from specq.proposers import SUFFIX_DEPTH, suffix
+from specq.proposers.suffix import ReferenceTexts
 from specq.protocol import SUFFIX_LANE, Close, Speculation
 from specq.testing.conformance.sources import Serving
 from specq.testing.toy import toy_text
-from specq.verifier.grafting import hang
+from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.session import Session
 from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.sources.shared_texts import TOKENS_AT_ONCE, SharedTexts
 from specq.verifier.sources.suffix import MOST_DEPTH
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import DraftTrees
+from specq.verifier.trees.arrays import WINDOW
 from tests.verifier.sessions import commit, graft, live_nodes, make_draft, make_session, observe, paths
 
 PHRASE = list(range(10, 32))
@@ -88,6 +94,100 @@ def test_a_draft_has_no_more_nodes_than_there_is_room_for(
     session = reliable(make_session(CONTEXT, tokens_left=tokens_left, speculation=speculation))
     assert draft(session) == most
     assert tuple(PHRASE[3 : 3 + most]) in paths(session)
+
+
+# --- many sessions at once ----------------------------------------------------------------------------------------------
+
+
+def reference_decoder() -> SuffixDecoder:
+    """Return suffix decoding as it is where no C compiler is, without texts of earlier sessions."""
+    source = SuffixDecoder()
+    source._texts = ReferenceTexts()
+    return source
+
+
+@given(st.randoms(use_true_random=False))
+@pytest.mark.parametrize("make_source", [SuffixDecoder, reference_decoder])
+def test_many_sessions_have_the_drafts_of_each_alone(make_source: Callable[[], SuffixDecoder], random: Random) -> None:
+    """Though they come, grow, are left out of steps, and go, and others take their places."""
+    trees, together = DraftTrees(), make_source()
+    alone, sessions = dict[int, SuffixDecoder](), dict[int, Session]()
+    for turn in range(12):
+        if len(sessions) < 5:
+            text = [random.randrange(4) for _ in range(random.choice([3, 30]))]
+            asked = random.choice([Speculation(), Speculation(max_nodes=3), Speculation(mode="plain")])
+            sessions[turn] = make_session(text, trees=trees, session_id=turn, speculation=asked)
+            alone[turn] = make_source()
+        if random.random() < 0.2:
+            gone = sessions.pop(random.choice(sorted(sessions)))
+            together.close(gone)
+            gone.close()
+        asked_for = [session for session in sessions.values() if random.random() < 0.8]
+        budget = Budget(StepCurve([1, 8], [1.0, 1.0]), random.choice([0.02, 0.4]))
+        num_declined = trees.num_declined.copy()
+        found = [drafted(alone[session.session_id].collect([session], budget, lambda: 0.0)) for session in asked_for]
+        trees.num_declined[:] = num_declined
+        batches = together.collect(asked_for, budget, lambda: 0.0)
+        assert drafted(batches) == [one for own in found for one in own]
+        for batch in batches:
+            hang(batch, 0.0)
+        for session in asked_for:
+            commit(session, [random.randrange(4) for _ in range(random.choice([1, 1, 6]))], session.num_live)
+
+
+def drafted(batches: Sequence[DraftBatch]) -> list[tuple[object, ...]]:
+    """Return the drafts of each session."""
+    found, at = list[tuple[object, ...]](), 0
+    for batch in batches:
+        for session, size in zip(batch.sessions, np.asarray(batch.sizes).tolist(), strict=True):
+            own = slice(at, at + size)
+            columns = batch.token_ids[own], batch.parent_ids[own], batch.scores[own]
+            found.append((session.session_id, session.length, *(column.tolist() for column in columns)))
+            at += size
+    return found
+
+
+@pytest.mark.parametrize("make_source", [SuffixDecoder, reference_decoder])
+def test_a_session_that_was_long_left_out_is_drafted_for(make_source: Callable[[], SuffixDecoder]) -> None:
+    """More tokens were committed meanwhile than the draft trees keep: the text goes on as it did where they begin."""
+    source, session = make_source(), reliable(make_session(CONTEXT, tokens_left=10 * WINDOW))
+    assert draft(session, source) == MOST_DEPTH
+    session.forget_drafts()
+    commit(session, [*range(100, 100 + WINDOW), *PHRASE, *CONTEXT])
+    assert draft(reliable(session), source) == MOST_DEPTH
+    assert tuple(range(100, 100 + MOST_DEPTH)) in paths(session)
+
+
+def test_a_session_that_takes_the_place_of_another_has_a_text_of_its_own() -> None:
+    """Nothing of the other's is drafted."""
+    trees, source = DraftTrees(), SuffixDecoder()
+    first = make_session(CONTEXT, trees=trees)
+    assert source.collect([first], BUDGET, lambda: 0.0)
+    source.close(first)
+    place = first.place
+    first.close()
+    later = reliable(make_session([5, *PHRASE[:4]], trees=trees))
+    assert later.place == place
+    assert not source.collect([later], BUDGET, lambda: 0.0)
+
+
+def test_without_a_compiler_a_text_takes_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is the same."""
+    steps = []
+    for is_compiled in (True, False):
+        if not is_compiled:
+            monkeypatch.setattr(suffix, "kernels", lambda: None)
+        serving = Serving([SuffixDecoder(10_000)], lambda verifier: None)
+        for i in range(6):
+            serving.open(i, seed=i % 2)
+            if i % 2:
+                texts = serving.finish()
+                assert [texts[i - 1], texts[i]] == [toy_text([5, 6, 7], 40, seed) for seed in (0, 1)]
+                for ended in (i - 1, i):
+                    serving.verifier.handle(Close(session_id=ended, epoch=1), 0.0)
+        steps.append((serving.verifier.num_steps, serving.verifier.sources.num_sent["suffix"]))
+    assert steps[0] == steps[1]
+    assert steps[0][1] > 10
 
 
 # --- texts of earlier sessions ------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.protocol import LEAST_OWN_LANE
 from specq.protocol.types import DraftDistribution
 from specq.runtime.compiler import built
 from specq.verifier.trees import MAX_LIVE_NODES, MAX_TABLE_SIZE, NEXT_IDS, NO_LIMIT, DraftTrees
@@ -61,7 +62,7 @@ def assert_equal(found: Any, expected: Any, what: str) -> None:
 
 def play(both: Both, random: Random, num_events: int) -> None:
     """Do random things, as a verifier, its drafters and hostile ones may."""
-    events = [opened, grafted, grafted, grafted, verified, verified, left]
+    events = [opened, grafted, grafted, grafted, verified, verified, selected, left]
     opened(both, random)
     for _ in range(num_events):
         random.choice(events)(both, random)
@@ -132,6 +133,23 @@ def verified(both: Both, random: Random) -> None:
     both.do("commit", places, list(map(len, committed)), tokens, sizes)
 
 
+def selected(both: Both, random: Random) -> None:
+    """Of drafts in a lane of the verifier's own, which then learns, what is hung."""
+    places = [*random.sample(both.places, random.randint(1, len(both.places))), *random.choice([[], [-1]])]
+    lane = random.randrange(LEAST_OWN_LANE, 256)
+    sizes = [random.choice([0, 1, 3, 12]) for _ in places]
+    parents = np.array([random.randint(-1, i - 1) for size in sizes for i in range(size)], np.int32)
+    tokens = np.array([random.randrange(NUM_TOKENS) for _ in parents], np.int32)
+    scores = np.array([random.choice([0.0, -random.random(), -4 * random.random()]) for _ in parents], np.float64)
+    enough = [random.choice([0.0, 0.0, 0.5, 2.0]) for _ in places]
+    least = random.choice([0.0, 0.1, 0.6])
+    counts = np.array(sizes, np.int32)
+    for _ in range(random.choice([1, 1, 4])):
+        kept = both.do("select", places, lane, counts, tokens, parents, scores, enough, rarity=4, least=least)
+    lengths = [max(0, int(both.reference.length[place])) for place in places]
+    both.do("graft", places, lane, lengths, NEXT_IDS, kept[0].tolist(), *kept[1:], arrived=random.random())
+
+
 def live_of(trees: DraftTrees, place: int) -> np.ndarray:
     return np.array(trees.operations.live(place), np.int32)
 
@@ -190,6 +208,14 @@ BUGS = {
     "unjudged nodes are learned from": ("trees.c", "t->parent[node] != at) continue;", "0) continue;"),
     "measured scores are calibrated": ("choose.h", "if (t->is_measured[node] && ", "if (0 && "),
     "a chain may be too long": ("choose.h", "i < end && depths[begin] <= most;", "i < end;"),
+    "a lane that was never tried is another's": ("select.h", "== lane_id) return", ">= lane_id) return"),
+    "what came true is not regarded": ("select.h", "above * trust *", "above *"),
+    "a promise may come true more than once": ("select.h", "return found < 1 ? found : 1;", "return found;"),
+    "nothing is tried": ("select.h", "if (*num_declined) continue;", "continue;"),
+    "what is tried promises all": ("select.h", "promise : reach[0]", "promise : 1e9"),
+    "less than enough is hung": ("select.h", "if (promise < enough[s]) continue;", ""),
+    "parents are those of before": ("select.h", "NONE : places[parent]", "NONE : parent"),
+    "a session has another's nodes": ("select.h", "first += size, ", ""),
     "groups are never free": ("trees.h", "!--t->group_size[group]", "--t->group_size[group] < 0"),
     "a lane keeps what another has learned": ("graft.h", "memset(t->trials[lane], 0, sizeof t->trials[lane]);", ""),
 }  # fmt: skip

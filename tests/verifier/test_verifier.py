@@ -30,6 +30,7 @@ from specq.verifier.arms import REMOTE, SUFFIX
 from specq.verifier.core import Verifier
 from specq.verifier.sources import Budget, SuffixDecoder
 from specq.verifier.step_curve import StepCurve
+from tests.verifier.sessions import commit
 
 PROMPT = [5, 6, 7]
 
@@ -182,7 +183,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     (first,) = step(verifier)
     assert (first.min_accept_prob > 1000) == (REMOTE not in allowed)
     session = verifier.sessions[7]
-    session.token_ids += PROMPT * 2  # text that repeats itself
+    commit(session, PROMPT * 2)  # text that repeats itself
     session.kv_len = session.length - 1
     verifier._propose(lambda: 0.0)
     assert bool(verifier.sources.num_sent[SUFFIX]) == (SUFFIX in allowed)

@@ -2,6 +2,7 @@
 
     reference     the tree and its drafts in plain Python, which explains them
     compiled      the same in C
+    texts         the texts of many sessions: one call drafts for all
 
 In: token ids. Out: trees of drafts.
 """
@@ -13,6 +14,16 @@ from typing import Any, Protocol
 
 from specq.proposers.suffix.compiled import Compiled, kernels
 from specq.proposers.suffix.reference import DEPTH, MOST_NODES, MOST_TREES, Drafted, Reference
+from specq.proposers.suffix.texts import (
+    NO_TEXT,
+    TOO_OLD,
+    CompiledTexts,
+    NotReady,
+    ReferenceTexts,
+    Requests,
+    SuffixTexts,
+    TextDrafts,
+)
 
 
 class SuffixTree(Protocol):
@@ -41,6 +52,12 @@ def make_tree(*, is_compiled: bool = True) -> SuffixTree:
     return Reference() if found is None else Compiled(found)
 
 
+def make_texts(*, is_compiled: bool = True) -> SuffixTexts:
+    """Return no texts yet; `is_compiled`: as of `make_tree`."""
+    found = kernels() if is_compiled else None
+    return ReferenceTexts() if found is None else CompiledTexts(found)
+
+
 def draft(
     trees: Sequence[Any],
     tail: Sequence[int],
@@ -57,4 +74,19 @@ def draft(
     return found
 
 
-__all__ = ["DEPTH", "MOST_NODES", "MOST_TREES", "Drafted", "SuffixTree", "draft", "make_tree"]
+__all__ = [
+    "DEPTH",
+    "MOST_NODES",
+    "MOST_TREES",
+    "NO_TEXT",
+    "TOO_OLD",
+    "Drafted",
+    "NotReady",
+    "Requests",
+    "SuffixTexts",
+    "SuffixTree",
+    "TextDrafts",
+    "draft",
+    "make_texts",
+    "make_tree",
+]

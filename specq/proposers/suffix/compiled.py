@@ -29,15 +29,17 @@ def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
     found.suffix_free.restype = None
     found.suffix_extend.argtypes = [pointer, pointer, number]
     found.suffix_end_text.argtypes = [pointer]
-    found.suffix_num_nodes.argtypes = [pointer]
-    found.suffix_num_nodes.restype = number
+    for count in (found.suffix_num_nodes, found.suffix_num_tokens):
+        count.argtypes, count.restype = [pointer], number
     found.suffix_draft.argtypes = [pointer, number, pointer, *[number] * 4, real, *[pointer] * 4]
     found.suffix_draft.restype = number
+    found.suffix_draft_texts.argtypes = [pointer, number, *[pointer] * 5, number, pointer, number, real, *[pointer] * 5]
+    found.suffix_draft_texts.restype = number
     return found
 
 
 _Ids, _Probs = ctypes.c_int32 * MOST_NODES, ctypes.c_double * MOST_NODES
-_DOUBTS = (ctypes.c_double * len(DOUBTS))(*DOUBTS)
+DOUBTS_IN_C = (ctypes.c_double * len(DOUBTS))(*DOUBTS)
 
 
 class Compiled:
@@ -51,7 +53,11 @@ class Compiled:
         weakref.finalize(self, kernels.suffix_free, self.address)
         self._alone = (ctypes.c_void_p * 1)(self.address)
         self._drafted = _Ids(), _Ids(), _Probs()  # of drafts that this tree comes first in
-        self.num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        found: int = self._kernels.suffix_num_tokens(self.address)
+        return found
 
     @property
     def num_nodes(self) -> int:
@@ -63,13 +69,11 @@ class Compiled:
         count = len(token_ids)
         if self._kernels.suffix_extend(self.address, (ctypes.c_int32 * count)(*token_ids), count):
             raise MemoryError
-        self.num_tokens += count
 
     def end_text(self) -> None:
         """See `SuffixTree.end_text`."""
         if self._kernels.suffix_end_text(self.address):
             raise MemoryError
-        self.num_tokens += 1
 
     @staticmethod
     def draft(
@@ -81,6 +85,6 @@ class Compiled:
         tokens, parents, probs = first._drafted  # noqa: SLF001
         limits = min(most, MOST_NODES), most_depth, fan_out, floor
         count = first._kernels.suffix_draft(  # noqa: SLF001
-            at, len(trees), (ctypes.c_int32 * len(tail))(*tail), len(tail), *limits, _DOUBTS, tokens, parents, probs
+            at, len(trees), (ctypes.c_int32 * len(tail))(*tail), len(tail), *limits, DOUBTS_IN_C, tokens, parents, probs
         )
         return Drafted(tokens[:count], parents[:count], probs[:count])

@@ -109,6 +109,13 @@ class Reference:
             found.append(context)
         return found
 
+    def tail(self) -> list[int]:
+        """Return the last tokens of the last text, at most DEPTH."""
+        found = self._tokens[-DEPTH:]
+        while NONE in found:
+            found = found[found.index(NONE) + 1 :]
+        return found
+
     def token_at(self, place: int) -> int:
         """Return a token; NONE at the end of a text."""
         return self._tokens[place] if place < len(self._tokens) else NONE

@@ -315,5 +315,5 @@ def _chosen(sessions: Sequence[Session], is_chosen: BoolArray) -> Sequence[Sessi
 def _promised(session: Session) -> float:
     """Return how many tokens a session's tree promises; 0 where that raises, which the verifier's own plan reports."""
     with Faults().of(session, "drafted for"):
-        return promised(session)
+        return float(promised([session])[0])
     return 0.0

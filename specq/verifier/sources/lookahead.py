@@ -13,6 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from specq.proposers import TextDrafts
 from specq.protocol import LOOKAHEAD_LANE, NO_SCRATCH, ModelInfo, ScratchRows
 from specq.runtime import Faults
 from specq.verifier.arms import LOOKAHEAD
@@ -20,8 +23,8 @@ from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.lookahead_window import LookaheadWindow
-from specq.verifier.sources.text_drafts import NOTHING, Selection, TextDraft, batch_of_texts, most_depth
+from specq.verifier.sources.lookahead_window import LookaheadWindow, Ngrams
+from specq.verifier.sources.text_drafts import batches_of_texts, most_depth
 from specq.verifier.step_curve import StepCurve
 
 FREE = 0.1  # share of a step's time by which all windows may make it longer
@@ -35,15 +38,11 @@ class SessionLookahead:
         self.window = LookaheadWindow(ngram, guesses)
         self._max_depth = most_depth(session, ngram - 1)
         self._max_nodes = min(session.speculation.max_nodes or MOST_NODES, MOST_NODES)
-        self._selection = Selection(LOOKAHEAD_LANE)
 
-    def draft(self, session: Session, min_accept_prob: float) -> TextDraft:
-        """Return n-grams that begin with the last token, if they promise more than what is live."""
+    def draft(self, session: Session) -> Ngrams:
+        """Return n-grams that begin with the last token."""
         room = min(self._max_depth, session.limit - session.length - 1)
-        if room < 1:
-            return NOTHING
-        drafted = self.window.drafts(session.token_ids[-1], room, self._max_nodes)
-        return self._selection.of(session, drafted, min_accept_prob)
+        return self.window.drafts(session.token_ids[-1], room, self._max_nodes)
 
 
 class LookaheadDecoder(DraftSource):
@@ -61,17 +60,17 @@ class LookaheadDecoder(DraftSource):
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the n-grams of each session for which they pay. If that fails for one, it is left out from then on."""
         self._num_columns = self.free_columns(len(sessions), budget.curve) if self.is_adaptive else self.width
-        found: list[tuple[Session, TextDraft]] = []
+        found: list[tuple[Session, Ngrams]] = []
         faults = Faults()
         for session in sessions:
             with faults.of(session, "drafted for"):
                 own = self._of(session)
-                drafted = own and own.draft(session, budget.min_accept_prob)
+                drafted = own and own.draft(session)
                 if drafted and drafted.token_ids:
                     found.append((session, drafted))
             if faults.found and session in faults:
                 self.refuse(session)
-        return [batch_of_texts(found, LOOKAHEAD_LANE)] if found else ()
+        return _batches(found, budget.min_accept_prob) if found else ()
 
     def free_columns(self, num_sessions: int, curve: StepCurve) -> int:
         """Return how many columns each of so many sessions may have, at most W, so that their rows are free."""
@@ -116,6 +115,18 @@ class LookaheadDecoder(DraftSource):
     def close(self, session: Session) -> None:
         """Forget a session's window."""
         self._sessions.pop(session.session_id, None)
+
+
+def _batches(found: Sequence[tuple[Session, Ngrams]], min_accept_prob: float) -> Sequence[DraftBatch]:
+    """Return what is hung of the n-grams of some sessions."""
+    sessions, drafted = zip(*found, strict=True)
+    drafts = TextDrafts(
+        sizes=np.array([len(own.token_ids) for own in drafted], np.int32),
+        token_ids=np.array([token for own in drafted for token in own.token_ids], np.int32),
+        parents=np.array([parent for own in drafted for parent in own.parents], np.int32),
+        scores=np.array([score for own in drafted for score in own.scores], np.float64),
+    )
+    return batches_of_texts(sessions, LOOKAHEAD_LANE, drafts, min_accept_prob)
 
 
 def make(setup: Setup) -> LookaheadDecoder | None:

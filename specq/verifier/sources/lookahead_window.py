@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from specq.protocol import Int32Array, ScratchRows
-from specq.verifier.sources.text_drafts import TextDraft
 
 MOST_FIRSTS = 4096  # tokens with which n-grams of a session begin; the oldest is forgotten
 WIDER = 2  # times its columns: what must be free before a window is widened, since that begins it anew
 # Of the n-gram that was met last, of the one before, ...: the probability of its first token is FIRST / 1, FIRST / 2, ...; of each that
 # follows NEXT. The lane's calibration corrects them.
 FIRST, NEXT = 0.5, 0.7
+
+
+class Ngrams(NamedTuple):
+    """A tree of tokens, parents before children: the places of their parents among them (-1: the context), and their scores."""
+
+    token_ids: list[int]
+    parents: list[int]
+    scores: list[float]
 
 
 class LookaheadWindow:
@@ -67,9 +75,9 @@ class LookaheadWindow:
         if len(self.pool) > MOST_FIRSTS:
             del self.pool[next(iter(self.pool))]
 
-    def drafts(self, last: int, max_depth: int, max_nodes: int) -> TextDraft:
+    def drafts(self, last: int, max_depth: int, max_nodes: int) -> Ngrams:
         """Return the n-grams that begin with the last token, as a tree."""
-        drafted, places = TextDraft([], [], []), dict[tuple[int, ...], int]()
+        drafted, places = Ngrams([], [], []), dict[tuple[int, ...], int]()
         for rank, tokens in enumerate(self.pool.get(last, ())[: self.guesses]):
             for depth in range(min(len(tokens), max_depth)):
                 path = tokens[: depth + 1]

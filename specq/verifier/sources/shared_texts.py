@@ -41,6 +41,10 @@ class SharedTexts:
         self._sizes: dict[str, int] = {}  # of the owners' trees
         self.num_tokens = 0  # what is kept, as it counts against the bound
 
+    @property
+    def num_owners(self) -> int:
+        return len(self._owners)
+
     def trees(self, owner: str) -> Sequence[SuffixTree]:
         """Return what there is of an owner, the younger first."""
         found = self._owners.get(owner, ())

@@ -1,20 +1,25 @@
 """Suffix decoding: what followed the end of a session's text where it stood before, in this text or in earlier ones of the same owner
-(SuffixDecoding, arXiv 2411.04975), where that promises more than what others have drafted."""
+(SuffixDecoding, arXiv 2411.04975), where that promises more than what others have drafted.
+
+A step costs one call for all sessions to draft, and one to choose what is hung.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
-from specq.proposers import SuffixTree, draft_suffix, make_suffix_tree
-from specq.protocol import SUFFIX_LANE
+import numpy as np
+
+from specq.proposers import NO_TEXT, TOO_OLD, NotReady, SuffixRequests, SuffixTree, make_suffix_texts
+from specq.protocol import SUFFIX_LANE, Int32Array, IntpArray
 from specq.runtime import Faults
 from specq.verifier.arms import SUFFIX
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, DraftSource, Setup
 from specq.verifier.sources.shared_texts import SharedTexts
-from specq.verifier.sources.text_drafts import NOTHING, Selection, TextDraft, batch_of_texts, most_depth
+from specq.verifier.sources.text_drafts import batches_of_texts, most_depth
+from specq.verifier.trees import NONE
 
 MOST_DEPTH = 16  # of a draft
 MOST_NODES = 16
@@ -33,7 +38,7 @@ class SuffixDecoder(DraftSource):
     name = SUFFIX
 
     def __init__(self, shared_tokens: int = 0) -> None:
-        self._texts: dict[int, SessionText | None] = {}  # None: nothing is drafted for this session
+        self._texts = make_suffix_texts()  # by the places of their sessions
         self._shared = SharedTexts(shared_tokens)
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
@@ -42,55 +47,56 @@ class SuffixDecoder(DraftSource):
         return False
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        """Return a tree for each session for which one pays. If drafting fails for one, it is left out from then on."""
-        found: list[tuple[Session, TextDraft]] = []
-        faults = Faults()
-        for session in sessions:
-            with faults.of(session, "drafted for"):
-                text = self._of(session)
-                drafted = text and text.draft(session, self._shared.trees(session.owner), budget.min_accept_prob)
-                if drafted and drafted.token_ids:
-                    found.append((session, drafted))
-            if faults.found and session in faults:
-                self.refuse(session)
-        return [batch_of_texts(found, SUFFIX_LANE)] if found else ()
+        """Return trees for the sessions for which they pay. If drafting fails for one, it is left out from then on."""
+        if not sessions:
+            return ()
+        places = np.array([session.place for session in sessions], np.intp)
+        floor = max(FLOOR, SHARE * budget.min_accept_prob)
+        while isinstance(drafts := self._texts.draft(self._requests(sessions, places, floor)), NotReady):
+            for i in drafts.reasons.nonzero()[0].tolist():
+                self._make_ready(sessions[i], int(drafts.reasons[i]))
+        return batches_of_texts(sessions, SUFFIX_LANE, drafts, budget.min_accept_prob)
 
-    def _of(self, session: Session) -> SessionText | None:
-        if session.session_id not in self._texts:
-            self._texts[session.session_id] = SessionText(session) if most_depth(session, MOST_DEPTH) else None
-        return self._texts[session.session_id]
+    def _requests(self, sessions: Sequence[Session], places: IntpArray, floor: float) -> SuffixRequests:
+        trees = sessions[0].trees
+        groups, others = self._others(sessions) if self._shared.num_owners else (None, ())
+        return SuffixRequests(places, trees.length, trees.limit, trees.recent, groups, others, FAN_OUT, floor)
+
+    def _others(self, sessions: Sequence[Session]) -> tuple[Int32Array, Sequence[Sequence[SuffixTree]]]:
+        """Return which of the owners' trees each session sees, NONE: none; and these. Who comes last was served last."""
+        owners = [session.owner if session.place in self._texts else None for session in sessions]
+        found: list[Sequence[SuffixTree]] = []
+        groups: dict[str | None, int] = {None: NONE}
+        for owner in reversed(dict.fromkeys(reversed(owners))):
+            trees = () if owner is None else self._shared.trees(owner)
+            groups[owner] = len(found) if trees else NONE
+            found += [trees] if trees else []
+        return np.array([groups[owner] for owner in owners], np.int32), found
+
+    def _make_ready(self, session: Session, reason: int) -> None:
+        """Do what a session's text waits for; leave it alone where that cannot be."""
+        is_ready = False
+        with Faults().of(session, "drafted for"):
+            depth = most_depth(session, MOST_DEPTH)
+            if reason == NO_TEXT and depth:
+                nodes = min(session.speculation.max_nodes or MOST_NODES, MOST_NODES)
+                self._texts.open(session.place, nodes, depth)
+                is_ready = True
+            elif reason == TOO_OLD:
+                self._texts.extend(session.place, session.token_ids)
+                is_ready = True
+        if not is_ready:
+            self.refuse(session)
 
     def refuse(self, session: Session) -> None:
         """Draft no more for a session."""
-        self._texts[session.session_id] = None
+        if session.place != NONE:
+            self._texts.leave(session.place)
 
     def close(self, session: Session) -> None:
         """Forget a session's text, but for what later ones of its owner may repeat."""
-        if self._texts.pop(session.session_id, None) is not None:
+        if session.place != NONE and self._texts.close(session.place):
             self._shared.add(session.owner, session.token_ids, session.prompt_len)
-
-
-class SessionText:
-    """The text of one session, and drafts for it."""
-
-    def __init__(self, session: Session) -> None:
-        self.max_depth = most_depth(session, MOST_DEPTH)
-        self.max_nodes = min(session.speculation.max_nodes or MOST_NODES, MOST_NODES)
-        self._tree = make_suffix_tree()
-        self._selection = Selection(SUFFIX_LANE)
-
-    def draft(self, session: Session, others: Sequence[SuffixTree], min_accept_prob: float) -> TextDraft:
-        """Return what may follow, if it promises more than what is live."""
-        self._tree.extend(session.token_ids[self._tree.num_tokens :])
-        room = min(self.max_depth, session.limit - session.length - 1)
-        if room < 1:
-            return NOTHING
-        floor = max(FLOOR, SHARE * min_accept_prob)
-        found = draft_suffix(
-            (self._tree, *others), session.token_ids, self.max_nodes, most_depth=room, fan_out=FAN_OUT, floor=floor
-        )
-        drafted = TextDraft(found.token_ids, found.parents, [math.log(prob) for prob in found.probs])
-        return self._selection.of(session, drafted, min_accept_prob)
 
 
 def make(setup: Setup) -> SuffixDecoder | None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.drafting import NUM_BINS
+from specq.protocol import LEAST_OWN_LANE
 from specq.verification import ROW
 
 MAX_LIVE_NODES = 512  # of one session; nodes beyond are dropped
@@ -20,6 +21,8 @@ MAX_LANES = 8  # of a session
 MAX_TABLE_SIZE = 4096  # ids in a lane's node table; a power of two
 MAX_END_IDS = 4  # of a session that ends by the arrays alone
 WINDOW = 1024  # the newest committed tokens, with which late drafts are aligned; a power of two
+
+NUM_OWN_LANES = 256 - LEAST_OWN_LANE  # of the verifier's own sources
 
 NONE = -1
 CUT = -1  # in a node table: a node that is no more; below: the length that a committed node ends, as COMMITTED - length
@@ -61,6 +64,7 @@ SESSIONS: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "takes_distributions": ("u1", ()),
     "counts": ("i8", (len(COUNTS),)),
     "verified_at": ("i4", (MAX_LIVE_NODES, 2)),  # by depth: verified and accepted nodes
+    "num_declined": ("i4", (NUM_OWN_LANES,)),  # by own lane: drafts without a likely node since one of them was tried
     "free_sessions": ("i4", ()),
 }
 # What else a step reads of each session, which kernels/ does not know; set by `specq.verifier.session`.

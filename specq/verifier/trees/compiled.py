@@ -1,7 +1,6 @@
 """The operations on the draft trees in C: kernels/trees.c, each one call for all sessions.
 
-What goes in and comes out is copied through buffers whose addresses are known: to ask NumPy for an address takes longer than to copy
-some hundred numbers.
+What goes in and comes out is copied through buffers whose addresses are known.
 """
 
 from __future__ import annotations
@@ -9,13 +8,12 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Float32Array, Int32Array, Int64Array, UInt8Array
-from specq.runtime import library
+from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, UInt8Array
+from specq.runtime import Buffer, library
 from specq.verifier.trees.arrays import MAX_LIVE_NODES, Arrays
 
 SOURCE = Path(__file__).parent / "kernels" / "trees.c"
@@ -37,6 +35,8 @@ def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
     found.trees_best_chains.argtypes = [pointer, number, number, *[pointer] * 5]
     found.trees_flatten.argtypes = [pointer, number, *[pointer] * 5]
     found.trees_flatten.restype = number
+    found.trees_select.argtypes = [pointer, number, pointer, number, *[pointer] * 5, number, ctypes.c_double, pointer]
+    found.trees_select.restype = number
     found.trees_count.argtypes = [pointer, number, *[pointer] * 4, number]
     found.trees_commit.argtypes = [pointer, number, *[pointer] * 4]
     found.trees_live.argtypes = [pointer, number, pointer]
@@ -45,38 +45,16 @@ def with_signatures(found: ctypes.CDLL) -> ctypes.CDLL:
     return found
 
 
-class _Buffer:
-    """An array that grows, and its address."""
-
-    __slots__ = ("address", "array")
-
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self.array: npt.NDArray[Any] = np.empty(0, dtype)
-        self.address = 0
-
-    def room(self, size: int) -> npt.NDArray[Any]:
-        """Return the first `size` places."""
-        if size > len(self.array) or not self.address:
-            self.array = np.empty(max(64, 2 * size), self.array.dtype)
-            self.address = self.array.ctypes.data
-        return self.array[:size]
-
-    def take(self, values: npt.ArrayLike, size: int) -> int:
-        """Copy values in; return the address."""
-        self.room(size)[:] = values
-        return self.address
-
-
 class Compiled:
     """See `specq.verifier.trees.draft_trees.Operations`."""
 
     def __init__(self, trees: Arrays, kernels: ctypes.CDLL) -> None:
         self._trees, self._kernels = trees, kernels
         self._at = ctypes.addressof(trees.struct)
-        self._i64 = [_Buffer(np.int64) for _ in range(2)]
-        self._i32 = [_Buffer(np.int32) for _ in range(4)]
-        self._f64 = [_Buffer(np.float64) for _ in range(2)]
-        self._f32, self._u8 = _Buffer(np.float32), _Buffer(np.uint8)
+        self._i64 = [Buffer(np.int64) for _ in range(2)]
+        self._i32 = [Buffer(np.int32) for _ in range(4)]
+        self._f64 = [Buffer(np.float64) for _ in range(2)]
+        self._f32, self._u8 = Buffer(np.float32), Buffer(np.uint8)
 
     def graft(
         self,
@@ -134,6 +112,32 @@ class Compiled:
         )  # fmt: skip
         assert wrong < 0, f"node {wrong} of {size} comes before its parent"
         return tokens.copy(), parents.copy(), scores.copy()
+
+    def select(
+        self,
+        sessions: npt.ArrayLike,
+        lane_id: int,
+        sizes: Int32Array,
+        token_ids: Int32Array,
+        parents: Int32Array,
+        scores: Float64Array,
+        enough: npt.ArrayLike,
+        *,
+        rarity: int,
+        least: float,
+    ) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
+        """See `Operations`."""
+        count, size = len(sizes), len(token_ids)
+        at_sessions, at_sizes = self._i32[0].take(sessions, count), self._i32[1].take(sizes, count)
+        at_tokens, at_parents = self._i32[2].take(token_ids, size), self._i32[3].take(parents, size)
+        at_scores, at_enough = self._f64[0].take(scores, size), self._f64[1].take(enough, count)
+        self._f32.room(size)
+        kept: int = self._kernels.trees_select(
+            self._at, count, at_sessions, lane_id, at_sizes, at_tokens, at_parents, at_scores, at_enough, rarity, least,
+            self._f32.address,
+        )  # fmt: skip
+        found = self._i32[1].array[:count].copy(), self._i32[2].array[:kept].copy(), self._i32[3].array[:kept].copy()
+        return *found, self._f32.array[:kept].copy()
 
     def count(
         self,

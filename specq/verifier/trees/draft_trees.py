@@ -20,6 +20,7 @@ from specq.protocol import (
     DraftDistribution,
     DraftDistributions,
     Float32Array,
+    Float64Array,
     Int32Array,
     Int64Array,
     SessionStats,
@@ -69,6 +70,28 @@ class Operations(Protocol):
 
     def flatten(self, firsts: Int64Array, nodes: Int32Array) -> tuple[Int32Array, Int32Array, Float32Array]:
         """Return the tokens, the parents as places among the session's nodes, and the scores of nodes, parents before children."""
+        ...
+
+    def select(
+        self,
+        sessions: npt.ArrayLike,
+        lane_id: int,
+        sizes: Int32Array,
+        token_ids: Int32Array,
+        parents: Int32Array,
+        scores: Float64Array,
+        enough: npt.ArrayLike,
+        *,
+        rarity: int,
+        least: float,
+    ) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
+        """Return (sizes, token_ids, parents, scores): what is to be hung of drafts in one lane, one for each session; see `reference_select`.
+
+        sizes i32[sessions]: nodes of each draft, at most MAX_LIVE_NODES; token_ids, parents, scores [nodes]: parents come before children and
+                      are places in the draft
+        enough        [sessions]: how many accepted tokens the nodes of each must promise
+        rarity        of so many drafts without a node as likely as the `least` one is tried
+        """
         ...
 
     def count(
@@ -131,7 +154,7 @@ class DraftTrees(Arrays):
     def open(self, token_ids: Int32Array, *, takes_distributions: bool) -> int:
         """Return the place of a new session with this transcript."""
         session = self.take("sessions")
-        for name in ("num_live", "num_lanes", "drafted_at", "beats_waited", "counts", "verified_at"):
+        for name in ("num_live", "num_lanes", "drafted_at", "beats_waited", "counts", "verified_at", "num_declined"):
             getattr(self, name)[session] = 0
         self.first_root[session], self.takes_distributions[session] = NONE, takes_distributions
         self.length[session] = len(token_ids)

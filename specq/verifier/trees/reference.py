@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import Float32Array, Int32Array, Int64Array, UInt8Array
-from specq.verifier.trees import reference_choice, reference_commit, reference_graft
-from specq.verifier.trees.arrays import Arrays
+from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array, UInt8Array
+from specq.verifier.trees import reference_choice, reference_commit, reference_graft, reference_select
+from specq.verifier.trees.arrays import NONE, Arrays
 
 
 class Reference:
@@ -47,6 +47,38 @@ class Reference:
         """See `Operations`."""
         parents = _of_each(firsts, nodes, lambda own: reference_choice.parents_within(self._trees, own))
         return self._trees.token[nodes], _joined(parents)[1], self._trees.score[nodes].astype(np.float32)
+
+    def select(
+        self,
+        sessions: npt.ArrayLike,
+        lane_id: int,
+        sizes: Int32Array,
+        token_ids: Int32Array,
+        parents: Int32Array,
+        scores: Float64Array,
+        enough: npt.ArrayLike,
+        *,
+        rarity: int,
+        least: float,
+    ) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
+        """See `Operations`."""
+        ends = np.cumsum(sizes).tolist()
+        of_each = zip(
+            _numbers(sessions), ends, sizes.tolist(), _numbers(np.broadcast_to(enough, len(sizes))), strict=True
+        )
+        kept, kept_parents, kept_sizes = list[int](), list[int](), list[int]()
+        for session, end, size, promise in of_each:
+            own = slice(end - size, end)
+            found = reference_select.select(
+                self._trees, session, lane_id, parents[own].tolist(), scores[own].tolist(), promise, rarity, least
+            )
+            places = {node: place for place, node in enumerate(found)}
+            kept_parents += [places.get(parent, NONE) for parent in parents[own][found].tolist()]
+            kept += [own.start + node for node in found]
+            kept_sizes.append(len(found))
+        chosen = np.array(kept, np.intp)
+        columns = np.array(kept_sizes, np.int32), token_ids[chosen], np.array(kept_parents, np.int32)
+        return *columns, scores[chosen].astype(np.float32)
 
     def count(
         self,

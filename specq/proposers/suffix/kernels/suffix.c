@@ -1,4 +1,5 @@
 /* A suffix tree of texts that grow, and drafts from several of them: reference.py explains each step, and does the same. */
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,6 +28,8 @@ static inline uint64_t place_of(const Tree *t, int32_t parent, int32_t token) {
 }
 
 static int32_t find(const Tree *t, int32_t parent, int32_t token) {
+    int32_t newest = t->nodes[parent].first_child; /* which is in the cache, where the table is not */
+    if (newest == NONE || t->nodes[newest].token == token) return newest;
     for (uint64_t i = place_of(t, parent, token);; i = (i + 1) & (uint64_t)(t->num_places - 1)) {
         int32_t node = t->table[i];
         if (node == NONE || (t->nodes[node].parent == parent && t->nodes[node].token == token)) return node;
@@ -138,6 +141,8 @@ int suffix_end_text(Tree *t) {
 
 long suffix_num_nodes(const Tree *t) { return t->num_nodes; }
 
+long suffix_num_tokens(const Tree *t) { return t->num_tokens; }
+
 /* --- drafts: see `reference.draft` */
 
 typedef struct {
@@ -188,44 +193,50 @@ static int matches(const Tree *t, const int32_t *tail, int num_tail, Context *fo
     return num_found;
 }
 
-typedef struct {
+typedef struct Draft {
     int32_t token, depth;
     double reach;
-    Context contexts[CONTEXTS]; /* longest first */
+    struct Draft *parent;       /* NULL: the text's end */
+    Context contexts[CONTEXTS]; /* longest first; looked up as far as they are asked for */
     int num_contexts;
+    int num_asked, num_begun; /* of the parent's contexts, and then of trees */
 } Draft;
 
+/* What a text ends with, in each tree: contexts, shortest first; how many there are. */
+typedef struct {
+    Tree *trees[TREES];
+    int num_trees, lengths[TREES];
+    Context found[TREES][DEPTH];
+} Ends;
+
 /* The contexts of the text's end, longest first, those of earlier trees before others. */
-static void begin(Draft *d, Tree *const *trees, int num_trees, const int32_t *tail, int num_tail) {
-    Context all[TREES * DEPTH];
-    int lengths[TREES] = {0};
-    d->num_contexts = 0;
-    for (int k = 0; k < num_trees; k++) lengths[k] = matches(trees[k], tail, num_tail, all + k * DEPTH);
+static void begin(Draft *d, const Ends *ends) {
+    d->parent = NULL, d->depth = d->num_contexts = 0, d->reach = 1;
     for (int length = DEPTH; length > 0; length--)
-        for (int k = 0; k < num_trees; k++)
-            if (lengths[k] >= length && d->num_contexts < CONTEXTS)
-                d->contexts[d->num_contexts++] = all[k * DEPTH + length - 1];
+        for (int k = 0; k < ends->num_trees; k++)
+            if (ends->lengths[k] >= length && d->num_contexts < CONTEXTS)
+                d->contexts[d->num_contexts++] = ends->found[k][length - 1];
 }
 
-static void advance(Draft *d, const Draft *parent, Tree *const *trees, int num_trees) {
-    d->num_contexts = 0;
-    for (int i = 0; i < parent->num_contexts; i++) {
-        Context c = parent->contexts[i];
+/* The contexts of a draft: those of its parent, and then that of no token in each tree, one token further. NULL: there are no more. */
+static const Context *context_of(Draft *d, int i, const Ends *ends) {
+    while (d->parent && d->num_contexts <= i && d->num_contexts < CONTEXTS) {
+        const Context *above = d->num_begun ? NULL : context_of(d->parent, d->num_asked++, ends);
+        if (!above && d->num_begun == ends->num_trees) break;
+        Context c = above ? *above : (Context){ends->trees[d->num_begun++], ROOT, NONE, 0};
         if (step(&c, d->token)) d->contexts[d->num_contexts++] = c;
     }
-    for (int k = 0; k < num_trees && d->num_contexts < CONTEXTS; k++) {
-        Context c = {trees[k], ROOT, NONE, 0};
-        if (step(&c, d->token)) d->contexts[d->num_contexts++] = c;
-    }
+    return i < d->num_contexts ? d->contexts + i : NULL;
 }
 
 /* What may follow, likeliest first, at most `fan_out`; return how many. */
-static int predict(const Draft *d, const double *doubts, int fan_out, int32_t *found, double *probs) {
+static int predict(Draft *d, const Ends *ends, const double *doubts, int fan_out, int32_t *found, double *probs) {
     int32_t tokens[CHILDREN], counts[CHILDREN], names[CHILDREN];
     double sums[CHILDREN], left = 1;
     int num_names = 0, num_found = 0;
-    for (int i = 0; i < d->num_contexts && left > 0.02; i++) {
-        int count = followers(d->contexts + i, tokens, counts), depth = d->contexts[i].depth;
+    const Context *c;
+    for (int i = 0; left > 0.02 && (c = context_of(d, i, ends)); i++) {
+        int count = followers(c, tokens, counts), depth = c->depth;
         long total = 0;
         for (int k = 0; k < count; k++) total += counts[k];
         if (!total) continue;
@@ -254,32 +265,104 @@ typedef struct {
     double prob, reach;
 } Offer;
 
-/* Draft the likeliest nodes below the end of `tail`; return how many. probs f64[most]: of each given its parent. */
-long suffix_draft(Tree *const *trees, long num_trees, const int32_t *tail, long num_tail, long most, long most_depth,
-                  long fan_out, double floor, const double *doubts, int32_t *tokens, int32_t *parents, double *probs) {
+typedef struct {
+    long most, most_depth, fan_out; /* nodes, levels, children of a node */
+    double floor;                   /* the least probability from the text's end on */
+} Limits;
+
+/* Draft the likeliest nodes below the end of a text; return how many. probs f64[most]: of each given its parent. */
+static long draft(const Ends *ends, Limits limits, const double *doubts, int32_t *tokens, int32_t *parents, double *probs) {
     static _Thread_local Draft drafts[NODES + 1];
     static _Thread_local Offer offers[(NODES + 1) * CHILDREN];
     long num_drafts = 0, num_offers = 0;
-    begin(drafts, trees, (int)num_trees, tail, (int)num_tail);
-    drafts->depth = 0, drafts->reach = 1;
-    while (num_drafts <= most) {
-        const Draft *d = drafts + num_drafts; /* the one that was added last, or the text's end */
+    begin(drafts, ends);
+    while (num_drafts <= limits.most) {
+        Draft *d = drafts + num_drafts; /* the one that was added last, or the text's end */
         int32_t found[CHILDREN];
         double each[CHILDREN];
-        int count = d->depth < most_depth ? predict(d, doubts, (int)fan_out, found, each) : 0;
+        int count = d->depth < limits.most_depth ? predict(d, ends, doubts, (int)limits.fan_out, found, each) : 0;
         for (int i = 0; i < count; i++)
-            if (d->reach * each[i] >= floor) offers[num_offers++] = (Offer){found[i], (int32_t)num_drafts - 1, each[i], d->reach * each[i]};
+            if (d->reach * each[i] >= limits.floor)
+                offers[num_offers++] = (Offer){found[i], (int32_t)num_drafts - 1, each[i], d->reach * each[i]};
         long best = 0;
         for (long i = 1; i < num_offers; i++)
             if (offers[i].reach > offers[best].reach) best = i;
-        if (!num_offers || num_drafts == most) break;
+        if (!num_offers || num_drafts == limits.most) break;
         Offer o = offers[best];
         offers[best].reach = -1;
         if (o.reach < 0) break;
-        Draft *next = drafts + ++num_drafts, *parent = drafts + o.parent + 1;
-        next->token = o.token, next->depth = parent->depth + 1, next->reach = o.reach;
-        advance(next, parent, trees, (int)num_trees);
+        Draft *next = drafts + ++num_drafts;
+        next->token = o.token, next->parent = drafts + o.parent + 1, next->depth = next->parent->depth + 1;
+        next->reach = o.reach, next->num_contexts = next->num_asked = next->num_begun = 0;
         tokens[num_drafts - 1] = o.token, parents[num_drafts - 1] = o.parent, probs[num_drafts - 1] = o.prob;
     }
     return num_drafts;
+}
+
+long suffix_draft(Tree *const *trees, long num_trees, const int32_t *tail, long num_tail, long most, long most_depth,
+                  long fan_out, double floor, const double *doubts, int32_t *tokens, int32_t *parents, double *probs) {
+    Ends ends = {.num_trees = (int)num_trees};
+    for (int k = 0; k < num_trees; k++)
+        ends.trees[k] = trees[k], ends.lengths[k] = matches(trees[k], tail, (int)num_tail, ends.found[k]);
+    return draft(&ends, (Limits){most, most_depth, fan_out, floor}, doubts, tokens, parents, probs);
+}
+
+/* --- many texts at once: see `texts.ReferenceTexts` */
+
+typedef struct {
+    Tree *tree;                     /* NULL: no text was begun */
+    int32_t most_nodes, most_depth; /* of a draft; no nodes: the text is left alone */
+} Text;
+
+enum { NO_TEXT = -1, TOO_OLD = -2, NO_MEMORY = -3 }; /* why nothing can be drafted yet */
+
+/* Append what is missing of the `length` newest tokens; return 0, or why not. recent: the token at position i is at i % window. */
+static int take_in(Tree *t, int32_t length, const int32_t *recent, long window) {
+    if (length - t->num_tokens > window) return TOO_OLD;
+    while (t->num_tokens < length) {
+        if (make_room(t)) return NO_MEMORY;
+        grow(t, recent[t->num_tokens % window]);
+    }
+    return 0;
+}
+
+/* What a text ends with, in its own tree and in others. Its own has it at hand: see `grow`. The longest sequence has no followers. */
+static void end_of(Tree *own, Tree *const *others, Ends *ends) {
+    ends->num_trees = 1, ends->trees[0] = own, ends->lengths[0] = own->num_active;
+    for (int i = 0; i < own->num_active; i++)
+        ends->found[0][own->num_active - 1 - i] = (Context){own, own->active[i], NONE, own->depths[i]};
+    long num_tail = own->num_tokens < DEPTH ? own->num_tokens : DEPTH;
+    for (int k = 0; others && k < TREES - 1 && others[k]; k++) {
+        int at = ends->num_trees++;
+        ends->trees[at] = others[k];
+        ends->lengths[at] = matches(others[k], own->tokens + own->num_tokens - num_tail, (int)num_tail, ends->found[at]);
+    }
+}
+
+/* Let texts take in their newest tokens, and draft what may follow each: of all, one after the other. Return how many nodes; less than 0
+ * if a text is not ready, which its size says.
+ * texts, lengths, limits, recent [slots]([window]); slots, groups, sizes [num]; others: of each group of further trees at most TREES - 1, then NULL. */
+long suffix_draft_texts(const Text *texts, long num, const int32_t *slots, const int32_t *groups, const int32_t *lengths,
+                        const int32_t *limits, const int32_t *recent, long window, Tree *const (*others)[TREES - 1],
+                        long fan_out, double floor, const double *doubts, int32_t *sizes, int32_t *tokens,
+                        int32_t *parents, double *scores) {
+    long drafted = 0, are_ready = 1;
+    for (long i = 0; i < num; i++) {
+        int32_t slot = slots[i], room = limits[slot] - lengths[slot] - 1;
+        Text text = texts[slot];
+        sizes[i] = 0;
+        if (text.tree && !text.most_nodes) continue;
+        sizes[i] = text.tree ? take_in(text.tree, lengths[slot], recent + slot * window, window) : NO_TEXT;
+        if (sizes[i]) {
+            are_ready = 0;
+            continue;
+        }
+        Ends ends;
+        end_of(text.tree, groups && groups[i] != NONE ? others[groups[i]] : NULL, &ends);
+        Limits bounds = {text.most_nodes, room < text.most_depth ? room : text.most_depth, fan_out, floor};
+        long count = draft(&ends, bounds, doubts, tokens + drafted, parents + drafted, scores + drafted);
+        for (long k = drafted; k < drafted + count; k++) scores[k] = log(scores[k]);
+        sizes[i] = (int32_t)count, drafted += count;
+    }
+    return are_ready ? drafted : -1;
 }

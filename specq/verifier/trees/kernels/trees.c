@@ -1,6 +1,7 @@
 /* The operations on the draft trees of all sessions, as in the modules `specq.verifier.trees.reference_*`: to the last bit the same. */
 #include "choose.h"
 #include "graft.h"
+#include "select.h"
 
 long trees_size(void) { return sizeof(Trees) / sizeof(void *); }
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 enum { MAX_LIVE = 512, MAX_LANES = 8, TABLE = 4096, WINDOW = 1024, BINS = 12, NUM_COUNTS = 9 };
+enum { LEAST_OWN_LANE = 252, OWN_LANES = 4 };
 enum { NONE = -1, CUT = -1, COMMITTED = -2 };
 enum { DRAFTED, STALE, ORPHANS, HITS, MISSES, DRAFTED_ROUNDS, LEAVES, DEPTHS, MIN_ACCEPT_PROBS };
 enum { NODES, SESSIONS, LANES, GROUPS };
@@ -19,7 +20,7 @@ typedef struct {
     int32_t (*recent)[WINDOW];
     uint8_t *takes_distributions;
     int64_t (*counts)[NUM_COUNTS];
-    int32_t (*verified_at)[MAX_LIVE][2], *free_sessions;
+    int32_t (*verified_at)[MAX_LIVE][2], (*num_declined)[OWN_LANES], *free_sessions;
 
     int32_t *lane_id;
     int64_t *newest_id, *first_after_loss;
