@@ -8,7 +8,7 @@ import structlog
 
 from specq.drafting import Drafter
 from specq.engines import tokenizer_files
-from specq.proposers import ChainSource, Proposer, ProposerChains, bridge
+from specq.proposers import ChainSource, Proposer, ProposerChains, bridge, draft_trees
 from specq.proposers.profiling import level_times
 from specq.protocol import fits
 from specq.verifier.sources.colocated import ColocatedDrafter
@@ -51,12 +51,13 @@ def make(setup: Setup) -> ColocatedDrafter | None:
 
 def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer]:
     """Return what drafts chains, and what drafts trees of shapes, in the target's vocabulary, with one model and one KV memory."""
-    from specq.proposers.draft_model import DraftModel
-
-    trees = DraftModel(chains.contexts)
     if fits(chains.info, setup.info):
-        trees.limit_vocab = chains.limit_vocab = min(chains.limit_vocab, setup.info.num_tokens)
+        limit = min(chains.limit_vocab, setup.info.num_tokens)
+        trees = draft_trees(chains.contexts, limit)
+        if chains.contexts.num_masks:
+            return ProposerChains(draft_trees(chains.contexts, limit)), trees
+        chains.limit_vocab = limit
         return chains, trees
     draft_files, target_files = tokenizer_files(setup.draft_tokenizer), tokenizer_files(setup.target)
     bridged = bridge(chains.info, setup.config.vocabulary, draft_files, target_files, setup.info.name)
-    return ProposerChains(bridged(DraftModel(chains.contexts))), bridged(trees)
+    return ProposerChains(bridged(draft_trees(chains.contexts))), bridged(draft_trees(chains.contexts))
