@@ -41,12 +41,14 @@ def make(setup: Setup) -> ColocatedDrafter | None:
         helper_cores=setup.helper_cores,
     )
     source, trees = _for_target(chains, setup)
+    num_masks = chains.contexts.num_masks
+    chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # what one pass foresees
     sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
-    levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
+    levels = StepCurve(sizes, level_times(source, sizes, chain, {1, config.fan_out}))
     log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
     shaped = ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain))
-    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=config.chain, shaped=shaped)
+    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=chain, shaped=shaped)
 
 
 def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer]:
