@@ -38,6 +38,33 @@ class _Foreseen(NamedTuple):
     place: int
 
 
+class _Plan(NamedTuple):
+    """What a pass computes for a session.
+
+    node_ids, lines, num_places   the nodes asked about; of each the ids that lead to it, its own last, and how many places are foreseen
+    fresh                         the nodes in `lines` that have no KV yet, each after its ancestors
+    num_pending                   tokens of the context that have none
+    """
+
+    session_id: int
+    session: TreeSession
+    node_ids: list[int]
+    lines: list[list[int]]
+    fresh: list[int]
+    num_pending: int
+    num_places: list[int]
+
+    @property
+    def num_own(self) -> int:
+        """How many slots are kept."""
+        return self.num_pending + len(self.fresh)
+
+    @property
+    def num_slots(self) -> int:
+        """How many are needed: masks need some, too."""
+        return self.num_own + sum(self.num_places) - len(self.num_places)
+
+
 # What a pass is run for: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
 _Asked = dict[int, list[int]]
 
@@ -99,55 +126,67 @@ class ParallelModel(KvTrees):
 
     def _look_ahead(self, asked: _Asked, width: int) -> None:
         """Run a pass for these nodes, and keep what it says of the places after each: `width` children of each place."""
-        plans = [_Plan(self._sessions[session_id], node_ids) for session_id, node_ids in asked.items()]
-        counts = [self._num_places(plan.session, node_id) for plan in plans for node_id in plan.node_ids]
-        num_pending = [self._num_pending(plan.session) for plan in plans]
-        num_masks = sum(counts) - len(counts)
-        with self._contexts.taken(sum(num_pending) + sum(len(plan.fresh) for plan in plans) + num_masks) as taken:
-            own, masks = taken[: len(taken) - num_masks], iter(taken[len(taken) - num_masks :].tolist())
-            shares = np.split(own, np.cumsum([p + len(plan.fresh) for p, plan in zip(num_pending, plans, strict=True)]))
-            packer, sizes = RowPacker(), iter(counts)
-            for session_id, plan, pending, share in zip(asked, plans, num_pending, shares, strict=False):
-                self._contexts.pack(packer, session_id, share[:pending], judged=plan.node_ids[0] == CONTEXT)
-                slots = dict(zip(plan.fresh, share[pending:].tolist(), strict=True))
-                for node_id in plan.node_ids:
-                    line = plan.pack(packer, node_id, slots)
-                    self._pack_masks(packer, plan.session, node_id, line, list(islice(masks, next(sizes) - 1)))
+        plans = [self._plan(session_id, node_ids) for session_id, node_ids in asked.items()]
+        with self._contexts.taken(sum(plan.num_slots for plan in plans)) as taken:
+            parts = np.split(taken, np.cumsum([plan.num_slots for plan in plans])[:-1])
+            packer = RowPacker()
+            for plan, slots in zip(plans, parts, strict=True):
+                self._pack(packer, plan, slots)
             logits = self._contexts.run(packer.pack())
-            wanted = list(self._wanted(asked, counts, width))
+            wanted = [one for plan in plans for one in self._wanted(plan, width)]
             rows = iter(self.maker.make(wanted, logits, self.limit_vocab))
-        self._pool.give(taken[len(own) :])
-        for plan, pending, share in zip(plans, num_pending, shares, strict=False):
-            for node_id, slot in zip(plan.fresh, share[pending:].tolist(), strict=True):
-                plan.session.nodes[node_id].slot = slot
-            self._contexts.settle(plan.session.place, np.array([pending]), share[:pending])
-        nodes = ((session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids)
-        for (session_id, node_id), count in zip(nodes, counts, strict=True):
-            self._foreseen[session_id][node_id] = _Foreseen(list(islice(rows, count)), 0)
+        for plan, slots in zip(plans, parts, strict=True):
+            self._settle(plan, slots)
+            for node_id, count in zip(plan.node_ids, plan.num_places, strict=True):
+                self._foreseen[plan.session_id][node_id] = _Foreseen(list(islice(rows, count)), 0)
 
-    def _num_places(self, session: TreeSession, node_id: int) -> int:
-        """Return how many places a pass for a node foresees: none beyond the model's maximum length."""
-        return min(self.num_places, self.info.max_length - session.child_position(node_id))
+    def _plan(self, session_id: int, node_ids: list[int]) -> _Plan:
+        session = self._sessions[session_id]
+        lines = [_line(session, node_id) for node_id in node_ids]
+        fresh = dict.fromkeys(i for line in lines for i in line if session.nodes[i].slot == NO_SLOT)
+        left = (self.info.max_length - session.child_position(node_id) for node_id in node_ids)
+        counts = [min(self.num_places, count) for count in left]
+        return _Plan(session_id, session, node_ids, lines, list(fresh), self._num_pending(session), counts)
 
-    def _pack_masks(
-        self, packer: RowPacker, session: TreeSession, node_id: int, line: Sequence[int], slots: Sequence[int]
-    ) -> None:
-        """Add masks behind a node, in these slots; `line`: the slots of what leads to the node, and its own."""
-        first = session.child_position(node_id)
-        for i, slot in enumerate(slots):
-            lineage = [*line, *slots[: i + 1]]
-            packer.add_node(self.info.vocab_size + i, slot, first + i, session.length, lineage)
+    def _pack(self, packer: RowPacker, plan: _Plan, slots: Int32Array) -> None:
+        """Add a session's rows, in these slots: its pending tokens, then for each node asked about what leads to it and was not read yet, the
+        node, and its masks. The rows that a node's places follow from, its own and those of its masks, give logits."""
+        session, own, masks = plan.session, *np.split(slots, [plan.num_own])
+        self._contexts.pack(packer, plan.session_id, own[: plan.num_pending], judged=plan.node_ids[0] == CONTEXT)
+        slot_of = {i: node.slot for i, node in session.nodes.items()}
+        slot_of.update(zip(plan.fresh, own[plan.num_pending :].tolist(), strict=True))
+        unread, free = set(plan.fresh), iter(masks.tolist())
+        for node_id, line, count in zip(plan.node_ids, plan.lines, plan.num_places, strict=True):
+            lineage = list[int]()
+            for i in line:
+                node = session.nodes[i]
+                lineage.append(slot_of[i])
+                if i in unread or i == node_id:
+                    judged = i == node_id
+                    packer.add_node(
+                        node.token_id, lineage[-1], node.position, session.length, lineage.copy(), judged=judged
+                    )
+                    unread.discard(i)
+            first = session.child_position(node_id)
+            for place, slot in enumerate(islice(free, count - 1)):
+                lineage.append(slot)
+                packer.add_node(self.info.vocab_size + place, slot, first + place, session.length, lineage.copy())
 
-    def _wanted(self, asked: _Asked, counts: Sequence[int], width: int) -> Iterator[ChildRequest]:
-        """Yield what is asked of each row that gives logits."""
-        sizes = iter(counts)
-        for session_id, node_ids in asked.items():
-            session = self._sessions[session_id]
-            params = _ranking(session.params)
-            for node_id in node_ids:
-                first = session.child_position(node_id)
-                for position in range(first, first + next(sizes)):
-                    yield ChildRequest(params, position, width, session_id)
+    def _wanted(self, plan: _Plan, width: int) -> Iterator[ChildRequest]:
+        """Yield what is asked of each of a session's rows that give logits."""
+        params = _ranking(plan.session.params)
+        for node_id, count in zip(plan.node_ids, plan.num_places, strict=True):
+            first = plan.session.child_position(node_id)
+            for position in range(first, first + count):
+                yield ChildRequest(params, position, width, plan.session_id)
+
+    def _settle(self, plan: _Plan, slots: Int32Array) -> None:
+        """After a pass: pending tokens are committed to the table, nodes own their slots, and those of masks are free."""
+        pending, fresh, masks = np.split(slots, [plan.num_pending, plan.num_own])
+        for node_id, slot in zip(plan.fresh, fresh.tolist(), strict=True):
+            plan.session.nodes[node_id].slot = slot
+        self._contexts.settle(plan.session.place, np.array([plan.num_pending]), pending)
+        self._pool.give(masks)
 
     def _answer(self, request: Expansion) -> Children:
         """Cut children to those requested, and keep them as nodes."""
@@ -164,39 +203,13 @@ class ParallelModel(KvTrees):
         return children
 
 
-class _Plan:
-    """What a pass computes for a session: the nodes asked about, and `fresh`, those among them and their ancestors that have no KV yet,
-    ancestors first."""
-
-    def __init__(self, session: TreeSession, node_ids: list[int]) -> None:
-        self.session, self.node_ids = session, node_ids
-        self.fresh = list(dict.fromkeys(i for node_id in node_ids for i in self._line(node_id) if self._is_fresh(i)))
-        self._packed: set[int] = set()
-
-    def pack(self, packer: RowPacker, node_id: int, slots: dict[int, int]) -> list[int]:
-        """Add the rows that lead to a node asked about and were not added yet, and its own, which gives logits; `slots`: of those that have
-        no KV yet. Return the slots from the root down to the node. The context's rows are there."""
-        line = list[int]()
-        for i in self._line(node_id):
-            node = self.session.nodes[i]
-            line.append(slots.get(i, node.slot))
-            if i == node_id or (self._is_fresh(i) and i not in self._packed):
-                packer.add_node(
-                    node.token_id, line[-1], node.position, self.session.length, tuple(line), judged=i == node_id
-                )
-                self._packed.add(i)
-        return line
-
-    def _is_fresh(self, node_id: int) -> bool:
-        return self.session.nodes[node_id].slot == NO_SLOT
-
-    def _line(self, node_id: int) -> list[int]:
-        """Return the ids of a node's ancestors and its own, root first; none for the context."""
-        line = list[int]()
-        while node_id != CONTEXT:
-            line.append(node_id)
-            node_id = self.session.nodes[node_id].parent
-        return line[::-1]
+def _line(session: TreeSession, node_id: int) -> list[int]:
+    """Return the ids of a node's ancestors and its own, root first; none for the context."""
+    line = list[int]()
+    while node_id != CONTEXT:
+        line.append(node_id)
+        node_id = session.nodes[node_id].parent
+    return line[::-1]
 
 
 def _ranking(params: SamplingParams) -> SamplingParams:
