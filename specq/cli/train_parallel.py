@@ -41,8 +41,8 @@ _SHARE = click.FloatRange(0, 1, min_open=True)
     help="Most tokens that the draft may say, where the one that it starts from may say any.",
 )
 @click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, help="Tokens in a batch, without masks.")
-@click.option("--lr", default=1e-3, help="Peak learning rate of embedding, head and norms.")
-@click.option("--matrix-lr", default=4e-3, help="Peak learning rate of the layers' matrices.")
+@click.option("--lr", default=5e-4, help="Peak learning rate of embedding, masks, head and norms.")
+@click.option("--matrix-lr", default=2e-3, help="Peak learning rate of the layers' matrices.")
 def parallel(stage: str, *, target: str, start: str, device: str, **options: Any) -> None:
     """Train a parallel draft model, for `--draft-model` and draft workers, from a target's autoregressive one, on what the target answers.
 
