@@ -31,8 +31,11 @@ class ParallelDraft(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Masks behind texts. anchors i64[texts, n]: the position of the last token that each reads, -1 where there is none; places
-    i64[texts, n]: how manieth mask behind that it is, from 1. It stands `places` behind its anchor, and sees the masks before it."""
+    """Masks behind texts, i64[texts, n] both.
+
+    anchors   the position of the last token that a mask's pass has read; -1: there is no mask here
+    places    how many positions behind that the mask stands, from 1; it sees the masks before it, of the same anchor
+    """
 
     anchors: torch.Tensor
     places: torch.Tensor
