@@ -1,7 +1,7 @@
 """What a model's files say, in either layout: a directory as Hugging Face has it, or one GGUF file.
 
     files            the small texts of a model by name: config.json, tokenizer.json ..; of a GGUF file, made from its metadata
-    draft_form       what a draft model of our own form says and holds
+    draft_form       what a draft model of our own form says and holds, autoregressive or parallel
     gguf_file        the header of a GGUF file
     gguf_config      its metadata as config.json
     gguf_tokenizer   its metadata as tokenizer.json

@@ -1,4 +1,5 @@
-"""The form of the draft models that `specq train draft` makes: what their config.json says, and which tensors they have.
+"""The form of the draft models that `specq train draft` and `specq train parallel` make: what their config.json says, and which tensors
+they have.
 
 Such a model is a directory of config.json (model_type "specq-draft") and draft.safetensors. It is a small Llama that costs
 little for a large vocabulary:
@@ -9,6 +10,10 @@ little for a large vocabulary:
 - each matrix is int8 with a float32 scale for each row, in NAME.scale; a value is the product with the scale in half precision.
   Norms are float32;
 - it has no tokenizer of its own: config.json says which one by `tokenizer_hash` and `num_tokens`, see `specq.text`.
+
+A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) says `num_places` in config.json, 2 or more: so many tokens it drafts in one
+pass, from the last token of a text and from masks behind it. Its file has one tensor more, `model.embed_tokens.masks` float32
+[num_places - 1, hidden_size]: the embedding of the mask at each place. Their token ids are those from `vocab_size` on.
 
 The other names are those of transformers' Llama.
 """
@@ -28,10 +33,12 @@ from specq.protocol import ConfigError, Float32Array
 MODEL_TYPE = "specq-draft"
 WEIGHTS = "draft.safetensors"
 EMBEDDING, LIFT = "model.embed_tokens.weight", "model.embed_tokens.lift"
+MASKS = "model.embed_tokens.masks"
 HEAD, TOKEN_IDS = "lm_head.weight", "lm_head.token_ids"
 SCALE = ".scale"
 HASH_LENGTH = 64
 MOST_INT8 = 127
+MOST_PLACES = 16
 _NORMS = ("input", "post_attention")
 
 
@@ -53,6 +60,7 @@ class DraftShape:
     embedding_rank: int
     head_size: int  # rows of the output head
     tokenizer_hash: str
+    num_places: int = 1  # tokens that a pass drafts; config.json need not say 1
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
@@ -82,6 +90,7 @@ def draft_shape(model: Path) -> DraftShape | None:
     """Return what a checkpoint's config.json says, None if it is of another form; ConfigError if it is not usable."""
     if not model.is_dir() or (said := read_json(model, "config.json")).get("model_type") != MODEL_TYPE:
         return None
+    said = {"num_places": 1, **said}
     found = {field.name: _value(model, field.name, str(field.type), said) for field in fields(DraftShape)}
     shape = DraftShape(**found)
     _check(model, shape)
@@ -113,6 +122,8 @@ def _check(model: Path, shape: DraftShape) -> None:
             f"{model / 'config.json'}: num_attention_heads {shape.num_attention_heads} is not a multiple of "
             f"num_key_value_heads {shape.num_key_value_heads}"
         )
+    if shape.num_places > MOST_PLACES:
+        raise ConfigError(f"{model / 'config.json'}: num_places is {shape.num_places}; at most {MOST_PLACES} are known")
 
 
 def matrix_shapes(shape: DraftShape) -> dict[str, tuple[int, int]]:
@@ -148,6 +159,8 @@ def tensor_forms(shape: DraftShape) -> dict[str, tuple[str, tuple[int, ...]]]:
     forms: dict[str, tuple[str, tuple[int, ...]]] = {TOKEN_IDS: ("int32", (shape.head_size,))}
     for name, (rows, columns) in matrix_shapes(shape).items():
         forms |= {name: ("int8", (rows, columns)), name + SCALE: ("float32", (rows,))}
+    if shape.num_places > 1:
+        forms[MASKS] = ("float32", (shape.num_places - 1, shape.hidden_size))
     return forms | dict.fromkeys(norm_names(shape), ("float32", (shape.hidden_size,)))
 
 

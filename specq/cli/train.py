@@ -10,11 +10,13 @@ METHODS = {
     "draft": "specq.cli.train_draft:draft",
     "medusa": "specq.cli.train_medusa:medusa",
     "pair": "specq.cli.train_pair:pair",
+    "parallel": "specq.cli.train_parallel:parallel",
 }
 SUMMARIES = {
     "draft": "A small draft model for a target that exists.",
     "medusa": "Heads that draft from a target's hidden states.",
     "pair": "A small target, and a draft distilled from it.",
+    "parallel": "A draft model that foresees several tokens in one pass.",
 }
 
 

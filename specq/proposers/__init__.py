@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from specq.proposers.chain_source import NO_TOKEN, Chains, ChainSource
 from specq.proposers.chains import ChainProposer, chain_by_passes, expand_chain, level_ids
+from specq.proposers.draft_model_spec import draft_trees
 from specq.proposers.head_source import HeadSource, HiddenRow, Ranked
 from specq.proposers.interface import CONTEXT, Children, Expansion, Proposer, ProposerSpec, draws_children
 from specq.proposers.proposer_chains import ProposerChains
@@ -56,6 +57,7 @@ __all__ = [
     "TextDrafts",
     "bridge",
     "chain_by_passes",
+    "draft_trees",
     "draws_children",
     "expand_chain",
     "level_ids",

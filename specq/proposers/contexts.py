@@ -46,7 +46,7 @@ class Contexts:
         loaded = model
         if isinstance(loaded, str):
             loaded = load(loaded, device=device, dtype=dtype, kv_slots=kv_slots, name=name, threads=threads)
-        self.info, self.token_ids = loaded.info, loaded.token_ids
+        self.info, self.token_ids, self.num_masks = loaded.info, loaded.token_ids, loaded.num_masks
         self.pool = KvPool(self.info.kv_slots)
         self._forward = loaded.forward
         self._device = loaded.forward.kv.keys.device

@@ -1,9 +1,7 @@
 """`draft-model`: a small language model that expands draft nodes, many in one forward pass.
 
-It keeps a KV slot for each committed token and each expanded node, in the engine's own pool and forward. A node's KV is
-written when the node is expanded; its ancestors were expanded before it, since children exist only after an expansion.
-Committing re-roots: the slots of the accepted branch move into the session's table, what descends from it stays valid,
-and everything else is freed.
+It keeps a KV slot for each committed token and each expanded node (`specq.proposers.kv_trees`), in the engine's own pool and forward. A
+node's KV is written when the node is expanded; its ancestors were expanded before it, since children exist only after an expansion.
 
 Children are ranked by the target's own perturbed scores (`specq.verification.sampling`): with the job's seed, the drafter
 guesses which token the target *draws*, not only which is likely. Under `probabilistic` they are drawn, without
@@ -12,8 +10,7 @@ replacement, from distributions that travel with them (`specq.verification.draft
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,70 +20,17 @@ from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion
-from specq.proposers.making import ChildMaker, ChildRequest, MakesChildren
-from specq.protocol import EngineError, Float32Array, Int32Array, IntpArray, SamplingParams
-
-NO_SLOT = -1
-
-
-@dataclass(slots=True)
-class _Node:
-    """A drafted token; `slot` is NO_SLOT until it is expanded."""
-
-    token_id: int
-    position: int
-    parent: int
-    slot: int = NO_SLOT
-
-
-@dataclass(slots=True)
-class _Session:
-    """A context of `length` committed tokens, at this place in the pool, and the `nodes` below it, parents before children."""
-
-    params: SamplingParams
-    length: int
-    place: IntpArray  # i64[1]
-    nodes: dict[int, _Node] = field(default_factory=dict)
-
-    def lineage(self, node_id: int) -> list[int]:
-        """Return the slots of a node's ancestors and its own, root first."""
-        slots = []
-        while node_id != CONTEXT:
-            slots.append(self.nodes[node_id].slot)
-            node_id = self.nodes[node_id].parent
-        return slots[::-1]
-
-    def child_position(self, node_id: int) -> int:
-        """Return where the children of a node, or of the context, would stand; EngineError for an unknown node."""
-        if node_id == CONTEXT:
-            return self.length
-        if node_id not in self.nodes:
-            raise EngineError(f"draft node {node_id} is unknown or was cut")
-        return self.nodes[node_id].position + 1
-
-    def cut(self, root: int | None) -> list[_Node]:
-        """Keep the nodes below `root`, whose children become the context's; return the others. None keeps nothing."""
-        kept: dict[int, _Node] = {}
-        for node_id, node in self.nodes.items():
-            if node.parent == root or node.parent in kept:
-                kept[node_id] = node
-        gone = [node for node_id, node in self.nodes.items() if node_id not in kept]
-        for node in kept.values():
-            node.parent = CONTEXT if node.parent == root else node.parent
-        self.nodes = kept
-        return gone
-
+from specq.proposers.kv_trees import NO_SLOT, KvTrees, Node, TreeSession
+from specq.proposers.making import ChildRequest
+from specq.protocol import Float32Array, Int32Array
 
 # What one pass computes: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
 _Asked = dict[int, list[int]]
 
 
-class DraftModel:
-    """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`; instead of a model, the contexts of
-    another that drafts with it, for other sessions than ours.
-
-    `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
-    `distribution_size` and `rng` are those of `specq.proposers.making.ChildMaker`.
+class DraftModel(KvTrees):
+    """Fulfils `specq.proposers.Proposer`. Arguments as in `specq.engines.torch.loading.load`, and of `KvTrees`; instead of a model, the
+    contexts of another that drafts with it, for other sessions than ours.
     """
 
     def __init__(
@@ -100,61 +44,15 @@ class DraftModel:
         distribution_size: int = 32,
         rng: np.random.Generator | None = None,
     ) -> None:
-        self._contexts = (
-            model
-            if isinstance(model, Contexts)
-            else Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
-        )
-        self.info, self._pool = self._contexts.info, self._contexts.pool
-        self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
-        self.maker: MakesChildren = ChildMaker(
-            distribution_size, rng or np.random.default_rng(), self._contexts.token_ids
-        )
-        self._sessions: dict[int, _Session] = {}
-
-    @property
-    def free_slots(self) -> int:
-        return self._pool.free_slots
+        if not isinstance(model, Contexts):
+            model = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+        super().__init__(model, distribution_size, rng)
 
     @property
     def has_chains(self) -> bool:
         """See `specq.proposers.chains.ChainProposer`. On a CPU verdicts are better heard between levels."""
         chains = self._contexts.chains
         return chains is not None and chains.runs_beside_host
-
-    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
-        """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
-        self._contexts.open(session_id, token_ids)
-        self._sessions[session_id] = _Session(params, len(token_ids), self._pool.places([session_id]))
-
-    def close(self, session_id: int) -> None:
-        """Forget a session; see `Proposer.close`."""
-        session = self._sessions.pop(session_id, None)
-        if session is not None:
-            self._free(session.nodes.values())
-            self._contexts.close(session_id)
-
-    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
-        """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
-        if not len(token_ids):
-            return
-        session = self._sessions[session_id]
-        computed = self._computed(session, path)
-        self._contexts.append(session.place, np.array([len(token_ids)]), token_ids)
-        if computed:
-            slots = np.array([node.slot for node in computed], np.int32)
-            self._contexts.settle(session.place, np.array([len(slots)]), slots)
-        session.length += len(token_ids)
-        gone = session.cut(path[-1] if len(path) == len(token_ids) else None)
-        kept = {id(node) for node in computed}
-        self._free(node for node in gone if id(node) not in kept)
-
-    def rewind(self, session_id: int, length: int) -> None:
-        """Forget committed tokens beyond so many, and all nodes; see `RewindableProposer`."""
-        session = self._sessions[session_id]
-        self._free(session.cut(None))
-        self._contexts.rewind(session_id, length)
-        session.length = min(session.length, length)
 
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Draft the children of all requested nodes in one pass; none at the model's maximum length. See
@@ -260,9 +158,6 @@ class DraftModel:
         session = self._sessions[session_id]
         return self._num_pending(session) + len(_without_slot(session, node_ids))
 
-    def _num_pending(self, session: _Session) -> int:
-        return int(self._contexts.num_pending(session.place)[0])
-
     def _pack(self, packer: RowPacker, session_id: int, node_ids: list[int], slots: Int32Array) -> None:
         """Add a session's rows: its context's, then nodes."""
         session = self._sessions[session_id]
@@ -305,27 +200,8 @@ class DraftModel:
         self._add_nodes(request, position, children)
         return children
 
-    def _add_nodes(self, request: Expansion, position: int, children: Children) -> None:
-        nodes = self._sessions[request.session_id].nodes
-        for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
-            nodes[child_id] = _Node(token_id, position, request.node_id)
 
-    def _computed(self, session: _Session, path: Sequence[int]) -> list[_Node]:
-        """Return the nodes at the start of the path whose KV is there, with all KV before it."""
-        computed: list[_Node] = []
-        for node_id in path if not self._num_pending(session) else ():
-            node = session.nodes.get(node_id)
-            if node is None or node.slot == NO_SLOT:
-                break
-            computed.append(node)
-        return computed
-
-    def _free(self, nodes: Iterable[_Node]) -> None:
-        slots = [node.slot for node in nodes if node.slot != NO_SLOT]
-        self._pool.give(np.array(slots, np.int32))
-
-
-def _without_slot(session: _Session, node_ids: list[int]) -> list[_Node]:
+def _without_slot(session: TreeSession, node_ids: list[int]) -> list[Node]:
     """Return the nodes among these that were not expanded before."""
     nodes = (session.nodes[node_id] for node_id in node_ids if node_id != CONTEXT)
     return [node for node in nodes if node.slot == NO_SLOT]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ MADE = draft_form.DraftShape(
     head_size=37,
     tokenizer_hash="a" * 64,
 )
+PARALLEL = replace(MADE, num_places=4)
 
 
 def make_draft(directory: Path, shape: draft_form.DraftShape = MADE, seed: int = 0) -> Path:
@@ -39,6 +41,9 @@ def make_draft(directory: Path, shape: draft_form.DraftShape = MADE, seed: int =
     for name, size in draft_form.matrix_shapes(shape).items():
         values, scales = draft_form.to_int8(rng.normal(0, 0.25, size).astype(np.float32))
         tensors |= {name: torch.from_numpy(values), name + draft_form.SCALE: torch.from_numpy(scales)}
+    if shape.num_places > 1:
+        masks = rng.normal(0, 0.7, (shape.num_places - 1, shape.hidden_size)).astype(np.float32)
+        tensors[draft_form.MASKS] = torch.from_numpy(masks)
     for name in draft_form.norm_names(shape):
         tensors[name] = torch.from_numpy(rng.normal(1, 0.2, shape.hidden_size).astype(np.float32))
     ids = np.sort(rng.permutation(shape.num_tokens)[: shape.head_size]).astype(np.int32)
@@ -55,9 +60,14 @@ def head_tokens(directory: Path) -> list[int]:
     return found
 
 
-@torch.inference_mode()
 def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
     """Return what the model says after a context, f32[vocab_size] by token id: -inf for tokens that its head lacks."""
+    return places_logits(directory, context, 1)[0]
+
+
+@torch.inference_mode()
+def places_logits(directory: Path, context: list[int], num_places: int) -> torch.Tensor:
+    """Return what a parallel draft model says of the places after a context, f32[num_places, vocab_size]; as `draft_logits`."""
     shape, tensors = draft_form.draft_shape(directory), load_file(directory / draft_form.WEIGHTS)
     assert shape is not None
 
@@ -68,6 +78,8 @@ def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
         return rms_norm(x, (shape.hidden_size,), tensors[name], shape.rms_norm_eps)
 
     x = matrix("model.embed_tokens.weight")[context] @ matrix("model.embed_tokens.lift").T
+    if num_places > 1:
+        x = torch.cat([x, tensors[draft_form.MASKS][: num_places - 1]])
     for i in range(shape.num_hidden_layers):
         layer = f"model.layers.{i}."
         y = norm(x, layer + "input_layernorm.weight")
@@ -76,8 +88,9 @@ def draft_logits(directory: Path, context: list[int]) -> torch.Tensor:
         y = norm(x, layer + "post_attention_layernorm.weight")
         gate, up = (y @ matrix(f"{layer}mlp.{name}_proj.weight").T for name in ("gate", "up"))
         x = x + (silu(gate) * up) @ matrix(layer + "mlp.down_proj.weight").T
-    logits = torch.full((shape.vocab_size,), -torch.inf)
-    logits[tensors[draft_form.TOKEN_IDS].long()] = norm(x[-1:], "model.norm.weight")[0] @ matrix("lm_head.weight").T
+    logits = torch.full((num_places, shape.vocab_size), -torch.inf)
+    said = norm(x[-num_places:], "model.norm.weight") @ matrix("lm_head.weight").T
+    logits[:, tensors[draft_form.TOKEN_IDS].long()] = said
     return logits
 
 

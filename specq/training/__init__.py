@@ -12,7 +12,8 @@ in the work directory, so that a run can stop and go on at any of them:
     export      report         both models, ready to serve
 
 `draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts`, `draft`
-and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise.
+and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise;
+`parallel` makes a draft model that foresees several tokens in one pass of one that foresees one.
 
 Rule: no training stage reads the directory of benchmark prompts.
 
@@ -29,6 +30,11 @@ MEDUSA_STAGES = {  # in order
     "rollouts": "specq.training.medusa:roll_out",
     "heads": "specq.training.medusa:train_heads",
     "evaluate": "specq.training.medusa:evaluate",
+}
+PARALLEL_STAGES = {  # in order
+    "rollouts": "specq.training.parallel:roll_out",
+    "draft": "specq.training.parallel:train_draft",
+    "evaluate": "specq.training.parallel:evaluate",
 }
 PAIR_STAGES = {  # in order
     "tokenizer": "specq.training.pair:train_tokenizer",

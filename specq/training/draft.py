@@ -102,6 +102,18 @@ def all_rollouts(settings: RunSettings) -> Rollouts:
     return rollouts
 
 
+def check_rollouts(rollouts: Rollouts, checkpoint: Path, target: Any, least: int, who: str) -> None:
+    """Raise ConfigError for rollouts that are not of this target, or of which no answer has as many tokens as `who` needs."""
+    vocab_size = target.get_input_embeddings().weight.shape[0]
+    if (largest := int(rollouts.token_ids.max())) >= vocab_size:
+        raise ConfigError(
+            f"the rollouts have the token {largest}, and {checkpoint} {vocab_size} tokens; they are of another target"
+        )
+    longest = int((np.diff(rollouts.bounds) - rollouts.prompt_sizes).max())
+    if longest < least:
+        raise ConfigError(f"the longest answer among the rollouts has {longest} tokens; {who} need {least}")
+
+
 # --- training -----------------------------------------------------------------------------------------------------
 
 

@@ -22,16 +22,20 @@ EMBEDDING_STD, HEAD_STD, LAYER_STD = 1.0, 0.02, 0.02
 
 
 class FactorisedEmbedding(nn.Module):
-    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank]."""
+    """Rows of `weight` [vocab, rank], lifted by `lift` [hidden, rank]; with `masks` [any, hidden], for token ids from vocab on, those."""
 
-    def __init__(self, weight: torch.Tensor, hidden_size: int) -> None:
+    def __init__(self, weight: torch.Tensor, lift: torch.Tensor, masks: torch.Tensor | None = None) -> None:
         super().__init__()
-        rank = weight.shape[1]
-        self.weight = nn.Parameter(weight)
-        self.lift = nn.Parameter(torch.randn(hidden_size, rank, device=weight.device) * rank**-0.5)
+        self.weight, self.lift = nn.Parameter(weight), nn.Parameter(lift)
+        self.masks = None if masks is None else nn.Parameter(masks)
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return functional.linear(functional.embedding(token_ids, self.weight), self.lift)
+        vocab = len(self.weight)
+        words = functional.linear(functional.embedding(token_ids.clamp(max=vocab - 1), self.weight), self.lift)
+        if self.masks is None:
+            return words
+        masks = functional.embedding((token_ids - vocab).clamp(min=0), self.masks)
+        return torch.where((token_ids >= vocab)[..., None], masks.to(words.dtype), words)
 
 
 def build_draft(shape: draft_form.DraftShape, target: Any, token_ids: Int32Array) -> LlamaForCausalLM:
@@ -43,7 +47,8 @@ def build_draft(shape: draft_form.DraftShape, target: Any, token_ids: Int32Array
     nn.Module.to(network, target.device)
     low = principal(target.get_input_embeddings().weight, shape.hidden_size)  # [vocab, hidden]
     first = low[:, : shape.embedding_rank]
-    network.model.embed_tokens = FactorisedEmbedding(first * (EMBEDDING_STD / first.std()), shape.hidden_size)
+    lift = torch.randn(shape.hidden_size, shape.embedding_rank, device=low.device) * shape.embedding_rank**-0.5
+    network.model.embed_tokens = FactorisedEmbedding(first * (EMBEDDING_STD / first.std()), lift)
     head = low[torch.from_numpy(token_ids).to(low.device)]
     network.lm_head = nn.Linear(shape.hidden_size, shape.head_size, bias=False, device=low.device)
     network.lm_head.weight = nn.Parameter(head * (HEAD_STD / head.std()))

@@ -44,6 +44,11 @@ class RunSettings:
         """The figures of the evaluation."""
         return self.work / "results.json"
 
+    @property
+    def state_file(self) -> Path:
+        """What a run that was cut off goes on from."""
+        return self.work / "training.pt"
+
     def autocast(self) -> torch.autocast:
         """Return the context in which losses are computed: bfloat16 on a GPU, plain float32 on a CPU."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda")
@@ -69,7 +74,13 @@ class MedusaSettings(RunSettings):
     own_output: bool
     depth_decay: float
 
-    @property
-    def state_file(self) -> Path:
-        """What a run that was cut off goes on from."""
-        return self.work / "training.pt"
+
+@dataclass(frozen=True)
+class ParallelSettings(RunSettings):
+    """Those of `specq train parallel`."""
+
+    draft: Path
+    num_places: int
+    keep: float
+    least_keep: float
+    depth_decay: float

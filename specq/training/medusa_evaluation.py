@@ -9,26 +9,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import torch
 
 from specq.engines.torch import MedusaHeads, load_heads
 from specq.protocol import Int64Array, ModelInfo
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
-from specq.training.acceptance import SAMPLED_TEMPERATURE, Rounds
+from specq.training.acceptance import SAMPLED_TEMPERATURE
 from specq.training.architecture import hidden_states
 from specq.training.chat_prompts import Chat, bench_prompts
-from specq.training.decoding import generate
 from specq.training.draft import keep_report, load_target
 from specq.training.draft_settings import MedusaSettings
+from specq.training.ranks import BEYOND, answer_with_noise, rank_figures, ranks_of, show_figures
 from specq.training.report import conditions
-
-UNKNOWN = 1 << 30  # the rank of a token that the heads do not know
-BEYOND = -1  # the rank of what stands behind the text's end
-# A tree has the paths for which the product of all (rank + 1) is at most this; 1: the chain of first choices.
-WIDTHS = {"chain": 1, "tree": 10}
-SHOWN_RANKS = (1, 3, 10)
 
 
 def evaluate(settings: MedusaSettings) -> None:
@@ -67,13 +60,8 @@ def _of_benchmark(
     prompts, found = bench_prompts(path, chat, settings.bench_prompts), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         ranks = measure_ranks(target, heads, prompts, chat, settings.bench_tokens, temperature)
-        found[f"T={temperature:g}"] = figures = {
-            **{name: count_rounds(ranks, width).summary() for name, width in WIDTHS.items()},
-            "among_first": among_first(ranks),
-        }
-        lengths = {name: figures[name]["mean_accepted_length"] for name in WIDTHS}
-        depths = figures["chain"]["acceptance_by_position"]
-        click.echo(f"{path.stem} T={temperature:g}: tokens a round {lengths}, accepted by depth {depths}")
+        found[f"T={temperature:g}"] = figures = rank_figures(ranks)
+        show_figures(path.stem, temperature, figures)
     return found
 
 
@@ -83,19 +71,7 @@ def measure_ranks(
 ) -> list[Int64Array]:
     """Let the target answer. Return for each answer i64[tokens, heads]: the rank, from 0, that head i, from the state that made token
     p, gives token p + 1 + i; see UNKNOWN and BEYOND. At a temperature both add the same noise."""
-    noise = None
-    if temperature > 0:
-        vocab = target.lm_head.weight.shape[0]
-        noise = -torch.empty(len(prompts), num_new, vocab, device=target.device).exponential_().log()
-    answers = generate(
-        target,
-        prompts,
-        num_new=num_new,
-        temperatures=[temperature] * len(prompts),
-        stops=chat.stops,
-        pad_id=chat.stops[0],
-        noise=noise,
-    )
+    answers, noise = answer_with_noise(target, prompts, chat, num_new, temperature)
     return [
         _ranks(target, heads, prompt, answer, None if noise is None else temperature * noise[row])
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True))
@@ -108,40 +84,11 @@ def _ranks(
     """`noise` [tokens, vocab] is added to what is said of each place."""
     hidden = hidden_states(target, torch.tensor([prompt + answer], device=target.device))[0, len(prompt) - 1 : -1]
     logits = heads.logits(hidden)  # [tokens, heads, columns]
-    known = np.arange(logits.shape[2]) if heads.token_ids is None else heads.token_ids
-    columns = torch.from_numpy(np.searchsorted(known, answer).clip(max=len(known) - 1)).to(logits.device)
-    is_known = torch.from_numpy(np.isin(answer, known)).to(logits.device)
-    ranks = torch.full(logits.shape[:2], BEYOND, dtype=torch.int64)
+    known = np.arange(logits.shape[2], dtype=np.int32) if heads.token_ids is None else heads.token_ids
+    ranks = np.full(logits.shape[:2], BEYOND)
     for head in range(heads.num_heads):
-        scores, of_next = logits[: -head - 1, head], columns[head + 1 :]  # [tokens - head - 1, columns]
-        if noise is not None:
-            scores = scores + noise[head + 1 : len(answer)][:, torch.from_numpy(known).long().to(noise.device)]
-        rank = (scores > scores.gather(1, of_next[:, None])).sum(1)
-        ranks[: len(rank), head] = torch.where(is_known[head + 1 :], rank, UNKNOWN).cpu()
-    return ranks.numpy()
-
-
-def count_rounds(ranks: list[Int64Array], width: int) -> Rounds:
-    """Play rounds with the tree of a width, over texts; the first token of each is the target's alone."""
-    accepted, full, num_tokens = [], [], 0
-    for of_text in ranks:
-        place, last = 0, len(of_text) - 1
-        num_tokens += max(last, 0)
-        while place < last:
-            fits = np.cumprod(np.minimum(of_text[place] + 1.0, UNKNOWN)) <= width
-            is_there = of_text[place] != BEYOND
-            run = int((fits & is_there).cumprod().sum())
-            accepted.append(run)
-            if is_there.all() or (~fits & is_there).any():
-                full.append(run)
-            place += run + 1
-    return Rounds(ranks[0].shape[1] if ranks else 0, num_tokens, tuple(accepted), tuple(full))
-
-
-def among_first(ranks: list[Int64Array]) -> dict[str, list[float]]:
-    """Return for some numbers how often, head by head, the target's token is among so many first choices, over all places."""
-    joined = np.concatenate(ranks)
-    return {
-        str(count): [round(float((of_head[of_head != BEYOND] < count).mean()), 4) for of_head in joined.T]
-        for count in SHOWN_RANKS
-    }
+        scores = logits[: -head - 1, head]
+        ranks[: len(scores), head] = ranks_of(
+            scores, known, answer[head + 1 :], None if noise is None else noise[head + 1 :]
+        )
+    return ranks

@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from specq.checkpoints.draft_form import HEAD, SCALE, TOKEN_IDS, WEIGHTS, to_int8
+from specq.checkpoints.draft_form import HEAD, MASKS, MOST_PLACES, SCALE, TOKEN_IDS, WEIGHTS, to_int8
 from specq.engines.torch import RowPacker, load
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.packing import BLOCK_TYPES
 from specq.models import draft_for, resolve_model
 from specq.protocol import ConfigError
-from specq.testing.checkpoints_draft import MADE, VOCAB, change_draft, draft_logits, head_tokens, make_draft
+from specq.testing.checkpoints_draft import (
+    MADE,
+    PARALLEL,
+    VOCAB,
+    change_draft,
+    draft_logits,
+    head_tokens,
+    make_draft,
+    places_logits,
+)
 
 EIGHT_BITS = BLOCK_TYPES["Q8_0"][0]
 
@@ -136,6 +145,73 @@ def test_weights_that_do_not_fit_are_refused(directory, tensors, match):
 def test_a_config_that_cannot_be_used_is_refused(directory, config, match):
     change_draft(directory, **config)
     refused(directory, match)
+
+
+# --- parallel draft models ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parallel(tmp_path):
+    return make_draft(tmp_path / "parallel", PARALLEL)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["native", "torch"])
+def test_masks_are_tokens_behind_the_vocabulary(parallel, eager):
+    """In a row of their own each says what plain arithmetic says of its place; the model's vocabulary is that without them."""
+    loaded = load(str(parallel), device="cpu", kv_slots=64, eager=eager)
+    assert (loaded.info.vocab_size, loaded.num_masks) == (VOCAB + 5, PARALLEL.num_places - 1)
+    context = np.random.default_rng(3).integers(0, VOCAB, 20).tolist()
+    expected = places_logits(parallel, context, PARALLEL.num_places)[:, loaded.token_ids]
+    for place, of_place in enumerate(expected):
+        masks = range(loaded.info.vocab_size, loaded.info.vocab_size + place)
+        torch.testing.assert_close(logits_of(loaded, [*context, *masks]), of_place, atol=1e-3, rtol=1e-3)
+
+
+def test_a_model_without_masks_has_none(directory):
+    assert load(str(directory), device="cpu", kv_slots=64).num_masks == 0
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        (0, "num_places is 0; a specq-draft model needs an integer above 0"),
+        (-1, "num_places is -1"),
+        (2.5, r"num_places is 2\.5"),
+        ("four", "num_places is 'four'"),
+        (MOST_PLACES + 1, f"num_places is {MOST_PLACES + 1}; at most {MOST_PLACES} are known"),
+        (1, rf"{MASKS} is .*, and should be left out"),
+        (None, rf"{MASKS} is .*, and should be left out"),
+        (6, rf"{MASKS} is \('float32', \(3, 48\)\), and should be \('float32', \(5, 48\)\)"),
+    ],
+)
+def test_a_number_of_places_that_does_not_fit_is_refused(parallel, places, match):
+    change_draft(parallel, num_places=places)
+    refused(parallel, match)
+
+
+@pytest.mark.parametrize(
+    ("masks", "match"),
+    [
+        (None, rf"{MASKS} is missing"),
+        (torch.zeros(3, 47), rf"{MASKS} is \('float32', \(3, 47\)\)"),
+        (torch.full((3, 48), torch.inf), f"values that are not finite, in {MASKS}"),
+    ],
+    ids=["missing", "shape", "infinite"],
+)
+def test_masks_that_do_not_fit_are_refused(parallel, masks, match):
+    change_draft(parallel, {MASKS: masks})
+    refused(parallel, match)
+
+
+def test_a_parallel_model_that_was_cut_off_is_refused(parallel):
+    path = parallel / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(parallel, "may have been cut off")
+
+
+def test_a_parallel_model_is_no_target(parallel):
+    with pytest.raises(ConfigError, match="cannot be a target"):
+        TorchEngine(str(parallel), device="cpu")
 
 
 def test_the_bundled_one_is_the_draft_model_of_smollm2():

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.models import resolve_model
-from specq.proposers import CONTEXT, Expansion, ProposerChains, bridge
+from specq.proposers import CONTEXT, Expansion, ProposerChains, bridge, draft_trees
+from specq.proposers.contexts import Contexts
 from specq.proposers.draft_model import DraftModel
 from specq.proposers.interface import Children
 from specq.proposers.making import ChildMaker, ChildRequest
@@ -26,6 +27,7 @@ from specq.protocol import ConfigError, EngineError, SamplingParams
 from specq.testing import ProposerConformance, make_checkpoint
 from specq.testing.chains import commit_one
 from specq.testing.checkpoints import VOCAB, load_reference, make_renumbered, reference_logits
+from specq.testing.checkpoints_draft import PARALLEL, make_draft
 from specq.testing.exact import World, error, point, sampled
 from specq.testing.tokenizer import sentencepiece_files, tokenizer_files
 from specq.testing.toy import toy_info
@@ -124,11 +126,13 @@ def test_it_stands_for_a_drafter_of_the_targets_vocabulary(directory):
     assert (info.tokenizer_hash, info.num_tokens, info.vocab_size, info.eos_ids) == ("trained", 350, 350, (2,))
 
 
-@pytest.fixture(scope="module", params=["shared", "text"])
-def pair(request, directory):
+@pytest.fixture(scope="module", params=["shared", "text", "shared of parallel", "text of parallel"])
+def pair(request, directory, tmp_path_factory):
     """A draft model, and what stands around it."""
-    draft = DraftModel(str(directory), device="cpu", kv_slots=2048)
-    return draft, in_vocabulary(draft, request.param, BOTH, INFO)
+    way, _, kind = request.param.partition(" of ")
+    model = make_draft(tmp_path_factory.mktemp("parallel"), PARALLEL) if kind else directory
+    draft = draft_trees(Contexts(str(model), device="cpu", kv_slots=2048))
+    return draft, in_vocabulary(draft, way, BOTH, INFO)
 
 
 @settings(max_examples=30, deadline=None)

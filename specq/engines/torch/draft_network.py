@@ -1,7 +1,8 @@
 """A draft model in the form of `specq.checkpoints.draft_form` -> a transformers Llama in memory, whose head is smaller.
 
 The head's rows stand for the tokens in `SubsetHead.token_ids`. `specq.engines.torch.loading.LoadedModel` hands them on:
-whoever reads the logits must know that column i speaks of the token `token_ids[i]`.
+whoever reads the logits must know that column i speaks of the token `token_ids[i]`. Of a parallel draft model the masks are the last rows
+of the embedding; `num_masks` of the network says how many.
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.devi
     tensors = _read(directory / draft_form.WEIGHTS, shape)
     token_ids = tensors[draft_form.TOKEN_IDS].numpy()
     _check_token_ids(directory / draft_form.WEIGHTS, token_ids, shape)
+    num_masks = shape.num_places - 1
     with torch.device("meta"):
-        config = AutoConfig.for_model("llama", **shape.llama_config())
+        sizes = shape.llama_config() | {"vocab_size": shape.vocab_size + num_masks}
+        config = AutoConfig.for_model("llama", **sizes)
         network: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
     network.lm_head = SubsetHead(shape.hidden_size, token_ids)
+    network.num_masks = num_masks
     state = {name: tensor.to(device, dtype) for name, tensor in _values(tensors, shape).items()}
     network.load_state_dict(state, assign=True)
     add_rope(network, None, device)
@@ -104,5 +108,7 @@ def _values(tensors: _Tensors, shape: draft_form.DraftShape) -> _Tensors:
     found = {name: tensors[name] for name in draft_form.norm_names(shape)}
     for name in draft_form.matrix_shapes(shape):
         found[name] = tensors[name].float() * tensors[name + draft_form.SCALE].half().float()[:, None]
-    found[draft_form.EMBEDDING] = found[draft_form.EMBEDDING] @ found.pop(draft_form.LIFT).T
+    embedding = found[draft_form.EMBEDDING] @ found.pop(draft_form.LIFT).T
+    masks = [tensors[draft_form.MASKS]] if draft_form.MASKS in tensors else []
+    found[draft_form.EMBEDDING] = torch.cat([embedding, *masks])
     return found

@@ -46,11 +46,13 @@ class LoadedModel:
     """What `load` gives; the forward's KV has `info.kv_slots` slots.
 
     token_ids   i32[columns] the token that each column of the logits speaks of, ascending; None: column i of token i
+    num_masks   of a parallel draft model: how many token ids from `info.vocab_size` on are masks (`specq.checkpoints.draft_form`)
     """
 
     info: ModelInfo
     forward: Forward
     token_ids: Int32Array | None = None
+    num_masks: int = 0
 
 
 def load(
@@ -141,18 +143,19 @@ def loaded_model(
     network: Any, checkpoint: Path, forward: Forward, name: str, overrides: Mapping[str, Any] | None = None
 ) -> LoadedModel:
     """Return a transformers model with its forward, described; arguments as of `assemble`."""
+    num_masks: int = getattr(network, "num_masks", 0)
     info = describe(
         checkpoint,
         engine="torch",
         arithmetic=f"{forward.ARITHMETIC} {network.device.type}",
         name=name,
         dtype=str(network.dtype).removeprefix("torch."),
-        vocab_size=network.get_input_embeddings().weight.shape[0],
+        vocab_size=network.get_input_embeddings().weight.shape[0] - num_masks,
         max_length=network.config.max_position_embeddings,
         kv_slots=forward.kv.num_slots,
         overrides=overrides,
     )
-    return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None))
+    return LoadedModel(info, forward, getattr(network.get_output_embeddings(), "token_ids", None), num_masks)
 
 
 def _make_forward(

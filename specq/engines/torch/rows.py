@@ -111,9 +111,12 @@ class RowPacker:
         if judged:
             self._logit_rows.append(len(self._token_ids) - 1)
 
-    def add_node(self, token_id: int, slot: int, position: int, ctx_len: int, lineage: Sequence[int]) -> None:
-        """Add a judged tree node; lineage: the slots of its ancestors from the root on, its own last."""
-        self._logit_rows.append(len(self._token_ids))
+    def add_node(
+        self, token_id: int, slot: int, position: int, ctx_len: int, lineage: Sequence[int], *, judged: bool = True
+    ) -> None:
+        """Add a tree node; lineage: the slots of its ancestors from the root on, its own last; if judged, it gives logits."""
+        if judged:
+            self._logit_rows.append(len(self._token_ids))
         self._token_ids.append(token_id)
         self._positions.append(position)
         self._slots.append(slot)

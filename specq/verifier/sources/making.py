@@ -8,7 +8,7 @@ import structlog
 
 from specq.drafting import Drafter
 from specq.engines import tokenizer_files
-from specq.proposers import ChainSource, Proposer, ProposerChains, bridge
+from specq.proposers import ChainSource, Proposer, ProposerChains, bridge, draft_trees
 from specq.proposers.profiling import level_times
 from specq.protocol import fits
 from specq.verifier.sources.colocated import ColocatedDrafter
@@ -41,22 +41,25 @@ def make(setup: Setup) -> ColocatedDrafter | None:
         helper_cores=setup.helper_cores,
     )
     source, trees = _for_target(chains, setup)
+    num_masks = chains.contexts.num_masks
+    chain = min(config.chain, num_masks + 1) if num_masks else config.chain  # what one pass foresees
     sizes = [sessions for sessions in PROFILED_SESSIONS if sessions <= config.max_sessions]
     tell(f"measuring drafts for {sizes[0]} to {sizes[-1]} sessions")
-    levels = StepCurve(sizes, level_times(source, sizes, config.chain, {1, config.fan_out}))
+    levels = StepCurve(sizes, level_times(source, sizes, chain, {1, config.fan_out}))
     log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
     shaped = ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain))
-    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=config.chain, shaped=shaped)
+    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=chain, shaped=shaped)
 
 
 def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer]:
     """Return what drafts chains, and what drafts trees of shapes, in the target's vocabulary, with one model and one KV memory."""
-    from specq.proposers.draft_model import DraftModel
-
-    trees = DraftModel(chains.contexts)
     if fits(chains.info, setup.info):
-        trees.limit_vocab = chains.limit_vocab = min(chains.limit_vocab, setup.info.num_tokens)
+        limit = min(chains.limit_vocab, setup.info.num_tokens)
+        trees = draft_trees(chains.contexts, limit)
+        if chains.contexts.num_masks:
+            return ProposerChains(draft_trees(chains.contexts, limit)), trees
+        chains.limit_vocab = limit
         return chains, trees
     draft_files, target_files = tokenizer_files(setup.draft_tokenizer), tokenizer_files(setup.target)
     bridged = bridge(chains.info, setup.config.vocabulary, draft_files, target_files, setup.info.name)
-    return ProposerChains(bridged(DraftModel(chains.contexts))), bridged(trees)
+    return ProposerChains(bridged(draft_trees(chains.contexts))), bridged(draft_trees(chains.contexts))

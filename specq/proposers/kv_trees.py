@@ -1,0 +1,142 @@
+"""Trees of drafted nodes whose keys and values stand in the pool of a draft model's contexts.
+
+A node gets a KV slot when it is computed; its ancestors are computed before it, or in the same pass. Committing re-roots: the slots of the
+accepted branch move into the session's table, what descends from it stays valid, and everything else is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specq.proposers.contexts import Contexts
+from specq.proposers.interface import CONTEXT, Children, Expansion
+from specq.proposers.making import ChildMaker, MakesChildren
+from specq.protocol import EngineError, Int32Array, IntpArray, SamplingParams
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True)
+class Node:
+    """A drafted token; `slot` is NO_SLOT until it is computed."""
+
+    token_id: int
+    position: int
+    parent: int
+    slot: int = NO_SLOT
+
+
+@dataclass(slots=True)
+class TreeSession:
+    """A context of `length` committed tokens, at this place in the pool, and the `nodes` below it, parents before children."""
+
+    params: SamplingParams
+    length: int
+    place: IntpArray  # i64[1]
+    nodes: dict[int, Node] = field(default_factory=dict)
+
+    def lineage(self, node_id: int) -> list[int]:
+        """Return the slots of a node's ancestors and its own, root first."""
+        slots = []
+        while node_id != CONTEXT:
+            slots.append(self.nodes[node_id].slot)
+            node_id = self.nodes[node_id].parent
+        return slots[::-1]
+
+    def child_position(self, node_id: int) -> int:
+        """Return where the children of a node, or of the context, would stand; EngineError for an unknown node."""
+        if node_id == CONTEXT:
+            return self.length
+        if node_id not in self.nodes:
+            raise EngineError(f"draft node {node_id} is unknown or was cut")
+        return self.nodes[node_id].position + 1
+
+    def cut(self, root: int | None) -> list[Node]:
+        """Keep the nodes below `root`, whose children become the context's; return the others. None keeps nothing."""
+        kept: dict[int, Node] = {}
+        for node_id, node in self.nodes.items():
+            if node.parent == root or node.parent in kept:
+                kept[node_id] = node
+        gone = [node for node_id, node in self.nodes.items() if node_id not in kept]
+        for node in kept.values():
+            node.parent = CONTEXT if node.parent == root else node.parent
+        self.nodes = kept
+        return gone
+
+
+class KvTrees:
+    """Sessions of a draft model, each with a tree below its context: what all that draft with one have in common.
+
+    `limit_vocab`: children have ids below it; to be lowered to the target's number of tokens where that is smaller.
+    `distribution_size` and `rng` are those of `specq.proposers.making.ChildMaker`.
+    """
+
+    def __init__(self, contexts: Contexts, distribution_size: int, rng: np.random.Generator | None) -> None:
+        self._contexts = contexts
+        self.info, self._pool = contexts.info, contexts.pool
+        self.limit_vocab = min(self.info.vocab_size, self.info.num_tokens)
+        self.maker: MakesChildren = ChildMaker(distribution_size, rng or np.random.default_rng(), contexts.token_ids)
+        self._sessions: dict[int, TreeSession] = {}
+
+    @property
+    def free_slots(self) -> int:
+        return self._pool.free_slots
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """Start a session; its context is computed by the first `expand`. See `Proposer.open`."""
+        self._contexts.open(session_id, token_ids)
+        self._sessions[session_id] = TreeSession(params, len(token_ids), self._pool.places([session_id]))
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `Proposer.close`."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._free(session.nodes.values())
+            self._contexts.close(session_id)
+
+    def commit(self, session_id: int, token_ids: Int32Array, path: Sequence[int]) -> None:
+        """Append committed tokens and re-root the nodes; see `Proposer.commit`."""
+        if not len(token_ids):
+            return
+        session = self._sessions[session_id]
+        computed = self._computed(session, path)
+        self._contexts.append(session.place, np.array([len(token_ids)]), token_ids)
+        if computed:
+            slots = np.array([node.slot for node in computed], np.int32)
+            self._contexts.settle(session.place, np.array([len(slots)]), slots)
+        session.length += len(token_ids)
+        gone = session.cut(path[-1] if len(path) == len(token_ids) else None)
+        kept = {id(node) for node in computed}
+        self._free(node for node in gone if id(node) not in kept)
+
+    def rewind(self, session_id: int, length: int) -> None:
+        """Forget committed tokens beyond so many, and all nodes; see `RewindableProposer`."""
+        session = self._sessions[session_id]
+        self._free(session.cut(None))
+        self._contexts.rewind(session_id, length)
+        session.length = min(session.length, length)
+
+    def _num_pending(self, session: TreeSession) -> int:
+        return int(self._contexts.num_pending(session.place)[0])
+
+    def _add_nodes(self, request: Expansion, position: int, children: Children) -> None:
+        nodes = self._sessions[request.session_id].nodes
+        for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
+            nodes[child_id] = Node(token_id, position, request.node_id)
+
+    def _computed(self, session: TreeSession, path: Sequence[int]) -> list[Node]:
+        """Return the nodes at the start of the path whose KV is there, with all KV before it."""
+        computed: list[Node] = []
+        for node_id in path if not self._num_pending(session) else ():
+            node = session.nodes.get(node_id)
+            if node is None or node.slot == NO_SLOT:
+                break
+            computed.append(node)
+        return computed
+
+    def _free(self, nodes: Iterable[Node]) -> None:
+        slots = [node.slot for node in nodes if node.slot != NO_SLOT]
+        self._pool.give(np.array(slots, np.int32))

@@ -1,0 +1,314 @@
+"""`specq train parallel` makes a parallel draft model for `tiny` that loads, fits and is measured, from a corpus of a few lines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from specq.checkpoints import draft_form
+from specq.cli import main
+from specq.engines.torch import load, load_network
+from specq.models import resolve_model
+from specq.testing.checkpoints import make_checkpoint
+from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, draft_logits, make_draft, places_logits
+from specq.training import PARALLEL_STAGES
+from specq.training.architecture import hidden_states
+from specq.training.distil import Batch
+from specq.training.draft_network import FactorisedEmbedding, save_draft
+from specq.training.parallel import draw_masks, place_losses
+from specq.training.parallel_evaluation import place_ranks
+from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
+from specq.training.ranks import BEYOND, UNKNOWN
+from specq.training.rollouts import save_rollouts
+from tests.training.test_draft import write_corpus
+
+SMALL = [
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--bench-prompts=2", "--bench-tokens=8", "--num-places=3", "--seconds=1.5"),
+]
+pytestmark = pytest.mark.timeout(180)
+TARGET, DRAFT = (Path(resolve_model("tiny", role)) for role in ("target", "draft"))
+CPU = torch.device("cpu")
+
+
+def run(places, *arguments):
+    named = [f"--{name}={place}" for name, place in places.items()]
+    return CliRunner().invoke(main, ["train", "parallel", "--target=tiny", *named, *SMALL, *arguments])
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    base = tmp_path_factory.mktemp("train_parallel")
+    (base / "bench").mkdir()
+    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
+    write_corpus(base / "corpus")
+    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+
+
+@pytest.fixture(scope="module")
+def output(places):
+    result = run(places, "all")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_all_stages_make_a_draft_that_fits_its_target(places, output):
+    loaded, target = (load(str(path), device="cpu", kv_slots=64) for path in (places["out"], TARGET))
+    assert (loaded.num_masks, loaded.info.vocab_size) == (2, 4096)
+    assert loaded.info.tokenizer_hash == target.info.tokenizer_hash
+    assert "rollouts 3 of 3" in output
+    assert "loss by place" in output
+
+
+@pytest.mark.usefixtures("output")
+def test_the_report_says_what_was_foreseen_beside_the_model_it_started_from(places):
+    report = json.loads((places["work"] / "results.json").read_text())
+    assert (report["num_places"], set(report["acceptance"]["figs"])) == (3, {"T=0", "T=0.8"})
+    for found in report["acceptance"]["figs"].values():
+        assert 1 <= found["chain"]["mean_accepted_length"] <= found["tree"]["mean_accepted_length"] <= 4
+        assert len(found["chain"]["acceptance_by_position"]) == len(found["start"]["acceptance_by_position"]) == 3
+        assert found["chain"]["num_new_tokens"] == found["start"]["num_new_tokens"]
+
+
+@pytest.mark.usefixtures("output")
+def test_a_run_that_was_cut_off_goes_on(places):
+    """With the same command, until its time is over; other settings begin anew, a broken file is named."""
+    again = run(places, "draft")
+    assert "goes on after step" in again.output
+    longer = run(places, "--seconds=2.5", "draft")
+    assert "step " in longer.output.split("goes on after step")[1]
+    assert "goes on" not in run(places, "--keep=0.5", "draft").output
+    state = places["work"] / "training.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    broken = run(places, "draft")
+    assert (broken.exit_code, broken.stderr.count("\n")) == (2, 1)
+    assert "training.pt cannot be read; delete it to begin anew" in broken.stderr
+    state.unlink()
+
+
+def test_it_learns_places(tmp_path):
+    """Of one rollout that repeats itself, what comes at each place."""
+    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    places = {name: tmp_path / name for name in ("work", "out")}
+    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=6", "draft")
+    assert result.exit_code == 0, result.output
+    losses = [
+        line.split("by place")[1].split(",")[0].split() for line in result.output.splitlines() if "by place" in line
+    ]
+    assert max(map(float, losses[-1])) < 4, losses
+
+
+# --- its parts ----------------------------------------------------------------------------------------------------
+
+
+def settings(**changes):
+    made = SimpleNamespace(device=CPU, num_places=4, keep=0.5, least_keep=0.25, hard_weight=0.5)
+    made.autocast = lambda: torch.autocast("cpu", enabled=False)
+    vars(made).update(changes)
+    return made
+
+
+def batch(counted):
+    counted = torch.tensor(counted, dtype=torch.float32)
+    return Batch(torch.randint(0, VOCAB, counted.shape, generator=torch.Generator().manual_seed(0)), counted)
+
+
+def test_masks_are_dropped_at_random_and_none_without_those_before_it():
+    """A share of the tokens has a first mask, of these a share a second, down to a least share; none speaks of what lies behind the end."""
+    counted = [[0.0] * 5 + [1.0] * 40 + [0.0] * 3, [0.0] * 48]
+    masks = draw_masks(batch(counted), settings(), np.random.default_rng(0))
+    pairs = list(zip(masks.anchors[0].tolist(), masks.places[0].tolist(), strict=True))
+    of_place = [{anchor for anchor, place in pairs if place == number} for number in (1, 2, 3)]
+    assert len(pairs) == len(set(pairs))
+    assert [18, 6, 6] <= [len(own) for own in of_place] <= [20, 10, 10]
+    assert of_place[2] <= of_place[1] <= of_place[0]
+    assert all(anchor >= 5 and anchor + place <= 44 for anchor, place in pairs)
+    assert masks.anchors[1].tolist() == [-1] * len(pairs)
+    other = draw_masks(batch(counted), settings(), np.random.default_rng(1))
+    assert not torch.equal(masks.anchors, other.anchors)
+
+
+@pytest.fixture
+def draft(tmp_path):
+    """A random parallel draft model as it is trained, and the directory that it was loaded from."""
+    directory = make_draft(tmp_path / "parallel", PARALLEL)
+    loaded = load_network(directory, CPU)
+    words = loaded.model.embed_tokens.weight.detach()
+    network = loaded
+    network.model.embed_tokens = FactorisedEmbedding(words[: VOCAB + 5], torch.eye(words.shape[1]), words[VOCAB + 5 :])
+    return ParallelDraft(network, PARALLEL, network.lm_head.token_ids), directory
+
+
+def test_masks_see_the_text_up_to_their_token_and_the_masks_before_them(draft):
+    """All in one pass, whatever other masks there are: as plain arithmetic says it of each alone."""
+    (network, shape, token_ids), directory = draft
+    texts = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
+    masks = Masks(torch.tensor([[4, 9, 4, 4], [7, 7, -1, 2]]), torch.tensor([[1, 1, 3, 2], [2, 1, 0, 1]]))
+    of_texts, of_masks = foresee(network, texts, masks, shape.vocab_size)
+    for row in range(2):
+        said = network.lm_head(of_texts[row, 11])
+        expected = draft_logits(directory, texts[row].tolist())[token_ids]
+        torch.testing.assert_close(said, expected, atol=1e-3, rtol=1e-3)
+        for i, (anchor, place) in enumerate(zip(masks.anchors[row].tolist(), masks.places[row].tolist(), strict=True)):
+            if anchor >= 0:
+                read = texts[row, : anchor + 1].tolist()
+                expected = places_logits(directory, read, place + 1)[place, token_ids]
+                torch.testing.assert_close(network.lm_head(of_masks[row, i]), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_each_place_is_taught_by_what_the_target_says_there(draft):
+    """A target that says what the draft says of a place gives that place the loss of its own entropy, and no divergence."""
+    (network, shape, token_ids), directory = draft
+    own = batch([[0.0] * 3 + [1.0] * 8 + [0.0]])
+    target = load_network(make_draft(directory.parent / "target", MADE, seed=4), CPU)
+    output = target.lm_head.weight[:20].repeat(2, 1)[: len(token_ids)]
+    losses = place_losses(
+        ParallelDraft(network, shape, token_ids),
+        target,
+        output,
+        own,
+        settings(keep=1.0, hard_weight=1.0),
+        np.random.default_rng(0),
+    )
+    text = own.token_ids[0].tolist()
+    taught = (hidden_states(target, own.token_ids)[0] @ output.T).argmax(
+        -1
+    )  # [length]: column of the likeliest next token
+    for place in range(shape.num_places):
+        each = [
+            -torch.log_softmax(places_logits(directory, text[: p + 1], place + 1)[place, token_ids], -1)[
+                taught[p + place]
+            ]
+            for p in range(3, 11 - place)
+        ]
+        assert losses[place].item() == pytest.approx(torch.stack(each).mean().item(), abs=2e-3)
+
+
+def test_ranks_are_those_of_the_places_after_each_prefix(draft):
+    (_, _, token_ids), directory = draft
+    loaded = load_network(directory, CPU)
+    prompt, answer = (
+        [5, 6, 7, 8],
+        [*token_ids[[3, 9, 1, 30]].tolist(), next(i for i in range(VOCAB) if i not in token_ids)],
+    )
+    ranks = place_ranks(loaded, prompt, answer, None)
+    assert ranks.shape == (6, PARALLEL.num_places)
+    for p in range(5):
+        logits = places_logits(directory, prompt + answer[:p], PARALLEL.num_places)
+        for place in range(PARALLEL.num_places):
+            if p + place >= 5:
+                assert ranks[p, place] == BEYOND
+            elif p + place == 4:
+                assert ranks[p, place] == UNKNOWN
+            else:
+                assert ranks[p, place] == int((logits[place] > logits[place, answer[p + place]]).sum())
+    assert (ranks[5] == BEYOND).all()
+
+
+# --- what it starts from ------------------------------------------------------------------------------------------
+
+
+def test_it_begins_as_the_model_it_starts_from(tmp_path):
+    """Of Hugging Face layout: the first place of what is written says what that model says, but for 8 bits."""
+    draft = open_draft(DRAFT, TARGET, 4, CPU, lambda: np.arange(5, dtype=np.int32), 16384)
+    save_draft(draft.network, draft.shape, draft.token_ids, tmp_path)
+    context = [5, 90, 17, 3, 1000]
+    with torch.no_grad():
+        expected = load_network(DRAFT, CPU)(torch.tensor([context])).logits[0, -1]
+    ours = draft_logits(tmp_path, context)
+    assert (draft.shape.num_places, draft.shape.head_size) == (4, 4096)
+    assert (ours - expected).abs().max() < 0.05 * expected.abs().max()
+    assert open_draft(DRAFT, TARGET, 4, CPU, lambda: np.arange(5, dtype=np.int32), 4095).token_ids.tolist() == [
+        *range(5)
+    ]
+
+
+def test_it_starts_from_a_model_of_our_form_and_keeps_its_masks(tmp_path):
+    """The factors of its embedding have the rank that they had; masks that it has stay, others are added."""
+    target_hash = load(str(TARGET), device="cpu", kv_slots=64).info.tokenizer_hash
+    shape = replace(PARALLEL, vocab_size=4096, num_tokens=4096, tokenizer_hash=target_hash)
+    directory = make_draft(tmp_path / "start", shape)
+    draft = open_draft(directory, TARGET, 6, CPU, lambda: np.arange(5, dtype=np.int32), 5)
+    assert draft.shape == replace(shape, num_places=6)
+    save_draft(draft.network, draft.shape, draft.token_ids, tmp_path / "out")
+    expected, ours = (places_logits(path, [5, 90, 17], 4) for path in (directory, tmp_path / "out"))
+    known = draft.token_ids
+    torch.testing.assert_close(ours[:, known], expected[:, known], atol=0.3, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("llama", "is for another tokenizer"),
+        ("ours", "is for another tokenizer"),
+        ("opt", "starts from a Llama"),
+        ("qwen2", "starts from a Llama"),
+    ],
+)
+def test_models_that_it_cannot_start_from_are_refused(tmp_path, kind, match):
+    directory = make_draft(tmp_path / "start", MADE) if kind == "ours" else make_checkpoint(kind, tmp_path / "start")
+    if "Llama" in match:
+        (directory / "tokenizer.json").write_text((TARGET / "tokenizer.json").read_text())
+    save_rollouts(tmp_path / "a.npz", [([5, 6], [7, 8, 9, 10])] * 2)
+    places = {name: tmp_path / name for name in ("work", "out")}
+    result = run(places, f"--draft={directory}", f"--rollouts={tmp_path / 'a.npz'}", "draft")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    assert match in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("pairs", "match"),
+    [
+        ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
+        ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; 3 places need 3"),
+        ([([5, 6], [7, 8, 5000])], r"the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
+    ],
+)
+def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
+    save_rollouts(tmp_path / "a.npz", pairs)
+    places = {name: tmp_path / name for name in ("work", "out")}
+    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "draft")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert re.search(match, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing"),
+    [
+        ("rollouts", "no *.jsonl.gz shard in"),
+        ("draft", "run the stage 'rollouts'"),
+        ("evaluate", "there is no parallel draft model in"),
+    ],
+)
+def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
+    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert missing in result.stderr
+    assert stage in PARALLEL_STAGES
+
+
+def test_a_target_without_a_draft_model_needs_one_named(tmp_path):
+    result = CliRunner().invoke(
+        main, ["train", "parallel", f"--target={TARGET}", *SMALL, f"--work={tmp_path}", "draft"]
+    )
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "name the one to start from by --draft" in result.stderr
+
+
+def test_help_imports_no_torch():
+    code = "import sys, specq.cli.train_parallel; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_form_says_how_many_places(tmp_path):
+    assert draft_form.draft_shape(make_draft(tmp_path, PARALLEL)).num_places == 4
