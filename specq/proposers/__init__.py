@@ -16,6 +16,7 @@ from specq.proposers.suffix import DEPTH as SUFFIX_DEPTH
 from specq.proposers.suffix import SuffixTree
 from specq.proposers.suffix import draft as draft_suffix
 from specq.proposers.suffix import make_tree as make_suffix_tree
+from specq.proposers.tree_head import Contexts, Followed, Growth, TreeHead
 from specq.proposers.vocabulary import SAME, bridge
 from specq.runtime import Table
 
@@ -39,7 +40,10 @@ __all__ = [
     "ChainSource",
     "Chains",
     "Children",
+    "Contexts",
     "Expansion",
+    "Followed",
+    "Growth",
     "HeadSource",
     "HiddenRow",
     "Proposer",
@@ -47,6 +51,7 @@ __all__ = [
     "ProposerSpec",
     "Ranked",
     "SuffixTree",
+    "TreeHead",
     "bridge",
     "chain_by_passes",
     "draft_suffix",

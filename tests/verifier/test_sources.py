@@ -11,12 +11,13 @@ import pytest
 from specq.drafting import Drafter
 from specq.protocol import ConfigError, Draft, ScratchRows
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
-from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, toy_info, toy_text
+from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, SuffixDecoder, Verifier
 from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX
 from specq.verifier.rounds import NO_ROUNDS, Round
 from specq.verifier.session import Session
 from specq.verifier.sources.colocated import ColocatedDrafter
+from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.lookahead import LookaheadDecoder
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
 from specq.verifier.sources.medusa import MedusaDrafter
@@ -77,6 +78,9 @@ MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "medusa": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=4)),
     "medusa, a tree": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=3), ((0, 1, 0), (0, 0, 0, 0), (1,))),
     "medusa, wrong": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=1, blind=True)),
+    "eagle3": lambda: EagleDrafter(ToyTrees(wrong_every=4)),
+    "eagle3, a tree": lambda: EagleDrafter(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
+    "eagle3, wrong": lambda: EagleDrafter(ToyTrees(wrong_every=1, blind=True)),
     "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }
