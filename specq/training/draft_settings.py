@@ -61,15 +61,29 @@ class DraftSettings(RunSettings):
 
 
 @dataclass(frozen=True)
-class MedusaSettings(RunSettings):
-    """Those of `specq train medusa`."""
+class HeadSettings(RunSettings):
+    """What those of heads share, whose loss is summed over depths."""
 
-    num_heads: int
-    num_layers: int
-    own_output: bool
     depth_decay: float
 
     @property
     def state_file(self) -> Path:
         """What a run that was cut off goes on from."""
         return self.work / "training.pt"
+
+
+@dataclass(frozen=True)
+class MedusaSettings(HeadSettings):
+    """Those of `specq train medusa`."""
+
+    num_heads: int
+    num_layers: int
+    own_output: bool
+
+
+@dataclass(frozen=True)
+class EagleSettings(HeadSettings):
+    """Those of `specq train eagle3`; intermediate_size 0: the target's."""
+
+    num_steps: int
+    intermediate_size: int

@@ -9,10 +9,6 @@ evaluate   how many of the target's tokens the 8-bit heads foresee, benchmark by
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pickle import UnpicklingError
 from typing import Any
 
 import click
@@ -25,57 +21,15 @@ from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch, rollout_batches, token_losses
-from specq.training.draft import REPORT_EVERY_S, all_rollouts, frequent_tokens, load_target, rate, roll_out
-from specq.training.draft_settings import MedusaSettings
+from specq.training.draft import all_rollouts, frequent_tokens, load_target, roll_out
+from specq.training.draft_settings import HeadSettings, MedusaSettings
 from specq.training.medusa_evaluation import evaluate
 from specq.training.medusa_network import HeadsNetwork, save_heads
-from specq.training.optimizer import apply_gradients, build_optimizers
+from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import Rollouts
+from specq.training.runs import Run, fit
 
 __all__ = ["evaluate", "roll_out", "train_heads"]
-
-SAVE_EVERY_S = 30.0
-
-
-@dataclass
-class Run:
-    """A training under way, and how far it is."""
-
-    network: HeadsNetwork
-    optimizers: list[torch.optim.Optimizer]
-    step: int = 0
-    seconds: float = 0.0
-
-    def save(self, settings: MedusaSettings, token_ids: Int32Array) -> None:
-        """Write what a run goes on from; the file is there only when it is whole."""
-        state = {
-            "about": _about(settings, token_ids),
-            "network": self.network.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step,
-            "seconds": self.seconds,
-        }
-        unfinished = settings.state_file.with_name(settings.state_file.name + ".part")
-        unfinished.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(state, unfinished)
-        unfinished.replace(settings.state_file)
-
-    def resume(self, settings: MedusaSettings, token_ids: Int32Array) -> None:
-        """Go on from what an earlier run with the same settings has written, if there is something."""
-        path = settings.state_file
-        if not path.is_file():
-            return
-        try:
-            state = torch.load(path, map_location=settings.device, weights_only=True)
-            if state["about"] != _about(settings, token_ids):
-                return
-            self.network.load_state_dict(state["network"])
-            for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
-                optimizer.load_state_dict(own)
-            self.step, self.seconds = state["step"], state["seconds"]
-        except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-            raise ConfigError(f"{path} cannot be read; delete it to begin anew: {error}") from error
-        click.echo(f"goes on after step {self.step}, {self.seconds:.0f} s")
 
 
 def _about(settings: MedusaSettings, token_ids: Int32Array) -> str:
@@ -89,7 +43,7 @@ def train_heads(settings: MedusaSettings) -> None:
     """Train the heads on all rollouts and write them to `out`."""
     target, chat = load_target(settings)
     rollouts = all_rollouts(settings)
-    check_rollouts(rollouts, settings, target.get_input_embeddings().weight.shape[0])
+    check_rollouts(rollouts, settings, target.get_input_embeddings().weight.shape[0], settings.num_heads, "heads")
     torch.manual_seed(settings.seed)
     token_ids = frequent_tokens(rollouts, settings.head_size)
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
@@ -97,23 +51,25 @@ def train_heads(settings: MedusaSettings) -> None:
     click.echo(f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels")
     outputs = tuple(f"{head}.{settings.num_layers}." for head in range(settings.num_heads))
     rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
-    run = Run(network, build_optimizers(network, weight_decay=0.0, outside=outputs, **rates))
-    run.resume(settings, token_ids)
+    optimizers = build_optimizers(network, weight_decay=0.0, outside=outputs, **rates)
+    run = Run(network, optimizers, settings.state_file, _about(settings, token_ids))
+    run.resume(settings.device)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
-    fit(run, target, output, batches, token_ids, settings)
+    fit(run, lambda batch: heads_losses(network, target, output, batch, settings), batches, settings, "head")
     save_heads(network, heads_shape(settings, target), token_ids, settings.out)
 
 
-def check_rollouts(rollouts: Rollouts, settings: MedusaSettings, vocab_size: int) -> None:
-    """Raise ConfigError for rollouts that are not of this target, or in which nothing stands far enough behind a token."""
+def check_rollouts(rollouts: Rollouts, settings: HeadSettings, vocab_size: int, depth: int, kind: str) -> None:
+    """Raise ConfigError for rollouts that are not of this target, or in which nothing stands `depth` places behind a token; kind: of what
+    there are so many."""
     if (largest := int(rollouts.token_ids.max())) >= vocab_size:
         raise ConfigError(
             f"the rollouts have the token {largest}, and {settings.target} {vocab_size} tokens; they are of another target"
         )
     longest = int((np.diff(rollouts.bounds) - rollouts.prompt_sizes).max())
-    if longest <= settings.num_heads:
+    if longest <= depth:
         raise ConfigError(
-            f"the longest answer among the rollouts has {longest} tokens; {settings.num_heads} heads need {settings.num_heads + 1}"
+            f"the longest answer among the rollouts has {longest} tokens; {depth} {kind} need {depth + 1}"
         )
 
 
@@ -127,31 +83,6 @@ def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape
         num_tokens=num_tokens(tokenizer),
         tokenizer_hash=tokenizer_hash(tokenizer),
     )
-
-
-def fit(
-    run: Run,
-    target: Any,
-    output: torch.Tensor,
-    batches: Iterator[Batch],
-    token_ids: Int32Array,
-    settings: MedusaSettings,
-) -> None:
-    """Train until the time is over: warm up, hold, and fall over the closing share of the time."""
-    started, said, saved = time.monotonic() - run.seconds, run.seconds, run.seconds
-    while (done := run.seconds / settings.seconds) < 1:
-        losses = heads_losses(run.network, target, output, next(batches), settings)
-        weights = settings.depth_decay ** torch.arange(len(losses), device=losses.device)
-        (losses * weights).sum().backward()  # type: ignore[no-untyped-call]
-        apply_gradients(run.network, run.optimizers, rate(run.step, done))
-        run.step, run.seconds = run.step + 1, time.monotonic() - started
-        if run.seconds - said >= REPORT_EVERY_S or run.seconds >= settings.seconds:
-            said = run.seconds
-            shown = " ".join(f"{loss:.3f}" for loss in losses.tolist())
-            click.echo(f"step {run.step}, loss by head {shown}, {run.seconds:.0f} s")
-        if run.seconds - saved >= SAVE_EVERY_S or run.seconds >= settings.seconds:
-            saved = run.seconds
-            run.save(settings, token_ids)
 
 
 def heads_losses(

@@ -20,7 +20,7 @@ from specq.engines.torch import load_heads, load_network
 from specq.models import resolve_model
 from specq.testing.checkpoints_heads import change_heads, heads_logits
 from specq.training import MEDUSA_STAGES
-from specq.training.medusa_evaluation import BEYOND, UNKNOWN, among_first, count_rounds
+from specq.training.foresight import BEYOND, UNKNOWN, among_first, count_rounds
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.rollouts import save_rollouts
 from tests.training.test_draft import write_corpus

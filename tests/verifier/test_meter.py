@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol import LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
 from specq.protocol.messages import COLOCATED_LANE, Close
 from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
