@@ -126,7 +126,7 @@ def test_a_head_learns(tmp_path, monkeypatch):
 def test_training_meets_the_rows_that_drafting_meets(tmp_path):
     """Row t of step j is the last of a path: the target's states up to t, the text's own tokens, and the head's states of the steps since."""
     shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
-    made = make_eagle(tmp_path, shape, scale=0.05)
+    made = make_eagle(tmp_path, shape, scale=0.2)  # so that positions matter
     network = load_eagle(str(made), TINY, info(), "cpu").network
     tokens = [5, 90, 17, 1000, 44, 9, 300, 7, 8]
     taps = torch.randn(1, len(tokens), 768, generator=torch.Generator().manual_seed(1))
@@ -136,7 +136,7 @@ def test_training_meets_the_rows_that_drafting_meets(tmp_path):
             for row in range(len(tokens) - 1 - step):
                 path = tokens[1 : row + 2 + step]
                 expected = eagle_logits(made, shape, taps[0, : row + 1], path, network.get_buffer("embedding"))[-1]
-                torch.testing.assert_close(network.logits(states[0, row]), expected, atol=1e-3, rtol=1e-3)
+                torch.testing.assert_close(network.logits(states[0, row]), expected, atol=5e-3, rtol=1e-3)
 
 
 def test_states_in_training_are_those_that_the_engine_gives():
