@@ -90,6 +90,7 @@ DOORS = {
     *("specq.verification.noise", "specq.verification.sampling", "specq.verification.drafting"),
     *("specq.proposers.chain_model", "specq.proposers.draft_model", "specq.proposers.profiling"),
     "specq.proposers.medusa",
+    "specq.proposers.eagle",
     "specq.models.inflate",
     "specq.observe.screen",
 }

@@ -12,7 +12,19 @@ from typing import TextIO
 import click
 
 from specq.config import wants_colours
-from specq.protocol import COLOCATED, CORRECTED, DRAFT_WORKER, DRAFTED, LOOKAHEAD, LOOKUP, MEDUSA, OWN, PLAIN, SUFFIX
+from specq.protocol import (
+    COLOCATED,
+    CORRECTED,
+    DRAFT_WORKER,
+    DRAFTED,
+    EAGLE,
+    LOOKAHEAD,
+    LOOKUP,
+    MEDUSA,
+    OWN,
+    PLAIN,
+    SUFFIX,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +49,7 @@ MARKS = {  # one for each name of `specq.protocol.ORIGINS`
     LOOKAHEAD: Mark("accepted, an n-gram that the target gave before", "magenta"),
     SUFFIX: Mark("accepted, found in a text that was there", "bright_blue"),
     MEDUSA: Mark("accepted, from Medusa heads", "bright_magenta"),
+    EAGLE: Mark("accepted, from an EAGLE-3 head", "bright_cyan"),
 }
 LEGENDS = {
     "plain": (),

@@ -8,12 +8,14 @@ from specq.cli.groups import LazyGroup
 
 METHODS = {
     "draft": "specq.cli.train_draft:draft",
+    "eagle3": "specq.cli.train_eagle:eagle3",
     "medusa": "specq.cli.train_medusa:medusa",
     "pair": "specq.cli.train_pair:pair",
     "parallel": "specq.cli.train_parallel:parallel",
 }
 SUMMARIES = {
     "draft": "A small draft model for a target that exists.",
+    "eagle3": "A layer that drafts from a target's hidden states and its own.",
     "medusa": "Heads that draft from a target's hidden states.",
     "pair": "A small target, and a draft distilled from it.",
     "parallel": "A draft model that foresees several tokens in one pass.",

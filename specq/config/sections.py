@@ -192,7 +192,8 @@ class TargetConfig(Section):
     draft_model: str = option("", "a draft model that drafts in this process, on the same device; empty: none")
     vocabulary: str = _vocabulary()
     heads: str = option(
-        "", "Medusa heads that draft in this process from the target's hidden states: a directory; empty: none"
+        "",
+        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory; empty: none",
     )
     heads_tree: str = option(
         "",

@@ -28,13 +28,14 @@ from operator import mul
 import numpy as np
 
 PLAIN, SUFFIX, LOOKAHEAD = "plain", "suffix", "lookahead"
-COLOCATED, HEADS, WORKER = "colocated", "medusa", "worker"
+COLOCATED, HEADS, EAGLE, WORKER = "colocated", "medusa", "eagle3", "worker"
 NAMES = {
     PLAIN: "plain decoding",
     SUFFIX: "suffix decoding",
     LOOKAHEAD: "lookahead decoding",
     COLOCATED: "draft model in the verifier",
     HEADS: "Medusa heads",
+    EAGLE: "an EAGLE-3 head",
     WORKER: "one draft worker",
 }
 NODES_A_PASS = 8  # that a draft worker expands in a pass, for all its sessions together (`draft.width`)

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 ROLES = ("target", "draft")  # of a pair
-HEADS = "heads"  # Medusa heads for a target, which lie beside a pair
+HEADS = "heads"  # Medusa heads or an EAGLE-3 head for a target, which lie beside a pair
 PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model where it is there, and elsewhere
 SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
 _HOME = Path(__file__).parent
@@ -137,7 +137,9 @@ def _checked(path: Path, role: str) -> Path:
     if is_gguf(path) and path.is_file():
         return path
     if not path.is_dir() and role == HEADS:
-        raise ConfigError(f"there is no directory of heads {path}; `specq train medusa` makes one")
+        raise ConfigError(
+            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one"
+        )
     if not path.is_dir():
         kind = "GGUF file" if is_gguf(path) else "model directory"
         known = ", ".join(sorted({model.name for model in known_models()}))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from specq.observe.sections import clean
-from specq.protocol import COLOCATED_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.protocol import COLOCATED_LANE, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
 
 Event = dict[str, Any]
 Trace = dict[str, Any]
@@ -63,6 +63,7 @@ def lane_names(trace: Trace) -> dict[int, str]:
         COLOCATED_LANE: "colocated",
         MEDUSA_LANE: "medusa",
         LOOKAHEAD_LANE: "lookahead",
+        EAGLE_LANE: "eagle3",
     }
     for event in trace["events"]:
         if event["process"] == "broker" and event["event"] == "assigned":

@@ -18,6 +18,7 @@ from specq.proposers.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, Suff
 from specq.proposers.suffix import Requests as SuffixRequests
 from specq.proposers.suffix import make_texts as make_suffix_texts
 from specq.proposers.suffix import make_tree as make_suffix_tree
+from specq.proposers.tree_head import Contexts, Followed, Growth, TreeHead
 from specq.proposers.vocabulary import SAME, bridge
 from specq.runtime import Table
 
@@ -43,7 +44,10 @@ __all__ = [
     "ChainSource",
     "Chains",
     "Children",
+    "Contexts",
     "Expansion",
+    "Followed",
+    "Growth",
     "HeadSource",
     "HiddenRow",
     "NotReady",
@@ -55,6 +59,7 @@ __all__ = [
     "SuffixTexts",
     "SuffixTree",
     "TextDrafts",
+    "TreeHead",
     "bridge",
     "chain_by_passes",
     "draft_trees",

@@ -89,6 +89,11 @@ def draws_children(params: SamplingParams) -> bool:
     return strategy(params.strategy).samples_drafts(params)
 
 
+def ranking_params(params: SamplingParams) -> SamplingParams:
+    """Return by which parameters point masses are ranked. Where the verifier draws by itself, its noise must not choose what it judges."""
+    return replace(params, temperature=0.0) if draws_children(params) else params
+
+
 @dataclass(frozen=True, slots=True)
 class ProposerSpec:
     """What a table has of a proposer before it is loaded. So the module of a spec imports neither torch nor a model.

@@ -7,14 +7,13 @@ by the scores that the target's own noise perturbs; where the verifier draws oth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
 from specq.engines.torch import MedusaHeads, rank_tokens
 from specq.proposers.head_source import HiddenRow, Ranked
-from specq.proposers.interface import draws_children
+from specq.proposers.interface import ranking_params
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 
 
@@ -32,7 +31,7 @@ class Medusa:
         logits = self._heads.logits(_gathered(states))  # [contexts, heads, columns]
         if self._heads.token_ids is None:
             logits = logits[:, :, : self._limit_vocab]
-        own = [one for of_context in map(_ranking, params) for one in (of_context,) * self.num_heads]
+        own = [one for of_context in map(ranking_params, params) for one in (of_context,) * self.num_heads]
         positions = [length + i for length in lengths for i in range(self.num_heads)]
 
         def finish() -> Ranked:
@@ -51,11 +50,6 @@ def _gathered(states: Sequence[HiddenRow]) -> torch.Tensor:
         return torch.stack([state.values[state.row] for state in states])
     rows = torch.tensor([state.row for state in states]).to(values.device, non_blocking=True)
     return torch.index_select(values, 0, rows)
-
-
-def _ranking(params: SamplingParams) -> SamplingParams:
-    """Return by which parameters tokens are ranked. Where the verifier draws by itself, its noise must not choose what it judges."""
-    return replace(params, temperature=0.0) if draws_children(params) else params
 
 
 def _by_context(values: Int32Array | Float32Array, num_contexts: int) -> np.ndarray:

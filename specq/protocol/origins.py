@@ -14,17 +14,18 @@ SUFFIX_LANE = 255  # of what the verifier finds in texts that are there
 COLOCATED_LANE = 254  # of the drafter in the verifier's process
 MEDUSA_LANE = 253  # of heads on the target's hidden states
 LOOKAHEAD_LANE = 252  # of lookahead decoding
-LEAST_OWN_LANE = 252  # the least of the verifier's own; draft workers have the lanes below
+EAGLE_LANE = 251  # of an EAGLE-3 head
+LEAST_OWN_LANE = 251  # the least of the verifier's own; draft workers have the lanes below
 
 OWN = "own"  # the target's own token; it is not known whether drafts were there
 DRAFTED = "drafted"  # an accepted draft; it is not known whose
 PLAIN = "plain"  # the target's own: no draft was verified at this place
 CORRECTED = "corrected"  # the target's own: drafts were verified at this place, and none was accepted
 DRAFT_WORKER, COLOCATED, SUFFIX = "draft worker", "colocated", "suffix"  # an accepted draft of this source
-LOOKAHEAD, MEDUSA = "lookahead", "medusa"  # likewise
+LOOKAHEAD, MEDUSA, EAGLE = "lookahead", "medusa", "eagle3"  # likewise
 LOOKUP = "lookup"  # an accepted draft of prompt lookup, which verifiers had before SUFFIX
 
-ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA)
+ORIGINS = (OWN, DRAFTED, PLAIN, CORRECTED, DRAFT_WORKER, LOOKUP, COLOCATED, SUFFIX, LOOKAHEAD, MEDUSA, EAGLE)
 ORIGIN_CODES = {name: code for code, name in enumerate(ORIGINS)}
 TARGETS_OWN = frozenset({OWN, PLAIN, CORRECTED})
 
@@ -33,6 +34,7 @@ _SOURCES = {
     COLOCATED_LANE: COLOCATED,
     MEDUSA_LANE: MEDUSA,
     LOOKAHEAD_LANE: LOOKAHEAD,
+    EAGLE_LANE: EAGLE,
 }  # of lanes that are no draft worker's
 _CODES_BY_LANE = [ORIGIN_CODES[_SOURCES.get(lane, DRAFT_WORKER)] for lane in range(256)]
 ORIGIN_OF_LANE: UInt8Array = np.array(_CODES_BY_LANE, np.uint8)  # u8[256]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from specq.testing.fake_journal import FakeJournal
     from specq.testing.random_steps import check_against_naive
     from specq.testing.tokenizer import tokenizer_files, tokenizer_json
-    from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, next_token, toy_info, toy_text
+    from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, next_token, toy_info, toy_text
     from specq.testing.waiting import wait_until
     from specq.testing.world import World
 
@@ -51,7 +51,7 @@ _MODULES = {
     "fake_journal": ("FakeJournal",),
     "random_steps": ("check_against_naive",),
     "tokenizer": ("tokenizer_files", "tokenizer_json"),
-    "toy": ("ToyChains", "ToyEngine", "ToyHeads", "ToyProposer", "next_token", "toy_info", "toy_text"),
+    "toy": ("ToyChains", "ToyEngine", "ToyHeads", "ToyProposer", "ToyTrees", "next_token", "toy_info", "toy_text"),
     "waiting": ("wait_until",),
     "world": ("World",),
 }
@@ -69,6 +69,7 @@ __all__ = [
     "ToyEngine",
     "ToyHeads",
     "ToyProposer",
+    "ToyTrees",
     "World",
     "check_against_naive",
     "load_reference",

@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specq.engines import check_asked
-from specq.proposers import Children, Expansion, HiddenRow, ProposerChains, Ranked, draws_children
+from specq.proposers import Children, Expansion, Followed, HiddenRow, ProposerChains, Ranked, draws_children
 from specq.protocol import (
     NO_TAP,
     DraftDistribution,
     EngineError,
     Float32Array,
     Int32Array,
+    IntpArray,
     Judgement,
     ModelInfo,
     SamplingParams,
@@ -291,3 +292,80 @@ class ToyHeads:
         if not self.wrong_every or place % self.wrong_every:
             return [right, *others]
         return [others[0], *([] if self.blind else [right]), *others[1:]]
+
+
+class ToyTrees:
+    """A head that knows the toy texts of one prompt, and checks that it is given each row of a text once, with the token behind it.
+
+    Its first choice is wrong at every `wrong_every`-th position (0: never); the right token is then the second, or missing if `blind`.
+    Behind a wrong token it says nothing of use.
+    """
+
+    layers = (0, 1)
+
+    def __init__(self, *, wrong_every: int = 0, blind: bool = False) -> None:
+        self.wrong_every, self.blind = wrong_every, blind
+        self.texts: dict[int, list[int]] = {}  # session -> its tokens; 0 where they are not known
+        self.num_started: list[int] = []  # contexts of each round
+        self.num_levels = 0
+
+    def observe(self, values: Float32Array, followed: Sequence[Followed]) -> None:
+        for one in followed:
+            assert len(one.rows) == len(one.token_ids) > 0
+            text = self.texts.setdefault(one.session_id, [0] * one.first)
+            for place, (row, token) in enumerate(zip(one.rows, one.token_ids, strict=True), one.first):
+                before = text[place - 1] if place <= len(text) and text[place - 1] else values[row][2]
+                expected = [0, place - 1, before, 1, place - 1, before]
+                assert values[row].tolist() == expected, "these are not the states before this token"
+                text[place:] = [0] * (place - len(text)) + [token]
+
+    def known(self, session_id: int) -> int:
+        return len(self.texts.get(session_id, ()))
+
+    def close(self, session_id: int) -> None:
+        self.texts.pop(session_id, None)
+
+    def start(self, session_ids: Sequence[int], params: Sequence[SamplingParams]) -> ToyContexts:
+        self.num_started.append(len(session_ids))
+        return ToyContexts(self, [list(self.texts[one]) for one in session_ids], [one.seed for one in params])
+
+
+class ToyContexts:
+    """Texts for which a toy head grows trees."""
+
+    def __init__(self, head: ToyTrees, texts: list[list[int]], seeds: list[int]) -> None:
+        self._head, self._texts, self._seeds = head, texts, seeds
+
+    def grow(self, which: IntpArray) -> ToyGrowth:
+        return ToyGrowth(self._head, [[self._texts[i]] for i in which], [self._seeds[i] for i in which])
+
+
+class ToyGrowth:
+    """Trees of a toy head; `texts`: of each row of the last level, from the beginning."""
+
+    def __init__(self, head: ToyTrees, texts: list[list[list[int]]], seeds: list[int]) -> None:
+        self._head, self._texts, self._seeds = head, texts, seeds
+
+    def ranked(self, count: int) -> Ranked:
+        self._head.num_levels += 1
+        count = min(count, VOCAB - 2)
+        token_ids = [
+            [self._choices(text, seed)[:count] for text in of_context]
+            for of_context, seed in zip(self._texts, self._seeds, strict=True)
+        ]
+        found = np.array(token_ids, np.int32)
+        scores = np.log(np.array([0.7, *[0.2 / count] * (count - 1)], np.float32))
+        return Ranked(found, np.broadcast_to(scores, found.shape).copy())
+
+    def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
+        self._texts = [
+            [[*texts[parent], token] for parent, token in zip(behind, tokens, strict=True)]
+            for texts, behind, tokens in zip(self._texts, parents.tolist(), token_ids.tolist(), strict=True)
+        ]
+
+    def _choices(self, text: Sequence[int], seed: int) -> list[int]:
+        right = next_token(text, seed)
+        others = [1 + (right + k) % (VOCAB - 1) for k in range(VOCAB - 2)]
+        if not self._head.wrong_every or len(text) % self._head.wrong_every:
+            return [right, *others]
+        return [others[0], *([] if self._head.blind else [right]), *others[1:]]

@@ -13,18 +13,25 @@ in the work directory, so that a run can stop and go on at any of them:
 
 `draft` distils a draft model from a target that exists, into the form of `specq.checkpoints.draft_form`: `rollouts`, `draft`
 and `evaluate` in the module of that name. `medusa` trains Medusa heads for one, in `specq.checkpoints.medusa_form`, likewise;
-`parallel` makes a draft model that foresees several tokens in one pass of one that foresees one.
+`eagle` an EAGLE-3 head, in `specq.checkpoints.eagle_form`; `parallel` makes a draft model that foresees several tokens in one pass of one
+that foresees one.
 
 Rule: no training stage reads the directory of benchmark prompts.
 
 To add a method: its stages in a module and a table of them here; a command in `specq.cli` and a line in the table of
-`specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods.
+`specq train`. `packing`, `optimizer`, `decoding` and `architecture` serve all methods; `runs` and `ranks` all
+that is trained for a target that exists, but `draft`; `foresight` the heads.
 """
 
 DRAFT_STAGES = {  # in order
     "rollouts": "specq.training.draft:roll_out",
     "draft": "specq.training.draft:distil",
     "evaluate": "specq.training.draft:evaluate",
+}
+EAGLE_STAGES = {  # in order
+    "rollouts": "specq.training.eagle:roll_out",
+    "head": "specq.training.eagle:train_head",
+    "evaluate": "specq.training.eagle:evaluate",
 }
 MEDUSA_STAGES = {  # in order
     "rollouts": "specq.training.medusa:roll_out",

@@ -50,7 +50,14 @@ def build_model(shape: str, tokenizer: PreTrainedTokenizerFast, device: torch.de
 
 
 def hidden_states(model: LlamaForCausalLM, token_ids: torch.Tensor) -> torch.Tensor:
-    """Run the decoder causally over whole rows. [num_rows, length] -> [num_rows, length, hidden].
+    """Run the decoder causally over whole rows. [num_rows, length] -> [num_rows, length, hidden]."""
+    return tapped_states(model, token_ids, ())[1]
+
+
+def tapped_states(
+    model: LlamaForCausalLM, token_ids: torch.Tensor, layers: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what stands behind some layers, beside each other [num_rows, length, layers * hidden], and `hidden_states`.
 
     It leaves out the mask building of `LlamaModel.forward`, which keeps the layers free for the fused causal kernel.
     """
@@ -58,10 +65,11 @@ def hidden_states(model: LlamaForCausalLM, token_ids: torch.Tensor) -> torch.Ten
     hidden = decoder.embed_tokens(token_ids)
     positions = torch.arange(token_ids.shape[1], device=token_ids.device)[None]
     rotary = decoder.rotary_emb(hidden, positions)
-    for layer in decoder.layers:
+    tapped = [hidden[..., :0]]
+    for number, layer in enumerate(decoder.layers):
         hidden = layer(hidden, attention_mask=None, position_ids=positions, position_embeddings=rotary)
-    normed: torch.Tensor = decoder.norm(hidden)
-    return normed
+        tapped += [hidden] if number in layers else []
+    return torch.cat(tapped, -1), decoder.norm(hidden)
 
 
 def next_token_labels(token_ids: torch.Tensor, pad_id: int) -> torch.Tensor:

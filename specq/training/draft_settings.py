@@ -76,6 +76,15 @@ class MedusaSettings(RunSettings):
 
 
 @dataclass(frozen=True)
+class EagleSettings(RunSettings):
+    """Those of `specq train eagle3`; intermediate_size 0: the target's."""
+
+    num_steps: int
+    intermediate_size: int
+    depth_decay: float
+
+
+@dataclass(frozen=True)
 class ParallelSettings(RunSettings):
     """Those of `specq train parallel`."""
 

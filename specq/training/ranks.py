@@ -6,6 +6,7 @@ BEYOND besides. A round speaks once, so a tree of its choices is accepted down t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -19,8 +20,10 @@ from specq.training.decoding import generate
 
 UNKNOWN = 1 << 30  # the rank of a token of which nothing is said
 BEYOND = -1  # the rank of what stands behind the text's end
-# A tree has the paths for which the product of all (rank + 1) is at most this; 1: the chain of first choices.
-WIDTHS = {"chain": 1, "tree": 10}
+# A tree has the paths for which the product of all (rank + 1) is at most its width; 1: the chain of first choices.
+CHAIN, TREE = 1, 10
+Trees = Mapping[str, tuple[int, int | None]]
+TREES: Trees = {"chain": (CHAIN, None), "tree": (TREE, None)}
 SHOWN_RANKS = (1, 3, 10)
 
 
@@ -56,9 +59,13 @@ def ranks_of(scores: torch.Tensor, known: Int32Array, token_ids: list[int], nois
     return found
 
 
-def rank_figures(ranks: list[Int64Array]) -> dict[str, Any]:
-    """Return the figures of a report: rounds by chain and by tree, and how often the token is among the first choices."""
-    rounds = {name: count_rounds(ranks, width).summary() for name, width in WIDTHS.items()}
+def rank_figures(ranks: list[Int64Array], trees: Trees = TREES) -> dict[str, Any]:
+    """Return the figures of a report: rounds by the trees of some names, each a width and a depth, None: of all places; and how often the
+    token is among the first choices."""
+    rounds = {
+        name: count_rounds([of_text[:, :depth] for of_text in ranks], width).summary()
+        for name, (width, depth) in trees.items()
+    }
     return {**rounds, "among_first": among_first(ranks)}
 
 
@@ -88,10 +95,11 @@ def count_rounds(ranks: list[Int64Array], width: int) -> Rounds:
     return Rounds(ranks[0].shape[1] if ranks else 0, num_tokens, tuple(accepted), tuple(full))
 
 
-def among_first(ranks: list[Int64Array]) -> dict[str, list[float]]:
-    """Return for some numbers how often, head by head, the target's token is among so many first choices, over all places."""
-    joined = np.concatenate(ranks)
+def among_first(ranks: list[Int64Array]) -> dict[str, list[float | None]]:
+    """Return for some numbers how often, depth by depth, the target's token is among so many first choices, over all places; None where no
+    text goes so far."""
+    known = [of_depth[of_depth != BEYOND] for of_depth in np.concatenate(ranks).T]
     return {
-        str(count): [round(float((of_head[of_head != BEYOND] < count).mean()), 4) for of_head in joined.T]
+        str(count): [round(float((own < count).mean()), 4) if len(own) else None for own in known]
         for count in SHOWN_RANKS
     }

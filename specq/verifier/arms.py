@@ -20,7 +20,8 @@ from typing import Any
 from specq.verifier.load_level import Arm, LoadLevel, Window
 
 # Draft workers, suffix decoding, lookahead decoding, the verifier's own draft model, heads on the target's hidden states.
-REMOTE, SUFFIX, LOOKAHEAD, COLOCATED, MEDUSA = "remote", "suffix", "lookahead", "colocated", "medusa"
+REMOTE, SUFFIX, LOOKAHEAD, COLOCATED = "remote", "suffix", "lookahead", "colocated"
+MEDUSA, EAGLE = "medusa", "eagle3"
 
 # Left out after a change of arms: round trips, where draft workers are heard; and steps, fewer once they took so many seconds.
 WARM_UP_ROUND_TRIPS, WARM_UP_STEPS, LEAST_WARM_UP_STEPS, WARM_UP_S = 2, 5, 2, 0.1

@@ -15,6 +15,7 @@ import numpy as np
 from specq.protocol import (
     COLOCATED_LANE,
     COUNTED_DEPTHS,
+    EAGLE_LANE,
     LEAST_OWN_LANE,
     LOOKAHEAD_LANE,
     MEDUSA_LANE,
@@ -25,7 +26,7 @@ from specq.protocol import (
     Int64Array,
     UInt8Array,
 )
-from specq.verifier.arms import COLOCATED, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX, Arms
+from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX, Arms
 from specq.verifier.rounds import Rounds
 from specq.verifier.sources import SourceSet
 from specq.verifier.trees import DraftTrees
@@ -37,6 +38,7 @@ LANES = {
     LOOKAHEAD: slice(LOOKAHEAD_LANE, LOOKAHEAD_LANE + 1),
     SUFFIX: slice(SUFFIX_LANE, SUFFIX_LANE + 1),
     MEDUSA: slice(MEDUSA_LANE, MEDUSA_LANE + 1),
+    EAGLE: slice(EAGLE_LANE, EAGLE_LANE + 1),
 }
 
 

@@ -10,6 +10,7 @@ from specq.doctor.advice import Situation, advise
 from specq.doctor.prediction import (
     COLOCATED,
     LOOKAHEAD,
+    NAMES,
     PLAIN,
     SUFFIX,
     WORKER,
@@ -21,6 +22,12 @@ from specq.doctor.prediction import (
     predict,
     worker,
 )
+from specq.verifier import SOURCES
+
+
+def test_every_source_has_a_name_in_the_report():
+    """The report names what drafted; a source of the table without one would end it with a traceback."""
+    assert set(SOURCES) <= set(NAMES)
 
 
 def flat(seconds: float):

@@ -15,7 +15,7 @@ from specq.checkpoints.draft_form import TOKEN_IDS
 from specq.checkpoints.medusa_form import MODEL_TYPE
 from specq.engines.checkpoint import describe
 from specq.engines.torch import load_heads
-from specq.engines.torch.medusa_heads import output_matrix
+from specq.engines.torch.target_matrices import output_matrix
 from specq.models import PREFERRED, default_model, resolve_model
 from specq.protocol import ConfigError, ModelInfo
 from specq.testing.checkpoints import VOCAB, make_checkpoint

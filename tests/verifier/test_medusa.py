@@ -39,7 +39,7 @@ from specq.testing.toy import ToyEngine, ToyHeads, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
 from specq.verifier.sources import medusa as module
 from specq.verifier.sources.medusa import MedusaDrafter
-from specq.verifier.sources.rank_trees import WIDTH, RankTree, tree_for
+from specq.verifier.sources.rank_trees import WIDTH, RankTree, checked_tree, tree_for
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
 
 ASYNC = Speculation()
@@ -159,7 +159,7 @@ def test_choices_load_as_they_are_published(tmp_path: Path) -> None:
 )
 def test_a_tree_that_makes_no_sense_is_refused(said: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        module._checked_tree(said, 4)
+        checked_tree(said, 4, "there are 4 heads")
 
 
 def test_a_job_gets_the_tree_that_it_asks_for() -> None:

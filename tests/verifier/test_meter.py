@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from specq.protocol import LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
 from specq.protocol.messages import COLOCATED_LANE, Close
 from specq.protocol.wire import decode, encode
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, MOST_ENTRIES, PHASES, ROW_LIMITS, STEP_LIMITS_US
@@ -71,9 +71,10 @@ def test_what_was_not_measured_is_not_observed():
 @pytest.mark.parametrize("num_steps", [1, KEPT_STEPS - 1, KEPT_STEPS, KEPT_STEPS + 1, 3 * KEPT_STEPS])
 def test_nodes_are_counted_by_source(num_steps):
     """However many steps are counted at a time."""
-    meter, lanes = StepMeter(), [0, 7, SUFFIX_LANE, COLOCATED_LANE, COLOCATED_LANE, LOOKAHEAD_LANE, MEDUSA_LANE]
+    meter = StepMeter()
+    lanes = [0, 7, SUFFIX_LANE, COLOCATED_LANE, COLOCATED_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, EAGLE_LANE]
     for _ in range(num_steps):
-        meter.note(Moments(None, 1, 2, 3, 4), 0, 7, 2, Nodes(lanes, [1, 0, 1, 0, 1, 0, 0]))
+        meter.note(Moments(None, 1, 2, 3, 4), 0, 8, 2, Nodes(lanes, [1, 0, 1, 0, 1, 0, 0, 1]))
         meter.note(Moments(None, 1, 2, 3, 4), 0, 6, 2, NO_ROUNDS)
 
     judged = meter.metrics()["judged"]
@@ -83,6 +84,7 @@ def test_nodes_are_counted_by_source(num_steps):
         "lookahead": [num_steps, 0],
         "colocated": [2 * num_steps, num_steps],
         "medusa": [num_steps, 0],
+        "eagle3": [num_steps, num_steps],
     }
     assert meter.metrics()["judged"] == judged  # once
 

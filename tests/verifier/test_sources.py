@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from specq.drafting import Drafter
-from specq.protocol import ConfigError, Draft, ScratchRows
+from specq.protocol import NO_TREE, ConfigError, Draft, SamplingParams, ScratchRows, SessionStep, Tap
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
-from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, toy_info, toy_text
+from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
+from specq.verification import StepBatch
 from specq.verifier import SOURCES, Budget, Computed, DraftBatch, DraftSource, StepCurve, SuffixDecoder, Verifier
 from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX
 from specq.verifier.rounds import NO_ROUNDS, Round
 from specq.verifier.session import Session
+from specq.verifier.shares import Shares
 from specq.verifier.sources.colocated import ColocatedDrafter
+from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.lookahead import LookaheadDecoder
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
 from specq.verifier.sources.medusa import MedusaDrafter
@@ -77,6 +80,9 @@ MAKERS: dict[str, Callable[[], DraftSource | None]] = {
     "medusa": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=4)),
     "medusa, a tree": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=3), ((0, 1, 0), (0, 0, 0, 0), (1,))),
     "medusa, wrong": lambda: MedusaDrafter(ToyHeads(PROMPT, wrong_every=1, blind=True)),
+    "eagle3": lambda: EagleDrafter(ToyTrees(wrong_every=4)),
+    "eagle3, a tree": lambda: EagleDrafter(ToyTrees(wrong_every=3), 4, ((0, 1, 0), (0, 0, 0, 0), (1,))),
+    "eagle3, wrong": lambda: EagleDrafter(ToyTrees(wrong_every=1, blind=True)),
     "always wrong": lambda: colocated(wrong_every=1, blind=True),
     "mixture": Both,
 }
@@ -211,6 +217,22 @@ class Watcher(DraftSource):
                 if share.step.judged and output.scratch_logits is not None:
                     self.scratch_tokens.append(output.scratch_logits.of(i).argmax(1).tolist())
                     self.asked.append([*share.session.token_ids[: share.step.base_len], 9, 8])
+
+
+def test_a_prompts_rows_are_asked_for_however_few_they_are() -> None:
+    """Of a chunk of one token, which is not judged, too; not of a session that decodes, of which all rows are given anyway."""
+    trees = DraftTrees()
+    sessions = [make_session(trees=trees, session_id=i) for i in range(3)]
+    steps = [
+        SessionStep(
+            session_id=i, start=0, token_ids=np.arange(count, dtype=np.int32), judged=judged, params=SamplingParams(),
+            tree=NO_TREE,
+        )
+        for i, (count, judged) in enumerate([(1, False), (1, True), (3, False)])
+    ]  # fmt: skip
+    places = np.array([session.place for session in sessions])
+    shares = Shares(sessions, places, StepBatch.of(steps), np.zeros(0, np.int32))
+    assert SourceSet([Watcher()], ToyEngine()).tap(shares) == Tap((0, 1), frozenset([0, 2]))
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -110,7 +110,9 @@ def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path) -> Non
     config = TargetConfig(model="tiny", heads=str(heads), device="cpu", kv_slots=1024, max_step_rows=8)
     verifier = build_verifier(config, "target")
     assert [source.name for source in verifier.sources.sources] == ["remote", "medusa", "suffix"]
-    with pytest.raises(ConfigError, match=r"there is no directory of heads .*`specq train medusa` makes one"):
+    with pytest.raises(
+        ConfigError, match=r"there is no directory of heads .*`specq train medusa` or `specq train eagle3` makes one"
+    ):
         build_verifier(replace(config, heads=str(tmp_path / "nowhere")), "target")
 
 

@@ -6,6 +6,8 @@
     gguf_network  a GGUF file -> a transformers model
     draft_network a draft model of our own form -> a transformers model with a smaller head
     medusa_heads  Medusa heads -> matrices that turn hidden states into logits
+    eagle_head    an EAGLE-3 head -> a network (eagle_network) that reads the target's hidden states
+    head_files, target_matrices   what both read: the files of heads, single matrices of a target
     generic       forward through transformers' own modelling code; every device and architecture
     native        forward in one C call (kernels/); Llama-like float32 models on a CPU
     native_chain  chains of draft tokens in one C call; chain: the same on a GPU
@@ -18,6 +20,8 @@ All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers,
 engine and the draft-model proposer use any without knowing which.
 """
 
+from specq.engines.torch.eagle_head import EagleHead, is_eagle, load_eagle
+from specq.engines.torch.eagle_network import EagleNetwork
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.medusa_heads import MedusaHeads, load_heads
@@ -28,6 +32,8 @@ from specq.engines.torch.top import rank_tokens
 __all__ = [
     "ALONE",
     "ChainStarts",
+    "EagleHead",
+    "EagleNetwork",
     "KvPool",
     "LoadedModel",
     "MedusaHeads",
@@ -35,7 +41,9 @@ __all__ = [
     "RowPacker",
     "Threads",
     "chain_drafter",
+    "is_eagle",
     "load",
+    "load_eagle",
     "load_heads",
     "load_network",
     "pack_nodes",

@@ -5,29 +5,19 @@ Rule: heads that do not fit their target are refused here, before anything is dr
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
 from torch.nn import functional
 
-from specq.checkpoints import draft_form, gguf_tensors, is_gguf, medusa_form, read_gguf, read_json
+from specq.checkpoints import draft_form, medusa_form, read_json
+from specq.engines.torch.head_files import Tensors, read_tensors
 from specq.engines.torch.loading import pick_device
+from specq.engines.torch.target_matrices import output_matrix
 from specq.protocol import ConfigError, Int32Array, ModelInfo
-
-OUTPUTS = (
-    "lm_head.weight",
-    "model.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-)  # the first that is there
-GGUF_OUTPUTS = ("output.weight", "token_embd.weight")
-
-_Tensors = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +57,7 @@ def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {heads} of Medusa heads; they must lie on this machine")
     shape = medusa_form.heads_shape(directory)
-    tensors = _read(directory, shape)
+    tensors = read_tensors(directory, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
     _check_fit(directory, shape, tensors, Path(target), info)
     place = pick_device(device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
@@ -81,30 +71,7 @@ def _is_about(name: str) -> bool:
     return name == draft_form.TOKEN_IDS or name.endswith(draft_form.SCALE)
 
 
-def _read(directory: Path, shape: medusa_form.HeadsShape) -> _Tensors:
-    """Read the file of weights; it must have exactly the tensors that `shape` asks for."""
-    path = next((directory / name for name in medusa_form.WEIGHTS if (directory / name).is_file()), None)
-    if path is None:
-        raise ConfigError(f"{directory} has neither {' nor '.join(medusa_form.WEIGHTS)}, which hold Medusa heads")
-    try:
-        is_safe = path.suffix == ".safetensors"
-        tensors: _Tensors = load_file(path) if is_safe else torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle raises whatever its bytes lead to
-        raise ConfigError(f"{path} cannot be read; it may have been cut off: {error}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
-        raise ConfigError(f"{path} holds no tensors by name")
-    forms = {name: (str(t.dtype).removeprefix("torch."), tuple(t.shape)) for name, t in tensors.items()}
-    if reason := medusa_form.reason_against(shape, forms):
-        raise ConfigError(f"{path} does not fit its config.json: {reason}")
-    broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
-    if broken:
-        raise ConfigError(f"{path} has values that are not finite, in {broken[0]}")
-    return tensors
-
-
-def _check_fit(
-    directory: Path, shape: medusa_form.HeadsShape, tensors: _Tensors, target: Path, info: ModelInfo
-) -> None:
+def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors, target: Path, info: ModelInfo) -> None:
     """Raise ConfigError for heads of another hidden size or vocabulary."""
     said = read_json(target, "config.json")
     wanted = said.get("word_embed_proj_dim") or said["hidden_size"]  # the former: what OPT's output matrix reads
@@ -131,18 +98,18 @@ def _check_fit(
         )
 
 
-def _token_ids(tensors: _Tensors) -> Int32Array | None:
+def _token_ids(tensors: Tensors) -> Int32Array | None:
     found = tensors.get(draft_form.TOKEN_IDS)
     return None if found is None else found.numpy()
 
 
-def _value(name: str, tensors: _Tensors) -> torch.Tensor:
+def _value(name: str, tensors: Tensors) -> torch.Tensor:
     """Return a tensor's values; those in 8 bits rounded to bfloat16, so that they are the same everywhere."""
     scale = tensors.get(name + draft_form.SCALE)
     return tensors[name] if scale is None else (tensors[name].float() * scale[:, None]).bfloat16()
 
 
-def _blocks(shape: medusa_form.HeadsShape, values: _Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _blocks(shape: medusa_form.HeadsShape, values: Tensors) -> list[tuple[torch.Tensor, torch.Tensor]]:
     blocks = []
     for layer in range(shape.medusa_num_layers):
         names = [medusa_form.block_names(head, layer) for head in range(shape.medusa_num_heads)]
@@ -153,7 +120,7 @@ def _blocks(shape: medusa_form.HeadsShape, values: _Tensors) -> list[tuple[torch
 
 def _output(
     shape: medusa_form.HeadsShape,
-    values: _Tensors,
+    values: Tensors,
     token_ids: Int32Array | None,
     target: Path,
     device: torch.device,
@@ -165,26 +132,3 @@ def _output(
         return torch.stack([values[name] for name in names])
     rows = output_matrix(target)
     return (rows if token_ids is None else rows[torch.from_numpy(token_ids).long()]).to(device, dtype)
-
-
-def output_matrix(checkpoint: Path) -> torch.Tensor:
-    """Return a checkpoint's output matrix [vocab, hidden], without the rest of it; ConfigError if it is not found."""
-    if is_gguf(checkpoint):
-        file = read_gguf(checkpoint)
-        name = next(name for name in GGUF_OUTPUTS if name in file.tensors)
-        return torch.tensor(gguf_tensors.dequantise(file, file.tensors[name]))
-    index = checkpoint / "model.safetensors.index.json"
-    of_file: dict[str, Any] = json.loads(index.read_text("utf-8"))["weight_map"] if index.is_file() else {}
-    for name in OUTPUTS:
-        path = checkpoint / of_file.get(name, "model.safetensors")
-        if path.is_file() and (found := _tensor(path, name)) is not None:
-            return found
-    raise ConfigError(
-        f"{checkpoint} has no {', '.join(OUTPUTS)} in safetensors; heads that share the target's output matrix need it"
-    )
-
-
-def _tensor(path: Path, name: str) -> torch.Tensor | None:
-    with safe_open(path, framework="pt") as file:
-        found: torch.Tensor | None = file.get_tensor(name) if name in file.keys() else None  # noqa: SIM118 - no mapping
-    return found

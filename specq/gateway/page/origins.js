@@ -8,12 +8,13 @@ export const ORIGINS = {
   lookahead: ["lookahead", "accepted from lookahead decoding: an n-gram that the target gave before"],
   lookup: ["suffix", "accepted from prompt lookup, by a verifier of before"],
   medusa: ["medusa", "accepted from Medusa heads on the target's hidden states"],
+  eagle3: ["eagle3", "accepted from an EAGLE-3 head on the target's hidden states"],
   corrected: ["corrected", "the target's own, where drafts were wrong"],
   plain: ["plain", "the target's own, where nothing was drafted"],
   drafted: ["drafted", "accepted from a draft, it is not known whose"],
   own: ["own", "the target's own"],
 };
-export const LEGEND = ["draft worker", "colocated", "suffix", "lookahead", "medusa", "corrected", "plain"];
+export const LEGEND = ["draft worker", "colocated", "suffix", "lookahead", "medusa", "eagle3", "corrected", "plain"];
 
 export const isAccepted = (origin) => !["corrected", "plain", "own"].includes(origin);
 export const classOf = (origin) => `token o-${(ORIGINS[origin] ?? ["own"])[0]}`;

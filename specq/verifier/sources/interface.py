@@ -42,7 +42,7 @@ class Setup(NamedTuple):
     tell          says what is being done
     helper_cores  cores on each of which a thread helps with the engine's steps
     target        the directory, GGUF file or hub name of the target model
-    heads         the directory of Medusa heads; "" where none are asked for
+    heads         the directory of Medusa heads, or of an EAGLE-3 head; "" where none are asked for
     draft_tokenizer   the directory or hub name of the draft model's tokenizer
     """
 

@@ -18,17 +18,16 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.config import read_tree
 from specq.drafting import LEAST_CHANCE, drafting_params
 from specq.proposers import HeadSource, HiddenRow, Ranked
-from specq.protocol import FINAL, MEDUSA_LANE, ConfigError, Int32Array, JobError, Speculation
+from specq.protocol import FINAL, MEDUSA_LANE, Int32Array
 from specq.verifier.arms import MEDUSA
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import FLOOR
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, tree_for
+from specq.verifier.sources.rank_trees import RankTree, checked_tree, room_of, tree_for
 from specq.verifier.trees import NEXT_IDS
 
 log = structlog.get_logger(__name__)
@@ -81,7 +80,7 @@ class MedusaDrafter(DraftSource):
     def _state(self, session: Session) -> _State | None:
         """Return what is known of a session that may be drafted for."""
         state = self._states.get(session.session_id)
-        if state is None or state.session is not session or state.length != session.length or _room(session) < 1:
+        if state is None or state.session is not session or state.length != session.length or room_of(session) < 1:
             return None
         return state
 
@@ -89,7 +88,7 @@ class MedusaDrafter(DraftSource):
         sessions = [state.session for state in states]
         num_heads = self.heads.num_heads
         trees = [
-            tree_for(one.speculation, min(num_heads, _room(one)), self._tree) for one in sessions
+            tree_for(one.speculation, min(num_heads, room_of(one)), self._tree) for one in sessions
         ]  # none deeper than there is room
         share = max(num_heads, min(MOST_NODES, ALL_NODES // len(sessions)))
         most = [
@@ -143,11 +142,6 @@ class MedusaDrafter(DraftSource):
         self._refused.pop(session.session_id, None)
 
 
-def _room(session: Session) -> int:
-    """Return how many levels a session's tree may have; the correction takes one position itself."""
-    return int(session.limit) - session.length - 1
-
-
 def _last_row(done: Round) -> int:
     """Return which of a session's rows made its last token: that of the last accepted node, or of the last token before all nodes."""
     path = done.path
@@ -186,28 +180,13 @@ def make(setup: Setup) -> MedusaDrafter | None:
     """Load the heads that shall draft in this process, if there are any; ConfigError where they do not fit the target."""
     if not setup.heads:
         return None
-    from specq.engines.torch import load_heads  # brings torch, which not every engine needs
+    from specq.engines.torch import is_eagle, load_heads  # brings torch, which not every engine needs
     from specq.proposers.medusa import Medusa
 
+    if is_eagle(setup.heads):
+        return None
     setup.tell(f"loading Medusa heads from {setup.config.heads}")
     heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
-    tree = _checked_tree(setup.config.heads_tree, heads.num_heads)
+    tree = checked_tree(setup.config.heads_tree, heads.num_heads, f"there are {heads.num_heads} heads")
     log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
     return MedusaDrafter(Medusa(heads, setup.info.num_tokens), tree)
-
-
-def _checked_tree(said: str, num_heads: int) -> tuple[tuple[int, ...], ...]:
-    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than the heads."""
-    if not said:
-        return ()
-    try:
-        paths = Speculation.from_dict({"tree": read_tree(said)}).tree
-    except JobError as error:
-        raise ConfigError(f"target.heads_tree: {error}") from None
-    deepest = max(paths, key=len, default=())
-    if len(deepest) > num_heads:
-        raise ConfigError(
-            f"target.heads_tree has the path {list(deepest)}, which is {len(deepest)} deep; there are {num_heads} heads, so paths "
-            f"may have {num_heads} ranks at most"
-        )
-    return paths

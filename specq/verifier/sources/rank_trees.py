@@ -13,8 +13,10 @@ from typing import Self
 
 import numpy as np
 
+from specq.config import read_tree
 from specq.drafting import BestFirst, Path, Shape, shape_of
-from specq.protocol import BoolArray, Float32Array, IntpArray, Speculation
+from specq.protocol import BoolArray, ConfigError, Float32Array, IntpArray, JobError, Speculation
+from specq.verifier.session import Session
 
 WIDTH = 10  # choices at a place, of a tree that is grown best first
 MANY_PATHS = 4096  # of a shape, beyond which it is cut
@@ -59,17 +61,20 @@ class RankTree:
         return found
 
     def likeliest(self, reach: Float32Array, most: int, floor: float) -> BoolArray:
-        """Return bool[m, n]: of each context the `most` likeliest nodes, those of at least `floor` unless the tree is fixed. With a node
-        come those above it."""
-        wanted = np.isfinite(reach) if self.is_fixed else reach >= floor
-        if most < reach.shape[1]:
-            order = np.argsort(
-                -reach, axis=1, kind="stable"
-            )  # a parent is no less likely, and comes first among equals
-            place = np.empty_like(order)
-            np.put_along_axis(place, order, np.arange(reach.shape[1])[None], 1)
-            wanted &= place < most
-        return wanted
+        """Return which of these nodes are `likeliest`; all of a fixed tree that may be."""
+        return likeliest(reach, most, -np.inf if self.is_fixed else floor)
+
+
+def likeliest(reach: Float32Array, most: int, floor: float) -> BoolArray:
+    """Return bool[m, n]: of each context the `most` likeliest nodes of those that may be and reach `floor`, given f32[m, n], parents before
+    children. With a node come those above it, which are no less likely."""
+    wanted = np.isfinite(reach) & (reach >= floor)
+    if most < reach.shape[1]:
+        order = np.argsort(-reach, axis=1, kind="stable")  # a parent comes first among equals
+        place = np.empty_like(order)
+        np.put_along_axis(place, order, np.arange(reach.shape[1])[None], 1)
+        wanted &= place < most
+    return wanted
 
 
 @lru_cache(maxsize=256)
@@ -104,3 +109,24 @@ def _paths_by_product(depth: int) -> list[Path]:
         level = [((*path, rank), product * (rank + 1)) for path, product in level for rank in range(WIDTH // product)]
         found += [path for path, _ in level]
     return found
+
+
+def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
+    """Return the paths that `heads_tree` gives; ConfigError for none, and for those that are deeper than `most`. why: what limits them."""
+    if not said:
+        return ()
+    try:
+        paths = Speculation.from_dict({"tree": read_tree(said)}).tree
+    except JobError as error:
+        raise ConfigError(f"target.heads_tree: {error}") from None
+    deepest = max(paths, key=len, default=())
+    if len(deepest) > most:
+        raise ConfigError(
+            f"target.heads_tree has the path {list(deepest)}, which is {len(deepest)} deep; {why}, so paths may have {most} ranks at most"
+        )
+    return paths
+
+
+def room_of(session: Session) -> int:
+    """Return how many levels a session's tree may have; the correction takes one position itself."""
+    return int(session.limit) - session.length - 1

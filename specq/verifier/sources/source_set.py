@@ -124,7 +124,8 @@ class SourceSet:
         tapping = [source for source in self.sources if source.layers]
         if not tapping:
             return NO_TAP
-        sessions = [shares.sessions[i] for i in (shares.batch.num_tokens > 1).nonzero()[0].tolist()]
+        is_prompt = (shares.batch.num_tokens > 1) | ~shares.batch.is_judged
+        sessions = [shares.sessions[i] for i in is_prompt.nonzero()[0].tolist()]
         whole = {one.session_id for one in sessions if any(source.wants_prompt(one) for source in tapping)}
         return Tap(tuple(sorted({layer for source in tapping for layer in source.layers})), frozenset(whole))
 

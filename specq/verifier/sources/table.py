@@ -13,6 +13,7 @@ from specq.verifier.sources.interface import DraftSource, Setup
 SOURCES = {
     "colocated": "specq.verifier.sources.making:make",
     "medusa": "specq.verifier.sources.medusa:make",
+    "eagle3": "specq.verifier.sources.eagle:make",
     "suffix": "specq.verifier.sources.suffix:make",
     "lookahead": "specq.verifier.sources.lookahead:make",
 }

@@ -1,0 +1,244 @@
+"""An EAGLE-3 head (Li et al. 2025, arXiv 2503.01840) as a source of trees: its own KV of each text, and rows below it.
+
+Each token of a text has a row, made of the target's hidden states before it; its keys and values are kept (`StateCache`). Rows of trees
+are made of the head's own states; they live as long as their tree. So nothing of a rejected draft remains, and what is accepted is computed
+anew, by what the target says.
+
+Tokens are ranked as a draft model's are: by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what
+the head says alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from specq.engines.torch import EagleHead, rank_tokens
+from specq.proposers.head_source import Ranked
+from specq.proposers.interface import ranking_params
+from specq.proposers.state_cache import StateCache
+from specq.proposers.tree_head import Followed
+from specq.protocol import Int32Array, IntpArray, SamplingParams
+from specq.verification import ends_of
+
+MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
+MOST_ROWS = 512  # of a text in a pass
+
+
+@dataclass(slots=True)
+class _Text:
+    """What is known of a session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and rows
+    that wait, with the target's hidden states before them."""
+
+    place: int
+    first: int
+    length: int = 0
+    taps: list[torch.Tensor] = field(default_factory=list)  # of [n, width] each
+    token_ids: list[int] = field(default_factory=list)  # of the rows that wait
+    last: torch.Tensor | None = None  # [hidden]: what the last row in the cache gave
+
+    @property
+    def end(self) -> int:
+        return self.first + self.length + len(self.token_ids)
+
+    def begin_at(self, first: int) -> None:
+        """Forget all; the next row reads the token at `first`."""
+        self.first, self.length, self.last = first, 0, None
+        self.taps, self.token_ids = [], []
+
+    def keep_last(self, count: int) -> None:
+        """Forget all but at most so many rows that wait."""
+        taps, token_ids = torch.cat(self.taps)[-count:], self.token_ids[-count:]
+        self.begin_at(self.end - len(token_ids))
+        self.taps, self.token_ids = [taps], token_ids
+
+    def take(self, most: int) -> tuple[torch.Tensor, list[int]]:
+        """Return the first rows that wait, at most so many, which have places in the cache from now on."""
+        taps = self.taps[0] if len(self.taps) == 1 else torch.cat(self.taps)
+        token_ids, self.token_ids = self.token_ids[:most], self.token_ids[most:]
+        self.taps = [taps[most:]] if self.token_ids else []
+        self.length += len(token_ids)
+        return taps[:most], token_ids
+
+
+class Eagle:
+    """Fulfils `TreeHead`."""
+
+    def __init__(self, head: EagleHead) -> None:
+        self.layers = head.layers
+        self._head, shape = head, head.network.shape
+        self._cache = StateCache(shape.num_key_value_heads, shape.head_dim, head.network.fc.weight)
+        self._texts: dict[int, _Text] = {}
+
+    def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
+        """Take in what texts go on with; see `TreeHead`."""
+        news = [new for one in followed if (new := self._new(one)) is not None]
+        if not news:
+            return
+        rows = torch.tensor([row for one in news for row in one.rows])
+        taps = values.index_select(0, rows.to(values.device, non_blocking=True))
+        for one, own in zip(news, torch.split(taps, [len(one.rows) for one in news]), strict=True):
+            text = self._texts[one.session_id]
+            text.taps.append(own)
+            text.token_ids += one.token_ids
+            if len(text.token_ids) > MOST_WAITING:
+                text.keep_last(MOST_WAITING // 2)
+
+    def _new(self, one: Followed) -> Followed | None:
+        """Return what is not known yet of a text, which begins anew behind a gap."""
+        text = self._texts.get(one.session_id)
+        if text is None:
+            text = self._texts[one.session_id] = _Text(self._cache.open(), one.first)
+        if one.first > text.end:
+            text.begin_at(one.first)
+        known = text.end - one.first
+        if known >= len(one.rows):
+            return None
+        return one._replace(first=text.end, token_ids=one.token_ids[known:], rows=one.rows[known:])
+
+    def known(self, session_id: int) -> int:
+        """Return up to where a text is known; see `TreeHead`."""
+        text = self._texts.get(session_id)
+        return text.end if text is not None else 0
+
+    def close(self, session_id: int) -> None:
+        """Forget a session; see `TreeHead`."""
+        text = self._texts.pop(session_id, None)
+        if text is not None:
+            self._cache.close(text.place)
+
+    @torch.inference_mode()
+    def start(self, session_ids: Sequence[int], params: Sequence[SamplingParams]) -> EagleContexts:
+        """Compute the rows that wait; see `TreeHead`."""
+        texts = [self._texts[session_id] for session_id in session_ids]
+        for text in texts:
+            if text.token_ids and text.length + len(text.token_ids) > self._cache.most_rows:
+                text.keep_last(self._cache.most_rows // 2)
+            self._cache.reserve(text.length + len(text.token_ids))
+        while waiting := [text for text in texts if text.token_ids]:
+            self._compute(waiting)
+        return EagleContexts(self._head, self._cache, texts, [ranking_params(one) for one in params])
+
+    def _compute(self, texts: list[_Text]) -> None:
+        """Compute some rows of each text that has some, in one pass."""
+        befores = np.array([text.length for text in texts])
+        firsts = np.array([text.first for text in texts])
+        taken = [text.take(MOST_ROWS) for text in texts]
+        counts = np.array([len(token_ids) for _, token_ids in taken])
+        place_of, at = np.arange(len(texts)).repeat(counts), _within(counts)  # of each row, in a grid [texts, most]
+        rows = befores[:, None] + np.arange(counts.max())  # [texts, most]
+        network, device = self._head.network, self._head.network.fc.weight.device
+        grid = tuple(torch.from_numpy(index).to(device) for index in (place_of, at))
+        projected = network.project(torch.cat([taps for taps, _ in taken]))
+        states = projected.new_zeros(*rows.shape, projected.shape[1])
+        states[grid] = projected
+        token_ids = np.zeros(rows.shape, np.int64)
+        token_ids[place_of, at] = np.concatenate([token_ids for _, token_ids in taken])
+        places, num_rows = np.array([text.place for text in texts]), int((befores + counts).max())
+        is_seen = np.arange(num_rows) <= rows[:, :, None]  # [texts, most, num_rows]
+
+        def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+            self._cache.write(places[place_of], rows[place_of, at], keys[grid], values[grid])
+            return _attend(queries, *self._cache.read(places, num_rows), torch.from_numpy(is_seen).to(device))
+
+        positions = (firsts[:, None] + rows - 1, token_ids)  # a row stands where the state before its token does
+        found = network(states, *(torch.from_numpy(array).to(device) for array in positions[::-1]), attend)
+        for i, text in enumerate(texts):
+            text.last = found[i, int(counts[i]) - 1]
+
+
+class EagleContexts:
+    """Fulfils `Contexts`: texts that are computed."""
+
+    def __init__(
+        self, head: EagleHead, cache: StateCache, texts: list[_Text], params: Sequence[SamplingParams]
+    ) -> None:
+        self._head, self._cache, self._texts, self._params = head, cache, texts, params
+
+    @torch.inference_mode()
+    def grow(self, which: IntpArray) -> EagleGrowth:
+        """Begin trees; see `Contexts`."""
+        texts = [self._texts[i] for i in which.tolist()]
+        lengths = np.array([text.length for text in texts])
+        keys, values = self._cache.read(np.array([text.place for text in texts]), int(lengths.max()))
+        is_seen = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).to(keys.device)
+        lasts = [text.last for text in texts if text.last is not None]
+        assert len(lasts) == len(texts), "a text of no rows"
+        ends = np.array([text.end for text in texts])
+        return EagleGrowth(
+            self._head, torch.stack(lasts)[:, None], keys, values, is_seen, ends, [self._params[i] for i in which]
+        )
+
+
+class EagleGrowth:
+    """Fulfils `Growth`.
+
+    states        [b, rows, hidden]: what the last level gave; at first the contexts' last rows
+    keys, values  [b, context + nodes, kv_heads, dim]
+    is_seen       bool[b, context]; ends i64[b]: the place of the token behind each context
+    """
+
+    def __init__(
+        self,
+        head: EagleHead,
+        states: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        is_seen: torch.Tensor,
+        ends: IntpArray,
+        params: Sequence[SamplingParams],
+    ) -> None:
+        self._head, self._states, self._keys, self._values = head, states, keys, values
+        self._is_seen = is_seen[:, None]  # [b, rows, context + nodes]: by the rows of the last level
+        self._ends, self._params, self._depth = ends, params, 0
+
+    @torch.inference_mode()
+    def ranked(self, count: int) -> Ranked:
+        """Return the likeliest tokens; see `Growth`."""
+        logits = self._head.network.logits(self._states).float()  # [b, rows, columns]
+        num_contexts, num_rows, columns = logits.shape
+        params = [one for of_context in self._params for one in (of_context,) * num_rows]
+        positions = (self._ends + self._depth).repeat(num_rows).tolist()
+        flat = logits.flatten(0, 1)
+        token_ids, scores = rank_tokens(flat, params, positions, min(count, columns), self._head.token_ids)
+        shape = num_contexts, num_rows, -1
+        return Ranked(token_ids.reshape(shape), scores.reshape(shape))
+
+    @torch.inference_mode()
+    def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
+        """Go one level down; see `Growth`."""
+        device, num_rows = self._states.device, parents.shape[1]
+        behind = torch.tensor(parents, device=device)[:, :, None]
+        states = self._states.gather(1, behind.expand(-1, -1, self._states.shape[2]))
+        seen = self._is_seen.gather(1, behind.expand(-1, -1, self._is_seen.shape[2]))
+        own = torch.eye(num_rows, dtype=torch.bool, device=device).expand(len(parents), -1, -1)
+        self._is_seen = torch.cat([seen, own], 2)
+        positions = np.broadcast_to((self._ends + self._depth - 1)[:, None], parents.shape).copy()
+        known = np.clip(token_ids, 0, self._head.network.num_tokens - 1).astype(
+            np.int64
+        )  # of no use where there is none
+        inputs = (torch.from_numpy(array).to(device) for array in (known, positions))
+        self._states = self._head.network(states, *inputs, self._attend)
+        self._depth += 1
+
+    def _attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        self._keys, self._values = torch.cat([self._keys, keys], 1), torch.cat([self._values, values], 1)
+        return _attend(queries, self._keys, self._values, self._is_seen)
+
+
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
+    """Return [b, rows, heads, dim] of queries of this shape; keys, values [b, n, kv_heads, dim], is_seen bool[b, rows, n]."""
+    queries, keys, values = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
+    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen[:, None], enable_gqa=True)
+    return found.transpose(1, 2)
+
+
+def _within(counts: IntpArray) -> IntpArray:
+    """Return 0, 1, .. of each count, one after the other."""
+    ends = ends_of(counts)
+    found: IntpArray = np.arange(int(ends[-1])) - (ends - counts).repeat(counts)
+    return found

@@ -1,0 +1,133 @@
+"""Random EAGLE-3 heads in the layout of SpecForge, and what such a head says by plain arithmetic, one row after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.functional import silu
+
+from specq.checkpoints import eagle_form
+
+WEIGHTS, PICKLED = eagle_form.WEIGHTS
+
+
+def eagle_shape_of(hidden: int, vocab: int, draft_vocab: int, **others: Any) -> eagle_form.EagleShape:
+    """Return the shape of a small head: two query heads for each key-value head."""
+    sizes = {"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    about = {"rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "target_hidden_size": hidden}
+    given: dict[str, Any] = {**sizes, **about, "vocab_size": vocab, "draft_vocab_size": draft_vocab, **others}
+    return eagle_form.EagleShape(hidden_size=hidden, **given)
+
+
+def make_eagle(
+    directory: Path,
+    shape: eagle_form.EagleShape,
+    *,
+    embedding: bool = True,
+    seed: int = 0,
+    scale: float = 0.3,
+    **config: Any,
+) -> Path:
+    """Write a random head as SpecForge does. config: changes of its config.json; None takes a key away."""
+    rng = np.random.default_rng(seed)
+    tensors = {name: _random(rng, scale, *size) for name, size in eagle_form.matrix_shapes(shape).items()}
+    if embedding:
+        tensors[eagle_form.EMBEDDING] = _random(rng, 1.0, shape.vocab_size, shape.hidden_size)
+    if shape.has_tables:
+        ids = np.sort(rng.permutation(shape.num_tokens or shape.vocab_size)[: shape.draft_vocab_size])
+        tensors[eagle_form.TO_TARGET] = torch.from_numpy(ids - np.arange(len(ids)))
+        tensors[eagle_form.FROM_TARGET] = torch.from_numpy(np.isin(np.arange(shape.vocab_size), ids))
+    said = {key: value for key, value in {**shape.config(), **config}.items() if value is not None}
+    for key in ("num_tokens", "tokenizer_hash"):  # which others do not say
+        if not said.get(key):
+            said.pop(key, None)
+    if not shape.layers:
+        said.pop("eagle_config", None)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, directory / WEIGHTS)
+    (directory / "config.json").write_text(json.dumps(said))
+    return directory
+
+
+def _random(rng: np.random.Generator, scale: float, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.normal(0, scale, shape).astype(np.float32))
+
+
+@torch.inference_mode()
+def eagle_logits(
+    directory: Path,
+    shape: eagle_form.EagleShape,
+    taps: torch.Tensor,
+    token_ids: Sequence[int],
+    embedding: torch.Tensor,
+    first: int = 1,
+) -> torch.Tensor:
+    """Return f32[len(token_ids), columns]: what a head says behind each of some tokens, of which the first is at position `first` of its
+    text. taps f32[n, width]: the target's hidden states before the first n of them; the others are read with the head's own states."""
+    values = load_file(directory / WEIGHTS)
+    states = list(taps @ values["fc.weight"].T)
+    keys, heads_values, found = list[torch.Tensor](), list[torch.Tensor](), list[torch.Tensor]()
+    for i, token in enumerate(token_ids):
+        if i >= len(taps):
+            states.append(found[i - 1])
+        found.append(_row(values, shape, states[i], embedding[token], first - 1 + i, keys, heads_values))
+    outputs = torch.stack(found)
+    return _normed(outputs, values["norm.weight"], shape) @ values["lm_head.weight"].T
+
+
+def _row(
+    values: dict[str, torch.Tensor],
+    shape: eagle_form.EagleShape,
+    state: torch.Tensor,
+    embedded: torch.Tensor,
+    position: int,
+    keys: list[torch.Tensor],
+    heads_values: list[torch.Tensor],
+) -> torch.Tensor:
+    """Compute one row, which sees those before it; its keys and values are added to theirs."""
+    layer = {name.removeprefix("midlayer."): value for name, value in values.items() if name.startswith("midlayer.")}
+    normed = _normed(state, layer["hidden_norm.weight"], shape)
+    both = torch.cat([_normed(embedded, layer["input_layernorm.weight"], shape), normed])
+    query, key, value = (
+        (layer[f"self_attn.{name}_proj.weight"] @ both).reshape(-1, shape.head_dim) for name in ("q", "k", "v")
+    )
+    keys.append(_rotated(key, position, shape))
+    heads_values.append(value)
+    group = shape.num_attention_heads // shape.num_key_value_heads
+    attended = []
+    for head, own in enumerate(_rotated(query, position, shape)):
+        scores = torch.stack([own @ past[head // group] for past in keys]) / shape.head_dim**0.5
+        attended.append(sum(p * past[head // group] for p, past in zip(scores.softmax(0), heads_values, strict=True)))
+    x = (normed if shape.norm_before_residual else state) + layer["self_attn.o_proj.weight"] @ torch.cat(attended)
+    inner = _normed(x, layer["post_attention_layernorm.weight"], shape)
+    gate, up = layer["mlp.gate_proj.weight"] @ inner, layer["mlp.up_proj.weight"] @ inner
+    found: torch.Tensor = x + layer["mlp.down_proj.weight"] @ (silu(gate) * up)
+    return found
+
+
+def _normed(x: torch.Tensor, weight: torch.Tensor, shape: eagle_form.EagleShape) -> torch.Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + shape.rms_norm_eps).sqrt() * weight
+
+
+def _rotated(x: torch.Tensor, position: int, shape: eagle_form.EagleShape) -> torch.Tensor:
+    half = shape.head_dim // 2
+    angles = position * shape.rope_theta ** (-2 * torch.arange(half) / shape.head_dim)
+    turned = torch.polar(torch.ones(half), angles) * torch.complex(x[:, :half].contiguous(), x[:, half:].contiguous())
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def change_eagle(directory: Path, tensors: dict[str, Any] | None = None, **config: Any) -> None:
+    """Overwrite some of a head's tensors and of its config.json; None takes one away."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(_changed(json.loads(path.read_text()), config)))
+    save_file(_changed(load_file(directory / WEIGHTS), tensors or {}), directory / WEIGHTS)
+
+
+def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in {**before, **changes}.items() if value is not None}

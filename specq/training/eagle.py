@@ -1,0 +1,164 @@
+"""The stages of `specq train eagle3`, each a function of the settings: an EAGLE-3 head for a target that exists and stays as it is.
+
+rollouts   as of `specq train draft`: the target answers prompts of the corpus
+head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the training-time test
+           (`eagle_network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
+           `depth_decay` times that of the one before it. A run that was cut off goes on; the head is written in bfloat16
+evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from torch.nn import functional
+
+from specq.checkpoints import eagle_form
+from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
+from specq.protocol import ConfigError, Int32Array
+from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.training.architecture import ROPE_THETA, tapped_states
+from specq.training.distil import Batch, rollout_batches, token_losses
+from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, keep_report, load_target, roll_out
+from specq.training.draft_settings import EagleSettings
+from specq.training.eagle_network import build_eagle, save_eagle, trained_states
+from specq.training.foresight import benchmark_figures, info_of
+from specq.training.optimizer import build_optimizers
+from specq.training.ranks import CHAIN, TREE
+from specq.training.report import conditions
+from specq.training.runs import Run
+
+__all__ = ["evaluate", "roll_out", "train_head"]
+
+OUTSIDE = ("fc", "lm_head")  # of the layer
+FORESEEN = 8  # tokens, in an evaluation
+TREES = {
+    "chain": (CHAIN, FORESEEN),
+    "tree": (TREE, FORESEEN),
+    "chain of 4": (CHAIN, 4),
+    "tree of 4": (TREE, 4),
+    "chain of 5": (CHAIN, 5),
+}
+
+
+def train_head(settings: EagleSettings) -> None:
+    """Train the head on all rollouts and write it to `out`."""
+    target, chat = load_target(settings)
+    rollouts = all_rollouts(settings)
+    check_rollouts(rollouts, settings.target, target, settings.num_steps + 1, f"{settings.num_steps} steps")
+    torch.manual_seed(settings.seed)
+    token_ids = frequent_tokens(rollouts, settings.head_size)
+    shape = head_shape(settings, target, len(token_ids))
+    network = build_eagle(shape, target, token_ids)
+    output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
+    click.echo(
+        f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels; "
+        f"states behind layers {', '.join(map(str, shape.layers))}"
+    )
+    rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
+    optimizers = build_optimizers(network, weight_decay=0.0, outside=OUTSIDE, **rates)
+    run = Run(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
+    run.resume(settings.device)
+    batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
+    run.fit(
+        lambda: step_losses(network, target, output, next(batches), settings),
+        settings.depth_decay,
+        settings.seconds,
+        "step",
+    )
+    save_eagle(network, shape, token_ids, settings.out)
+
+
+def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_form.EagleShape:
+    """Return what config.json says of the head."""
+    config, tokenizer = target.config, load_tokenizer_files(settings.target)["tokenizer.json"]
+    hidden = config.hidden_size
+    return eagle_form.EagleShape(
+        hidden_size=hidden,
+        intermediate_size=settings.intermediate_size or config.intermediate_size,
+        num_attention_heads=config.num_attention_heads,
+        num_key_value_heads=config.num_key_value_heads,
+        head_dim=getattr(config, "head_dim", None) or hidden // config.num_attention_heads,
+        vocab_size=target.get_input_embeddings().weight.shape[0],
+        draft_vocab_size=head_size,
+        rms_norm_eps=config.rms_norm_eps,
+        rope_theta=ROPE_THETA,
+        target_hidden_size=hidden,
+        max_position_embeddings=config.max_position_embeddings,
+        layers=layers_of(config.num_hidden_layers),
+        num_tokens=num_tokens(tokenizer),
+        tokenizer_hash=tokenizer_hash(tokenizer),
+    )
+
+
+def layers_of(num_layers: int) -> tuple[int, ...]:
+    """Return the layers of a target that its head reads: the usual ones, or what comes nearest to them in a shallow one."""
+    if num_layers < eagle_form.NUM_TAPS:
+        raise ConfigError(f"the target has {num_layers} layers; an EAGLE-3 head reads {eagle_form.NUM_TAPS}")
+    if num_layers >= eagle_form.LEAST_LAYERS:
+        return eagle_form.default_layers(num_layers)
+    return 0, (num_layers - 1) // 2, num_layers - 1
+
+
+def _about(settings: EagleSettings, shape: eagle_form.EagleShape, token_ids: Int32Array) -> str:
+    """Return what must be the same for a run to go on."""
+    own = settings.num_steps, settings.depth_decay, settings.seed
+    rates = settings.lr, settings.matrix_lr, settings.hard_weight
+    return f"eagle3 {settings.target} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
+
+
+def step_losses(
+    network: EagleNetwork, target: Any, output: torch.Tensor, batch: Batch, settings: EagleSettings
+) -> torch.Tensor:
+    """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's own."""
+    length = int((batch.counted > 0).any(0).nonzero().max()) + 2  # behind it nothing is learned
+    token_ids, is_said = batch.token_ids[:, :length], batch.counted[:, :length] > 0
+    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among the places whose next token is the target's own
+    losses = []
+    with settings.autocast():
+        with torch.no_grad():
+            taps, hidden = tapped_states(target, token_ids, network.shape.layers)
+            taught = functional.linear(hidden[is_said], output)  # [n, columns]
+        for step, states in enumerate(trained_states(network, taps, token_ids, settings.num_steps)):
+            ahead = step + 1
+            both = is_said[:, :-ahead] & is_said[:, ahead:]
+            logits = network.logits(states[:, :-ahead][both])
+            each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), settings.hard_weight)
+            losses.append(each.sum() / max(len(each), 1))
+    return torch.stack(losses)
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------------------
+
+
+class _Eagle:
+    """Fulfils `Foresight`: each place of a text goes on as in the training-time test."""
+
+    def __init__(self, target: Any, head: EagleHead) -> None:
+        self._target, self._head, self.token_ids = target, head, head.token_ids
+
+    def logits(self, prompt: list[int], answer: list[int]) -> torch.Tensor:
+        network = self._head.network
+        token_ids = torch.tensor([prompt + answer], device=self._target.device)
+        taps, _ = tapped_states(self._target, token_ids, self._head.layers)
+        rows = slice(len(prompt) - 1, len(prompt) + len(answer) - 1)
+        steps = trained_states(network, taps, token_ids, FORESEEN)
+        return torch.stack([network.logits(states[0, rows]).float() for states in steps], 1)
+
+
+def evaluate(settings: EagleSettings) -> None:
+    """Measure the head as it was written on every benchmark and write the report."""
+    target, chat = load_target(settings)
+    info = info_of(target, settings.target)
+    head = load_eagle(str(settings.out), str(settings.target), info, str(settings.device))
+    torch.manual_seed(settings.seed)
+    report: dict[str, Any] = conditions(settings.device)
+    report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
+    report["acceptance"] = {
+        path.stem: benchmark_figures(target, _Eagle(target, head), chat, path, settings, TREES)
+        for path in sorted(settings.bench.glob("*.jsonl"))
+    }
+    keep_report(report, settings)

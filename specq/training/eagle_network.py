@@ -1,0 +1,100 @@
+"""An EAGLE-3 head in training: its first values, its training-time test, and the files that it is written to.
+
+In the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2) a row meets its own errors as it will when it drafts: after the pass
+over a text with the target's states, each row goes on alone with the tokens of the text and the states that it made itself. In step
+j it attends to what it attended to in step 0, and to its own rows of the steps since.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from torch.nn import functional
+
+from specq.checkpoints import eagle_form
+from specq.engines.torch import EagleNetwork
+from specq.protocol import Int32Array
+
+INITIAL_STD = 0.02
+
+
+def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array) -> EagleNetwork:
+    """Return a head that begins with the target's highest tapped state, final norm and output matrix; its layer adds nothing yet."""
+    network = EagleNetwork(shape, target.get_input_embeddings().weight.detach())
+    with torch.no_grad():
+        for parameter in network.parameters():
+            if parameter.ndim == 2:
+                nn.init.normal_(parameter, std=INITIAL_STD)
+        for silent in (network.midlayer.self_attn.o_proj, network.midlayer.mlp.down_proj):
+            nn.init.zeros_(silent.weight)
+        network.fc.weight.zero_()
+        nn.init.eye_(network.fc.weight[:, -shape.target_hidden_size :])
+        network.norm.weight.copy_(target.model.norm.weight)
+        network.lm_head.weight.copy_(target.lm_head.weight[torch.from_numpy(token_ids).long().to(target.device)])
+    nn.Module.to(network, target.device)
+    return network
+
+
+def trained_states(
+    network: EagleNetwork, taps: torch.Tensor, token_ids: torch.Tensor, num_steps: int
+) -> Iterator[torch.Tensor]:
+    """Yield the states [rows, length, hidden] of each step. Row t of step j has read the tokens up to t + 1 + j, and speaks of the next.
+
+    taps [rows, length, width]: the target's hidden states; token_ids i64[rows, length]. Where a text has ended, states mean nothing.
+    """
+    length = token_ids.shape[1]
+    attention = _OwnSteps(length, token_ids.device)
+    positions = torch.arange(length, device=token_ids.device).expand_as(token_ids)
+    states = network.project(taps)
+    for step in range(num_steps):
+        read = functional.pad(token_ids[:, 1 + step :], (0, min(1 + step, length)))[:, :length]
+        states = network(states, read, positions + step, attention)
+        yield states
+
+
+class _OwnSteps:
+    """Attention of one step after the other: to the first step's rows up to one's own, and to one's own of the later steps."""
+
+    def __init__(self, length: int, device: torch.device) -> None:
+        self._hidden = torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+        self._steps: list[tuple[torch.Tensor, torch.Tensor]] = []  # [b, heads, length, dim] of keys and values
+
+    def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+        group = queries.shape[2] // keys.shape[2]
+        queries = queries.transpose(1, 2) * queries.shape[-1] ** -0.5  # [b, heads, length, dim]
+        self._steps.append(
+            (keys.transpose(1, 2).repeat_interleave(group, 1), values.transpose(1, 2).repeat_interleave(group, 1))
+        )
+        (first_keys, first_values), *own = self._steps
+        if not own:
+            found = functional.scaled_dot_product_attention(
+                queries, first_keys, first_values, is_causal=True, scale=1.0
+            )
+            return found.transpose(1, 2)
+        before = (queries @ first_keys.mT).masked_fill(self._hidden, -torch.inf)  # [b, heads, length, length]
+        since = torch.stack([(queries * own_keys).sum(-1) for own_keys, _ in own], -1)  # [b, heads, length, steps]
+        shares = torch.cat([before, since], -1).softmax(-1)
+        found = shares[..., : before.shape[-1]] @ first_values
+        for i, (_, own_values) in enumerate(own):
+            found = found + shares[..., before.shape[-1] + i, None] * own_values
+        return found.transpose(1, 2)
+
+
+def save_eagle(network: EagleNetwork, shape: eagle_form.EagleShape, token_ids: Int32Array, out: Path) -> None:
+    """Write a head in bfloat16, without the target's embedding; the file is there only when it is whole."""
+    tensors = {name: value.detach().bfloat16().cpu().contiguous() for name, value in network.state_dict().items()}
+    ids = torch.from_numpy(token_ids).long()
+    tensors[eagle_form.TO_TARGET] = ids - torch.arange(len(ids))
+    tensors[eagle_form.FROM_TARGET] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / eagle_form.WEIGHTS[0]
+    unfinished = path.with_name(path.name + ".part")
+    save_file(tensors, unfinished)
+    unfinished.replace(path)
+    (out / "config.json").write_text(json.dumps(shape.config(), indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,212 @@
+"""`specq train eagle3` makes a head for `tiny` that loads, fits and is measured, from a corpus of a few lines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from specq.checkpoints.eagle_form import eagle_shape
+from specq.cli import main
+from specq.engines.checkpoint import describe
+from specq.engines.torch import load_eagle, load_network
+from specq.engines.torch.engine import TorchEngine
+from specq.models import resolve_model
+from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Speculation, Tap
+from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
+from specq.training import EAGLE_STAGES, runs
+from specq.training.architecture import tapped_states
+from specq.training.eagle import layers_of
+from specq.training.eagle_network import build_eagle, save_eagle, trained_states
+from specq.training.rollouts import save_rollouts
+from tests.training.test_draft import write_corpus
+from tests.verifier.test_eagle import ASYNC, drafting
+from tests.verifier.test_medusa import _open, texts
+
+SMALL = [
+    *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
+    *("--bench-prompts=2", "--bench-tokens=8", "--num-steps=3", "--seconds=1.5"),
+]
+pytestmark = pytest.mark.timeout(240)
+TINY = resolve_model("tiny", "target")
+TARGET = Path(TINY)
+
+
+def run(places, *arguments):
+    named = [f"--{name}={place}" for name, place in places.items()]
+    return CliRunner().invoke(main, ["train", "eagle3", "--target=tiny", *named, *SMALL, *arguments])
+
+
+def info():
+    return describe(TARGET, engine="torch", name="tiny", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=64)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    base = tmp_path_factory.mktemp("train_eagle")
+    (base / "bench").mkdir()
+    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
+    write_corpus(base / "corpus")
+    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+
+
+@pytest.fixture(scope="module")
+def output(places):
+    result = run(places, "all")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_all_stages_make_a_head_that_fits_its_target(places, output):
+    """And that drafts: texts are the target's, token for token, several at once."""
+    head = load_eagle(str(places["out"]), TINY, info(), "cpu")
+    assert head.layers == (1, 5, 8)
+    assert len(head.token_ids) > 1
+    assert "loss by step" in output
+    ways = [(0.0, ASYNC), (0.8, ASYNC), (0.0, Speculation(mode="sync")), (0.8, Speculation(mode="sync"))]
+    jobs = [
+        _open(i, SamplingParams(max_tokens=20, temperature=t, seed=i, ignore_eos=True), way, [5 + i, 90, 1000, 44])
+        for i, (t, way) in enumerate(ways)
+    ]
+    plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
+    drafted = dict[str, int]()
+    assert texts(TINY, drafting(TINY, places["out"], drafted), jobs) == texts(TINY, lambda engine: [], plain)
+    assert drafted["nodes"] > 20
+
+
+@pytest.mark.usefixtures("output")
+def test_the_report_says_what_was_foreseen(places):
+    figures = json.loads((places["work"] / "results.json").read_text())["acceptance"]["figs"]
+    assert set(figures) == {"T=0", "T=0.8"}
+    for found in figures.values():
+        lengths = {name: found[name]["mean_accepted_length"] for name in ("chain", "tree", "chain of 4", "tree of 4")}
+        assert 1 <= lengths["chain of 4"] <= lengths["tree of 4"] <= 5
+        assert lengths["chain"] <= lengths["tree"] <= 9
+        assert len(found["among_first"]["10"]) == 8
+
+
+@pytest.mark.usefixtures("output")
+def test_a_run_that_was_cut_off_goes_on(places):
+    """With the same command, until its time is over; other settings begin anew, a broken file is named."""
+    assert "goes on after step" in run(places, "head").output
+    longer = run(places, "--seconds=2.5", "head")
+    assert "step " in longer.output.split("goes on after step")[1]
+    assert "goes on" not in run(places, "--seed=3", "head").output
+    state = places["work"] / "training.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    broken = run(places, "head")
+    assert (broken.exit_code, broken.stderr.count("\n")) == (2, 1)
+    assert "training.pt cannot be read; delete it to begin anew" in broken.stderr
+    state.unlink()
+
+
+def test_a_head_learns(tmp_path, monkeypatch):
+    """Of one rollout that repeats itself, what comes two places later, and three: in so many steps, whatever the clock says."""
+    seconds = itertools.count(0.0, 0.4)
+    monkeypatch.setattr(runs, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    places = {name: tmp_path / name for name in ("work", "out")}
+    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "--seconds=8", "--batch-tokens=256", "head")
+    assert result.exit_code == 0, result.output
+    (shown,) = [line for line in result.output.splitlines() if "by step" in line]
+    assert shown.startswith("step 20, ")
+    losses = [float(loss) for loss in shown.split("loss by step")[1].split(",")[0].split()]
+    assert max(losses) < 1.3  # less than ln 4, though the target is not sure itself
+    assert eagle_shape(places["out"]).draft_vocab_size == 4
+
+
+def test_training_meets_the_rows_that_drafting_meets(tmp_path):
+    """Row t of step j is the last of a path: the target's states up to t, the text's own tokens, and the head's states of the steps since."""
+    shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
+    made = make_eagle(tmp_path, shape, scale=0.2)  # so that positions matter
+    network = load_eagle(str(made), TINY, info(), "cpu").network
+    tokens = [5, 90, 17, 1000, 44, 9, 300, 7, 8]
+    taps = torch.randn(1, len(tokens), 768, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        steps = list(trained_states(network, taps, torch.tensor([tokens]), 4))
+        for step, states in enumerate(steps):
+            for row in range(len(tokens) - 1 - step):
+                path = tokens[1 : row + 2 + step]
+                expected = eagle_logits(made, shape, taps[0, : row + 1], path, network.get_buffer("embedding"))[-1]
+                torch.testing.assert_close(network.logits(states[0, row]), expected, atol=5e-3, rtol=1e-3)
+
+
+def test_states_in_training_are_those_that_the_engine_gives():
+    """The same layers, counted alike."""
+    tokens = [5, 90, 17, 1000, 44, 9, 300]
+    network = load_network(TARGET, torch.device("cpu"))
+    with torch.inference_mode():
+        taps, _ = tapped_states(network, torch.tensor([tokens]), (1, 5, 8))
+    engine = TorchEngine(TINY, device="cpu", kv_slots=64)
+    engine.open(1, np.array(tokens, np.int32))
+    step = SessionStep(
+        session_id=1, start=0, token_ids=np.array(tokens, np.int32), judged=True, params=SamplingParams(), tree=NO_TREE
+    )
+    output = engine.step([step], Tap((1, 5, 8), frozenset([1])))
+    torch.testing.assert_close(torch.as_tensor(output.hidden.of(0)).float(), taps[0].float(), atol=2e-2, rtol=2e-2)
+
+
+def test_a_head_is_written_as_it_was_trained(tmp_path):
+    """In bfloat16, without the target's embedding, which it reads."""
+    shape = replace(eagle_shape_of(256, 4096, 3, layers=(1, 5, 8)), num_tokens=info().num_tokens)
+    shape = replace(shape, tokenizer_hash=info().tokenizer_hash)
+    target = load_network(TARGET, torch.device("cpu"))
+    token_ids = np.array([4, 90, 1000], np.int32)
+    network = build_eagle(shape, target, token_ids)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    save_eagle(network, shape, token_ids, tmp_path)
+
+    head = load_eagle(str(tmp_path), TINY, info(), "cpu")
+
+    assert head.token_ids.tolist() == token_ids.tolist()
+    for name, value in network.state_dict().items():
+        torch.testing.assert_close(head.network.state_dict()[name], value.bfloat16().float(), atol=0, rtol=0)
+    assert torch.equal(head.network.get_buffer("embedding"), network.get_buffer("embedding"))
+
+
+@pytest.mark.parametrize(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])
+def test_shallow_targets_have_other_layers(num_layers, layers):
+    assert layers_of(num_layers) == layers
+    with pytest.raises(ConfigError, match="the target has 2 layers; an EAGLE-3 head reads 3"):
+        layers_of(2)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "match"),
+    [
+        ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
+        ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; 3 steps need 4"),
+        ([([5, 6], [7, 8, 5000])], r"the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
+    ],
+)
+def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
+    save_rollouts(tmp_path / "a.npz", pairs)
+    places = {name: tmp_path / name for name in ("work", "out")}
+    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "head")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert re.search(match, result.stderr), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("stage", "missing"),
+    [
+        ("rollouts", "no *.jsonl.gz shard in"),
+        ("head", "run the stage 'rollouts'"),
+        ("evaluate", "there is no directory"),
+    ],
+)
+def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
+    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert missing in result.stderr
+    assert stage in EAGLE_STAGES
