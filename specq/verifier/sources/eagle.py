@@ -89,9 +89,7 @@ class EagleDrafter(DraftSource):
         begun, self._begun = self._begun, None
         if begun is None:
             return ()
-        alike: dict[
-            tuple[int, int, int], tuple[_Plan, list[int]]
-        ] = {}  # sessions with the same tree: as a rule all of them
+        alike: dict[tuple[int, int, int], tuple[_Plan, list[int]]] = {}  # by the tree: as a rule all have the same
         for i, session in enumerate(begun.sessions):
             plan = self._plan(session, len(begun.sessions))
             alike.setdefault((id(plan.tree), plan.depth, plan.most), (plan, []))[1].append(i)

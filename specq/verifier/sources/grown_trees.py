@@ -96,10 +96,8 @@ def grow_best_first(growth: Growth, num_contexts: int, depth: int, most: int, fl
 
 def grow_shape(growth: Growth, num_contexts: int, tree: RankTree, most: int) -> tuple[Grown, BoolArray]:
     """Return the nodes of a tree, level by level, and which are wanted: all that there are, at most the `most` likeliest."""
-    levels, place = (
-        _Levels(),
-        np.full(len(tree.depths) + 1, -1, np.intp),
-    )  # of the tree's nodes among those that were grown
+    levels = _Levels()
+    place = np.full(len(tree.depths) + 1, -1, np.intp)  # of the tree's nodes among those that were grown
     rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
     expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are the last level's rows; -1: the context
     for depth in range(int(tree.depths.max()) + 1):
