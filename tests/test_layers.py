@@ -217,6 +217,7 @@ def test_only_config_reads_the_environment():
         "specq.engines.vllm.options",
         "specq.bench.numerics",
         "specq.bench.end_to_end.vllm",
+        "specq.bench.rivals.vllm",
     }
     assert users <= {"specq.config.loading", *writers}
 

@@ -152,8 +152,8 @@ def test_who_gives_way_does_so_to_other_sessions_too():
     """A draft worker of `specq up` leads a session of its own, and computes on a core only where a verifier there does not."""
     code = (
         "import sys, time; from specq.runtime.cpu import apply_cpu, available_cores\n"
-        "apply_cpu(available_cores()[:1], nice=int(sys.argv[1])); print(flush=True); sys.stdin.readline()\n"
-        "end, before = time.monotonic() + 1.0, time.process_time()\n"
+        "apply_cpu(available_cores()[:1], nice=int(sys.argv[1])); print(flush=True); end = float(sys.stdin.readline())\n"
+        "before = time.process_time()\n"
         "while time.monotonic() < end: pass\n"
         "print(time.process_time() - before)"
     )
@@ -167,8 +167,9 @@ def test_who_gives_way_does_so_to_other_sessions_too():
     try:
         for process in both:
             process.stdout.readline()  # it has started
+        end = time.monotonic() + 1.0  # for both, whichever comes to the core first
         for process in both:
-            process.stdin.write("\n")
+            process.stdin.write(f"{end}\n")
             process.stdin.flush()
         normal, idle = (float(process.communicate(timeout=60)[0]) for process in both)
     finally:

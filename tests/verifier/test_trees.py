@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 from random import Random
 from typing import Any
@@ -12,16 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specq.drafting import NUM_BINS
 from specq.protocol import LEAST_OWN_LANE
 from specq.protocol.types import DraftDistribution
 from specq.runtime.compiler import built
 from specq.verifier.trees import MAX_LIVE_NODES, MAX_TABLE_SIZE, NEXT_IDS, NO_LIMIT, DraftTrees
-from specq.verifier.trees.arrays import ALONE, COLUMNS, COUNTS, MAX_LANES, WINDOW, _Struct
+from specq.verifier.trees.arrays import ALONE, COLUMNS, COUNTS, MAX_LANES, NUM_OWN_LANES, WINDOW, _Struct
 from specq.verifier.trees.compiled import SOURCE, Compiled, kernels, with_signatures
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C compiler")
 NUM_TOKENS = 4
+
+
+def test_sizes_in_c_are_those_of_the_arrays():
+    """Else C would write into other sessions' places, or beside the arrays."""
+    header = SOURCE.with_name("trees.h").read_text()
+    expected = {
+        "MAX_LIVE": MAX_LIVE_NODES, "MAX_LANES": MAX_LANES, "TABLE": MAX_TABLE_SIZE, "WINDOW": WINDOW, "BINS": NUM_BINS,
+        "NUM_COUNTS": len(COUNTS), "LEAST_OWN_LANE": LEAST_OWN_LANE, "OWN_LANES": NUM_OWN_LANES,
+    }  # fmt: skip
+    found = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", header)}
+    assert found == expected
 
 
 class Both:
