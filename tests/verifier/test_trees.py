@@ -33,7 +33,7 @@ def test_sizes_in_c_are_those_of_the_arrays():
         "MAX_LIVE": MAX_LIVE_NODES, "MAX_LANES": MAX_LANES, "TABLE": MAX_TABLE_SIZE, "WINDOW": WINDOW, "BINS": NUM_BINS,
         "NUM_COUNTS": len(COUNTS), "LEAST_OWN_LANE": LEAST_OWN_LANE, "OWN_LANES": NUM_OWN_LANES,
     }  # fmt: skip
-    found = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", header)}
+    found = {name: int(size) for name, size in re.findall(r"\b([A-Z_]+) = (\d+)", header)}
     assert found == expected
 
 
