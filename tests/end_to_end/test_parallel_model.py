@@ -23,7 +23,7 @@ from workers.up import Group, members
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 QUESTION = [{"role": "user", "content": "Tom has 3 boxes with 12 pencils each. How many pencils are there?"}]
 READY_S = 120
-MOST_TRIES = 20
+MOST_TRIES = 50
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +52,16 @@ def start(draft_model: str, *, colocated: bool) -> Group:
     return Group(members(config, ["--log-level", "error"]))
 
 
-def drafted_well(result: Result) -> bool:
+def drafted_well(results: list[Result]) -> bool:
     """Return whether drafts were accepted, and others rejected."""
-    return 0 < result.stats["accepted_tokens"] < result.stats["draft_tokens"]
+    accepted, drafted = (sum(result.stats[name] for result in results) for name in ("accepted_tokens", "draft_tokens"))
+    return 0 < accepted < drafted
 
 
-def until(is_enough: Callable[[Result], bool], generate: Callable[[], Result]) -> list[Result]:
-    """Return results up to the first that is enough: draft workers of a busy machine are often late."""
+def until(is_enough: Callable[[list[Result]], bool], generate: Callable[[], Result]) -> list[Result]:
+    """Return results until they are enough: draft workers of a busy machine are often late."""
     found = [generate()]
-    while not is_enough(found[-1]) and len(found) < MOST_TRIES:
+    while not is_enough(found) and len(found) < MOST_TRIES:
         found.append(generate())
     return found
 
@@ -73,12 +74,18 @@ def test_text_is_the_targets_and_drafts_are_accepted(draft_model: str, colocated
         group.wait_ready(READY_S)
         with Client(group.address) as client:
             for temperature in (0.0, 0.8):
-                job = {"messages": QUESTION, "max_tokens": 40, "temperature": temperature, "seed": 3}
+                job = {
+                    "messages": QUESTION,
+                    "max_tokens": 100,
+                    "ignore_eos": True,
+                    "temperature": temperature,
+                    "seed": 3,
+                }
                 plain = client.generate(mode="plain", **job)
                 for way in ways:
                     results = until(drafted_well, lambda way=way, job=job: client.generate(**way, **job))
                     assert {tuple(result.token_ids) for result in results} == {tuple(plain.token_ids)}
-                    assert drafted_well(results[-1]), way
+                    assert drafted_well(results), way
 
 
 @pytest.mark.parametrize("colocated", [False, True], ids=["worker", "colocated"])
@@ -89,7 +96,7 @@ def test_probabilistic_takes_its_nodes_as_point_masses(draft_model: str, colocat
         with Client(group.address) as client:
             job = {"messages": QUESTION, "max_tokens": 40, "temperature": 0.8, "strategy": "probabilistic"}
             results = until(drafted_well, lambda: client.generate(mode="sync", **job))
-    assert drafted_well(results[-1])
+    assert drafted_well(results)
     assert len(results[-1].token_ids) == 40 or results[-1].finish_reason == "stop"
 
 
