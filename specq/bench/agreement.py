@@ -30,6 +30,12 @@ class Difference:
         return self.gap is not None and self.gap < NEAR_TIE
 
 
+def parting(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return at which token two texts part; where one goes on after the other, or both are equal, that is the shorter one's length."""
+    both = min(len(one), len(other))
+    return next((i for i in range(both) if one[i] != other[i]), both)
+
+
 def differences(turns: Sequence[Turn], gap: Gap | None) -> list[Difference]:
     """Return the first difference of each contestant and prompt from the first contestant's first repetition."""
     if not turns:
@@ -71,8 +77,7 @@ def _texts(turns: Sequence[Turn]) -> dict[Prompt, list[list[int]]]:
 def _first(name: str, prompt: Prompt, tokens: list[int], right: list[int], gap: Gap | None) -> Difference | None:
     if tokens == right:
         return None
-    both = min(len(tokens), len(right))
-    position = next((i for i in range(both) if tokens[i] != right[i]), both)
+    position = parting(tokens, right)
     ours, theirs = (text[position] if position < len(text) else -1 for text in (tokens, right))
     known = gap is not None and min(ours, theirs) >= 0
     distance = gap([*prompt.token_ids, *right[:position]], ours, theirs) if gap and known else None

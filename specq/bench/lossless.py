@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from specq.bench.agreement import NEAR_TIE
+from specq.bench.agreement import NEAR_TIE, parting
 from specq.bench.servers import Servers, pair_config
 from specq.client import Client, Result
 from specq.config import Config
@@ -108,7 +108,7 @@ def reference(model: Any, prompts: Sequence[Prompt], max_tokens: int) -> list[li
 
 def explain(model: Any, prompt: Prompt, wanted: list[int], got: list[int], params: SamplingParams) -> dict[str, Any]:
     """Return where two texts part, and the gap of the two best scores there (perturbed ones if T > 0)."""
-    at = next((i for i, (a, b) in enumerate(zip(wanted, got, strict=False)) if a != b), min(len(wanted), len(got)))
+    at = parting(wanted, got)
     context = prompt + wanted[:at]
     with torch.inference_mode():
         logits = model(torch.tensor([context])).logits[0, -1:].float()

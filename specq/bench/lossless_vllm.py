@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from specq.bench.agreement import parting
 from specq.bench.lossless import Prompt, Variant
 from specq.bench.lossless_tokens import VARIANTS as TORCH_VARIANTS
 from specq.client import Result
@@ -36,11 +37,10 @@ def step_of(logit: float, dtype: str) -> float:
 def first_difference(said: Sequence[int], wanted: Sequence[int], best: Sequence[Best], dtype: str) -> dict[str, Any]:
     """Return where a text first leaves vLLM's: the place, both tokens, the gap of vLLM's two best logits there, that gap in steps of the
     precision, and whether it is a near tie of just these two; {} where the texts are equal."""
-    both = min(len(said), len(wanted))
-    at = next((i for i in range(both) if said[i] != wanted[i]), both)
+    at = parting(said, wanted)
     if at == len(said) == len(wanted):
         return {}
-    if at == both:
+    if at == min(len(said), len(wanted)):
         return {"token": at, "said": len(said), "wanted": len(wanted), "near_tie": False}  # one ends before the other
     (first, high), (second, low) = best[at]
     steps = (high - low) / step_of(high, dtype)

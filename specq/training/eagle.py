@@ -22,13 +22,12 @@ from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
 from specq.training.distil import Batch, rollout_batches, token_losses
-from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, keep_report, load_target, roll_out
+from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
 from specq.training.draft_settings import EagleSettings
 from specq.training.eagle_network import build_eagle, save_eagle, trained_states
-from specq.training.foresight import benchmark_figures, info_of
+from specq.training.foresight import info_of, measure_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.ranks import CHAIN, TREE
-from specq.training.report import conditions
 from specq.training.runs import Run
 
 __all__ = ["evaluate", "roll_out", "train_head"]
@@ -154,11 +153,4 @@ def evaluate(settings: EagleSettings) -> None:
     target, chat = load_target(settings)
     info = info_of(target, settings.target)
     head = load_eagle(str(settings.out), str(settings.target), info, str(settings.device))
-    torch.manual_seed(settings.seed)
-    report: dict[str, Any] = conditions(settings.device)
-    report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
-    report["acceptance"] = {
-        path.stem: benchmark_figures(target, _Eagle(target, head), chat, path, settings, TREES)
-        for path in sorted(settings.bench.glob("*.jsonl"))
-    }
-    keep_report(report, settings)
+    measure_heads(target, _Eagle(target, head), chat, settings, TREES)

@@ -16,8 +16,10 @@ from specq.protocol import Int32Array, Int64Array, ModelInfo
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.acceptance import SAMPLED_TEMPERATURE
 from specq.training.chat_prompts import Chat, bench_prompts
+from specq.training.draft import keep_report
 from specq.training.draft_settings import RunSettings
 from specq.training.ranks import BEYOND, TREES, Trees, answer_with_noise, rank_figures, ranks_of, show_figures
+from specq.training.report import conditions
 
 
 class Foresight(Protocol):
@@ -47,15 +49,27 @@ def info_of(target: Any, checkpoint: Path) -> ModelInfo:
     )
 
 
-def benchmark_figures(
+def measure_heads(target: Any, heads: Foresight, chat: Chat, settings: RunSettings, trees: Trees = TREES) -> None:
+    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of `rank_figures`."""
+    torch.manual_seed(settings.seed)
+    report: dict[str, Any] = conditions(settings.device)
+    report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
+    report["acceptance"] = {
+        path.stem: _benchmark_figures(target, heads, chat, path, settings, trees)
+        for path in sorted(settings.bench.glob("*.jsonl"))
+    }
+    keep_report(report, settings)
+
+
+def _benchmark_figures(
     target: Any,
     heads: Foresight,
     chat: Chat,
     path: Path,
     settings: RunSettings,
-    trees: Trees = TREES,
+    trees: Trees,
 ) -> dict[str, dict[str, Any]]:
-    """Return the figures of one benchmark, for each way of choosing tokens; trees: as of `rank_figures`."""
+    """Return the figures of one benchmark, for each way of choosing tokens."""
     prompts, found = bench_prompts(path, chat, settings.bench_prompts), {}
     for temperature in (0.0, SAMPLED_TEMPERATURE):
         ranks = measure_ranks(target, heads, prompts, chat, settings.bench_tokens, temperature)

@@ -8,10 +8,9 @@ import torch
 
 from specq.engines.torch import MedusaHeads, load_heads
 from specq.training.architecture import hidden_states
-from specq.training.draft import keep_report, load_target
+from specq.training.draft import load_target
 from specq.training.draft_settings import MedusaSettings
-from specq.training.foresight import benchmark_figures, info_of
-from specq.training.report import conditions
+from specq.training.foresight import info_of, measure_heads
 
 
 class _Medusa:
@@ -30,11 +29,4 @@ def evaluate(settings: MedusaSettings) -> None:
     target, chat = load_target(settings)
     info = info_of(target, settings.target)
     heads = _Medusa(target, load_heads(str(settings.out), str(settings.target), info, str(settings.device)))
-    torch.manual_seed(settings.seed)
-    report: dict[str, Any] = conditions(settings.device)
-    report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
-    report["acceptance"] = {
-        path.stem: benchmark_figures(target, heads, chat, path, settings)
-        for path in sorted(settings.bench.glob("*.jsonl"))
-    }
-    keep_report(report, settings)
+    measure_heads(target, heads, chat, settings)

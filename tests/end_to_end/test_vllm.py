@@ -39,9 +39,9 @@ ASKED = (
 )
 
 
-def answers(engine: str, kind: str, *, drafters: int = 1, **options: object) -> list[Result]:
-    """Return the results of a broker, a verifier with this engine, and drafters, as processes, on a kind of device; in
-    float32, which is the default on a CPU."""
+def group_of(engine: str, kind: str, *, drafters: int, **options: object) -> Group:
+    """Return a broker, a verifier with this engine, and drafters, as processes, on a kind of device; in float32, which is the
+    default on a CPU."""
     config, dtype = load(), "auto" if kind == "cpu" else "float32"
     config = replace(
         config,
@@ -50,7 +50,12 @@ def answers(engine: str, kind: str, *, drafters: int = 1, **options: object) -> 
         target=replace(config.target, model="tiny", engine=engine, device=kind, dtype=dtype, **options),
         draft=replace(config.draft, device=kind),
     )
-    with Group(members(config, ["--log-level", "error"])) as group:
+    return Group(members(config, ["--log-level", "error"]))
+
+
+def answers(engine: str, kind: str, *, drafters: int = 1, **options: object) -> list[Result]:
+    """Return the results of such a group, which must end well."""
+    with group_of(engine, kind, drafters=drafters, **options) as group:
         group.wait_ready(240)
         with Client(group.address) as client:
             jobs = [
@@ -75,9 +80,13 @@ def _theirs(vllm_device: str) -> list[Result]:
 
 def vllm_answers(kind: str, own: dict[str, object] | None = None, **options: object) -> list[Result]:
     """Return the results with vLLM, which takes a small share of a GPU."""
-    given = vllm_arguments(kind).get("options", {}) | (own or {})
-    shared = (MEMORY, *(f"{name}={value}" for name, value in given.items()))
-    return answers("vllm", kind, engine_options=shared, **options)
+    return answers("vllm", kind, engine_options=engine_options(kind, own or {}), **options)
+
+
+def engine_options(kind: str, own: dict[str, object]) -> tuple[str, ...]:
+    """Return options of the engine that leave room for other vLLMs beside it."""
+    given = vllm_arguments(kind).get("options", {}) | own
+    return (MEMORY, *(f"{name}={value}" for name, value in given.items()))
 
 
 def test_vllm_says_what_the_torch_engine_says(theirs: list[Result], vllm_device: str) -> None:
@@ -122,18 +131,9 @@ def test_a_verifier_whose_worker_process_dies_ends_though_nobody_asks_it_for_a_s
     vllm_device: str, two_workers: dict[str, object]
 ) -> None:
     """It does not beat on: it ends with what was wrong, is started again, and says what it said before."""
-    given = vllm_arguments(vllm_device).get("options", {}) | two_workers
-    options = (MEMORY, *(f"{name}={value}" for name, value in given.items()))
-    config = load()
-    config = replace(
-        config,
-        up=replace(config.up, drafters=0),
-        broker=replace(config.broker, bind=free_address(), journal="none"),
-        target=replace(
-            config.target, model="tiny", engine="vllm", device=vllm_device, dtype="float32", cores=CORES, engine_options=options
-        ),
-    )  # fmt: skip
-    with Group(members(config, ["--log-level", "error"])) as group, Client(group.address) as client:
+    options = engine_options(vllm_device, two_workers)
+    group = group_of("vllm", vllm_device, drafters=0, cores=CORES, engine_options=options)
+    with group, Client(group.address) as client:
         group.wait_ready(240)
         before = client.generate(QUESTIONS[0], max_tokens=20, ignore_eos=True)
         verifier = group.processes["target-1"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import subprocess
 import sys
@@ -12,9 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
-from specq.cli import main
 from specq.engines.torch import load, load_network
 from specq.models import resolve_model
 from specq.protocol import ConfigError
@@ -29,6 +26,7 @@ from specq.training.draft import WARM_UP_STEPS, rate
 from specq.training.draft_network import build_draft, principal, save_draft
 from specq.training.optimizer import build_optimizers
 from specq.training.rollouts import join_rollouts, load_rollouts, save_rollouts
+from tests.training.stages import make_places, runner, write_corpus
 
 SIZES = [
     *("--hidden-size=32", "--intermediate-size=48", "--num-layers=1", "--head-dim=16", "--embedding-rank=8"),
@@ -41,31 +39,12 @@ SMALL = [
 pytestmark = pytest.mark.timeout(120)
 
 
-def write_corpus(folder):
-    folder.mkdir()
-    records = {
-        "math": [{"prompt": f"Ann has {n} figs and buys 2. How many?", "response": "2"} for n in range(4)],
-        "chat": [{"text": "User: Is 4 even?\nAssistant: I will look it up."}],
-        "prose": [{"text": f"Chapter {n}. It was a dark and stormy night in the town of figs. " * 9} for n in range(2)],
-    }
-    for name, own in records.items():
-        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as lines:
-            lines.writelines(json.dumps({**record, "source": "test"}) + "\n" for record in own)
-    return folder
-
-
-def run(places, *arguments):
-    named = [f"--{name}={place}" for name, place in places.items()]
-    return CliRunner().invoke(main, ["train", "draft", "--target=tiny", *named, *SMALL, *SIZES, *arguments])
+run = runner("draft", [*SMALL, *SIZES])
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    base = tmp_path_factory.mktemp("train_draft")
-    (base / "bench").mkdir()
-    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
-    write_corpus(base / "corpus")
-    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+    return make_places(tmp_path_factory.mktemp("train_draft"))
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from specq.checkpoints.eagle_form import eagle_shape
-from specq.cli import main
 from specq.engines.checkpoint import describe
 from specq.engines.torch import load_eagle, load_network
 from specq.engines.torch.engine import TorchEngine
@@ -27,7 +25,7 @@ from specq.training.architecture import tapped_states
 from specq.training.eagle import layers_of
 from specq.training.eagle_network import build_eagle, save_eagle, trained_states
 from specq.training.rollouts import save_rollouts
-from tests.training.test_draft import write_corpus
+from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
 from tests.verifier.test_eagle import ASYNC, drafting
 from tests.verifier.test_medusa import _open, texts
 
@@ -40,9 +38,7 @@ TINY = resolve_model("tiny", "target")
 TARGET = Path(TINY)
 
 
-def run(places, *arguments):
-    named = [f"--{name}={place}" for name, place in places.items()]
-    return CliRunner().invoke(main, ["train", "eagle3", "--target=tiny", *named, *SMALL, *arguments])
+run = runner("eagle3", SMALL)
 
 
 def info():
@@ -51,11 +47,7 @@ def info():
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    base = tmp_path_factory.mktemp("train_eagle")
-    (base / "bench").mkdir()
-    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
-    write_corpus(base / "corpus")
-    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+    return make_places(tmp_path_factory.mktemp("train_eagle"))
 
 
 @pytest.fixture(scope="module")
@@ -181,20 +173,9 @@ def test_shallow_targets_have_other_layers(num_layers, layers):
         layers_of(2)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "match"),
-    [
-        ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
-        ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; 3 steps need 4"),
-        ([([5, 6], [7, 8, 5000])], r"the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
-    ],
-)
+@pytest.mark.parametrize(("pairs", "match"), USELESS)
 def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
-    save_rollouts(tmp_path / "a.npz", pairs)
-    places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "head")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert re.search(match, result.stderr), result.stderr
+    assert re.search(match.format(who="3 steps", least=4), refusal(run_on(run, tmp_path, pairs, "head")))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +187,5 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert missing in result.stderr
+    assert missing in refusal(run(empty_places(tmp_path), stage))
     assert stage in EAGLE_STAGES

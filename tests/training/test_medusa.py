@@ -11,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 from specq.checkpoints import medusa_form
-from specq.cli import main
 from specq.engines.checkpoint import describe
 from specq.engines.torch import load_heads, load_network
 from specq.models import resolve_model
@@ -23,7 +21,7 @@ from specq.training import MEDUSA_STAGES
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.ranks import BEYOND, UNKNOWN, among_first, count_rounds
 from specq.training.rollouts import save_rollouts
-from tests.training.test_draft import write_corpus
+from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
@@ -33,9 +31,7 @@ pytestmark = pytest.mark.timeout(180)
 TARGET = Path(resolve_model("tiny", "target"))
 
 
-def run(places, *arguments):
-    named = [f"--{name}={place}" for name, place in places.items()]
-    return CliRunner().invoke(main, ["train", "medusa", "--target=tiny", *named, *SMALL, *arguments])
+run = runner("medusa", SMALL)
 
 
 def info():
@@ -44,11 +40,7 @@ def info():
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    base = tmp_path_factory.mktemp("train_medusa")
-    (base / "bench").mkdir()
-    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
-    write_corpus(base / "corpus")
-    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+    return make_places(tmp_path_factory.mktemp("train_medusa"))
 
 
 @pytest.fixture(scope="module")
@@ -105,20 +97,9 @@ def test_heads_learn(tmp_path):
         assert (form.medusa_num_heads, form.hidden_size) == (2, 256)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "match"),
-    [
-        ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
-        ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; 2 heads need 3"),
-        ([([5, 6], [7, 8, 5000])], r"the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
-    ],
-)
+@pytest.mark.parametrize(("pairs", "match"), USELESS)
 def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
-    save_rollouts(tmp_path / "a.npz", pairs)
-    places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "heads")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert re.search(match, result.stderr), result.stderr
+    assert re.search(match.format(who="2 heads", least=3), refusal(run_on(run, tmp_path, pairs, "heads")))
 
 
 @pytest.mark.parametrize(
@@ -130,9 +111,7 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert missing in result.stderr
+    assert missing in refusal(run(empty_places(tmp_path), stage))
     assert stage in MEDUSA_STAGES
 
 

@@ -30,7 +30,7 @@ from specq.training.parallel_evaluation import place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
 from specq.training.ranks import BEYOND, UNKNOWN
 from specq.training.rollouts import save_rollouts
-from tests.training.test_draft import write_corpus
+from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
@@ -41,18 +41,12 @@ TARGET, DRAFT = (Path(resolve_model("tiny", role)) for role in ("target", "draft
 CPU = torch.device("cpu")
 
 
-def run(places, *arguments):
-    named = [f"--{name}={place}" for name, place in places.items()]
-    return CliRunner().invoke(main, ["train", "parallel", "--target=tiny", *named, *SMALL, *arguments])
+run = runner("parallel", SMALL)
 
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
-    base = tmp_path_factory.mktemp("train_parallel")
-    (base / "bench").mkdir()
-    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
-    write_corpus(base / "corpus")
-    return {name: base / name for name in ("corpus", "bench", "work", "out")}
+    return make_places(tmp_path_factory.mktemp("train_parallel"))
 
 
 @pytest.fixture(scope="module")
@@ -259,27 +253,13 @@ def test_models_that_it_cannot_start_from_are_refused(tmp_path, kind, match):
     directory = make_draft(tmp_path / "start", MADE) if kind == "ours" else make_checkpoint(kind, tmp_path / "start")
     if "Llama" in match:
         (directory / "tokenizer.json").write_text((TARGET / "tokenizer.json").read_text())
-    save_rollouts(tmp_path / "a.npz", [([5, 6], [7, 8, 9, 10])] * 2)
-    places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--draft={directory}", f"--rollouts={tmp_path / 'a.npz'}", "draft")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
-    assert match in result.stderr
+    result = run_on(run, tmp_path, [([5, 6], [7, 8, 9, 10])] * 2, f"--draft={directory}", "draft")
+    assert match in refusal(result)
 
 
-@pytest.mark.parametrize(
-    ("pairs", "match"),
-    [
-        ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
-        ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; 3 places need 3"),
-        ([([5, 6], [7, 8, 5000])], r"the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
-    ],
-)
+@pytest.mark.parametrize(("pairs", "match"), USELESS)
 def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
-    save_rollouts(tmp_path / "a.npz", pairs)
-    places = {name: tmp_path / name for name in ("work", "out")}
-    result = run(places, f"--rollouts={tmp_path / 'a.npz'}", "draft")
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert re.search(match, result.stderr), result.stderr
+    assert re.search(match.format(who="3 places", least=3), refusal(run_on(run, tmp_path, pairs, "draft")))
 
 
 @pytest.mark.parametrize(
@@ -291,9 +271,7 @@ def test_rollouts_of_no_use_are_refused(tmp_path, pairs, match):
     ],
 )
 def test_what_a_stage_lacks_is_named(stage, missing, tmp_path):
-    result = run({name: tmp_path / name for name in ("corpus", "bench", "work", "out")}, stage)
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert missing in result.stderr
+    assert missing in refusal(run(empty_places(tmp_path), stage))
     assert stage in PARALLEL_STAGES
 
 

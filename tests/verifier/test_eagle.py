@@ -23,18 +23,26 @@ from specq.protocol import (
     SamplingParams,
     Speculation,
     Verdict,
-    origin_names,
 )
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
-from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
-from specq.testing.toy import ToyEngine, ToyTrees, toy_text
+from specq.testing.conformance.sources import LENGTH, Serving
+from specq.testing.toy import ToyTrees, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.grown_trees import BEAM, WIDTH, Grown, grow_best_first, grow_shape
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.rank_trees import tree_for
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
-from tests.verifier.test_medusa import TappedMemoryless, _open, kept, num_accepted, random_heads, texts, tiny
+from tests.verifier.test_medusa import (
+    TappedMemoryless,
+    _open,
+    kept,
+    num_accepted,
+    origins_with,
+    random_heads,
+    texts,
+    tiny,
+)
 
 __all__ = ["random_heads", "tiny"]  # fixtures
 
@@ -73,18 +81,10 @@ def test_the_head_is_given_each_row_of_a_text(mode: str, wrong_every: int, max_s
 
 
 def test_what_is_accepted_is_eagles() -> None:
-    verifier = Verifier(ToyEngine(), CURVE, [EagleDrafter(ToyTrees())], incarnation=1)
-    verifier.handle(_open(0, SamplingParams(max_tokens=20), ASYNC, PROMPT), 0.0)
-    names, lanes = list[str](), set[int]()
-    while not verifier.sessions[0].finish:
-        verifier.begin(0.0)
-        for verdict in verifier.step(lambda: 0.0):
-            assert isinstance(verdict, Verdict)
-            names += origin_names(verdict.origins.tobytes())
-            lanes |= set(verdict.node_lanes.tolist())
+    names, lanes, judged = origins_with(EagleDrafter(ToyTrees()))
     assert names.count(EAGLE) > 12
     assert lanes == {EAGLE_LANE}
-    assert verifier.heartbeat().metrics["judged"][EAGLE][1] == names.count(EAGLE)
+    assert judged[EAGLE][1] == names.count(EAGLE)
 
 
 def test_scores_are_calibrated_in_the_lane() -> None:

@@ -38,6 +38,7 @@ from specq.testing.conformance.sources import LENGTH, PROMPT, Serving
 from specq.testing.toy import ToyEngine, ToyHeads, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
 from specq.verifier.sources import medusa as module
+from specq.verifier.sources.interface import DraftSource
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.rank_trees import WIDTH, RankTree, checked_tree, tree_for
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, MemorylessEngine, chi_squares
@@ -80,8 +81,10 @@ def test_heads_read_the_state_that_made_the_last_token(mode: str, wrong_every: i
     assert stats.drafted_rounds >= num_rounds - 2  # not the first, nor where only the last token is left
 
 
-def test_what_is_accepted_is_medusas() -> None:
-    verifier = Verifier(ToyEngine(), CURVE, [MedusaDrafter(ToyHeads(PROMPT))], incarnation=1)
+def origins_with(source: DraftSource) -> tuple[list[str], set[int], dict[str, Any]]:
+    """Return the origins of a text that a verifier makes with this source alone, the lanes of what was verified, and how much of each
+    source was."""
+    verifier = Verifier(ToyEngine(), CURVE, [source], incarnation=1)
     verifier.handle(_open(0, SamplingParams(max_tokens=20), ASYNC, PROMPT), 0.0)
     names, lanes = list[str](), set[int]()
     while not verifier.sessions[0].finish:
@@ -90,9 +93,14 @@ def test_what_is_accepted_is_medusas() -> None:
             assert isinstance(verdict, Verdict)
             names += origin_names(verdict.origins.tobytes())
             lanes |= set(verdict.node_lanes.tolist())
+    return names, lanes, verifier.heartbeat().metrics["judged"]
+
+
+def test_what_is_accepted_is_medusas() -> None:
+    names, lanes, judged = origins_with(MedusaDrafter(ToyHeads(PROMPT)))
     assert names.count(MEDUSA) > 12
     assert lanes == {MEDUSA_LANE}
-    assert verifier.heartbeat().metrics["judged"][MEDUSA][1] == names.count(MEDUSA)
+    assert judged[MEDUSA][1] == names.count(MEDUSA)
 
 
 def test_scores_are_calibrated_in_the_lane() -> None:

@@ -1,0 +1,74 @@
+"""What the tests of the commands that train for a target that exists share: places for a run, runs, and refusals."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from click.testing import CliRunner, Result
+
+from specq.cli import main
+from specq.training.rollouts import save_rollouts
+
+Places = dict[str, Path]
+Run = Callable[..., Result]
+NAMES = ("corpus", "bench", "work", "out")
+
+
+def write_corpus(folder: Path) -> Path:
+    """Write a corpus of a few lines; return where."""
+    folder.mkdir()
+    records = {
+        "math": [{"prompt": f"Ann has {n} figs and buys 2. How many?", "response": "2"} for n in range(4)],
+        "chat": [{"text": "User: Is 4 even?\nAssistant: I will look it up."}],
+        "prose": [{"text": f"Chapter {n}. It was a dark and stormy night in the town of figs. " * 9} for n in range(2)],
+    }
+    for name, own in records.items():
+        with gzip.open(folder / f"{name}.jsonl.gz", "wt", encoding="utf-8") as lines:
+            lines.writelines(json.dumps({**record, "source": "test"}) + "\n" for record in own)
+    return folder
+
+
+def make_places(base: Path) -> Places:
+    """Return where a run finds a corpus and a benchmark of a few lines, works, and writes."""
+    (base / "bench").mkdir()
+    (base / "bench" / "figs.jsonl").write_text('{"id": "0", "prompt": "How many figs?"}\n' * 3, encoding="utf-8")
+    write_corpus(base / "corpus")
+    return empty_places(base)
+
+
+def empty_places(base: Path) -> Places:
+    """Return those of a run for which nothing is there yet."""
+    return {name: base / name for name in NAMES}
+
+
+def runner(method: str, options: Sequence[str]) -> Run:
+    """Return what runs `specq train METHOD` for the bundled target in some places, with further arguments."""
+
+    def run(places: Places, *arguments: str) -> Result:
+        named = [f"--{name}={place}" for name, place in places.items()]
+        return CliRunner().invoke(main, ["train", method, "--target=tiny", *named, *options, *arguments])
+
+    return run
+
+
+def refusal(result: Result) -> str:
+    """Return why a run was refused, which must be said in one line."""
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
+    return result.stderr
+
+
+# Rollouts from which nothing can be learned, and why; who: what needs an answer of so many tokens at `least`.
+USELESS = [
+    ([([5, 6], [])], "hold no answers; there is nothing to learn from"),
+    ([([5, 6], [7, 8])], "the longest answer among the rollouts has 2 tokens; {who} need {least}"),
+    ([([5, 6], [7, 8, 5000])], "the rollouts have the token 5000, and .* 4096 tokens; they are of another target"),
+]
+
+
+def run_on(run: Run, folder: Path, pairs: Sequence[tuple[list[int], list[int]]], *arguments: str) -> Result:
+    """Run with rollouts of these prompts and answers, and nothing else."""
+    save_rollouts(folder / "a.npz", pairs)
+    return run({name: folder / name for name in ("work", "out")}, f"--rollouts={folder / 'a.npz'}", *arguments)
