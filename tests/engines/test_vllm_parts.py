@@ -10,6 +10,7 @@ import structlog
 
 from specq.engines.vllm import versions
 from specq.engines.vllm.options import _WISHED, prepare_environment
+from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.room import free_slots
 
 
@@ -68,3 +69,40 @@ def test_vllm_sees_the_devices_that_it_shall_use(monkeypatch, visible, device, c
     prepare_environment(device, count)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == shown
     assert (os.environ["VLLM_USE_V2_MODEL_RUNNER"], os.environ["VLLM_LOGGING_LEVEL"]) == ("0", "7")
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "--max-model-len"),
+        (
+            "Free memory on device (3.1/139.8 GiB) on startup is less than desired GPU memory utilization (0.9)",
+            "a lower --gpu-memory",
+        ),
+        ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization`", "a higher --gpu-memory"),
+        ("To serve at least one request, 24.0 GiB KV cache is needed", "a higher --gpu-memory"),
+        (
+            "WorkerProc initialization failed due to an exception. See stack trace for root cause.",
+            "--tensor-parallel-size 1",
+        ),
+    ],
+)
+def test_who_is_short_of_memory_at_start_is_told_what_to_change(said: str, helps: str) -> None:
+    told = refusal("big", RuntimeError(f"{said}\n"))
+    assert told.startswith("vLLM cannot run big so: ")
+    assert helps in told
+    assert "\n" not in told
+
+
+def test_a_refusal_says_what_is_behind_it() -> None:
+    """Engines wrap their errors; the one behind may be what says why."""
+    outer = RuntimeError("Engine core initialization failed")
+    outer.__cause__ = MemoryError("CUDA out of memory")
+    assert "initialization failed; CUDA out of memory. Weights" in refusal("big", outer)
+
+
+def test_a_refusal_of_another_kind_has_no_advice() -> None:
+    assert (
+        refusal("big", ValueError("quantization fp7 is unknown"))
+        == "vLLM cannot run big so: quantization fp7 is unknown"
+    )

@@ -16,6 +16,7 @@ from specq.engines.checkpoint import resolve_directory
 from specq.engines.checks import check_asked, check_step, check_tokens, misfit
 from specq.engines.profiling import step_times
 from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
+from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.versions import ways_to_try
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, Judgement, SessionStep, StepOutput, Tap
 from specq.runtime import resolve
@@ -171,8 +172,9 @@ def _start(ways: Sequence[str], arguments: dict[str, Any], *, verbose: bool) -> 
 def _start_one(name: str, arguments: dict[str, Any], *, verbose: bool) -> Way:
     try:
         way: Way = resolve("way to drive vLLM", WAYS, name)(arguments, verbose=verbose)
-    except (ValueError, AssertionError, RuntimeError) as error:  # what vLLM refuses
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"vLLM cannot run {arguments['model']} so: {reason}") from error
+    except (ImportError, AttributeError, TypeError, EngineError, ConfigError):  # not as this way expects it
+        raise
+    except Exception as error:  # whatever vLLM or a worker of its refuses
+        raise ConfigError(refusal(arguments["model"], error)) from error
     log.info("vllm_started", way=name)
     return way
