@@ -201,6 +201,10 @@ class StepBatch(Sequence[SessionStep]):
         found.__dict__.pop("_steps", None)
         return found
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what travels to another process: the arrays, not the objects that were made of them."""
+        return {name: value for name, value in self.__dict__.items() if name != "_steps"}
+
     # --- one by one -------------------------------------------------------------------------------------------------
 
     @cached_property

@@ -13,13 +13,14 @@ import numpy as np
 import structlog
 
 from specq.engines.checkpoint import resolve_directory
-from specq.engines.checks import check_asked, check_step, check_tokens, misfit
+from specq.engines.checks import check_asked, check_steps, check_tokens, misfit
 from specq.engines.profiling import step_times
 from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
 from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.versions import ways_to_try
-from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, Judgement, SessionStep, StepOutput, Tap
+from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, IntpArray, SessionStep, StepOutput, Tap
 from specq.runtime import resolve
+from specq.verification import Judgements, StepBatch, ends_of
 
 log = structlog.get_logger(__name__)
 
@@ -38,12 +39,12 @@ class Way(Loaded, Protocol):
 
     def close(self, session_id: int) -> None: ...
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, batch: StepBatch) -> Judgements:
         """Run steps that were checked."""
         ...
 
-    def length(self, session_id: int) -> int:
-        """Return how many of a session's tokens have KV; EngineError if it is not open."""
+    def lengths(self, session_ids: Sequence[int]) -> IntpArray:
+        """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
         ...
 
     @property
@@ -119,13 +120,14 @@ class VllmEngine:
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Run and judge one forward pass; see `Engine.step`."""
-        check_asked(self, steps, tap)
-        for step in steps:
-            check_step(step, self._way.length(step.session_id), self.info)
-            self._check_chain(step)
-        check_tokens(np.concatenate([p for s in steps for p in (s.token_ids, s.tree.token_ids)]), steps, self.info)
-        self._check_room(steps)
-        return StepOutput(self._way.step(steps))
+        batch = StepBatch.of(steps)
+        check_asked(self, batch, tap)
+        check_steps(batch, self._way.lengths(batch.session_ids), self.info)
+        if len(batch.parents):
+            self._check_chains(batch)
+        check_tokens(batch.token_ids, batch, self.info)
+        self._check_room(batch)
+        return StepOutput(self._way.step(batch))
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
@@ -135,20 +137,24 @@ class VllmEngine:
         """Let go of the device and of worker processes."""
         self._way.shutdown()
 
-    def _check_chain(self, step: SessionStep) -> None:
+    def _check_chains(self, batch: StepBatch) -> None:
         """Raise EngineError for a tree that is no chain, or too long a one."""
-        num_nodes = step.tree.num_nodes
-        if num_nodes > self.max_chain or not np.array_equal(step.tree.parents, np.arange(num_nodes) - 1):
-            raise misfit(step, f"the vllm engine takes chains of at most {self.max_chain} nodes")
+        within = np.arange(len(batch.parents)) - (ends_of(batch.num_nodes) - batch.num_nodes).repeat(batch.num_nodes)
+        if int(batch.num_nodes.max()) <= self.max_chain and not np.count_nonzero(batch.parents != within - 1):
+            return
+        for step in batch:
+            num_nodes = step.tree.num_nodes
+            if num_nodes > self.max_chain or not np.array_equal(step.tree.parents, np.arange(num_nodes) - 1):
+                raise misfit(step, f"the vllm engine takes chains of at most {self.max_chain} nodes")
 
-    def _check_room(self, steps: Sequence[SessionStep]) -> None:
+    def _check_room(self, batch: StepBatch) -> None:
         """Raise EngineError if a step is larger than what is free, or than what vLLM was made for."""
-        num_rows = sum(step.num_rows for step in steps)
+        num_rows = len(batch.token_ids)
         if num_rows > self.free_slots:
             raise EngineError(f"{num_rows} KV slots are needed and {self.free_slots} of {self.info.kv_slots} are free")
-        if num_rows > self._most_rows or len(steps) > self._most_sessions:
+        if num_rows > self._most_rows or len(batch) > self._most_sessions:
             raise EngineError(
-                f"a step of {len(steps)} sessions and {num_rows} rows; vLLM was made for "
+                f"a step of {len(batch)} sessions and {num_rows} rows; vLLM was made for "
                 f"{self._most_sessions} and {self._most_rows}"
             )
 

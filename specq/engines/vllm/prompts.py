@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from vllm import SamplingParams
 
 from specq.engines.vllm.asking import ALL, Asker, asking, last_rows
-from specq.protocol import EngineError, Int32Array, Judgement, SessionStep
+from specq.protocol import EngineError, Int32Array, IntpArray, SessionStep
 from specq.protocol import SamplingParams as JobParams
-from specq.verification import strategy
+from specq.verification import Judgements, StepBatch, strategy
 from specq.verification.faults import judge_each
 
 MAX_CHAIN = 16
@@ -49,20 +50,20 @@ class Prompts:
         """Forget a session; unknown ones are ignored."""
         self._contexts.pop(session_id, None)
 
-    def length(self, session_id: int) -> int:
-        """Return how many of a session's tokens were in steps; EngineError if it is not open."""
-        context = self._contexts.get(session_id)
-        if context is None:
-            raise EngineError(f"session {session_id} is not open")
-        return len(context)
+    def lengths(self, session_ids: Sequence[int]) -> IntpArray:
+        """Return how many tokens of each session were in steps, i64[n]; EngineError for one that is not open."""
+        try:
+            return np.array([len(self._contexts[session_id]) for session_id in session_ids], np.intp)
+        except KeyError as error:
+            raise EngineError(f"session {error.args[0]} is not open") from None
 
-    def step(self, steps: Sequence[SessionStep]) -> Sequence[Judgement]:
+    def step(self, steps: StepBatch) -> Judgements:
         """Run steps that were checked; return the judgements in order."""
         for step in steps:
             self._contexts[step.session_id] += step.token_ids.tolist()
         try:
             logits = self._logits(steps)
-            judgements = judge_each(steps, logits) if len(logits) else []
+            judgements = judge_each(steps, logits) if len(logits) else Judgements.of([])
         except BaseException:
             for step in steps:
                 del self._contexts[step.session_id][step.start :]

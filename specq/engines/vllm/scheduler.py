@@ -6,7 +6,7 @@ messages to the workers. A request is never preempted: what does not fit is refu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,27 +14,26 @@ from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, Schedul
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from specq.engines.vllm.room import free_slots
+from specq.protocol import IntpArray
 
 
 @dataclass(slots=True)
 class Holding:
-    """A request, and what the workers know of it.
+    """A request, and what the workers and the request itself know.
 
-    num_sent   blocks of each KV group that they know of; None: they do not know the request
+    num_sent   blocks of each KV group that the workers know of; None: they do not know the request
+    unsaid     tokens of its transcript that the request was not told yet: it is told where it needs blocks
     """
 
     request: Request
     num_sent: list[int] | None = None
+    unsaid: list[int] = field(default_factory=list)
 
-
-@dataclass(slots=True)
-class Grant:
-    """A request's part in a step: `num_tokens` tokens from where its KV ends, then drafted ones."""
-
-    holding: Holding
-    num_tokens: int
-    draft: list[int] = field(default_factory=list)
+    def tell(self) -> None:
+        """Tell the request its whole transcript."""
+        if self.unsaid:
+            self.request.append_output_token_ids(self.unsaid)
+            self.unsaid = []
 
 
 class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types where it is not installed
@@ -53,49 +52,63 @@ class SessionScheduler(Scheduler):  # type: ignore[misc]  # vLLM has no types wh
         self.kv_cache_manager.free(holding.request)
         self.finished_req_ids.add(holding.request.request_id)
 
-    def free_slots(self, holdings: Sequence[Holding]) -> int:
-        """Return how many tokens fit besides those of the requests held, however they are divided among these."""
-        num_free = self.kv_cache_manager.block_pool.get_num_free_blocks() // self.kv_cache_manager.num_kv_cache_groups
-        slacks = [self._slack(holding.request) for holding in holdings]
-        return free_slots(num_free, self.block_size, slacks)
+    @property
+    def num_free(self) -> int:
+        """Blocks that are free in each KV group, those that only hold cached prefixes included."""
+        return int(self.kv_cache_manager.block_pool.get_num_free_blocks() // self.kv_cache_manager.num_kv_cache_groups)
 
-    def _slack(self, request: Request) -> int:
-        """Return how many more tokens fit into the request's blocks."""
-        num_blocks = min(map(len, self.kv_cache_manager.get_block_ids(request.request_id)))
-        return int(num_blocks * self.block_size - request.num_computed_tokens)
+    def room(self, holding: Holding) -> int:
+        """Return how many tokens fit into the request's blocks."""
+        return int(min(map(len, self.kv_cache_manager.get_block_ids(holding.request.request_id))) * self.block_size)
 
-    def output(self, grants: Sequence[Grant]) -> SchedulerOutput:
-        """Take the KV that the grants need, which must be free, and return what the workers have to know of the step."""
-        known, delta = CachedRequestData.make_empty(), list[NewRequestData]()
-        for grant in grants:
-            allocated = self.kv_cache_manager.allocate_slots(grant.holding.request, grant.num_tokens + len(grant.draft))
-            assert allocated is not None
-            self._tell(grant.holding, known, delta)
-        counts = {_id(grant): grant.num_tokens + len(grant.draft) for grant in grants}
+    def allocate(self, holding: Holding, num_computed: int, num_tokens: int) -> None:
+        """Take the KV that so many more tokens of a request need, which must be free; its full blocks are cached."""
+        holding.tell()
+        holding.request.num_computed_tokens = num_computed
+        allocated = self.kv_cache_manager.allocate_slots(holding.request, num_tokens)
+        assert allocated is not None
+
+    def output(
+        self,
+        holdings: Sequence[Holding],
+        sizes: IntpArray,
+        computed: IntpArray,
+        num_said: IntpArray,
+        has_grown: Sequence[int],
+        chains: Mapping[str, list[int]],
+    ) -> SchedulerOutput:
+        """Return what the workers have to know of a step of n requests.
+
+        sizes      i64[n]: tokens and nodes of each; computed i64[n]: where its KV ends; num_said i64[n]: tokens behind its prompt
+        has_grown  places among the n of those that have new blocks, or are new themselves
+        chains     drafted tokens, by the ids of requests that have some
+        """
+        request_ids = [holding.request.request_id for holding in holdings]
+        fresh: list[Any] = [None] * len(holdings)
+        delta, new = list[NewRequestData](), set[int]()
+        for i in has_grown:
+            holding = holdings[i]
+            block_ids = self.kv_cache_manager.get_block_ids(request_ids[i])
+            sent, holding.num_sent = holding.num_sent, [len(ids) for ids in block_ids]
+            if sent is None:
+                delta.append(NewRequestData.from_request(holding.request, block_ids))
+                new.add(i)
+            else:
+                fresh[i] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
+        known = CachedRequestData.make_empty()
+        known.req_ids, known.new_block_ids = request_ids, fresh
+        known.num_computed_tokens, known.num_output_tokens = computed.tolist(), num_said.tolist()
+        if new:
+            kept = [i for i in range(len(holdings)) if i not in new]
+            for name in ("req_ids", "new_block_ids", "num_computed_tokens", "num_output_tokens"):
+                setattr(known, name, [getattr(known, name)[i] for i in kept])
+        counts = dict(zip(request_ids, sizes.tolist(), strict=True))
         output = SchedulerOutput.make_empty()
         output.scheduled_new_reqs, output.scheduled_cached_reqs = delta, known
-        output.num_scheduled_tokens, output.total_num_scheduled_tokens = counts, sum(counts.values())
-        output.scheduled_spec_decode_tokens = {_id(grant): grant.draft for grant in grants if grant.draft}
+        output.num_scheduled_tokens, output.total_num_scheduled_tokens = counts, int(sizes.sum())
+        output.scheduled_spec_decode_tokens = dict(chains)
         output.num_common_prefix_blocks = [0] * self.kv_cache_manager.num_kv_cache_groups
         output.new_block_ids_to_zero = self._get_new_block_ids_to_zero()
         output.finished_req_ids = self.finished_req_ids.copy()
         self.finished_req_ids.clear()
         return output
-
-    def _tell(self, holding: Holding, known: CachedRequestData, delta: list[NewRequestData]) -> None:
-        """Add what the workers do not know yet of a request's blocks and place."""
-        request = holding.request
-        block_ids = self.kv_cache_manager.get_block_ids(request.request_id)
-        sent, holding.num_sent = holding.num_sent, [len(ids) for ids in block_ids]
-        if sent is None:
-            delta.append(NewRequestData.from_request(request, block_ids))
-            return
-        fresh: tuple[list[int], ...] = tuple(ids[count:] for ids, count in zip(block_ids, sent, strict=True))
-        known.req_ids.append(request.request_id)
-        known.new_block_ids.append(fresh if any(fresh) else None)
-        known.num_computed_tokens.append(request.num_computed_tokens)
-        known.num_output_tokens.append(request.num_output_tokens)
-
-
-def _id(grant: Grant) -> Any:
-    return grant.holding.request.request_id

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
+from itertools import compress, count
 from typing import Any
 
 from vllm import SamplingParams, envs
@@ -13,8 +13,11 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
-from specq.engines.vllm.scheduler import Grant, Holding, SessionScheduler
-from specq.protocol import ConfigError, EngineError, EngineLostError, Int32Array, Judgement, SessionStep
+from specq.engines.vllm.room import free_slots
+from specq.engines.vllm.scheduler import Holding, SessionScheduler
+from specq.engines.vllm.table import SessionTable
+from specq.protocol import ConfigError, EngineError, EngineLostError, Int32Array, IntpArray, SessionStep
+from specq.verification import Judgements, StepBatch
 
 MAX_CHAIN = 16
 OPTIONS = {
@@ -41,7 +44,8 @@ class Sessions:
         self._core.collective_rpc("specq_install", args=(verbose,))
         self._scheduler: SessionScheduler = self._core.scheduler
         self._check()
-        self._held: dict[int, Holding] = {}
+        self._table = SessionTable()
+        self._held: dict[int, Holding] = {}  # by place
         self._numbers = count()  # a session that is opened again is another request
         self._free_slots: int | None = None
         self.dtype = str(config.model_config.dtype).removeprefix("torch.")
@@ -66,12 +70,12 @@ class Sessions:
         if self._has_lost:
             raise EngineLostError("a worker process of vLLM's is gone; its own message says which and why")
         if self._free_slots is None:
-            self._free_slots = self._scheduler.free_slots(list(self._held.values()))
+            self._free_slots = free_slots(self._scheduler.num_free, self._scheduler.block_size, self._table.slacks())
         return self._free_slots
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a request; return how many of its tokens have KV."""
-        if session_id in self._held:
+        if session_id in self._table:
             raise EngineError(f"session {session_id} is open already")
         request = Request(
             request_id=f"{session_id}.{next(self._numbers)}",
@@ -80,66 +84,83 @@ class Sessions:
             pooling_params=None,
             block_hasher=self._core.request_block_hasher,
         )
-        self._held[session_id] = self._scheduler.hold(request)
+        holding = self._scheduler.hold(request)
+        num_computed = int(request.num_computed_tokens)
+        place = self._table.add(session_id, token_ids, num_computed, self._scheduler.room(holding))
+        self._held[place] = holding
         self._free_slots = None
-        return int(request.num_computed_tokens)
+        return num_computed
 
     def close(self, session_id: int) -> None:
         """End a request; unknown ones are ignored."""
-        holding = self._held.pop(session_id, None)
-        if holding is not None:
-            self._scheduler.drop(holding)
+        place = self._table.remove(session_id)
+        if place is not None:
+            self._scheduler.drop(self._held.pop(place))
             self._free_slots = None
 
-    def length(self, session_id: int) -> int:
-        """Return how many of a session's tokens have KV; EngineError if it is not open."""
-        return int(self._request(session_id).num_computed_tokens)
+    def lengths(self, session_ids: Sequence[int]) -> IntpArray:
+        """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
+        return self._table.computed[self._table.find(session_ids)]
 
-    def step(self, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def step(self, batch: StepBatch) -> Judgements:
         """Run steps that were checked, in one forward pass; return the judgements in order."""
-        for step in steps:
-            self._check_transcript(step)
-        output = self._scheduler.output([self._grant(step) for step in steps])
+        places = self._table.find(batch.session_ids)
+        holdings = [self._held[place] for place in places.tolist()]
+        if not self._table.is_next(batch, places):
+            for step, place, holding in zip(batch, places.tolist(), holdings, strict=True):
+                self._check_transcript(step, int(self._table.lengths[place]), holding)
+        output = self._output(batch, places, holdings)
         self._free_slots = None
-        judgements = self._run(output, steps)
-        for step in steps:
-            self._request(step.session_id).num_computed_tokens += len(step.token_ids)
-        for judgement in judgements:
-            request = self._request(judgement.session_id)
-            request.append_output_token_ids(judgement.token_ids.tolist())
-            request.num_computed_tokens += len(judgement.path)
+        judgements = self._run(output, holdings, batch)
+        self._table.commit(batch, places, judgements)
+        said, judged = judgements.token_ids.tolist(), compress(holdings, batch.is_judged.tolist())
+        ends = judgements.num_tokens.cumsum().tolist()
+        for holding, first, end in zip(judged, [0, *ends], ends, strict=False):
+            holding.unsaid += said[first:end]
         return judgements
 
-    def _run(self, output: SchedulerOutput, steps: Sequence[SessionStep]) -> list[Judgement]:
+    def _output(self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding]) -> SchedulerOutput:
+        """Take the KV that a step needs, which must be free, and return what the workers have to know of it."""
+        table, sizes = self._table, batch.sizes
+        computed = table.computed[places]
+        is_short = computed + sizes > table.rooms[places]
+        has_grown = [i for i, short in enumerate(is_short.tolist()) if short or holdings[i].num_sent is None]
+        for i in has_grown:
+            self._scheduler.allocate(holdings[i], int(computed[i]), int(sizes[i]))
+            table.rooms[places[i]] = self._scheduler.room(holdings[i])
+        chains = {}
+        if len(batch.parents):
+            ends, num_nodes = batch.ends.tolist(), batch.num_nodes.tolist()
+            chains = {
+                holding.request.request_id: batch.token_ids[end - count : end].tolist()
+                for holding, end, count in zip(holdings, ends, num_nodes, strict=True)
+                if count
+            }
+        num_said = table.lengths[places] - table.num_prompt[places]
+        return self._scheduler.output(holdings, sizes, computed, num_said, has_grown, chains)
+
+    def _run(self, output: SchedulerOutput, holdings: Sequence[Holding], batch: StepBatch) -> Judgements:
         """Have the workers run a step. Where that fails, or takes longer than vLLM has patience for, nobody knows what they have done of
         it: it cannot be repeated."""
-        named = {self._request(step.session_id).request_id: step for step in steps}
+        request_ids = [holding.request.request_id for holding in holdings]
         try:
-            judgements: list[Judgement] = self._core.collective_rpc(
-                "specq_step", timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, args=(output, named)
+            judgements: Judgements = self._core.collective_rpc(
+                "specq_step", timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, args=(output, request_ids, batch)
             )[0]
         except Exception as error:
             raise EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}") from error
         return judgements
 
-    def _grant(self, step: SessionStep) -> Grant:
-        return Grant(self._held[step.session_id], len(step.token_ids), step.tree.token_ids.tolist())
-
-    def _check_transcript(self, step: SessionStep) -> None:
+    @staticmethod
+    def _check_transcript(step: SessionStep, length: int, holding: Holding) -> None:
         """Raise EngineError unless the step goes on with the request's own tokens, and is judged at their end only."""
-        request = self._request(step.session_id)
-        if step.token_ids.tolist() != request.all_token_ids[step.start : step.base_len]:
+        holding.tell()
+        if step.token_ids.tolist() != holding.request.all_token_ids[step.start : step.base_len]:
             raise EngineError(f"session {step.session_id}: the step's tokens are not those of its transcript")
-        if step.judged != (step.base_len == request.num_tokens):
+        if step.judged != (step.base_len == length):
             raise EngineError(
                 f"session {step.session_id}: a step is judged at the end of its transcript, and only there"
             )
-
-    def _request(self, session_id: int) -> Any:
-        holding = self._held.get(session_id)
-        if holding is None:
-            raise EngineError(f"session {session_id} is not open")
-        return holding.request
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""

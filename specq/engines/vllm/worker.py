@@ -6,21 +6,20 @@ The V1 model runner only: the V2 runner takes drafts from the device's memory, n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
-from specq.protocol import EngineError, Judgement, SessionStep
+from specq.engines.vllm.rows import judged_rows, said_rows
+from specq.protocol import EngineError
+from specq.verification import Judgements, StepBatch
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
-
-NO_TOKEN = -1  # where a row of sampled tokens ends; vLLM's own filler
-ANY_TOKEN = [0]  # what a request "said" that could not be judged; it is dropped before its next step
 
 
 class JudgingWorker:
@@ -38,13 +37,12 @@ class JudgingWorker:
         self.specq_judge = RunnerJudge(self.model_runner, verbose=verbose and self.rank == 0)
         self.model_runner._sample = self.specq_judge.sample  # noqa: SLF001  # vLLM has no other place to put it
 
-    def specq_step(self, output: SchedulerOutput, steps: Mapping[str, SessionStep]) -> list[Judgement]:
-        """Run a step of requests, each with its session's step; return the judgements in order of `steps`."""
-        self.specq_judge.steps = steps
+    def specq_step(self, output: SchedulerOutput, request_ids: list[str], batch: StepBatch) -> Judgements:
+        """Run a step of requests, each with its session's step in `batch`; return the judgements in order."""
+        self.specq_judge.ask(request_ids, batch)
         self.execute_model(output)
         self.sample_tokens(None)
-        judged = self.specq_judge.judgements
-        return [judged[step.session_id] for step in steps.values() if step.judged]
+        return self.specq_judge.judgements
 
 
 class NoProposer:
@@ -67,39 +65,24 @@ class RunnerJudge:
     def __init__(self, runner: Any, *, verbose: bool) -> None:
         self._runner, self._verbose = runner, verbose
         self._has_judged = False
-        self.steps: Mapping[str, SessionStep] = {}
-        self.judgements: dict[int, Judgement] = {}
+        self._batch, self._places = StepBatch.of([]), dict[str, int]()
+        self.judgements = Judgements.of([])
+
+    def ask(self, request_ids: list[str], batch: StepBatch) -> None:
+        """Take in which requests are in the next step, and what is asked for each."""
+        self._batch, self._places = batch, {request_id: i for i, request_id in enumerate(request_ids)}
 
     def sample(self, logits: torch.Tensor, spec_decode_metadata: Any) -> SamplerOutput:
         """Judge logits [rows, vocab]: those after each request's last token, and after each of its drafted ones."""
-        requests = self._runner.input_batch
-        steps = [self.steps[request_id] for request_id in requests.req_ids[: requests.num_reqs]]
-        rows = _judged_rows(logits, steps)
-        judgements = judge_each(steps, rows)
-        self.judgements = {judgement.session_id: judgement for judgement in judgements}
-        if self._verbose and steps[0].session_id >= 0:  # not while it is profiled
-            log_decisions(steps, rows, judgements)
-        if judgements and not self._has_judged:
+        requests, batch = self._runner.input_batch, self._batch
+        order = np.array([self._places[name] for name in requests.req_ids[: requests.num_reqs]], np.intp)
+        rows = judged_rows(batch, order)
+        judged = logits if rows is None else logits[torch.from_numpy(rows).to(logits.device)]
+        self.judgements = judge_each(batch, judged)
+        if self._verbose and batch.session_ids[0] >= 0:  # not while it is profiled
+            log_decisions(batch, judged, self.judgements)
+        if len(self.judgements) and not self._has_judged:
             self._has_judged = True
-            warm_up(rows)
-        return SamplerOutput(sampled_token_ids=self._sampled(steps, logits.device), logprobs_tensors=None)
-
-    def _sampled(self, steps: list[SessionStep], device: torch.device) -> torch.Tensor:
-        """Return i32[requests, longest]: what each request goes on with, for the runner's own books."""
-        nothing = [NO_TOKEN]
-        said = [
-            (self.judgements[step.session_id].token_ids.tolist() or ANY_TOKEN) if step.judged else nothing
-            for step in steps
-        ]
-        longest = max(map(len, said))
-        padded = [tokens + nothing * (longest - len(tokens)) for tokens in said]
-        return torch.tensor(padded, dtype=torch.int32, device=device)
-
-
-def _judged_rows(logits: torch.Tensor, steps: list[SessionStep]) -> torch.Tensor:
-    """Return the rows that are judged: all but one row of each step that is not."""
-    if all(step.judged for step in steps):
-        return logits
-    counts = [1 + step.tree.num_nodes for step in steps]
-    is_judged = [step.judged for step, count in zip(steps, counts, strict=True) for _ in range(count)]
-    return logits[torch.tensor(is_judged, device=logits.device)]
+            warm_up(judged)
+        said = torch.from_numpy(said_rows(batch, order, self.judgements)).to(logits.device)
+        return SamplerOutput(sampled_token_ids=said, logprobs_tensors=None)

@@ -1,0 +1,92 @@
+"""Open sessions as arrays, so that a step of many asks each only for what differs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.protocol import EngineError, Int32Array, IntpArray
+from specq.verification import Judgements, StepBatch
+
+FIRST_PLACES = 64
+
+
+class SessionTable:
+    """What is known of open sessions, by place. A place is another session's once its own has ended.
+
+    computed     i64[places]: tokens that have KV
+    lengths      i64[places]: tokens of the transcript; num_prompt i64[places]: those of them that the session was opened with
+    rooms        i64[places]: tokens that fit into the blocks of KV memory that the session holds
+    last_tokens  i32[places]: the transcript's last token
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+        self._free: list[int] = []
+        self.computed: IntpArray = np.zeros(0, np.intp)
+        self.lengths: IntpArray = np.zeros(0, np.intp)
+        self.num_prompt: IntpArray = np.zeros(0, np.intp)
+        self.rooms: IntpArray = np.zeros(0, np.intp)
+        self.last_tokens: Int32Array = np.zeros(0, np.int32)
+
+    def __contains__(self, session_id: int) -> bool:
+        return session_id in self._places
+
+    def add(self, session_id: int, token_ids: Int32Array, num_computed: int, room: int) -> int:
+        """Take in a session with this transcript, which is not there yet; return its place."""
+        assert session_id not in self._places
+        if not self._free:
+            self._grow()
+        place = self._places[session_id] = self._free.pop()
+        self.computed[place], self.rooms[place], self.last_tokens[place] = num_computed, room, token_ids[-1]
+        self.lengths[place] = self.num_prompt[place] = len(token_ids)
+        return place
+
+    def remove(self, session_id: int) -> int | None:
+        """Forget a session; return the place that it had, None if it is unknown."""
+        place = self._places.pop(session_id, None)
+        if place is not None:
+            self._free.append(place)
+        return place
+
+    def find(self, session_ids: Sequence[int]) -> IntpArray:
+        """Return the places of sessions, i64[n]; EngineError for one that is not open."""
+        try:
+            return np.array([self._places[session_id] for session_id in session_ids], np.intp)
+        except KeyError as error:
+            raise EngineError(f"session {error.args[0]} is not open") from None
+
+    def slacks(self) -> list[int]:
+        """Return how many more tokens fit into the blocks of each open session."""
+        places = list(self._places.values())
+        found: list[int] = (self.rooms[places] - self.computed[places]).tolist()
+        return found
+
+    def is_next(self, batch: StepBatch, places: IntpArray) -> bool:
+        """Return whether all steps are judged and compute their transcript's last token alone: what most steps are."""
+        return (
+            batch.are_judged
+            and len(batch.token_ids) == len(batch) + len(batch.parents)
+            and bool((batch.base_lens == self.lengths[places]).all())
+            and bool((batch.token_ids[batch.ends - batch.sizes] == self.last_tokens[places]).all())
+        )
+
+    def commit(self, batch: StepBatch, places: IntpArray, judgements: Judgements) -> None:
+        """Note what a step has computed, and what was said in it: one judgement for each judged step, in order."""
+        self.computed[places] += batch.num_tokens
+        if not len(judgements):
+            return
+        judged, num_tokens = places[batch.is_judged], judgements.num_tokens
+        self.computed[judged] += np.maximum(num_tokens - 1, 0)  # the correction has no KV yet
+        self.lengths[judged] += num_tokens
+        has_said = num_tokens > 0
+        self.last_tokens[judged[has_said]] = judgements.token_ids[num_tokens.cumsum()[has_said] - 1]
+
+    def _grow(self) -> None:
+        size = len(self.computed)
+        more = max(FIRST_PLACES, size)
+        for name in ("computed", "lengths", "num_prompt", "rooms", "last_tokens"):
+            array = getattr(self, name)
+            setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
+        self._free = list(range(size + more - 1, size - 1, -1))

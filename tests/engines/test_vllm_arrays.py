@@ -1,0 +1,136 @@
+"""The arrays of the vllm engine, which need no vLLM: open sessions by place, and rows between two orders."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from specq.engines.vllm.rows import ANY_TOKEN, NO_TOKEN, judged_rows, said_rows
+from specq.engines.vllm.table import FIRST_PLACES, SessionTable
+from specq.protocol import NO_TOKENS, EngineError, Fault, Judgement, SamplingParams, SessionStep, Tree
+from specq.verification import Judgements, StepBatch
+
+PARAMS = SamplingParams()
+
+
+def chain(tokens: list[int]) -> Tree:
+    return Tree(
+        np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32) - 1, np.zeros(len(tokens), np.float32)
+    )
+
+
+def random_step(rng: np.random.Generator, session_id: int, start: int) -> SessionStep:
+    """One token with or without a chain, or a part of a prompt that is judged or not."""
+    is_judged = bool(rng.random() < 0.7)
+    tokens = rng.integers(0, 90, rng.integers(1, 4)).astype(np.int32)
+    tree = chain(rng.integers(0, 90, rng.integers(0, 4)).tolist() if is_judged else [])
+    return SessionStep(session_id, start, tokens, PARAMS, tree, judged=is_judged)
+
+
+def random_judgement(rng: np.random.Generator, step: SessionStep) -> Judgement:
+    if rng.random() < 0.15:
+        return Judgement(step.session_id, (), NO_TOKENS, fault=Fault("its logits are no numbers"))
+    length = int(rng.integers(0, step.tree.num_nodes + 1))
+    tokens = np.append(step.tree.token_ids[:length], rng.integers(0, 90)).astype(np.int32)
+    return Judgement(step.session_id, tuple(range(length)), tokens)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_found_in_any_order_of_vllms_batch(seed: int) -> None:
+    """Each row of logits named by session and node; and each request is told its own session's tokens."""
+    rng = np.random.default_rng(seed)
+    steps = [random_step(rng, 100 + i, 5) for i in range(int(rng.integers(1, 12)))]
+    batch, order = StepBatch.of(steps), rng.permutation(len(steps)).astype(np.intp)
+    if seed % 4 == 0:
+        order.sort()
+    logits = [(steps[i].session_id, row) for i in order for row in range(steps[i].tree.num_nodes + 1)]
+    wanted = [(s.session_id, row) for s in steps if s.judged for row in range(s.tree.num_nodes + 1)]
+    rows = judged_rows(batch, order)
+    assert (logits if rows is None else [logits[i] for i in rows]) == wanted
+
+    judged = {step.session_id: random_judgement(rng, step) for step in steps if step.judged}
+    said = said_rows(batch, order, Judgements.of(list(judged.values())))
+    assert len(said) == len(steps)
+    for row, i in zip(said.tolist(), order.tolist(), strict=True):
+        own = judged.get(steps[i].session_id)
+        told = [] if own is None else own.token_ids.tolist() or [ANY_TOKEN]
+        assert row == told + [NO_TOKEN] * (said.shape[1] - len(told))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_sessions_come_and_go_and_keep_their_own(seed: int) -> None:
+    """Beside one list of tokens a session: what has KV, how long it is, its last token, and how much more fits."""
+    rng, table = np.random.default_rng(seed), SessionTable()
+    texts: dict[int, list[int]] = {}
+    computed: dict[int, int] = {}
+    for number in range(3 * FIRST_PLACES):
+        prompt = rng.integers(0, 90, 4).astype(np.int32)
+        table.add(number, prompt, 0, 4)
+        texts[number], computed[number] = prompt.tolist(), 0
+        if rng.random() < 0.4:
+            gone = int(rng.choice(list(texts)))
+            assert table.remove(gone) is not None
+            del texts[gone], computed[gone]
+        joining = [i for i in texts if rng.random() < 0.3]
+        if not joining:
+            continue
+        steps = []
+        for i in joining:
+            pending = texts[i][computed[i] :]
+            is_end = bool(rng.random() < 0.7)
+            tokens = np.array(pending if is_end else pending[:-1] or pending, np.int32)
+            is_end = computed[i] + len(tokens) == len(texts[i])
+            tree = chain(rng.integers(0, 90, rng.integers(0, 4)).tolist() if is_end else [])
+            steps.append(SessionStep(i, computed[i], tokens, PARAMS, tree, judged=is_end))
+        batch = StepBatch.of(steps)
+        places = table.find(batch.session_ids)
+        is_next = all(s.judged and s.token_ids.tolist() == texts[s.session_id][-1:] for s in steps)
+        assert table.is_next(batch, places) == is_next
+        judged = [random_judgement(rng, step) for step in steps if step.judged]
+        table.commit(batch, places, Judgements.of(judged))
+        for step in steps:
+            computed[step.session_id] += len(step.token_ids)
+        for own in judged:
+            computed[own.session_id] += len(own.path)
+            texts[own.session_id] += own.token_ids.tolist()
+        found = table.find(list(texts))
+        assert table.computed[found].tolist() == list(computed.values())
+        assert table.lengths[found].tolist() == [len(text) for text in texts.values()]
+        assert table.last_tokens[found].tolist() == [text[-1] for text in texts.values()]
+        assert sorted(table.slacks()) == sorted(4 - count for count in computed.values())
+
+
+def test_a_step_that_says_another_token_than_the_transcripts_last_is_not_next() -> None:
+    table = SessionTable()
+    table.add(3, np.array([5, 6, 7], np.int32), 2, 16)
+    right, wrong, early = (
+        StepBatch.of([SessionStep(3, start, np.array([token], np.int32), PARAMS)])
+        for start, token in ((2, 7), (2, 8), (1, 7))
+    )
+    places = table.find([3])
+    assert [table.is_next(batch, places) for batch in (right, wrong, early)] == [True, False, False]
+
+
+def test_a_session_that_is_not_open_is_named() -> None:
+    table = SessionTable()
+    table.add(1, np.array([5], np.int32), 0, 16)
+    assert table.remove(1) is not None
+    assert table.remove(1) is None
+    with pytest.raises(EngineError, match="session 1 is not open"):
+        table.find([1])
+
+
+def test_a_batch_travels_without_the_objects_made_of_it() -> None:
+    """As many bytes for steps that were looked at as for those that were not, and the same steps there."""
+    rng = np.random.default_rng(1)
+    batch = StepBatch.of([random_step(rng, i, 5) for i in range(8)])
+    there = pickle.loads(pickle.dumps(batch))
+    assert "_steps" in vars(batch)
+    assert "_steps" not in vars(there)
+    for one, other in pairwise((batch, there)):
+        assert [(s.session_id, s.token_ids.tolist(), s.tree.parents.tolist(), s.judged) for s in one] == [
+            (s.session_id, s.token_ids.tolist(), s.tree.parents.tolist(), s.judged) for s in other
+        ]
