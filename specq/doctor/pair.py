@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import is_gguf, read_config, read_gguf
+from specq.checkpoints import is_gguf, read_config, read_gguf, weight_bytes
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.engines import local_checkpoint, read_info
 from specq.models import resolve_model
@@ -64,11 +64,9 @@ def find(name: str, role: str) -> Model:
     if is_gguf(path):
         tensors = read_gguf(path).tensors.values()
         num_params = sum(prod(tensor.shape) for tensor in tensors)
-        num_bytes = path.stat().st_size
     else:
-        num_bytes = sum(file.stat().st_size for file in (*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")))
         num_params = 0
-    said = read_config(path)
+    said, num_bytes = read_config(path), weight_bytes(path)
     if not num_bytes:
         raise ConfigError(f"{path} has no weights: neither *.safetensors nor pytorch_model*.bin")
     item_bytes = ITEM_BYTES.get(str(said.get("dtype") or said.get("torch_dtype") or ""), 1)
