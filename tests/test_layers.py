@@ -38,8 +38,8 @@ PACKAGES = {
         *("verifier", "broker", "client", "gateway"),
     ),
     "bench": (
-        *("protocol", "config", "runtime", "models", "transport", "text", "journal", "verification", "engines"),
-        *("proposers", "verifier", "client", "chat", "simulate", "workers"),
+        *("protocol", "config", "runtime", "models", "checkpoints", "transport", "text", "journal", "verification"),
+        *("engines", "proposers", "verifier", "client", "chat", "simulate", "workers"),
     ),
     "doctor": (
         *(

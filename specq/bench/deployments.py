@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
 from typing import Self
 
-from specq.bench.servers import Servers
+from specq.bench.servers import READY_S, Servers
 
 Starter = Callable[[], AbstractContextManager[Servers]]
 
@@ -18,7 +18,9 @@ Starter = Callable[[], AbstractContextManager[Servers]]
 class Deployments:
     """The groups that run, by a name that says what they run."""
 
-    def __init__(self) -> None:
+    def __init__(self, ready_s: float = READY_S) -> None:
+        """`ready_s`: within which each must be ready."""
+        self._ready_s = ready_s
         self._running: dict[str, tuple[Servers, ExitStack]] = {}
 
     def __enter__(self) -> Self:
@@ -38,7 +40,7 @@ class Deployments:
     def _start(self, name: str, start: Starter) -> None:
         with ExitStack() as stack:
             servers = stack.enter_context(start())
-            servers.wait_ready()
+            servers.wait_ready(self._ready_s)
             self._running[name] = servers, stack.pop_all()
 
     def _stop_all_but(self, wanted: Mapping[str, Starter] | tuple[()]) -> None:

@@ -80,10 +80,14 @@ def _of_dataset(turns: Sequence[Turn], dataset: str) -> dict[str, Any]:
     return rate | {"mean_accepted_length": speculation(completions)["mean_accepted_length"]}
 
 
+def ratios(ours: Sequence[Turn], others: Sequence[Turn]) -> list[float]:
+    """Return our rate as a multiple of the other's, of each repetition."""
+    return [own / other if other else 0.0 for own, other in zip(rates(ours), rates(others), strict=True)]
+
+
 def _ratio(ours: Sequence[Turn], others: Sequence[Turn]) -> float:
     """Return the median over repetitions of our rate as a multiple of the other's."""
-    pairs = zip(rates(ours), rates(others), strict=True)
-    return round(median(own / other if other else 0.0 for own, other in pairs), 3)
+    return round(median(ratios(ours, others)), 3)
 
 
 # --- speculation --------------------------------------------------------------------------------------------------

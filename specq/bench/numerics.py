@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specq.bench.agreement import parting
 from specq.engines import Engine
 from specq.protocol import Judgement, SamplingParams, SessionStep, Tree
 from specq.verification import noise
@@ -149,9 +150,8 @@ class Tally:
 
 def _first_difference(alone: Decoding, other: Decoding) -> list[dict[str, Any]]:
     """Return where two texts part, if they do: the token, the gap there, and how many tokens come after it."""
-    pairs = enumerate(zip(alone.generated, other.generated, strict=False))
-    at = next((i for i, (a, b) in pairs if a != b), None)
-    if at is None:
+    at = parting(alone.generated, other.generated)
+    if at == min(len(alone.generated), len(other.generated)):
         return []
     return [{"prompt": alone.session_id, "token": at, "gap": alone.gaps[at], "left": len(alone.generated) - at - 1}]
 

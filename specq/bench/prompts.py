@@ -28,6 +28,14 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in DATA.glob("*.jsonl"))
 
 
+def files_of(directory: Path) -> tuple[str, ...]:
+    """Return the JSONL files of a directory, each a data set; raises ConfigError if there is none."""
+    files = tuple(sorted(map(str, directory.glob("*.jsonl"))))
+    if not files:
+        raise ConfigError(f"{directory} has no file that ends in .jsonl")
+    return files
+
+
 def load_prompts(datasets: tuple[str, ...], num_each: int, codec: TextCodec) -> list[Prompt]:
     """Return the first prompts of each data set (a name or a file); raises ConfigError for one that cannot be read."""
     return [prompt for dataset in datasets for prompt in _load(dataset, num_each, codec)]

@@ -12,7 +12,7 @@ In: a path. Out: texts, numbers. Nothing here needs torch, and nothing is writte
 
 from __future__ import annotations
 
-from specq.checkpoints.files import read_config, read_json, read_text
+from specq.checkpoints.files import read_config, read_json, read_text, weight_bytes
 from specq.checkpoints.gguf_file import GgufFile, is_gguf, read_gguf
 
-__all__ = ["GgufFile", "is_gguf", "read_config", "read_gguf", "read_json", "read_text"]
+__all__ = ["GgufFile", "is_gguf", "read_config", "read_gguf", "read_json", "read_text", "weight_bytes"]

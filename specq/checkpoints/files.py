@@ -52,6 +52,14 @@ def read_config(model: Path) -> dict[str, Any]:
     return said
 
 
+def weight_bytes(model: Path) -> int:
+    """Return the bytes of a model's files of weights: one GGUF file, or in a directory those of safetensors, else pickles; 0 for none."""
+    if not model.is_dir():
+        return model.stat().st_size if model.is_file() else 0
+    found = [*model.glob("*.safetensors")] or [*model.glob("*.bin"), *model.glob("*.pt")]
+    return sum(file.stat().st_size for file in found)
+
+
 @lru_cache(maxsize=2)
 def _made_of(file: GgufFile) -> dict[str, str]:
     """Return the texts that a GGUF file's metadata amount to."""

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from specq.doctor.prediction import LOOKAHEAD, NAMES, PLAIN, SUFFIX, WORKER, Prediction
+from specq.doctor.prediction import EAGLE, HEADS, LOOKAHEAD, NAMES, PLAIN, SUFFIX, WORKER, Prediction
 
 PAYS = 1.25  # times plain decoding: less is within what a prediction is off
 LARGE_BYTES = 8e9  # weights from which a CPU is slow company
 MANY = 16  # sessions
+OF_HEADS = (HEADS, EAGLE)
 
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What advice depends on: the options of `specq up` that name the models, the bytes of the target's weights, and the machine."""
+    """What advice depends on: the options of `specq up` that name the models and the heads, the bytes of the target's weights, and the
+    machine."""
 
     models: str
     has_draft: bool
@@ -22,6 +24,7 @@ class Situation:
     num_cores: int
     has_gpu: bool
     has_vllm: bool
+    heads: str = ""
 
 
 def advise(at: Situation, predictions: Sequence[Prediction]) -> list[str]:
@@ -32,11 +35,12 @@ def advise(at: Situation, predictions: Sequence[Prediction]) -> list[str]:
 
 
 def command(at: Situation, method: str) -> str:
-    """Return the command that serves with a method."""
+    """Return the command that serves with a method; "": with all that there is."""
     further = {WORKER: " --drafters 1", LOOKAHEAD: " --config FILE"}.get(method, "")
-    if method in (PLAIN, SUFFIX) and at.has_draft:
+    if method in (PLAIN, SUFFIX, *OF_HEADS) and at.has_draft:
         further = " --drafters 0"
-    return f"specq up --serve{at.models}{further}"
+    heads = at.heads if method in ("", *OF_HEADS) else ""
+    return f"specq up --serve{at.models}{heads}{further}"
 
 
 def _by_load(at: Situation, predictions: Sequence[Prediction]) -> Iterator[str]:

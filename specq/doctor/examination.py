@@ -12,7 +12,7 @@ from specq.doctor import installation, pair
 from specq.doctor.advice import Situation, advise
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.prediction import Prediction, predict
-from specq.models import default_model, draft_for, resolve_model
+from specq.models import HEADS, default_model, draft_for, resolve_model
 from specq.protocol import SpecqError
 from specq.runtime import Tell, available_cores
 from workers.deployment import COLOCATING
@@ -85,7 +85,8 @@ def examine(question: Question, tell: Tell) -> Examination:
     """Look at everything; ConfigError for a model that is named and is not there."""
     config = _with_models(question.config)
     checks = list(installation.look(config))
-    found = pair.look(config.target.model, config.draft.model, installation.available_memory(), _gpu_bytes())
+    memory = installation.available_memory()
+    found = pair.look(config.target.model, config.draft.model, memory, _gpu_bytes(), config.target.heads)
     checks += found.checks
     measured, predictions = None, list[Prediction]()
     if not question.is_quick and found.target and not _hinders(checks):
@@ -104,7 +105,7 @@ def _gpu_bytes() -> int:
 
 def _with_models(config: Config) -> Config:
     """Return the configuration with the models named that `specq up` would take; ConfigError for one that was named and is not there."""
-    for name, role in ((config.target.model, "target"), (config.draft.model, "draft")):
+    for name, role in ((config.target.model, "target"), (config.draft.model, "draft"), (config.target.heads, HEADS)):
         if name:
             resolve_model(name, role)
     model = config.target.model or default_model()
@@ -124,7 +125,8 @@ def _measured(config: Config, found: pair.Pair, sessions: Sequence[int], tell: T
     model, draft = str(found.target.path), str(found.draft.path) if found.draft else ""
     own = draft if config.target.engine in COLOCATING else ""
     target = replace(config.target, model=model, draft_model=own)
-    return measure(replace(config, target=target, draft=replace(config.draft, model=draft)), max(sessions), tell)
+    asked = replace(config, target=target, draft=replace(config.draft, model=draft))
+    return measure(asked, max(sessions), tell, found.draft.num_places if found.draft else 1)
 
 
 def _attempt(measure: Callable[[], Measured], checks: list[Check]) -> Measured | None:
@@ -167,7 +169,7 @@ def _same_text(measured: Measured) -> Check:
 
 
 def _situation(asked: Config, found: pair.Pair) -> Situation:
-    named = (("--model", asked.target.model), ("--draft-model", asked.draft.model), ("--heads", asked.target.heads))
+    named = (("--model", asked.target.model), ("--draft-model", asked.draft.model))
     has_vllm = bool(describe("specq doctor")["versions"].get("vllm"))
     return Situation(
         models="".join(f" {option} {name}" for option, name in named if name),
@@ -176,4 +178,5 @@ def _situation(asked: Config, found: pair.Pair) -> Situation:
         num_cores=len(available_cores()),
         has_gpu=bool(gpus()),
         has_vllm=has_vllm,
+        heads=f" --heads {asked.target.heads}" if asked.target.heads else "",
     )

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from specq.bench.calibrate.hardware import load_proposer, pass_times, pinned, typical
+from specq.bench.calibrate.hardware import foresight_times, load_proposer, pass_times, pinned, typical
 from specq.bench.prompts import codec_of, load_prompts
 from specq.config import Config, options_of
 from specq.doctor.prediction import PLAIN, Costs, Method
@@ -56,8 +56,9 @@ class Measured:
         }
 
 
-def measure(config: Config, most_sessions: int, tell: Tell) -> Measured:
-    """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are of interest."""
+def measure(config: Config, most_sessions: int, tell: Tell, num_places: int = 1) -> Measured:
+    """Measure the pair of a placed configuration on the cores that its verifier would have. `most_sessions`: that are of interest;
+    `num_places`: tokens that a pass of its draft model foresees."""
     here = this_machine()
     shares = divide_cores(len(here.cores), 1, 1)
     target_cores, other_cores = ([here.cores[i] for i in part] for part in (shares.targets[0], shares.broker))
@@ -81,11 +82,11 @@ def measure(config: Config, most_sessions: int, tell: Tell) -> Measured:
         finally:
             pair.engine.shutdown()
     has_spare_core = len(here.cores) > 1 and not here.has_gpu and config.draft.model and not options_of(config.draft)
-    pass_s = _pass_s(config.draft.model, other_cores, tell) if has_spare_core else 0.0
+    pass_s = _pass_s(config.draft.model, num_places, other_cores, tell) if has_spare_core else 0.0
     runs = tuple(run for _, run in found)
     step, unhelped = (scaled(curve, slowness(runs)) for curve in (pair.curve, pair.unhelped))
     methods = tuple(_method(source, run, runs[0], step) for source, run in found if source is not None)
-    costs = Costs(step, unhelped, *host_times(runs[0], runs[1]), pair.level(), pass_s)
+    costs = Costs(step, unhelped, *host_times(runs[0], runs[1]), pair.level(), pass_s, num_places)
     return Measured(costs, runs, methods, pair.engine.info.arithmetic)
 
 
@@ -171,8 +172,10 @@ def host_times(one: Run, several: Run) -> tuple[float, float]:
     return max(one.own_s, 0.0), max(more_s, 0.0)
 
 
-def _pass_s(model: str, cores: Sequence[int], tell: Tell) -> float:
+def _pass_s(model: str, num_places: int, cores: Sequence[int], tell: Tell) -> float:
     """Return the seconds of a draft worker's pass on its own core."""
     tell("timing a draft worker's passes")
     with pinned(cores):
-        return typical(pass_times(load_proposer(model), PASS_ROWS, PASSES)) / 1e3
+        proposer = load_proposer(model)
+        times = pass_times(proposer, PASS_ROWS, PASSES) if num_places == 1 else foresight_times(proposer, PASSES)
+        return typical(times) / 1e3

@@ -1,6 +1,7 @@
-"""The models: are they here and whole, does the draft model fit the target, and do both fit this machine's memory?
+"""The models: are they here and whole, do draft model and heads fit the target, and do the models fit this machine's memory?
 
-Files are read, weights are not: what a model's files say is checked as a verifier and the broker check it.
+Files are read, weights are not: what a model's files say is checked as a verifier and the broker check it. Heads, which are small, are loaded
+as a verifier loads them, since only their tensors say for which target they are.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from specq.checkpoints import is_gguf, read_config, read_gguf
+from specq.checkpoints import draft_form, is_gguf, read_config, read_gguf, weight_bytes
 from specq.doctor.checks import NOTE, OK, WRONG, Check, megabytes
 from specq.engines import local_checkpoint, read_info
-from specq.models import resolve_model
+from specq.models import HEADS, resolve_model
 from specq.protocol import ConfigError, ModelInfo, fits, mismatch
 
 FLOAT_BYTES, HALF_BYTES = 4, 2
@@ -31,6 +32,7 @@ class Model:
 
     num_bytes    of its weights in the files; num_params: numbers in them, 0 where the files do not tell
     slot_bytes   of a token's KV in float32
+    num_places   tokens that a pass of a draft model foresees; more than one: of a parallel draft model
     """
 
     name: str
@@ -40,6 +42,7 @@ class Model:
     num_bytes: int
     num_params: int
     slot_bytes: int
+    num_places: int = 1
 
     @property
     def kv_bytes(self) -> int:
@@ -64,16 +67,17 @@ def find(name: str, role: str) -> Model:
     if is_gguf(path):
         tensors = read_gguf(path).tensors.values()
         num_params = sum(prod(tensor.shape) for tensor in tensors)
-        num_bytes = path.stat().st_size
     else:
-        num_bytes = sum(file.stat().st_size for file in (*path.glob("*.safetensors"), *path.glob("pytorch_model*.bin")))
         num_params = 0
-    said = read_config(path)
+    said, num_bytes = read_config(path), weight_bytes(path)
     if not num_bytes:
         raise ConfigError(f"{path} has no weights: neither *.safetensors nor pytorch_model*.bin")
     item_bytes = ITEM_BYTES.get(str(said.get("dtype") or said.get("torch_dtype") or ""), 1)
     info = read_info(path, name)
-    return Model(name, path, info, _kind(said), num_bytes, num_params or num_bytes // item_bytes, slot_bytes(said))
+    params = num_params or num_bytes // item_bytes
+    shape = draft_form.draft_shape(path) if role == "draft" else None
+    places = shape.num_places if shape else 1
+    return Model(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places)
 
 
 def _cached(name: str) -> Path:
@@ -108,9 +112,9 @@ class Pair:
     checks: tuple[Check, ...]
 
 
-def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0) -> Pair:
-    """Look at a target and a draft model, "" for none; `free_bytes` of memory, None where that is not known; `gpu_bytes` are free on the
-    GPU that computes, 0: the CPU does."""
+def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0, heads: str = "") -> Pair:
+    """Look at a target, a draft model and heads, "" for none; `free_bytes` of memory, None where that is not known; `gpu_bytes` are free on
+    the GPU that computes, 0: the CPU does."""
     checks: list[Check] = []
     found = _looked_up(lambda: find(target, "target"), "target", checks)
     drafter = _looked_up(lambda: find(draft, "draft"), "draft model", checks) if draft else None
@@ -119,6 +123,8 @@ def look(target: str, draft: str, free_bytes: int | None, gpu_bytes: int = 0) ->
         checks.append(Check("draft model", NOTE, f"none for {target}", advice))
     if found and drafter:
         checks += fitting(found, drafter)
+    if found and heads:
+        checks.append(heads_fit(heads, found))
     if found:
         models = [found, *([drafter] if drafter else [])]
         checks.append(room_on_gpu(models, gpu_bytes) if gpu_bytes else room(models, free_bytes))
@@ -132,6 +138,7 @@ def _looked_up(find_it: Callable[[], Model], name: str, checks: list[Check]) -> 
         checks.append(Check(name, WRONG, str(error), "specq models lists what is here"))
         return None
     about = f"{model.kind}, {model.info.num_tokens} tokens, contexts of {model.info.max_length}"
+    about += f", parallel: {model.num_places} tokens a pass" if model.num_places > 1 else ""
     checks.append(Check(name, OK, f"{model.name}: {about}, {megabytes(model.num_bytes)} at {model.path}"))
     return model
 
@@ -149,6 +156,24 @@ def fitting(target: Model, draft: Model) -> Iterator[Check]:
     if draft.num_bytes > SMALLER * target.num_bytes:
         found = f"the draft model has {megabytes(draft.num_bytes)}, the target {megabytes(target.num_bytes)}"
         yield Check("sizes", NOTE, found, "a draft should cost a small part of a step; choose a smaller draft model")
+
+
+def heads_fit(heads: str, target: Model) -> Check:
+    """Check that heads are whole and fit the target: their hidden size, vocabulary, tokenizer, number formats and layers."""
+    from specq.engines.torch import is_eagle, load_eagle, load_heads  # brings torch
+
+    try:
+        directory = resolve_model(heads, HEADS)
+        if is_eagle(directory):
+            layers = load_eagle(directory, str(target.path), target.info, "cpu").layers
+            kind = f"an EAGLE-3 head on layers {', '.join(map(str, layers))}"
+        else:
+            kind = f"{load_heads(directory, str(target.path), target.info, 'cpu').num_heads} Medusa heads"
+    except ConfigError as error:
+        return Check(
+            "heads", WRONG, str(error), "choose heads that were made for this target, or train some (docs/heads.md)"
+        )
+    return Check("heads", OK, f"{kind}, {megabytes(weight_bytes(Path(directory)))} at {directory}")
 
 
 def room(models: Sequence[Model], free_bytes: int | None) -> Check:

@@ -99,6 +99,7 @@ class Costs:
     host_s, host_more_s   what a round takes besides its step: with one session, and more with each further one
     level                 seconds of a level of the colocated draft model, by sessions; None: there is none
     pass_s                seconds of a draft worker's pass on its own core; 0: there is none
+    num_places            tokens that a pass of the draft model foresees: of a parallel one more than one
     """
 
     step: Curve
@@ -107,6 +108,7 @@ class Costs:
     host_more_s: float
     level: Curve | None = None
     pass_s: float = 0.0
+    num_places: int = 1
 
     def host(self, num_sessions: int) -> float:
         """Return the seconds that the host takes for a round of so many sessions."""
@@ -175,20 +177,22 @@ def _rate(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
 
 
 def own_s(method: Method, costs: Costs, num_sessions: int, depth: int) -> float:
-    """Return the seconds of a method's own for a round: of a draft model as its levels are, of all else once for each session."""
+    """Return the seconds of a method's own for a round: of a draft model as its levels are, those of a parallel one in a single pass; of all
+    else once for each session."""
     usual = method.levels(1) if method.levels is not None else 0
     if not usual or costs.level is None:
         return num_sessions * method.own_s
-    return method.own_s * depth / usual * costs.level(num_sessions) / costs.level(1)
+    passes = depth / usual if costs.num_places == 1 else float(depth > 0)
+    return method.own_s * passes * costs.level(num_sessions) / costs.level(1)
 
 
 def worker(rounds: Rounds, costs: Costs, num_sessions: int) -> tuple[float, int]:
     """Return tokens a second, and at which depth, with one draft worker of the draft model whose rounds these are."""
     probs = rounds.accept_probs()
-    level_s = costs.pass_s * max(1.0, num_sessions * nodes_a_level(rounds) / NODES_A_PASS)
+    pass_s = costs.pass_s * max(1.0, num_sessions * nodes_a_level(rounds) / NODES_A_PASS)
     plain_s = costs.unhelped_step(num_sessions) + costs.host(num_sessions)
     # One level less than are drafted meanwhile: the first must be the token that the step itself gives.
-    depth = min(int(plain_s / level_s) - 1, len(probs))
+    depth = min(int(plain_s / pass_s) * costs.num_places - 1, len(probs))
     if depth < 1:
         return num_sessions / plain_s, 0
     reach = list(accumulate(probs, mul))

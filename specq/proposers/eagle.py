@@ -23,7 +23,6 @@ from specq.proposers.interface import ranking_params
 from specq.proposers.state_cache import StateCache
 from specq.proposers.tree_head import Followed
 from specq.protocol import Int32Array, IntpArray, SamplingParams
-from specq.verification import ends_of
 
 MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
 MOST_ROWS = 512  # of a text in a pass
@@ -129,7 +128,7 @@ class Eagle:
         firsts = np.array([text.first for text in texts])
         taken = [text.take(MOST_ROWS) for text in texts]
         counts = np.array([len(token_ids) for _, token_ids in taken])
-        place_of, at = np.arange(len(texts)).repeat(counts), _within(counts)  # of each row, in a grid [texts, most]
+        place_of, at = (np.arange(counts.max()) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
         rows = befores[:, None] + np.arange(counts.max())  # [texts, most]
         network, device = self._head.network, self._head.network.fc.weight.device
         grid = tuple(torch.from_numpy(index).to(device) for index in (place_of, at))
@@ -218,9 +217,8 @@ class EagleGrowth:
         own = torch.eye(num_rows, dtype=torch.bool, device=device).expand(len(parents), -1, -1)
         self._is_seen = torch.cat([seen, own], 2)
         positions = np.broadcast_to((self._ends + self._depth - 1)[:, None], parents.shape).copy()
-        known = np.clip(token_ids, 0, self._head.network.num_tokens - 1).astype(
-            np.int64
-        )  # of no use where there is none
+        # Of no use where there is none.
+        known = np.clip(token_ids, 0, self._head.network.num_tokens - 1).astype(np.int64)
         inputs = (torch.from_numpy(array).to(device) for array in (known, positions))
         self._states = self._head.network(states, *inputs, self._attend)
         self._depth += 1
@@ -235,10 +233,3 @@ def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_
     queries, keys, values = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
     found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen[:, None], enable_gqa=True)
     return found.transpose(1, 2)
-
-
-def _within(counts: IntpArray) -> IntpArray:
-    """Return 0, 1, .. of each count, one after the other."""
-    ends = ends_of(counts)
-    found: IntpArray = np.arange(int(ends[-1])) - (ends - counts).repeat(counts)
-    return found

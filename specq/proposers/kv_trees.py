@@ -38,13 +38,17 @@ class TreeSession:
     place: IntpArray  # i64[1]
     nodes: dict[int, Node] = field(default_factory=dict)
 
+    def line(self, node_id: int) -> list[int]:
+        """Return the ids of a node's ancestors and its own, root first; none for the context."""
+        line = list[int]()
+        while node_id != CONTEXT:
+            line.append(node_id)
+            node_id = self.nodes[node_id].parent
+        return line[::-1]
+
     def lineage(self, node_id: int) -> list[int]:
         """Return the slots of a node's ancestors and its own, root first."""
-        slots = []
-        while node_id != CONTEXT:
-            slots.append(self.nodes[node_id].slot)
-            node_id = self.nodes[node_id].parent
-        return slots[::-1]
+        return [self.nodes[i].slot for i in self.line(node_id)]
 
     def child_position(self, node_id: int) -> int:
         """Return where the children of a node, or of the context, would stand; EngineError for an unknown node."""

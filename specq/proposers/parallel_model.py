@@ -15,7 +15,6 @@ there the scores are those of the model alone, since the noise of the job's seed
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ import numpy as np
 
 from specq.engines.torch import RowPacker
 from specq.proposers.contexts import Contexts
-from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion, draws_children
+from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion, ranking_params
 from specq.proposers.kv_trees import NO_SLOT, KvTrees, TreeSession
 from specq.proposers.making import ChildRequest
 from specq.protocol import Int32Array, SamplingParams
@@ -142,7 +141,7 @@ class ParallelModel(KvTrees):
 
     def _plan(self, session_id: int, node_ids: list[int]) -> _Plan:
         session = self._sessions[session_id]
-        lines = [_line(session, node_id) for node_id in node_ids]
+        lines = [session.line(node_id) for node_id in node_ids]
         fresh = dict.fromkeys(i for line in lines for i in line if session.nodes[i].slot == NO_SLOT)
         left = (self.info.max_length - session.child_position(node_id) for node_id in node_ids)
         counts = [min(self.num_places, count) for count in left]
@@ -174,7 +173,7 @@ class ParallelModel(KvTrees):
 
     def _wanted(self, plan: _Plan, width: int) -> Iterator[ChildRequest]:
         """Yield what is asked of each of a session's rows that give logits."""
-        params = _ranking(plan.session.params)
+        params = ranking_params(plan.session.params)
         for node_id, count in zip(plan.node_ids, plan.num_places, strict=True):
             first = plan.session.child_position(node_id)
             for position in range(first, first + count):
@@ -201,17 +200,3 @@ class ParallelModel(KvTrees):
             below = found._replace(place=found.place + 1)
             foreseen.update(dict.fromkeys(request.child_ids[: len(children.token_ids)], below))
         return children
-
-
-def _line(session: TreeSession, node_id: int) -> list[int]:
-    """Return the ids of a node's ancestors and its own, root first; none for the context."""
-    line = list[int]()
-    while node_id != CONTEXT:
-        line.append(node_id)
-        node_id = session.nodes[node_id].parent
-    return line[::-1]
-
-
-def _ranking(params: SamplingParams) -> SamplingParams:
-    """Return by which parameters children are ranked."""
-    return replace(params, temperature=0.0) if draws_children(params) else params

@@ -124,7 +124,7 @@ class Group:
     def __exit__(self, *_):
         self.events.append(f"{self.name} ends")
 
-    def wait_ready(self):
+    def wait_ready(self, timeout_s):
         self.events.append(f"{self.name} is ready")
         if self.name == "broken":
             raise RuntimeError("not ready")

@@ -5,19 +5,27 @@ from __future__ import annotations
 import shutil
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from specq.config import BrokerConfig, Config
 from specq.doctor import installation, pair
 from specq.doctor.checks import NOTE, OK, WRONG, Check, is_sound
 from specq.doctor.examination import quiet
+from specq.engines.torch import is_eagle, load_eagle, load_heads
 from specq.models import resolve_model
+from specq.protocol import ConfigError
+from specq.testing.checkpoints_draft import PARALLEL, make_draft
+from specq.testing.checkpoints_eagle import change_eagle, eagle_shape_of, make_eagle
 from specq.testing.checkpoints_gguf import MADE, write_gguf
+from specq.testing.checkpoints_heads import make_heads, make_published
 from tests.devices import HAS_CUDA
 
 TINY = Path(resolve_model("tiny", "target"))
+HIDDEN, VOCAB = 256, 4096  # of tiny's target
 OTHER_DRAFT = resolve_model("smollm2", "draft")  # which is bundled, and of another vocabulary
 
 
@@ -156,6 +164,52 @@ def test_a_hub_name_that_is_not_here_is_wrong_and_not_fetched():
     (check, _) = pair.look("nobody/has-this-model", "", 10**11).checks
     assert check.status == WRONG
     assert "specq models pull nobody/has-this-model" in check.found
+
+
+def test_a_parallel_draft_model_is_told_apart(tmp_path):
+    assert pair.find("tiny", "draft").num_places == 1
+    assert pair.find(str(make_draft(tmp_path / "draft", PARALLEL)), "draft").num_places == PARALLEL.num_places
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def checked(heads: Path) -> Check:
+    """Return what is said of heads for `tiny`."""
+    found = [check for check in pair.look("tiny", "", 10**11, heads=str(heads)).checks if check.name == "heads"]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_heads_that_fit_are_told_apart(tmp_path):
+    check = checked(make_published(tmp_path / "medusa", HIDDEN, VOCAB, heads=3))
+    assert (check.status, check.found.partition(",")[0]) == (OK, "3 Medusa heads")
+    check = checked(make_eagle(tmp_path / "eagle", eagle_shape_of(HIDDEN, VOCAB, 40, layers=(1, 5, 8))))
+    assert check.status == OK
+    assert check.found.startswith("an EAGLE-3 head on layers 1, 5, 8, ")
+
+
+def test_heads_that_do_not_fit_are_wrong_with_the_reason_of_the_start(tmp_path):
+    """Hidden size, vocabulary, tokenizer, layers, number format, and no heads at all."""
+    target, info = str(TINY), pair.find("tiny", "target").info
+    eagle = partial(eagle_shape_of, layers=(0, 1, 2))
+    wrong = {
+        "hidden states of size 64": make_published(tmp_path / "a", 64, VOCAB),
+        "speak of 99 tokens": make_published(tmp_path / "b", HIDDEN, 99),
+        "trained for another tokenizer": make_heads(tmp_path / "c", HIDDEN, tokenizer=(VOCAB, "f" * 64)),
+        "states of size 32": make_eagle(tmp_path / "d", eagle(32, VOCAB, 40)),
+        "a vocabulary of 99 tokens": make_eagle(tmp_path / "e", eagle(HIDDEN, 99, 40)),
+        "the target has only layers": make_eagle(tmp_path / "f", eagle_shape_of(HIDDEN, VOCAB, 40, layers=(1, 5, 30))),
+        "and should be float32": make_eagle(tmp_path / "g", eagle(HIDDEN, VOCAB, 40)),
+    }
+    change_eagle(wrong["and should be float32"], {"norm.weight": torch.ones(HIDDEN, dtype=torch.float64)})
+    for said, heads in wrong.items():
+        load = load_eagle if is_eagle(str(heads)) else load_heads
+        with pytest.raises(ConfigError, match=said) as at_start:
+            load(str(heads), target, info)
+        check = checked(heads)
+        assert (check.status, check.found) == (WRONG, str(at_start.value))
+    assert "no directory of heads" in checked(tmp_path / "nothing").found
 
 
 def test_memory_that_does_not_suffice_is_wrong_and_little_is_noted():

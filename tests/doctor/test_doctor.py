@@ -6,12 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from specq.config import free_address
+from specq.engines import read_info
 from specq.models import resolve_model
+from specq.testing.checkpoints_draft import PARALLEL, make_draft
+from specq.testing.checkpoints_heads import make_published
 
 ROOT = Path(__file__).parents[2]
 METHODS = {"plain", "colocated", "suffix", "lookahead"}
@@ -47,6 +51,21 @@ def test_everything_is_measured_predicted_and_said(ask):
     assert said["advice"][0].startswith("For 1 session at a time")
 
 
+@pytest.mark.slow
+def test_a_parallel_draft_model_and_heads_are_predicted(ask, tmp_path):
+    """Random ones, which are seldom right; the texts stay the same."""
+    tokenizer = read_info(Path(resolve_model("tiny", "target")), "tiny").tokenizer_hash
+    shape = replace(PARALLEL, vocab_size=4096, num_tokens=4096, tokenizer_hash=tokenizer)
+    draft = make_draft(tmp_path / "draft", shape)
+    heads = make_published(tmp_path / "heads", 256, 4096)
+    done = ask("--model", "tiny", "--draft-model", str(draft), "--heads", str(heads), "--sessions", "1", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout)
+    assert {check["name"]: check["status"] for check in said["checks"]}["heads"] == "ok"
+    assert all(run["is_same_text"] for run in said["measured"]["runs"])
+    assert {*METHODS, "medusa"} <= {one["method"] for one in said["predicted"]}
+
+
 def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
     done = ask("--model", "tiny", "--sessions", "2")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,6 +89,8 @@ def test_quick_measures_nothing(ask):
     [
         (("--model", "tiny", "--draft-model", resolve_model("smollm2", "draft")), 1, "does not share the tokenizer"),
         (("--model", "/nowhere/model.gguf"), 2, "there is no GGUF file /nowhere/model.gguf"),
+        (("--model", "tiny", "--heads", resolve_model("tiny", "draft")), 1, "medusa_num_heads is None"),
+        (("--model", "tiny", "--heads", "./nothing"), 2, "there is no directory of heads nothing"),
         (("--model", "tiny", "--draft-model", "./nothing"), 2, "there is no model directory"),
         (("--sessions", "0"), 2, "'--sessions'"),
         (("--config", "nowhere.toml"), 2, "nowhere.toml"),

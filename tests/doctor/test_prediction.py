@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from specq.doctor.advice import Situation, advise
 from specq.doctor.prediction import (
     COLOCATED,
+    EAGLE,
+    HEADS,
     LOOKAHEAD,
     NAMES,
     PLAIN,
@@ -174,6 +177,22 @@ def test_without_a_free_core_no_draft_worker_is_predicted():
 
 # --- advice -----------------------------------------------------------------------------------------------------------
 
+
+def test_a_parallel_draft_model_needs_one_pass_for_all_of_its_levels():
+    """In the verifier's process its time is that of a pass, however deep; in a worker a pass gives several levels."""
+    rounds = Rounds((Round(2, (1, 1)),))
+    depths = {1: 2, 2: 1, 9: 0}
+    method = Method(COLOCATED, rounds, own_s=0.002, levels=lambda sessions: depths[sessions])
+    one_pass = replace(costs(flat(0.010), level=flat(0.001)), num_places=4)
+    found = rates(predict([method], one_pass, [1, 2, 9]))
+    assert found[COLOCATED, 1] == pytest.approx(3 / 0.012)
+    assert found[COLOCATED, 2] == pytest.approx(4 / 0.012)
+    assert found[COLOCATED, 9] == found[PLAIN, 9]
+    steps = costs(flat(0.010), pass_s=0.004)
+    assert worker(chain([0.8] * 8), steps, 1)[1] == 1
+    assert worker(chain([0.8] * 8), replace(steps, num_places=4), 1)[1] == 7
+
+
 HERE = Situation(models="", has_draft=True, num_bytes=10**8, num_cores=2, has_gpu=False, has_vllm=False)
 
 
@@ -213,3 +232,13 @@ def test_the_machine_and_the_models_are_spoken_of(changes, said):
 def test_the_models_that_were_asked_for_are_in_the_command():
     situation = Situation(" --model m.gguf", has_draft=False, num_bytes=1, num_cores=2, has_gpu=False, has_vllm=False)
     assert advise(situation, [])[0] == "Start it: specq up --serve --model m.gguf"
+
+
+@pytest.mark.parametrize("method", [HEADS, EAGLE])
+def test_heads_are_advised_with_their_option_and_alone(method):
+    """And what is not theirs is advised without them."""
+    here = replace(HERE, models=" --model m", heads=" --heads h")
+    assert advise(here, predicted(method, 1, 1.5))[0].endswith("specq up --serve --model m --heads h --drafters 0")
+    assert advise(here, predicted(COLOCATED, 1, 1.5))[0].endswith("specq up --serve --model m")
+    assert advise(here, predicted(COLOCATED, 1, 1.0))[0].endswith("specq up --serve --model m --drafters 0")
+    assert advise(here, [])[0] == "Start it: specq up --serve --model m --heads h"

@@ -11,6 +11,7 @@ import torch
 from specq.proposers import CONTEXT, PROPOSERS, Expansion, ProposerChains, draft_trees
 from specq.proposers.contexts import Contexts
 from specq.proposers.parallel_model import WIDTH, ParallelModel
+from specq.proposers.profiling import level_times
 from specq.protocol import EngineError, SamplingParams
 from specq.testing import ProposerConformance
 from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, draft_logits, make_draft, places_logits
@@ -226,6 +227,17 @@ def test_its_chains_take_one_pass(draft, directory, passes):
     assert source.finish().token_ids[0, :, 0].tolist() == expected
     assert passes == [20 + K - 1]
     assert source.commit([1], np.array([2]), np.array(expected[:2], np.int32)).tolist() == [2]
+
+
+def test_a_pass_is_timed_and_not_what_an_earlier_one_foresaw(draft, passes):
+    """Each of the drafts that are timed runs a pass: a context that is as it was would need none."""
+    timed = []
+    source = ProposerChains(draft)
+    start = source.start
+    source.start = lambda *asked: (timed.append(len(passes)), start(*asked))
+    assert min(level_times(source, [1, 2], K, {1})) > 0
+    assert len(timed) > 2
+    assert [*timed[1:], len(passes)] == [before + 1 for before in timed]
 
 
 def test_a_place_of_its_own_is_worth_more_than_a_foreseen_one(draft, directory):

@@ -67,6 +67,21 @@ def test_slow_levels_make_chains_short():
     assert run(own, FLAT, 0.8, 20)[-1] < deep
 
 
+def test_a_single_pass_for_all_levels_makes_chains_deep():
+    """A level more costs nothing then; what a short draft took says as much of a deep one. Where a pass is dearer than all that it may
+    bring, there is none."""
+    levels = StepCurve([1, 64], [0.0005, 0.0005])
+    flat = RoundChoice(levels, MOST, is_one_pass=True)
+    each = RoundChoice(StepCurve([1, 64], [0.0005, 0.0005]), MOST)
+    assert run(flat, FLAT, 0.6, 50)[-1] == MOST > run(each, FLAT, 0.6, 50)[-1]
+    for _ in range(100):
+        flat.learn_draft(4, 2, MOST * 0.0005)
+    assert levels(4) == pytest.approx(0.0005)
+    assert flat.best(4, FLAT) == MOST
+    dear = RoundChoice(StepCurve([1, 64], [0.02, 0.02]), MOST, is_one_pass=True)
+    assert dear.best(4, FLAT) == 0
+
+
 def test_counts_are_of_positions():
     """A chain that was judged up to its third token; two were accepted."""
     own = choice(0.001)

@@ -202,6 +202,21 @@ def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAU
     return times[1:]
 
 
+def foresight_times(proposer: Proposer, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
+    """Return milliseconds of so many passes of a parallel draft model, each for a context that has got a token more, after one that is not
+    counted. `pass_times` would ask for nodes that an earlier pass foresaw."""
+    proposer.open(0, (1 + np.arange(CONTEXT) % 1000).astype(np.int32), SamplingParams())
+    times = []
+    for number in range(repeats + 1):
+        time.sleep(pause_s)
+        began = time.perf_counter()
+        proposer.expand([Expansion(0, -1, (3 * number, 3 * number + 1, 3 * number + 2))])
+        times.append(1e3 * (time.perf_counter() - began))
+        proposer.commit(0, np.array([1 + number], np.int32), ())
+    proposer.close(0)
+    return times[1:]
+
+
 def choices(proposer: Proposer, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Points:
     """Return [claim, rank] along the target's texts, given as (prompt, what the target said), position by position."""
     found: Points = []

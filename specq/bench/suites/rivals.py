@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from specq.bench.prompts import DATA, Prompt, codec_of, load_prompts, shipped
+from specq.bench.prompts import DATA, Prompt, codec_of, files_of, load_prompts, shipped
 from specq.bench.report import Report, figure, show, tell
 from specq.bench.rivals import summary
 from specq.bench.rivals.field import Field, all_names, field
@@ -18,7 +18,6 @@ from specq.bench.rivals.memory import memory_of
 from specq.bench.rivals.prefill import LENGTH, measure_prefill
 from specq.bench.suite import COUNT, suite
 from specq.models import SHOWN_PAIR, default_pair
-from specq.protocol import ConfigError
 
 UNITS, PREFILL, MEMORY = "units", "prefill", "memory"
 NOT_COUNTED = -1  # the number of a prompt with which everybody warms up
@@ -94,10 +93,7 @@ def command(
 
 def load(model: str, directory: Path, numseqs: int) -> list[Prompt]:
     """Return the prompts that ship with specq, and those of a directory's files; raises ConfigError if it has none."""
-    files = sorted(map(str, directory.glob("*.jsonl")))
-    if not files:
-        raise ConfigError(f"{directory} has no file that ends in .jsonl")
-    return load_prompts((*shipped(), *files), numseqs, codec_of(model))
+    return load_prompts((*shipped(), *files_of(directory)), numseqs, codec_of(model))
 
 
 def _measure(

@@ -90,9 +90,8 @@ class ReferenceTexts:
     """See `SuffixTexts`."""
 
     def __init__(self) -> None:
-        self._texts: dict[
-            int, tuple[Reference, int, int] | None
-        ] = {}  # and the most of nodes and levels; None: it is left alone
+        # And the most of nodes and levels; None: it is left alone.
+        self._texts: dict[int, tuple[Reference, int, int] | None] = {}
 
     def open(self, slot: int, most_nodes: int, most_depth: int) -> None:
         """See `SuffixTexts.open`."""

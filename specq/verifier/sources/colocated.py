@@ -63,7 +63,7 @@ class ColocatedDrafter(DraftSource):
     """Drafts with a source of chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
-    children; `shaped`: what drafts for jobs that ask for a shape; None: nothing does.
+    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does.
     """
 
     name = COLOCATED
@@ -75,11 +75,12 @@ class ColocatedDrafter(DraftSource):
         *,
         fan_out: int = 3,
         chain: int = 8,
+        is_one_pass: bool = False,
         shaped: ShapedDrafter | None = None,
     ) -> None:
         self.chains, self.fan_out, self.shaped = chains, fan_out, shaped
         self._min_accept_prob = 0.0  # as in the last `Budget`
-        self.choice = RoundChoice(levels, chain)
+        self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
         self.calibration = Calibration()
         self.num_passes = 0
         self._known: dict[int, Session] = {}  # the sessions that the source of chains knows

@@ -48,7 +48,8 @@ def make(setup: Setup) -> ColocatedDrafter | None:
     levels = StepCurve(sizes, level_times(source, sizes, chain, {1, config.fan_out}))
     log.info("drafter_ready", model=chains.info.name, level_ms={n: round(levels(n) * 1e3, 3) for n in (1, 8, 64)})
     shaped = ShapedDrafter(Drafter(trees, incarnation=0, width=MOST_NODES, fan_out=config.fan_out, chain=config.chain))
-    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=chain, shaped=shaped)
+    is_one_pass = num_masks > 0 and fits(chains.info, setup.info)  # drafts in another vocabulary may need more than one
+    return ColocatedDrafter(source, levels, fan_out=config.fan_out, chain=chain, is_one_pass=is_one_pass, shaped=shaped)
 
 
 def _for_target(chains: ChainModel, setup: Setup) -> tuple[ChainSource, Proposer]:

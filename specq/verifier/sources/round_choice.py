@@ -35,10 +35,11 @@ NO_LOAD = OtherLoad(0, 0.0)
 
 
 class RoundChoice:
-    """`levels`: the seconds that one level takes, by the number of sessions; `most`: levels at most."""
+    """`levels`: the seconds that one level takes, by the number of sessions; `most`: levels at most; `is_one_pass`: a draft takes as long as
+    `most` levels, however deep it is."""
 
-    def __init__(self, levels: StepCurve, most: int) -> None:
-        self.levels, self.most = levels, most
+    def __init__(self, levels: StepCurve, most: int, *, is_one_pass: bool = False) -> None:
+        self.levels, self.most, self._is_one_pass = levels, most, is_one_pass
         self._trials = np.zeros(most)
         self._accepted = np.zeros(most)
         self._patience = self._until_trial = LEAST_PATIENCE
@@ -67,7 +68,8 @@ class RoundChoice:
         steps = np.array(
             [curve(other.rows + num_sessions * (1 + depth), num_sessions * depth) for depth in depths.tolist()]
         )
-        return int(np.argmax(tokens / (steps + depths * self.levels(num_sessions))))
+        drafts = np.minimum(depths, 1) * self.most if self._is_one_pass else depths  # in levels
+        return int(np.argmax(tokens / (steps + drafts * self.levels(num_sessions))))
 
     def accept_probs(self) -> Float64Array:
         """Return f64[most]: how likely each token of a chain is committed, given those before it."""
@@ -78,8 +80,9 @@ class RoundChoice:
 
     def learn_draft(self, num_sessions: int, depth: int, seconds: float) -> None:
         """Take in the seconds of a draft whose contexts were computed except for the last round's tokens."""
-        if seconds < OUTLIER * depth * self.levels(num_sessions):
-            self.levels.learn(num_sessions, seconds / depth)
+        num_levels = self.most if self._is_one_pass else depth
+        if seconds < OUTLIER * num_levels * self.levels(num_sessions):
+            self.levels.learn(num_sessions, seconds / num_levels)
 
     def learn_chains(self, num_judged: Sequence[int], num_accepted: Sequence[int]) -> None:
         """Take in what became of some chains: how many tokens of each were judged, and how many of these were accepted."""
