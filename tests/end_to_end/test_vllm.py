@@ -48,7 +48,7 @@ def group_of(engine: str, kind: str, *, drafters: int, **options: object) -> Gro
         up=replace(config.up, drafters=drafters),
         broker=replace(config.broker, bind=free_address()),
         target=replace(config.target, model="tiny", engine=engine, device=kind, dtype=dtype, **options),
-        draft=replace(config.draft, device=kind),
+        draft=replace(config.draft, device=kind, nice=0),  # ready on busy cores, too
     )
     return Group(members(config, ["--log-level", "error"]))
 
