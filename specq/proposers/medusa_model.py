@@ -146,7 +146,7 @@ class MedusaModel(KvTrees):
         before = {0: known.states.get(above), 1: known.states.get(last)}.get(num_left)
         super().commit(session_id, token_ids, path)
         kept = {node_id: node_id for node_id in session.nodes}
-        if not num_left and not self._num_pending(session):
+        if not self._num_pending(session):
             kept[last] = CONTEXT
         self._known[session_id] = _Known(
             {kept[i]: state for i, state in known.states.items() if i in kept},

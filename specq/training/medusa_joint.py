@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers.utils.logging import disable_progress_bar
 
 from specq.checkpoints import read_json, read_text
 from specq.engines.torch import load_heads
@@ -142,6 +143,7 @@ def save_target(network: Any, original: Path, name: str, folder: Path) -> None:
     and config.json last."""
     unfinished = folder.with_name(folder.name + ".part")
     shutil.rmtree(unfinished, ignore_errors=True)
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     nn.Module.to(network, torch.bfloat16).save_pretrained(unfinished, max_shard_size="1TB")
     config = read_json(original, "config.json")
     config.pop("quantization_config", None)
