@@ -14,6 +14,7 @@ from specq.proposers.contexts import Contexts
 from specq.proposers.draft_model import DraftModel
 from specq.proposers.medusa import Medusa
 from specq.proposers.medusa_model import MedusaModel
+from specq.proposers.vocabulary import in_vocabulary
 from specq.protocol import ConfigError, EngineError, SamplingParams
 from specq.testing import ProposerConformance
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_text
@@ -21,6 +22,7 @@ from specq.testing.checkpoints_draft import MADE, make_draft
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import change_heads, make_published
 from tests.proposers.test_draft_model import Tree
+from tests.proposers.test_vocabulary import BOTH, INFO, TEXT
 from workers.draft import build_drafter
 
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)
@@ -120,6 +122,22 @@ def test_its_drafts_are_those_of_the_model_without_heads(directory, heads, param
     assert draft.free_slots == SLOTS
     num_asked = sum(map(len, asked))
     assert num_asked < len(found) if kind == "all" else num_asked <= len(found)
+
+
+@pytest.mark.parametrize("way", ["shared", "text"])
+def test_it_drafts_for_targets_of_another_vocabulary(directory, heads, way, guesses_all):
+    """As the model without heads does: its text is cut anew where the target's goes on otherwise, which takes tokens back."""
+    found = []
+    for make_one in (
+        lambda: DraftModel(str(directory), device="cpu", kv_slots=SLOTS),
+        lambda: make(directory, heads),
+    ):
+        draft = make_one()
+        said = grown(in_vocabulary(draft, way, BOTH, INFO), TEXT * 3, GREEDY, num_rounds=15)
+        found.append([(text, children.token_ids.tolist()) for _, text, children in said])
+        assert draft.free_slots == SLOTS
+    assert found[0] == found[1]
+    assert sum(bool(tokens) for _, tokens in found[0]) > 10
 
 
 class Seer:
