@@ -12,7 +12,7 @@ import zmq
 from specq.config import DraftConfig, own_options
 from specq.drafting import Drafter
 from specq.engines import tokenizer_files
-from specq.models import default_model, resolve_model, tokenizer_of
+from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.proposers import PROPOSERS, SAME, Proposer, ProposerSpec, bridge
 from specq.protocol import Assign, ConfigError, Hello, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, teller
@@ -92,6 +92,7 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         kv_slots=config.kv_slots,
         name=named,
         distribution_size=config.distribution_size,
+        **_heads(config, spec),
         **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )
     proposer = _for_target(proposer, config, named)
@@ -99,6 +100,17 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
     return _drafter(proposer, config)
+
+
+def _heads(config: DraftConfig, spec: ProposerSpec) -> dict[str, str]:
+    """Return what `make` takes of heads; ConfigError for a proposer that takes none."""
+    if not config.heads:
+        return {}
+    if not spec.takes_heads:
+        raise ConfigError(
+            f"draft.heads is {config.heads}, and the proposer {config.proposer} takes none; draft-model does"
+        )
+    return {"heads": resolve_model(config.heads, HEADS)}
 
 
 def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer:

@@ -12,7 +12,8 @@ The heads that `specq train medusa` writes are smaller by three things, each of 
 - the matrices speak of the tokens in `lm_head.token_ids` (int32, ascending) and of no others;
 - a matrix is int8 with a float32 scale for each row, in NAME.scale, as in `draft_form`.
 
-Their config.json says for which target they are: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`).
+Their config.json says for which target they are: `hidden_size`, `num_tokens` and `tokenizer_hash` (see `specq.text`); and, where heads were
+trained together with a target, which is of no other, `target_fingerprint` (see `specq.engines.fingerprint`).
 """
 
 from __future__ import annotations
@@ -41,10 +42,14 @@ class HeadsShape:
     hidden_size: int = 0
     num_tokens: int = 0
     tokenizer_hash: str = ""
+    target_fingerprint: str = ""
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
-        return {"model_type": MODEL_TYPE, **asdict(self)}
+        said = {"model_type": MODEL_TYPE, **asdict(self)}
+        if not self.target_fingerprint:
+            del said["target_fingerprint"]
+        return said
 
 
 def heads_shape(heads: Path) -> HeadsShape:
@@ -58,7 +63,8 @@ def heads_shape(heads: Path) -> HeadsShape:
         _count(heads, said, "medusa_num_layers", MOST_LAYERS),
         _count(heads, said, "hidden_size") if own else 0,
         _count(heads, said, "num_tokens") if own else 0,
-        _hash(heads, said) if own else "",
+        _hash(heads, said, "tokenizer_hash") if own else "",
+        _hash(heads, said, "target_fingerprint") if own and "target_fingerprint" in said else "",
     )
 
 
@@ -69,11 +75,11 @@ def _count(heads: Path, said: dict[str, Any], key: str, most: int = 2**31 - 1) -
     raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; Medusa heads need a whole number from 1 to {most}")
 
 
-def _hash(heads: Path, said: dict[str, Any]) -> str:
-    value = said.get("tokenizer_hash")
+def _hash(heads: Path, said: dict[str, Any], key: str) -> str:
+    value = said.get(key)
     if isinstance(value, str) and len(value) == HASH_LENGTH:
         return value
-    raise ConfigError(f"{heads / 'config.json'}: tokenizer_hash is {value!r}; it must be of {HASH_LENGTH} hex digits")
+    raise ConfigError(f"{heads / 'config.json'}: {key} is {value!r}; it must be of {HASH_LENGTH} hex digits")
 
 
 def block_names(head: int, layer: int) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, run_options, run_stages
+from specq.cli.train_stages import ALL_STAGES, heads_options, run_options, run_stages
 from specq.models import resolve_model
 from specq.training import MEDUSA_STAGES
 
@@ -16,18 +16,7 @@ from specq.training import MEDUSA_STAGES
 @click.argument("stage", type=click.Choice([*MEDUSA_STAGES, ALL_STAGES]))
 @run_options("heads", "the heads go")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=270.0, help="How long to train.")
-@click.option("--num-heads", type=click.IntRange(1, 16), default=4, help="Heads: how many tokens are drafted at once.")
-@click.option("--num-layers", type=click.IntRange(1, 8), default=1, help="Residual blocks of each head.")
-@click.option(
-    "--own-output/--shared-output",
-    default=False,
-    help="Whether each head has an output matrix of its own, as Medusa's, or all use the target's.",
-)
-@click.option("--head-size", type=click.IntRange(min=1), default=16384, help="Most tokens that the heads may say.")
-@click.option("--batch-tokens", type=click.IntRange(min=1), default=16384, help="Tokens in a batch.")
-@click.option("--lr", default=1e-3, help="Peak learning rate of biases and output matrices.")
-@click.option("--matrix-lr", default=4e-3, help="Peak learning rate of the blocks' matrices.")
-@click.option("--depth-decay", default=0.8, help="What the loss of a head counts, times that of the one before it.")
+@heads_options
 def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
     """Train Medusa-1 heads, for `--heads`, on what a target answers; the target stays as it is.
 

@@ -224,6 +224,10 @@ class DraftConfig(Section):
     broker: str = _broker()
     model: str = _model()
     proposer: str = option("draft-model", "what makes the drafts")
+    heads: str = option(
+        "",
+        "Medusa heads of its model, with which it decodes: the same drafts in fewer passes; a directory; empty: none",
+    )
     vocabulary: str = _vocabulary()
     target: str = option(
         "", "the target, named as `model`, of which vocabulary shared and text need the tokenizer alone; empty: unknown"

@@ -11,6 +11,7 @@ import torch
 
 from specq.engines.torch import (
     ALONE,
+    ForwardOutput,
     KvPool,
     LoadedModel,
     PackedRows,
@@ -160,7 +161,11 @@ class Contexts:
 
     def run(self, rows: PackedRows) -> torch.Tensor:
         """Run the forward pass and return its logits."""
-        return self._forward(rows).logits
+        return self.run_with_states(rows).logits
+
+    def run_with_states(self, rows: PackedRows) -> ForwardOutput:
+        """Run the forward pass and return its logits and final hidden states."""
+        return self._forward(rows)
 
     def _embeddable(self, token_ids: Int32Array) -> Int32Array:
         """A target's padded vocabulary may be larger: what this model cannot embed only makes its guesses worse."""

@@ -1,11 +1,13 @@
-"""The `draft-model` proposer as the table has it, without what imports torch: `specq.proposers.draft_model`, or, for a model that has masks,
-`specq.proposers.parallel_model`."""
+"""The `draft-model` proposer as the table has it, without what imports torch: `specq.proposers.draft_model`; for a model that has masks
+`specq.proposers.parallel_model`, and with Medusa heads `specq.proposers.medusa_model`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from specq.engines import resolve_checkpoint
 from specq.proposers.interface import Proposer, ProposerSpec
+from specq.protocol import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,11 +41,32 @@ def _make(
     dtype: str = "auto",
     kv_slots: int = 0,
     name: str = "",
+    heads: str = "",
     **of_children: Any,
 ) -> Proposer:
     from specq.proposers.contexts import Contexts
 
-    return draft_trees(Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name), **of_children)
+    contexts = Contexts(model, device=device, dtype=dtype, kv_slots=kv_slots, name=name)
+    return _with_heads(contexts, model, heads, device, **of_children) if heads else draft_trees(contexts, **of_children)
 
 
-DRAFT_MODEL = ProposerSpec(_make)
+def _with_heads(contexts: Contexts, model: str, heads: str, device: str, **of_children: Any) -> Proposer:
+    """Return what drafts with a model and its Medusa heads; ConfigError where they do not fit."""
+    from specq.engines.torch import is_eagle, load_heads
+    from specq.proposers.medusa import Medusa
+    from specq.proposers.medusa_model import MedusaModel
+
+    info = contexts.info
+    if is_eagle(heads):
+        raise ConfigError(f"{heads} holds an EAGLE-3 head; a draft model decodes with Medusa heads of its own")
+    if contexts.token_ids is not None or contexts.num_masks:
+        raise ConfigError(
+            f"{info.name} is a draft model of specq's own form, for which there are no heads; draft.heads are those of a small target"
+        )
+    source = Medusa(
+        load_heads(heads, str(resolve_checkpoint(model)), info, device), min(info.vocab_size, info.num_tokens)
+    )
+    return MedusaModel(contexts, source, **of_children)
+
+
+DRAFT_MODEL = ProposerSpec(_make, takes_heads=True)

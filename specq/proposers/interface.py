@@ -102,8 +102,10 @@ class ProposerSpec:
                   names; here the heavy imports are
     options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
     needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
+    takes_heads   `make` takes `heads`, too: a directory of heads for the model
     """
 
     make: Callable[..., Proposer]
     options: type[OwnOptions] = OwnOptions
     needs_model: bool = True
+    takes_heads: bool = False

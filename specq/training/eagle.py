@@ -28,7 +28,7 @@ from specq.training.eagle_network import build_eagle, save_eagle, trained_states
 from specq.training.foresight import info_of, measure_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.ranks import CHAIN, TREE
-from specq.training.runs import Run
+from specq.training.runs import Run, depth_weights
 
 __all__ = ["evaluate", "roll_out", "train_head"]
 
@@ -64,7 +64,7 @@ def train_head(settings: EagleSettings) -> None:
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
         lambda: step_losses(network, target, output, next(batches), settings),
-        settings.depth_decay,
+        depth_weights(settings.depth_decay, settings.num_steps),
         settings.seconds,
         "step",
     )

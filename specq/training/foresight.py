@@ -6,14 +6,15 @@ down to the first place whose token is not among those of the tree; up to there 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from specq.engines import describe
 from specq.protocol import Int32Array, Int64Array, ModelInfo
-from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.acceptance import SAMPLED_TEMPERATURE
 from specq.training.chat_prompts import Chat, bench_prompts
 from specq.training.draft import keep_report
@@ -35,24 +36,30 @@ class Foresight(Protocol):
 
 def info_of(target: Any, checkpoint: Path) -> ModelInfo:
     """Return of a target what heads must fit."""
-    tokenizer = load_tokenizer_files(checkpoint)["tokenizer.json"]
-    return ModelInfo(
-        name=checkpoint.name,
-        fingerprint="",
-        dtype="",
+    return describe(
+        checkpoint,
         engine="torch",
+        name=checkpoint.name,
+        dtype="",
         vocab_size=target.get_input_embeddings().weight.shape[0],
-        num_tokens=num_tokens(tokenizer),
-        eos_ids=(),
         max_length=target.config.max_position_embeddings,
-        tokenizer_hash=tokenizer_hash(tokenizer),
+        kv_slots=0,
     )
 
 
-def measure_heads(target: Any, heads: Foresight, chat: Chat, settings: RunSettings, trees: Trees = TREES) -> None:
-    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of `rank_figures`."""
+def measure_heads(
+    target: Any,
+    heads: Foresight,
+    chat: Chat,
+    settings: RunSettings,
+    trees: Trees = TREES,
+    *,
+    besides: Mapping[str, Any] | None = None,
+) -> None:
+    """Measure heads, as they were written to `out`, on every benchmark, and write the report; trees: as of `rank_figures`; besides: what else the
+    report says."""
     torch.manual_seed(settings.seed)
-    report: dict[str, Any] = conditions(settings.device)
+    report: dict[str, Any] = conditions(settings.device) | dict(besides or {})
     report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
     report["acceptance"] = {
         path.stem: _benchmark_figures(target, heads, chat, path, settings, trees)

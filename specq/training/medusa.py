@@ -26,12 +26,13 @@ from specq.training.draft_settings import MedusaSettings
 from specq.training.medusa_evaluation import evaluate
 from specq.training.medusa_network import HeadsNetwork, save_heads
 from specq.training.optimizer import build_optimizers
-from specq.training.runs import Run
+from specq.training.rollouts import Rollouts
+from specq.training.runs import Run, depth_weights
 
 __all__ = ["evaluate", "roll_out", "train_heads"]
 
 
-def _about(settings: MedusaSettings, token_ids: Int32Array) -> str:
+def about(settings: MedusaSettings, token_ids: Int32Array) -> str:
     """Return what must be the same for a run to go on."""
     own = settings.num_heads, settings.num_layers, settings.own_output, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
@@ -43,24 +44,38 @@ def train_heads(settings: MedusaSettings) -> None:
     target, chat = load_target(settings)
     rollouts = all_rollouts(settings)
     check_rollouts(rollouts, settings.target, target, settings.num_heads + 1, f"{settings.num_heads} heads")
-    torch.manual_seed(settings.seed)
-    token_ids = frequent_tokens(rollouts, settings.head_size)
-    output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
-    network = HeadsNetwork(settings.num_heads, settings.num_layers, output, own_output=settings.own_output)
+    network, output, token_ids = new_heads(settings, target, rollouts)
     click.echo(f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels")
-    outputs = tuple(f"{head}.{settings.num_layers}." for head in range(settings.num_heads))
-    rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
-    optimizers = build_optimizers(network, weight_decay=0.0, outside=outputs, **rates)
-    run = Run(network, optimizers, settings.state_file, _about(settings, token_ids))
+    run = Run(network, heads_optimizers(network, settings), settings.state_file, about(settings, token_ids))
     run.resume(settings.device)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
         lambda: heads_losses(network, target, output, next(batches), settings),
-        settings.depth_decay,
+        depth_weights(settings.depth_decay, settings.num_heads),
         settings.seconds,
         "head",
     )
     save_heads(network, heads_shape(settings, target), token_ids, settings.out)
+
+
+def new_heads(
+    settings: MedusaSettings, target: Any, rollouts: Rollouts
+) -> tuple[HeadsNetwork, torch.Tensor, Int32Array]:
+    """Return heads that are not trained yet, the target's output matrix over the tokens that they speak of [columns, hidden], and these tokens."""
+    torch.manual_seed(settings.seed)
+    token_ids = frequent_tokens(rollouts, settings.head_size)
+    output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
+    return (
+        HeadsNetwork(settings.num_heads, settings.num_layers, output, own_output=settings.own_output),
+        output,
+        token_ids,
+    )
+
+
+def heads_optimizers(network: HeadsNetwork, settings: MedusaSettings) -> list[torch.optim.Optimizer]:
+    """Return what trains heads, at the rates of the settings."""
+    outputs = tuple(f"{head}.{settings.num_layers}." for head in range(settings.num_heads))
+    return build_optimizers(network, weight_decay=0.0, outside=outputs, lr=settings.lr, matrix_lr=settings.matrix_lr)
 
 
 def heads_shape(settings: MedusaSettings, target: Any) -> medusa_form.HeadsShape:
@@ -80,16 +95,23 @@ def heads_losses(
 ) -> torch.Tensor:
     """Return f32[heads]: the mean loss of each, over the places of a batch where it and the target speak of the same one."""
     is_said = batch.counted > 0  # [rows, length]: the next token is the target's own
-    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among those
-    losses = []
     with settings.autocast():
         with torch.no_grad():
             hidden = hidden_states(target, batch.token_ids)[is_said]  # [n, hidden]
             taught = functional.linear(hidden, output)  # [n, columns]
-        for head in range(settings.num_heads):
-            ahead = head + 1
-            both = is_said[:, :-ahead] & is_said[:, ahead:]
-            logits = network.logits(head, hidden[place[:, :-ahead][both]])
-            each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), settings.hard_weight)
-            losses.append(each.sum() / max(len(each), 1))
+        return losses_by_head(network, hidden, taught, is_said, settings.hard_weight)
+
+
+def losses_by_head(
+    network: HeadsNetwork, hidden: torch.Tensor, taught: torch.Tensor, is_said: torch.Tensor, hard_weight: float
+) -> torch.Tensor:
+    """Return f32[heads], given at the places bool[rows, length] what heads read, [n, hidden], and what they learn, logits [n, columns]."""
+    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among those
+    losses = []
+    for head in range(len(network)):
+        ahead = head + 1
+        both = is_said[:, :-ahead] & is_said[:, ahead:]
+        logits = network.logits(head, hidden[place[:, :-ahead][both]])
+        each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), hard_weight)
+        losses.append(each.sum() / max(len(each), 1))
     return torch.stack(losses)

@@ -13,7 +13,7 @@ from specq.training.draft_settings import MedusaSettings
 from specq.training.foresight import info_of, measure_heads
 
 
-class _Medusa:
+class MedusaForesight:
     """Fulfils `Foresight`."""
 
     def __init__(self, target: Any, heads: MedusaHeads) -> None:
@@ -28,5 +28,5 @@ def evaluate(settings: MedusaSettings) -> None:
     """Measure the 8-bit heads on every benchmark and write the report."""
     target, chat = load_target(settings)
     info = info_of(target, settings.target)
-    heads = _Medusa(target, load_heads(str(settings.out), str(settings.target), info, str(settings.device)))
+    heads = MedusaForesight(target, load_heads(str(settings.out), str(settings.target), info, str(settings.device)))
     measure_heads(target, heads, chat, settings)

@@ -28,7 +28,7 @@ from specq.training.draft_settings import ParallelSettings
 from specq.training.optimizer import build_optimizers
 from specq.training.parallel_evaluation import evaluate
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
-from specq.training.runs import Run
+from specq.training.runs import Run, depth_weights
 
 __all__ = ["evaluate", "roll_out", "train_draft"]
 
@@ -57,7 +57,7 @@ def train_draft(settings: ParallelSettings) -> None:
     batches = rollout_batches(rollouts, settings, chat.stops[0], rng)
     run.fit(
         lambda: place_losses(draft, target, output, next(batches), settings, rng),
-        settings.depth_decay,
+        depth_weights(settings.depth_decay, settings.num_places),
         settings.seconds,
         "place",
     )

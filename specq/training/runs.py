@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import click
 import torch
@@ -17,6 +19,37 @@ from specq.training.draft import REPORT_EVERY_S, rate
 from specq.training.optimizer import apply_gradients
 
 SAVE_EVERY_S = 30.0
+
+
+def depth_weights(decay: float, count: int) -> list[float]:
+    """Return what the losses of so many depths count: each `decay` times what the one before it does."""
+    return [decay**depth for depth in range(count)]
+
+
+def load_trained(network: nn.Module, path: Path, about: str, device: torch.device) -> bool:
+    """Give a network the values that a run about the same left in a file; return whether there are any."""
+    with _reading(path):
+        state = _load_state(path, about, device)
+        if state is not None:
+            network.load_state_dict(state["network"])
+    return state is not None
+
+
+def _load_state(path: Path, about: str, device: torch.device) -> dict[str, Any] | None:
+    """Return what a run has written, None if there is nothing or it is of a run about something else."""
+    if not path.is_file():
+        return None
+    state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    return state if state["about"] == about else None
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Raise ConfigError for whatever a damaged file leads to."""
+    try:
+        yield
+    except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
+        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {error}") from error
 
 
 @dataclass
@@ -50,31 +83,29 @@ class Run:
 
     def resume(self, device: torch.device) -> None:
         """Go on from what an earlier run with the same settings has written, if there is something."""
-        if not self.path.is_file():
-            return
-        try:
-            state = torch.load(self.path, map_location=device, weights_only=True)
-            if state["about"] != self.about:
+        with _reading(self.path):
+            state = _load_state(self.path, self.about, device)
+            if state is None:
                 return
             self.network.load_state_dict(state["network"])
             for optimizer, own in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(own)
             self.step, self.seconds = state["step"], state["seconds"]
-        except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-            raise ConfigError(f"{self.path} cannot be read; delete it to begin anew: {error}") from error
         click.echo(f"goes on after step {self.step}, {self.seconds:.0f} s")
 
-    def fit(self, losses_of: Callable[[], torch.Tensor], decay: float, most_seconds: float, each: str) -> None:
+    def fit(
+        self, losses_of: Callable[[], torch.Tensor], weights: Sequence[float], most_seconds: float, each: str
+    ) -> None:
         """Train until the time is over: warm up, hold, and fall over the closing share of the time.
 
-        losses_of   the losses of a step, f32[n], of which each counts `decay` times what the one before it counts
+        losses_of   the losses of a step, f32[n]
+        weights     what each of them counts
         each        what there is a loss of, to be shown
         """
         started, said, saved = time.monotonic() - self.seconds, self.seconds, self.seconds
         while (done := self.seconds / most_seconds) < 1:
             losses = losses_of()
-            weights = decay ** torch.arange(len(losses), device=losses.device)
-            (losses * weights).sum().backward()  # type: ignore[no-untyped-call]
+            (losses * losses.new_tensor(weights)).sum().backward()  # type: ignore[no-untyped-call]
             apply_gradients(self.network, self.optimizers, rate(self.step, done))
             self.step, self.seconds = self.step + 1, time.monotonic() - started
             if self.seconds - said >= REPORT_EVERY_S or self.seconds >= most_seconds:

@@ -112,6 +112,18 @@ def test_heads_of_another_tokenizer_are_refused(tmp_path, target, tokenizer):
     refused(make_heads(tmp_path / "heads", 40, tokenizer=tokenizer), target, "trained for another tokenizer")
 
 
+def test_heads_that_were_trained_with_a_target_are_refused_for_others(tmp_path, target):
+    """Where it is known which target it is; other heads name none."""
+    made = make_heads(tmp_path / "heads", 40, tokenizer=(VOCAB, HASH))
+    another = replace(INFO, fingerprint="c" * 64)
+    assert loaded(made, target, another).num_heads == 4
+    change_heads(made, target_fingerprint="d" * 64)
+    refused(
+        made, target, r"together with another target \(fingerprint dddddddddddd..\) than target \(cccccccccccc", another
+    )
+    assert loaded(made, target, replace(INFO, fingerprint="d" * 64)).num_heads == 4
+
+
 @pytest.mark.parametrize("ids", [[3, 3], [-1, 3], [3, VOCAB], [4, 3], []])
 def test_token_ids_that_make_no_sense_are_refused(tmp_path, target, ids):
     made = make_heads(tmp_path / "heads", 40, tokenizer=(VOCAB, HASH), head_size=2)
@@ -191,6 +203,16 @@ def test_tensors_that_do_not_fit_are_named(tmp_path, target, tensors, match):
         (
             {"model_type": MODEL_TYPE, "hidden_size": 40, "num_tokens": 9, "tokenizer_hash": "x"},
             "tokenizer_hash is 'x'; it must be of 64 hex digits",
+        ),
+        (
+            {
+                "model_type": MODEL_TYPE,
+                "hidden_size": 40,
+                "num_tokens": 9,
+                "tokenizer_hash": HASH,
+                "target_fingerprint": 7,
+            },
+            "target_fingerprint is 7; it must be of 64 hex digits",
         ),
     ],
 )

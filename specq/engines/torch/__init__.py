@@ -22,6 +22,7 @@ engine and the draft-model proposer use any without knowing which.
 
 from specq.engines.torch.eagle_head import EagleHead, is_eagle, load_eagle
 from specq.engines.torch.eagle_network import EagleNetwork
+from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.medusa_heads import MedusaHeads, load_heads
@@ -34,6 +35,7 @@ __all__ = [
     "ChainStarts",
     "EagleHead",
     "EagleNetwork",
+    "ForwardOutput",
     "KvPool",
     "LoadedModel",
     "MedusaHeads",

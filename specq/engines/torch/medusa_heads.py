@@ -52,7 +52,8 @@ class MedusaHeads:
 
 def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -> MedusaHeads:
     """Load heads for the target in `target`, a directory or GGUF file; `info` describes it. On a CPU they compute in float32, else in
-    bfloat16. Raises ConfigError for what is no heads, and for those of another hidden size or vocabulary."""
+    bfloat16. Raises ConfigError for what is no heads, for those of another hidden size or vocabulary, and for those that were trained
+    together with another target."""
     directory = Path(heads)
     if not directory.is_dir():
         raise ConfigError(f"there is no directory {heads} of Medusa heads; they must lie on this machine")
@@ -84,6 +85,11 @@ def _check_fit(directory: Path, shape: medusa_form.HeadsShape, tensors: Tensors,
         raise ConfigError(
             f"{directory}: these heads were trained for another tokenizer ({shape.num_tokens} tokens, {shape.tokenizer_hash[:12]}..) "
             f"than that of {info.name} ({info.num_tokens}, {info.tokenizer_hash[:12]}..)"
+        )
+    if shape.target_fingerprint and info.fingerprint and shape.target_fingerprint != info.fingerprint:
+        raise ConfigError(
+            f"{directory}: these heads were trained together with another target (fingerprint {shape.target_fingerprint[:12]}..) than "
+            f"{info.name} ({info.fingerprint[:12]}..); serve the target that `specq train medusa2` wrote beside them"
         )
     ids, output = _token_ids(tensors), tensors.get(medusa_form.output_name(shape, 0))
     if ids is not None:
