@@ -89,7 +89,9 @@ def _own(strategy: str) -> list[Case]:
 PLAIN = Case("deterministic", "nobody", "plain")
 DETERMINISTIC = [*_own("deterministic"), *_lossless("deterministic")]
 PROBABILISTIC = [*_own("probabilistic"), *_lossless("probabilistic")]
-LOSSY = [Case(strategy, "own-bad", "candidates") for strategy in ("threshold", "typical")]  # never late, so always biased
+LOSSY = [
+    Case(strategy, "own-bad", "candidates") for strategy in ("threshold", "typical")
+]  # never late, so always biased
 FORGED = Case("probabilistic", "liar", "chain")
 
 
