@@ -459,3 +459,16 @@ def test_a_synchronous_session_without_states_is_answered() -> None:
     (draft,) = drafter.step()
     assert not len(draft.token_ids)
     assert not drafter.has_work
+
+
+def test_who_asks_again_is_sent_nothing_twice() -> None:
+    """The broker asks again where it does not know whether it was heard; a drafter that begins anew has another lane."""
+    verifier = opened()
+    assert verifier.handle(ask(), 0.0) == []
+    verifier.step(lambda: 0.0)
+    assert verifier.handle(ask(), 0.0) == []
+    (message,) = verifier.handle(replace(ask(), lane=1), 0.0)
+    assert isinstance(message, Activations)
+    assert message.lane == 1
+    assert message.first + len(message.rows()) == verifier.sessions[1].length
+    assert {one.lane for one in verifier.step(lambda: 0.0).packed() if isinstance(one, Activations)} == {0, 1}
