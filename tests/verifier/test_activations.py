@@ -356,7 +356,7 @@ def test_what_cannot_be_kept_costs_the_states_alone(monkeypatch: pytest.MonkeyPa
     def fail(values: object) -> None:
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(module, "_on_host", fail)
+    monkeypatch.setattr(module, "_halves", fail)
     for _ in range(3):
         assert [type(message) for message in verifier.step(lambda: 0.0)] == [Verdict]
     assert verifier.sessions[1].token_ids == [*PROMPT, *toy_text(PROMPT, 4)]

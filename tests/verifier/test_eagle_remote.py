@@ -13,9 +13,23 @@ from specq.engines.torch import load_eagle
 from specq.engines.torch.engine import TorchEngine
 from specq.proposers import Children, Expansion
 from specq.proposers.eagle_trees import EagleTrees
-from specq.protocol import BF16, INT8, NO_TAP, Float32Array, SessionStep, Speculation, StepOutput, Tap
+from specq.protocol import (
+    BF16,
+    INT8,
+    NO_TAP,
+    Activations,
+    Float32Array,
+    GetActivations,
+    Open,
+    SamplingParams,
+    SessionStep,
+    Speculation,
+    StepOutput,
+    Tap,
+)
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.world import Received, World
+from specq.verifier import StepCurve, Verifier
 from tests.verifier.test_medusa import tiny
 
 __all__ = ["tiny"]  # a fixture
@@ -162,3 +176,24 @@ def test_probabilistic_takes_what_it_draws(tiny: str, random_eagle: Path) -> Non
     world.run_until(lambda: job.finish)
     assert len(job.token_ids) == 24
     assert trees.num_children > 0
+
+
+def test_rows_that_waited_on_the_device_are_the_same(tiny: str) -> None:
+    """While drafters shall be silent they are not fetched; what is sent later is what would have been sent at once."""
+    found = []
+    for is_silent in (False, True):
+        verifier = Verifier(made(tiny), StepCurve([1, 64], [0.005, 0.006]), incarnation=1, measures_drafts=False)
+        params, token_ids = SamplingParams(max_tokens=20, ignore_eos=True), np.array(PROMPT, np.int32)
+        job = Open(session_id=1, epoch=1, prompt_len=len(PROMPT), tokens_left=20, params=params, token_ids=token_ids)
+        verifier.handle(job, 0.0)
+        asked = GetActivations(session_id=1, epoch=1, lane=0, tap_layers=(1, 5, 8), tap_form=BF16, tap_window=100)
+        verifier.handle(asked, 0.0)
+        feeds, sent = verifier.sources.mailbox.feeds, list[Activations]()
+        fresh = feeds.fresh
+        feeds.fresh = lambda may_draft, fresh=fresh, is_silent=is_silent: fresh(may_draft and not is_silent)  # type: ignore[method-assign]
+        for _ in range(12):
+            sent += [one for one in verifier.step(lambda: 0.0).packed() if isinstance(one, Activations)]
+        assert len(sent) == (0 if is_silent else 12)
+        found.append(np.concatenate([one.rows() for one in (*sent, *fresh(may_draft=True))]))
+    assert len(found[0]) == len(PROMPT) + 12 - 1
+    np.testing.assert_array_equal(*found)

@@ -2,7 +2,7 @@
 
 Rules: a session whose drafters ask for nothing costs nothing. Of each session the newest rows are kept, as many as a drafter asked for at
 most, in bfloat16, so that a drafter that joins late has something to begin with; of all sessions together MOST_KEPT_BYTES. While draft workers
-are asked to be silent nothing is sent. What is lost on the way is not sent again: who reads it begins behind the gap.
+are asked to be silent nothing is sent, and nothing waits for the device. What is lost on the way is not sent again: who reads it begins behind the gap.
 No I/O.
 """
 
@@ -21,7 +21,6 @@ from specq.protocol import (
     MOST_ACTIVATION_BYTES,
     ActivationRequest,
     Activations,
-    Float32Array,
     GetActivations,
     UInt16Array,
     pack_activations,
@@ -43,11 +42,12 @@ Layers = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Kept:
-    """The newest rows of a text, of some layers; `end`: the position behind the token that follows the last one."""
+    """The newest rows of a text, of some layers; `end`: the position behind the token that follows the last one. Parts are [n, width], in
+    bfloat16 as u16, or still as the engine gave them."""
 
     window: int = 0
     end: int = 0
-    parts: deque[UInt16Array] = field(default_factory=deque)  # of [n, width] each
+    parts: deque[Any] = field(default_factory=deque)
     num_rows: int = 0
     num_bytes: int = 0
 
@@ -56,7 +56,7 @@ class _Kept:
         skipped = max(self.end, length - self.window, one.first) - one.first
         return one._replace(first=one.first + skipped, token_ids=one.token_ids[skipped:], rows=one.rows[skipped:])
 
-    def add(self, first: int, rows: UInt16Array) -> None:
+    def add(self, first: int, rows: Any) -> None:
         """Take in rows; behind a gap those before it are forgotten."""
         if first != self.end:
             self.clear()
@@ -74,9 +74,10 @@ class _Kept:
     def since(self, first: int) -> tuple[int, list[UInt16Array]]:
         """Return the kept rows from those before the token at `first` on, and where they begin."""
         start, found = self.end, list[UInt16Array]()
-        for part in reversed(self.parts):
+        for i in range(len(self.parts) - 1, -1, -1):
             if start <= first:
                 break
+            self.parts[i] = part = _halves(self.parts[i])
             found.append(part[max(first - start + len(part), 0) :])
             start -= len(found[-1])
         return start, found[::-1]
@@ -105,6 +106,7 @@ class ActivationFeeds:
 
     def __init__(self) -> None:
         self._feeds: dict[int, _Feed] = {}
+        self._are_sent = True  # at once; else they stay where the engine computes, which would have to be waited for
         self.layers: Layers = ()
 
     def __len__(self) -> int:
@@ -174,10 +176,10 @@ class ActivationFeeds:
         if hidden is None or not wanted:
             return
         rows = [row for _, one in wanted for row in one.rows]
-        halves = to_bf16(_on_host(hidden.columns(hidden.values[rows], layers)))
-        start = 0
+        found = hidden.columns(hidden.values[rows], layers)
+        found, start = _halves(found) if self._are_sent else found, 0
         for kept, one in wanted:
-            kept.add(one.first, halves[start : start + len(one.rows)])
+            kept.add(one.first, found[start : start + len(one.rows)])
             start += len(one.rows)
 
     def _bound(self) -> None:
@@ -196,6 +198,7 @@ class ActivationFeeds:
         feeds = [feed for feed in self._feeds.values() if may_draft or feed.session.is_sync]
         found = [message for feed in feeds for lane in feed.lanes.values() for message in _fresh(feed, lane)]
         self._bound()
+        self._are_sent = may_draft
         return found
 
     def close(self, session: Session) -> None:
@@ -237,7 +240,8 @@ def _fresh(feed: _Feed, lane: _Lane) -> Iterator[Activations]:
         )
 
 
-def _on_host(values: Any) -> Float32Array:
-    """Return numbers of a device, or NumPy's, as NumPy's."""
-    found = values if isinstance(values, np.ndarray) else values.float().cpu().numpy()
-    return np.asarray(found, np.float32)
+def _halves(values: Any) -> UInt16Array:
+    """Return rows as they are sent: numbers of a device, NumPy's, or what was made of them before."""
+    if not isinstance(values, np.ndarray):
+        values = values.float().cpu().numpy()
+    return values if values.dtype == np.uint16 else to_bf16(values)
