@@ -13,8 +13,8 @@ from specq.config import DraftConfig, own_options
 from specq.drafting import Drafter
 from specq.engines import tokenizer_files
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
-from specq.proposers import PROPOSERS, SAME, Proposer, ProposerSpec, bridge
-from specq.protocol import Assign, ConfigError, Hello, ProtocolError, Release, SamplingParams
+from specq.proposers import PROPOSERS, SAME, ActivationReader, Proposer, ProposerSpec, bridge
+from specq.protocol import Assign, ConfigError, ProtocolError, Release, SamplingParams
 from specq.runtime import Tell, apply_cpu, teller
 from specq.transport import BrokerLink, Stop, calm_collector, curve_to_broker, new_incarnation
 
@@ -30,8 +30,7 @@ class DrafterLoop:
     def __init__(self, config: DraftConfig, drafter: Drafter, name: str) -> None:
         self.drafter = drafter
         self.context = zmq.Context()
-        hello = Hello(role="draft", name=name, incarnation=drafter.incarnation, model=drafter.proposer.info)
-        self.link = BrokerLink(self.context, config.broker, hello, curve_to_broker(config.keys, "draft"))
+        self.link = BrokerLink(self.context, config.broker, drafter.hello(name), curve_to_broker(config.keys, "draft"))
         self.num_dropped = 0
 
     def turn(self) -> None:
@@ -83,7 +82,7 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
     """Load the model, and let it draft a little, before the broker knows of it and expects heartbeats."""
     spec: ProposerSpec = PROPOSERS.resolve(config.proposer)
     named = (config.model or default_model()) if spec.needs_model else config.model
-    model = resolve_model(named, "draft") if spec.needs_model else named
+    model = resolve_model(named, HEADS if spec.reads_target else "draft") if spec.needs_model else named
     tell(f"loading {named if spec.needs_model else config.proposer}")
     proposer = spec.make(
         model,
@@ -93,9 +92,11 @@ def build_drafter(config: DraftConfig, tell: Tell = bool) -> Drafter:
         name=named,
         distribution_size=config.distribution_size,
         **_heads(config, spec),
+        **(_target_of(config) if spec.reads_target else {}),
         **own_options(config, spec.options, PROPOSERS.names()).arguments(),
     )
-    proposer = _for_target(proposer, config, named)
+    if not spec.reads_target:
+        proposer = _for_target(proposer, config, named)
     if spec.needs_model:
         tell("drafting once, so that all is compiled")
         warm_up(_drafter(proposer, config))
@@ -111,6 +112,12 @@ def _heads(config: DraftConfig, spec: ProposerSpec) -> dict[str, str]:
             f"draft.heads is {config.heads}, and the proposer {config.proposer} takes none; draft-model does"
         )
     return {"heads": resolve_model(config.heads, HEADS)}
+
+
+def _target_of(config: DraftConfig) -> dict[str, str]:
+    """Return the target whose hidden states are read, as a proposer takes it: where it is, and how it is called."""
+    target = resolve_model(config.target, "target") if config.target else ""
+    return {"target": target, "target_name": config.target}
 
 
 def _for_target(proposer: Proposer, config: DraftConfig, named: str) -> Proposer:
@@ -147,6 +154,9 @@ def warm_up(drafter: Drafter) -> None:
         drafter.handle(
             Assign(session_id=session_id, epoch=0, lane=0, prompt_len=length, params=params, token_ids=context)
         )
+        if isinstance(drafter.proposer, ActivationReader) and length > 1:
+            states = np.zeros((length - 1, drafter.proposer.width), np.float32)
+            drafter.proposer.observe(session_id, 1, states)
         drafter.step()
     for _ in range(WARM_PASSES):
         drafter.step()

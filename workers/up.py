@@ -36,7 +36,7 @@ from specq.config import (
     host_and_port,
     to_arguments,
 )
-from specq.proposers import SAME
+from specq.proposers import PROPOSERS, SAME
 from specq.protocol import ConfigError, EngineError, JobError
 from specq.runtime import Readiness, Tell, available_cores, columns, reap
 from specq.transport import Stop, directory_of, own_keys
@@ -69,7 +69,8 @@ def members(config: Config, extra: Sequence[str] = ()) -> list[Member]:
     """
     machine, address = this_machine(), _broker_address(config)
     here, config = machine.cores, placed(config, machine)
-    if config.draft.vocabulary != SAME and not config.draft.target:
+    needs_target = config.draft.vocabulary != SAME or PROPOSERS.resolve(config.draft.proposer).reads_target
+    if needs_target and not config.draft.target:
         config = replace(config, draft=replace(config.draft, target=config.target.model))
     shares = divide_cores(len(here), config.up.targets, config.up.drafters)
     broker = replace(config.broker, cores=config.broker.cores or _ids(here, shares.broker))

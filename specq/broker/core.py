@@ -23,6 +23,7 @@ from specq.broker.admission.gate import Gate
 from specq.broker.admission.revocation import Revocation
 from specq.broker.admission.roles import Roles
 from specq.broker.effects import Effect, FindFinished, Send
+from specq.broker.jobs.activations import ActivationRelay
 from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.ledger import Ledger
@@ -38,6 +39,7 @@ from specq.broker.workers.tokenizers import Tokenizers
 from specq.broker.workers.unserved import Unserved
 from specq.journal import JobSummary, StoredJob
 from specq.protocol import (
+    Activations,
     Cancel,
     Draft,
     FetchTokenizer,
@@ -112,6 +114,7 @@ class Broker:
         self.tokenizers, self.listing = Tokenizers(self.state), Listing(self.state)
         self.revocation = Revocation(self.state, self.placement, self.intake)
         self.tracing = Tracing(self.state)
+        self.activations = ActivationRelay(self.state)
         self.verdicts = Verdicts(self.state, self.placement, self.intake, self.delivery)
         self._front: dict[type[Message], Handler] = {
             Submit: self.intake.submit,
@@ -155,6 +158,8 @@ class Broker:
         try:
             if (kind := type_of(frames)) is Verdict:
                 self.verdicts.take(identity, frames)
+            elif kind is Activations:
+                self.activations.take(identity, frames)
             elif kind is StepVerdicts:
                 self.verdicts.take_all(identity, frames)
                 more = False

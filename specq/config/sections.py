@@ -230,7 +230,9 @@ class DraftConfig(Section):
     )
     vocabulary: str = _vocabulary()
     target: str = option(
-        "", "the target, named as `model`, of which vocabulary shared and text need the tokenizer alone; empty: unknown"
+        "",
+        "the target, named as `model`: vocabulary shared and text need its tokenizer, proposer eagle3 its sizes and its embedding; empty: "
+        "unknown",
     )
     keys: str = _keys()
     name: str = _name()

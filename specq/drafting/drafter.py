@@ -12,7 +12,7 @@ messages do no harm. If verdict after verdict uses none of the nodes that were s
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -22,12 +22,24 @@ import structlog
 from specq.drafting.acceptance_stats import AcceptanceStats
 from specq.drafting.draft_nodes import DraftNode
 from specq.drafting.session import DraftSession
-from specq.proposers import CONTEXT, ChainProposer, Children, Expansion, Proposer, expand_chain, level_ids
+from specq.proposers import (
+    CONTEXT,
+    ActivationReader,
+    ChainProposer,
+    Children,
+    Expansion,
+    Proposer,
+    expand_chain,
+    level_ids,
+)
 from specq.protocol import (
+    NO_ACTIVATIONS,
+    Activations,
     Assign,
     Clock,
     Draft,
     Heartbeat,
+    Hello,
     Int32Array,
     Message,
     ProtocolError,
@@ -80,6 +92,7 @@ class Drafter:
         self.proposer, self.incarnation = proposer, incarnation
         self.width, self.fan_out, self.max_ahead = width, fan_out, max_ahead
         self.chain = chain if isinstance(proposer, ChainProposer) and proposer.has_chains else 1
+        self._reader = proposer if isinstance(proposer, ActivationReader) else None
         self.sessions: dict[int, DraftSession] = {}
         self.acceptance_stats: dict[str, AcceptanceStats] = {}  # by strategy: drawn nodes are accepted less often
         self.state = "ready"
@@ -92,6 +105,7 @@ class Drafter:
             Verdict: self._verdict,
             Verdicts: self._verdicts,
             Clock: self._clock,
+            Activations: self._activations,
         }
 
     def handle(self, message: Message) -> None:
@@ -192,6 +206,20 @@ class Drafter:
             self.proposer.commit(session.session_id, fresh, path)
         session.adjust(message)
 
+    def _activations(self, message: Activations) -> None:
+        session = self.sessions.get(message.session_id)
+        if session is None or (session.epoch, session.lane) != (message.epoch, message.lane):
+            return
+        if self._reader is None:
+            raise ProtocolError("this drafter reads no hidden states")
+        asked, width = self._reader.activations, self._reader.width
+        if (message.tap_layers, message.tap_form, message.width) != (asked.layers, asked.form, width):
+            raise ProtocolError(
+                f"hidden states of layers {message.tap_layers} in {message.tap_form}, {message.width} numbers a row; this drafter reads layers "
+                f"{asked.layers} in {asked.form}, {width} a row"
+            )
+        self._reader.observe(message.session_id, message.first, message.rows())
+
     @property
     def has_work(self) -> bool:
         return any(map(self._offers, self.sessions.values()))
@@ -199,9 +227,16 @@ class Drafter:
     def _offers(self, session: DraftSession) -> bool:
         """Return whether a session has a node to expand; True if that raises: `step` finds out why."""
         try:
-            return next(session.frontier(), None) is not None
+            return next(self._frontier(session), None) is not None
         except Exception:  # noqa: BLE001 - see above
             return True
+
+    def _frontier(self, session: DraftSession) -> Iterator[tuple[float, DraftNode | None]]:
+        """Return what may be expanded next: nothing while the hidden states that it takes have not come, but for a synchronous session, which
+        waits for an answer, if need be an empty one."""
+        if self._reader is not None and not session.is_sync and not self._reader.knows(session.session_id):
+            return iter(())
+        return session.frontier()
 
     def step(self) -> list[Draft]:
         """Run one pass: expand the likeliest nodes of all sessions; return the drafts to send."""
@@ -252,7 +287,7 @@ class Drafter:
         offers: list[tuple[float, DraftSession, DraftNode | None]] = []
         for session in self.sessions.values():
             with faults.of(session, "drafted for"):
-                offers += [(log_prob, session, node) for log_prob, node in session.frontier()]
+                offers += [(log_prob, session, node) for log_prob, node in self._frontier(session)]
         width = self.width if self.chain == 1 else min(self.width, CHAIN_WIDTH)
         best = heapq.nlargest(max(width, len(self.sessions)), offers, key=lambda offer: offer[0])
         chosen: dict[int, _Chosen] = {}
@@ -266,6 +301,19 @@ class Drafter:
         session.next_id += num_ids
         node_id = CONTEXT if node is None else node.node_id
         return Expansion(session.session_id, node_id, tuple(range(first, session.next_id)))
+
+    def hello(self, name: str) -> Hello:
+        """Return what the broker must know of this drafter."""
+        asked = NO_ACTIVATIONS if self._reader is None else self._reader.activations
+        return Hello(
+            role="draft",
+            name=name,
+            incarnation=self.incarnation,
+            model=self.proposer.info,
+            tap_layers=asked.layers,
+            tap_form=asked.form,
+            tap_window=asked.window,
+        )
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this drafter and each session's length as far as it knows."""

@@ -16,6 +16,7 @@ from specq.engines.checkpoint import (
     tokenizer_files,
 )
 from specq.engines.checks import check_asked, check_works
+from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
 from specq.engines.launching import launch
 from specq.runtime import Table
@@ -38,6 +39,7 @@ __all__ = [
     "check_asked",
     "check_works",
     "describe",
+    "fingerprint",
     "launch",
     "local_checkpoint",
     "read_info",

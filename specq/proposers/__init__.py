@@ -11,7 +11,15 @@ from specq.proposers.chain_source import NO_TOKEN, Chains, ChainSource
 from specq.proposers.chains import ChainProposer, chain_by_passes, expand_chain, level_ids
 from specq.proposers.draft_model_spec import draft_trees
 from specq.proposers.head_source import HeadSource, HiddenRow, Ranked
-from specq.proposers.interface import CONTEXT, Children, Expansion, Proposer, ProposerSpec, draws_children
+from specq.proposers.interface import (
+    CONTEXT,
+    ActivationReader,
+    Children,
+    Expansion,
+    Proposer,
+    ProposerSpec,
+    draws_children,
+)
 from specq.proposers.proposer_chains import ProposerChains
 from specq.proposers.suffix import DEPTH as SUFFIX_DEPTH
 from specq.proposers.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, SuffixTree, TextDrafts
@@ -27,6 +35,7 @@ PROPOSERS = Table(
     "specq.proposers",
     {
         "draft-model": "specq.proposers.draft_model_spec:DRAFT_MODEL",
+        "eagle3": "specq.proposers.eagle_spec:EAGLE3",
         "ngram": "specq.proposers.ngram:NGRAM",
         "vllm": "specq.proposers.vllm_spec:VLLM",
     },
@@ -40,6 +49,7 @@ __all__ = [
     "SAME",
     "SUFFIX_DEPTH",
     "TOO_OLD",
+    "ActivationReader",
     "ChainProposer",
     "ChainSource",
     "Chains",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,14 +23,15 @@ from specq.proposers.head_source import Ranked
 from specq.proposers.interface import ranking_params
 from specq.proposers.state_cache import StateCache
 from specq.proposers.tree_head import Followed
-from specq.protocol import Int32Array, IntpArray, SamplingParams
+from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
+from specq.verification import ends_of
 
 MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
 MOST_ROWS = 512  # of a text in a pass
 
 
 @dataclass(slots=True)
-class _Text:
+class EagleText:
     """What is known of a session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and rows
     that wait, with the target's hidden states before them."""
 
@@ -64,14 +66,33 @@ class _Text:
         return taps[:most], token_ids
 
 
+class EagleRows(NamedTuple):
+    """Rows of n texts for one pass.
+
+    places     of the texts in the cache
+    counts     i64[n]: how many rows each has; the following are those of one text after the other
+    states     [rows, hidden]: what stands before each row's token; token_ids, positions i64[rows]
+    slots      i64[rows]: where in its text's range of the cache each is kept
+    is_seen    bool[n, most rows, slots]: which of the range each row sees, itself included
+    """
+
+    places: Sequence[int]
+    counts: IntpArray
+    states: torch.Tensor
+    token_ids: IntpArray
+    positions: IntpArray
+    slots: IntpArray
+    is_seen: BoolArray
+
+
 class Eagle:
     """Fulfils `TreeHead`."""
 
     def __init__(self, head: EagleHead) -> None:
         self.layers = head.layers
-        self._head, shape = head, head.network.shape
-        self._cache = StateCache(shape.num_key_value_heads, shape.head_dim, head.network.fc.weight)
-        self._texts: dict[int, _Text] = {}
+        self.head, self.network, shape = head, head.network, head.network.shape
+        self.cache = StateCache(shape.num_key_value_heads, shape.head_dim, head.network.fc.weight)
+        self.texts: dict[int, EagleText] = {}
 
     def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
         """Take in what texts go on with; see `TreeHead`."""
@@ -81,7 +102,7 @@ class Eagle:
         rows = torch.tensor([row for one in news for row in one.rows])
         taps = values.index_select(0, rows.to(values.device, non_blocking=True))
         for one, own in zip(news, torch.split(taps, [len(one.rows) for one in news]), strict=True):
-            text = self._texts[one.session_id]
+            text = self.texts[one.session_id]
             text.taps.append(own)
             text.token_ids += one.token_ids
             if len(text.token_ids) > MOST_WAITING:
@@ -89,9 +110,9 @@ class Eagle:
 
     def _new(self, one: Followed) -> Followed | None:
         """Return what is not known yet of a text, which begins anew behind a gap."""
-        text = self._texts.get(one.session_id)
+        text = self.texts.get(one.session_id)
         if text is None:
-            text = self._texts[one.session_id] = _Text(self._cache.open(), one.first)
+            text = self.texts[one.session_id] = EagleText(self.cache.open(), one.first)
         if one.first > text.end:
             text.begin_at(one.first)
         known = text.end - one.first
@@ -101,60 +122,76 @@ class Eagle:
 
     def known(self, session_id: int) -> int:
         """Return up to where a text is known; see `TreeHead`."""
-        text = self._texts.get(session_id)
+        text = self.texts.get(session_id)
         return text.end if text is not None else 0
 
     def close(self, session_id: int) -> None:
         """Forget a session; see `TreeHead`."""
-        text = self._texts.pop(session_id, None)
+        text = self.texts.pop(session_id, None)
         if text is not None:
-            self._cache.close(text.place)
+            self.cache.close(text.place)
 
     @torch.inference_mode()
     def start(self, session_ids: Sequence[int], params: Sequence[SamplingParams]) -> EagleContexts:
         """Compute the rows that wait; see `TreeHead`."""
-        texts = [self._texts[session_id] for session_id in session_ids]
+        texts = [self.texts[session_id] for session_id in session_ids]
         for text in texts:
-            if text.token_ids and text.length + len(text.token_ids) > self._cache.most_rows:
-                text.keep_last(self._cache.most_rows // 2)
-            self._cache.reserve(text.length + len(text.token_ids))
+            if text.token_ids and text.length + len(text.token_ids) > self.cache.most_rows:
+                text.keep_last(self.cache.most_rows // 2)
+            self.cache.reserve(text.length + len(text.token_ids))
         while waiting := [text for text in texts if text.token_ids]:
             self._compute(waiting)
-        return EagleContexts(self._head, self._cache, texts, [ranking_params(one) for one in params])
+        return EagleContexts(self.head, self.cache, texts, [ranking_params(one) for one in params])
 
-    def _compute(self, texts: list[_Text]) -> None:
+    def _compute(self, texts: list[EagleText]) -> None:
         """Compute some rows of each text that has some, in one pass."""
         befores = np.array([text.length for text in texts])
-        firsts = np.array([text.first for text in texts])
         taken = [text.take(MOST_ROWS) for text in texts]
         counts = np.array([len(token_ids) for _, token_ids in taken])
+        slots = (befores - (ends_of(counts) - counts)).repeat(counts) + np.arange(counts.sum())
+        # A row stands where the state before its token does.
+        positions = slots + np.array([text.first for text in texts]).repeat(counts) - 1
+        is_seen = np.arange((befores + counts).max()) <= befores[:, None, None] + np.arange(counts.max())[:, None]
+        states = self.network.project(torch.cat([taps for taps, _ in taken]))
+        token_ids = np.concatenate([token_ids for _, token_ids in taken])
+        found = self.run(
+            EagleRows([text.place for text in texts], counts, states, token_ids, positions, slots, is_seen)
+        )
+        for text, of_text in zip(texts, found, strict=True):
+            text.last = of_text[-1]
+
+    @torch.inference_mode()
+    def run(self, rows: EagleRows) -> list[torch.Tensor]:
+        """Compute rows of some texts in one pass, and keep their keys and values; return what each text's gave, [rows, hidden]."""
+        counts, device = rows.counts, self.network.fc.weight.device
         place_of, at = (np.arange(counts.max()) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
-        rows = befores[:, None] + np.arange(counts.max())  # [texts, most]
-        network, device = self._head.network, self._head.network.fc.weight.device
         grid = tuple(torch.from_numpy(index).to(device) for index in (place_of, at))
-        projected = network.project(torch.cat([taps for taps, _ in taken]))
-        states = projected.new_zeros(*rows.shape, projected.shape[1])
-        states[grid] = projected
-        token_ids = np.zeros(rows.shape, np.int64)
-        token_ids[place_of, at] = np.concatenate([token_ids for _, token_ids in taken])
-        places, num_rows = np.array([text.place for text in texts]), int((befores + counts).max())
-        is_seen = np.arange(num_rows) <= rows[:, :, None]  # [texts, most, num_rows]
+        most = int(counts.max())
+        states = rows.states.new_zeros(len(counts), most, rows.states.shape[1])
+        states[grid] = rows.states
+        token_ids, positions = np.zeros((2, len(counts), most), np.int64)
+        token_ids[place_of, at] = np.clip(
+            rows.token_ids, 0, self.network.num_tokens - 1
+        )  # of no use where there is none
+        positions[place_of, at] = rows.positions
+        places = np.array(rows.places)
 
         def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            self._cache.write(places[place_of], rows[place_of, at], keys[grid], values[grid])
-            return _attend(queries, *self._cache.read(places, num_rows), torch.from_numpy(is_seen).to(device))
+            self.cache.write(places[place_of], rows.slots, keys[grid], values[grid])
+            return _attend(
+                queries, *self.cache.read(places, rows.is_seen.shape[2]), torch.from_numpy(rows.is_seen).to(device)
+            )
 
-        positions = (firsts[:, None] + rows - 1, token_ids)  # a row stands where the state before its token does
-        found = network(states, *(torch.from_numpy(array).to(device) for array in positions[::-1]), attend)
-        for i, text in enumerate(texts):
-            text.last = found[i, int(counts[i]) - 1]
+        inputs = (torch.from_numpy(array).to(device) for array in (token_ids, positions))
+        found = self.network(states, *inputs, attend)
+        return [found[i, :count] for i, count in enumerate(counts.tolist())]
 
 
 class EagleContexts:
     """Fulfils `Contexts`: texts that are computed."""
 
     def __init__(
-        self, head: EagleHead, cache: StateCache, texts: list[_Text], params: Sequence[SamplingParams]
+        self, head: EagleHead, cache: StateCache, texts: list[EagleText], params: Sequence[SamplingParams]
     ) -> None:
         self._head, self._cache, self._texts, self._params = head, cache, texts, params
 

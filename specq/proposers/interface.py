@@ -9,7 +9,15 @@ from typing import Protocol, Self, runtime_checkable
 import numpy as np
 
 from specq.config import OwnOptions
-from specq.protocol import NO_TOKENS, DraftDistribution, Float32Array, Int32Array, ModelInfo, SamplingParams
+from specq.protocol import (
+    NO_TOKENS,
+    ActivationRequest,
+    DraftDistribution,
+    Float32Array,
+    Int32Array,
+    ModelInfo,
+    SamplingParams,
+)
 from specq.verification import strategy
 
 CONTEXT = -1  # the node id that stands for the committed context
@@ -84,6 +92,27 @@ class RewindableProposer(Protocol):
         ...
 
 
+@runtime_checkable
+class ActivationReader(Protocol):
+    """A proposer that reads the target's hidden states of the texts it drafts for; `activations`: which of them."""
+
+    activations: ActivationRequest
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row has, of all layers together."""
+        ...
+
+    def observe(self, session_id: int, first: int, states: Float32Array) -> None:
+        """Take in rows f32[n, width] of an open session, each of which stands before a token of the text, the first before the one at position
+        `first`. What is known is skipped; behind a gap the text begins anew. The tokens may come later."""
+        ...
+
+    def knows(self, session_id: int) -> bool:
+        """Return whether there are states of an open session to draft from; else `expand` gives no children."""
+        ...
+
+
 def draws_children(params: SamplingParams) -> bool:
     """Return whether children for these parameters are drawn, with their draft distribution; else they are the likeliest."""
     return strategy(params.strategy).samples_drafts(params)
@@ -103,9 +132,12 @@ class ProposerSpec:
     options       the keys of [draft.NAME], which `make` takes as keyword arguments, too
     needs_model   False: it drafts from the text alone, and there is nothing to load or to warm up
     takes_heads   `make` takes `heads`, too: a directory of heads for the model
+    reads_target  it reads the hidden states of a target: the model is a directory of heads, and `make` takes the directory, GGUF file or
+                  hub name of the `target` and its `target_name`, too
     """
 
     make: Callable[..., Proposer]
     options: type[OwnOptions] = OwnOptions
     needs_model: bool = True
     takes_heads: bool = False
+    reads_target: bool = False

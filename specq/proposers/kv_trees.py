@@ -35,7 +35,7 @@ class TreeSession:
 
     params: SamplingParams
     length: int
-    place: IntpArray  # i64[1]
+    place: IntpArray = field(default_factory=lambda: np.zeros(1, np.intp))  # i64[1]
     nodes: dict[int, Node] = field(default_factory=dict)
 
     def line(self, node_id: int) -> list[int]:

@@ -2,6 +2,7 @@
 
     arrays          types of arrays, for all of specq
     types, params   draft trees, steps, judgements, models; what a job may ask for
+    activations     hidden states as they travel to a drafter that reads them
     step_output     what a step is asked for besides judgements, and what it returns
     explanation     what became of drafts, for a job that asks for it
     origins         where each token of a text comes from
@@ -18,6 +19,17 @@ In: bytes from anyone. Out: a valid message, or ProtocolError. To add a message:
 """
 
 from specq.protocol import trace_events
+from specq.protocol.activations import (
+    BF16,
+    INT8,
+    MOST_ACTIVATION_BYTES,
+    NO_ACTIVATIONS,
+    ActivationRequest,
+    from_bf16,
+    pack_activations,
+    row_bytes,
+    to_bf16,
+)
 from specq.protocol.arrays import (
     BoolArray,
     Float16Array,
@@ -66,6 +78,7 @@ from specq.protocol.logprob_record import LogprobRecord
 from specq.protocol.messages import (
     Accepted,
     Ack,
+    Activations,
     Assign,
     Cancel,
     Clock,
@@ -74,6 +87,7 @@ from specq.protocol.messages import (
     Failed,
     FetchTokenizer,
     Follow,
+    GetActivations,
     GetClock,
     GetStatus,
     GetTrace,
@@ -159,6 +173,7 @@ from specq.protocol.wire import (
 from specq.protocol.worker_metrics import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US
 
 __all__ = [
+    "BF16",
     "BROKER_GONE",
     "COLOCATED",
     "COLOCATED_LANE",
@@ -172,6 +187,7 @@ __all__ = [
     "EAGLE_LANE",
     "FINAL",
     "ID",
+    "INT8",
     "LABEL",
     "LEAST_OWN_LANE",
     "LOOKAHEAD",
@@ -184,7 +200,9 @@ __all__ = [
     "MEDUSA",
     "MEDUSA_LANE",
     "MODES",
+    "MOST_ACTIVATION_BYTES",
     "NAME",
+    "NO_ACTIVATIONS",
     "NO_SCRATCH",
     "NO_TAP",
     "NO_TOKENS",
@@ -206,6 +224,8 @@ __all__ = [
     "TOKEN_IDS",
     "Accepted",
     "Ack",
+    "ActivationRequest",
+    "Activations",
     "Assign",
     "Bans",
     "BoolArray",
@@ -227,6 +247,7 @@ __all__ = [
     "Float64Array",
     "Follow",
     "Frames",
+    "GetActivations",
     "GetClock",
     "GetStatus",
     "GetTrace",
@@ -286,20 +307,24 @@ __all__ = [
     "encode",
     "ends_of_parts",
     "fits",
+    "from_bf16",
     "in_version_of",
     "mismatch",
     "named_type",
     "num_drafted",
     "origin_names",
+    "pack_activations",
     "pack_distributions",
     "read_rejected",
     "reason_against",
     "report_of",
+    "row_bytes",
     "shown",
     "spans_of",
     "stacked",
     "status_of",
     "stripped",
+    "to_bf16",
     "too_large",
     "trace_events",
     "type_of",

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from specq.protocol.activations import BF16, INT8, MOST_ACTIVATION_BYTES
 from specq.protocol.origins import ORIGINS
 
 MAX_SHOWN = 80  # characters of a wrong value that an error repeats
@@ -225,6 +226,15 @@ NODE_TOKENS = Elements("token ids of the vocabulary", most=MAX_NODES)
 NODE_PARENTS = Elements("ids of nodes before the child's, or -1", most=MAX_NODES)
 NODE_SCORES = Elements("log-probabilities: 0 or less, and no NaN", most=MAX_NODES)
 
+# Hidden states on their way to a drafter: bytes of at most a MiB, see `specq.protocol.activations`.
+ACTIVATIONS = replace(BYTES, most=MOST_ACTIVATION_BYTES)
+SCALES = Elements(
+    "numbers of at least 0, and finite",
+    lambda data: not data,
+    lambda array: bool(np.all((array >= 0) & (array < np.float32(np.inf)))),
+    most=1 << 18,
+)
+
 MAX_TRACED = 1024  # events in one message
 TRACE_KINDS, TRACE_TIMES = replace(BYTES, most=MAX_TRACED), replace(IDS, most=MAX_TRACED)
 TRACE_VALUES = replace(LENGTHS, most=8 * MAX_TRACED)
@@ -243,6 +253,9 @@ ELAPSED_MS = Range(0, 2**53, "from 0 to 2**53")
 MIN_ACCEPT_PROB = Range(0, 9999)
 SEEN = Items(Range(-1, MAX_INT32, "from -1 to 2**31 - 1"), 512, "lanes and node ids, from -1 to 2**31 - 1")
 STEP_US = Items(Range(0, 2**32 - 1), 2, "times in microseconds, from 0 to 2**32 - 1", least=2)
+TAP_LAYERS = Items(Range(-1, 4095), 16, "layers of a target, from -1 (after the last norm) to 4095")
+TAP_FORM = OneOf((BF16, INT8))
+TAP_WINDOW = Range(0, 65_536)
 PIECES = Range(1, 256)  # of a tokenizer, of 1 MiB each
 PIECE = Range(0, 255)
 

@@ -43,14 +43,23 @@ class SessionRows:
     values  [n, width], on the engine's device, in the model's dtype or float32: step i has values[starts[i] : starts[i + 1]].
             It is the caller's: no later step writes to it
     starts  i32[steps + 1]
+    layers  of hidden states: whose numbers lie beside each other as columns, as many of each; () where that is not said
     """
 
     values: Any
     starts: Int32Array
+    layers: tuple[int, ...] = ()
 
     def of(self, index: int) -> Any:
         """Return the rows of one step."""
         return self.values[int(self.starts[index]) : int(self.starts[index + 1])]
+
+    def columns(self, values: Any, layers: tuple[int, ...]) -> Any:
+        """Return the columns of these layers of some of the rows, [n, width of these]."""
+        if layers == self.layers or not self.layers:
+            return values
+        places = [self.layers.index(layer) for layer in layers]
+        return values.reshape(len(values), len(self.layers), -1)[:, places].reshape(len(values), -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

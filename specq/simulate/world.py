@@ -83,7 +83,7 @@ class World:
     def add_drafter(self, identity: bytes, proposer: Any, line: LineSettings = NEAR, **options: Any) -> Drafter:
         """Start a drafter around a stub proposer; `options` are those of `Drafter`."""
         drafter = Drafter(proposer, incarnation=next(self._incarnations), **options)
-        hello = Hello(role="draft", name=identity.decode(), incarnation=drafter.incarnation, model=proposer.info)
+        hello = drafter.hello(identity.decode())
         self._start(DrafterProcess(self.queue, identity, drafter, proposer, hello, self.host), line)
         return drafter
 

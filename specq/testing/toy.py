@@ -100,7 +100,7 @@ class ToyEngine:
             raise EngineError("no slots")
         self.num_rows.append(rows)
         self.busy_s += self.step_times([rows])[0]
-        hidden = _session_rows([_hidden(step, tap) for step in steps]) if tap.layers else None
+        hidden = _session_rows([_hidden(step, tap) for step in steps], tap.layers) if tap.layers else None
         asked = any(step.scratch.num_rows for step in steps)
         scratch = _session_rows([self._scratch_logits(step) for step in steps]) if asked else None
         judgements = [judgement for step in steps if (judgement := self._run(step)) is not None]
@@ -166,8 +166,8 @@ def _hidden(step: SessionStep, tap: Tap) -> Float32Array:
     return np.array(rows, np.float32)[len(rows) - tap.num_rows(step) :]
 
 
-def _session_rows(parts: list[Float32Array]) -> SessionRows:
-    return SessionRows(np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32))
+def _session_rows(parts: list[Float32Array], layers: tuple[int, ...] = ()) -> SessionRows:
+    return SessionRows(np.concatenate(parts), np.cumsum([0, *map(len, parts)], dtype=np.int32), layers)
 
 
 class ToyProposer:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import numpy as np
 import structlog
 
 from specq.engines import Engine, check_works
@@ -26,6 +25,7 @@ from specq.protocol import (
     Draft,
     Fault,
     FetchTokenizer,
+    GetActivations,
     Heartbeat,
     Message,
     Open,
@@ -97,8 +97,7 @@ class Verifier:
         self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
-        self.tracer = Tracer()
-        self.meter = StepMeter()
+        self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
@@ -106,6 +105,7 @@ class Verifier:
             Ack: self._ack,
             Draft: self._draft,
             FetchTokenizer: self._fetch_tokenizer,
+            GetActivations: self._get_activations,
             Clock: self._clock,
         }
 
@@ -181,6 +181,12 @@ class Verifier:
             values = (message.lane, len(message.token_ids), message.base_len)
             self.tracer.note(message.session_id, trace_events.DRAFT_ARRIVED, now, *values)
         return []
+
+    def _get_activations(self, message: GetActivations, now: float) -> list[Message]:
+        session = self.sessions.get(message.session_id)
+        if session is None or session.epoch != message.epoch:
+            return []
+        return [*self.sources.ask_activations(session, message)]
 
     def _fetch_tokenizer(self, message: FetchTokenizer, now: float) -> list[Message]:
         return list(tokenizer_chunks(self.engine.info, self.tokenizer_files))
@@ -260,7 +266,7 @@ class Verifier:
         failed = self._fail(faults)
         if not done:
             self._check_works(flight, faults)
-        return verdicts.and_of(failed)
+        return verdicts.and_of(failed).behind(self.sources.mailbox.feeds.fresh(REMOTE in self.arms.allowed))
 
     def _check_works(self, flight: Flight, faults: Faults) -> None:
         """Raise EngineLostError if a step failed with every session, and so does one that is nobody's."""
@@ -378,20 +384,17 @@ class Verifier:
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of this verifier and the position of each session; called at regular intervals."""
-        sessions = list(self.sessions.values())
         for session in self.sessions.awaiting():
             session.wait_a_beat()
         self.sessions.changed()
         return Heartbeat(
             incarnation=self.incarnation,
             state=self.state,
-            load=len(sessions),
+            load=len(self.sessions),
             steps=self.num_steps,
             pending=self.sessions.num_running,
             step_ms=int(1000 * self.curve(self.max_step_rows)),
             free_slots=0 if self.state == "failed" else self.engine.free_slots,  # a lost engine cannot be asked
             metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
-            session_ids=np.array([s.session_id for s in sessions], np.int64),
-            epochs=np.array([s.epoch for s in sessions], np.int64),
-            lengths=np.array([s.length for s in sessions], np.int32),
+            **self.sessions.listed(),
         )

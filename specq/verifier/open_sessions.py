@@ -4,7 +4,7 @@ at once."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,14 @@ class OpenSessions(dict[int, Session]):
         for session in sessions:
             self[session.session_id] = self.pop(session.session_id)
         self._order = self._known = None
+
+    def listed(self) -> dict[str, Any]:
+        """Return the sessions as a `Heartbeat` lists them."""
+        return {
+            "session_ids": np.array(list(self), np.int64),
+            "epochs": np.array([session.epoch for session in self.values()], np.int64),
+            "lengths": np.array([session.length for session in self.values()], np.int32),
+        }
 
     def changed(self) -> None:
         """Look at all sessions anew."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from specq.protocol import (
     LEAST_OWN_LANE,
+    Activations,
     Fault,
     Int32Array,
     Message,
@@ -32,27 +33,34 @@ LANE_NUMBERS = np.arange(MAX_LANES)
 class Reports(Sequence[Message]):
     """What is said of a step: a message for each session; `packed` has as few messages as there may be."""
 
-    def __init__(self, verdicts: Verdicts | None, messages: Sequence[Message]) -> None:
-        """`verdicts` come first, then the other messages."""
-        self._verdicts, self._messages = verdicts, messages
+    def __init__(
+        self, verdicts: Verdicts | None, messages: Sequence[Message], activations: Sequence[Activations] = ()
+    ) -> None:
+        """`activations` come first, then `verdicts`, then the other messages."""
+        self._verdicts, self._messages, self._activations = verdicts, messages, activations
 
     def packed(self) -> list[Message]:
         """Return what is sent."""
-        return [*([self._verdicts] if self._verdicts is not None else ()), *self._messages]
+        return [*self._activations, *([self._verdicts] if self._verdicts is not None else ()), *self._messages]
 
     def and_of(self, messages: Sequence[Message]) -> Reports:
         """Return the same with further messages."""
-        return Reports(self._verdicts, [*self._messages, *messages]) if messages else self
+        return Reports(self._verdicts, [*self._messages, *messages], self._activations) if messages else self
+
+    def behind(self, activations: Sequence[Activations]) -> Reports:
+        """Return the same behind hidden states: who reads them has them when it learns of the tokens."""
+        return Reports(self._verdicts, self._messages, activations) if activations else self
 
     @property
     def session_ids(self) -> list[int]:
         """The sessions that it speaks of."""
         own: list[int] = [] if self._verdicts is None else self._verdicts.session_ids.tolist()
-        return own + [getattr(message, "session_id", -1) for message in self._messages]
+        others = (*self._activations, *self._messages)
+        return own + [getattr(message, "session_id", -1) for message in others]
 
     @cached_property
     def _each(self) -> list[Message]:
-        return [*(self._verdicts.each() if self._verdicts is not None else ()), *self._messages]
+        return [*self._activations, *(self._verdicts.each() if self._verdicts is not None else ()), *self._messages]
 
     def __len__(self) -> int:
         return len(self._each)

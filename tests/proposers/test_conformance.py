@@ -7,6 +7,7 @@ import pytest
 from specq.proposers import PROPOSERS
 from specq.testing import ProposerConformance, make_checkpoint
 from tests.devices import NEEDS_CUDA, NEEDS_VLLM, vllm_arguments
+from tests.proposers.fed import Fed, make_trees
 
 # Each of the table on the CPU, what runs on CUDA there too; vllm on what it was built for.
 DEVICES = {"vllm": NEEDS_VLLM, "draft-model on cuda": NEEDS_CUDA}
@@ -16,6 +17,9 @@ DEVICES = {"vllm": NEEDS_VLLM, "draft-model on cuda": NEEDS_CUDA}
 def proposer(request, tmp_path):
     name, _, kind = request.param.partition(" on ")
     make = PROPOSERS.resolve(name).make
+    if name == "eagle3":
+        yield Fed(make_trees(tmp_path))
+        return
     if not PROPOSERS.resolve(name).needs_model:
         yield make()
         return

@@ -11,11 +11,13 @@ from specq.protocol import LEAST_OWN_LANE
 
 @dataclass(slots=True)
 class Lane:
-    """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.admission.limits` (None: all)."""
+    """A drafter's place at a job; `budget`: what it may still send, see `specq.broker.admission.limits` (None: all). `is_fed`: whether hidden
+    states for it have passed since its last heartbeat."""
 
     drafter: bytes
     mark: Mark
     budget: Bucket | None = None
+    is_fed: bool = False
 
 
 @dataclass(slots=True)

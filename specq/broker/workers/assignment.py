@@ -12,7 +12,7 @@ from specq.broker.jobs.job import Job
 from specq.broker.state import State
 from specq.broker.workers.reconcile import Action, Expected, Reported, reconcile
 from specq.broker.workers.registry import Worker, least_loaded
-from specq.protocol import Assign, Release, SamplingParams, Verdict
+from specq.protocol import Assign, GetActivations, Release, SamplingParams, Verdict
 from specq.verification import strategy
 
 
@@ -68,6 +68,27 @@ class DrafterAssignment:
                 token_ids=transcript.context(),
             ),
         )
+        self._ask_activations(job, worker)
+
+    def _ask_activations(self, job: Job, worker: Worker) -> None:
+        """Let the verifier send a trusted drafter the hidden states that it reads, unless it does. A verifier that was asked already takes no
+        notice."""
+        hello, lanes = worker.hello, job.drafters.lanes
+        if not hello.tap_layers or not worker.is_trusted:
+            return
+        number = next(number for number, lane in lanes.items() if lane.drafter == worker.identity)
+        is_fed, lanes[number].is_fed = lanes[number].is_fed, False
+        if is_fed:
+            return
+        asked = GetActivations(
+            session_id=job.job_id,
+            epoch=job.session.epoch,
+            lane=number,
+            tap_layers=hello.tap_layers,
+            tap_form=hello.tap_form,
+            tap_window=hello.tap_window,
+        )
+        self.state.outbox.send_back(job.session.verifier, asked)
 
     def resume(self, job: Job) -> None:
         """Let a job's drafters go on with its new session."""
@@ -112,6 +133,7 @@ class DrafterAssignment:
             if action.kind == "behind" and action.length >= job.transcript.prompt_len:
                 self._send_tokens_since(action.length, job, worker)
             lane.mark.confirm(job.transcript.length)
+            self._ask_activations(job, worker)
 
     def _send_tokens_since(self, length: int, job: Job, worker: Worker) -> None:
         """Send a drafter as one verdict the tokens beyond this committed length; one that was to be silent remains so."""

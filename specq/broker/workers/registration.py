@@ -22,7 +22,7 @@ class Registration:
     def hello(self, identity: bytes, message: Hello) -> None:
         """Register a worker, or refuse it with the reason."""
         known = self.state.workers.get(identity)
-        if known is None and (reason := self._reason_against(message)):
+        if known is None and (reason := self._reason_against(identity, message)):
             by = self.state.roles.peer(identity)
             self.state.faults.note("worker_refused", message.name, reason, self.state.clock.now, by=by)
             self.state.outbox.send_front(identity, Refused(reason=reason))
@@ -33,12 +33,14 @@ class Registration:
         else:
             self._register(self._worker(identity, message))
 
-    def _reason_against(self, message: Hello) -> str:
+    def _reason_against(self, identity: bytes, message: Hello) -> str:
         """Return why a worker cannot be registered, or ""."""
         if message.incarnation in self.state.workers.hung:
             return "it stood still with work to do; start it anew"
         if message.role not in ("target", "draft"):
             return f"unknown role {message.role!r}; there are target, draft"
+        if message.tap_layers and not self.state.roles.trusts(self.state.roles.shown(identity)):
+            return "it reads the target's hidden states, which only drafters are sent whose key was made with specq keys --trusted"
         return self._mismatch(message.model) if message.role == "draft" else ""
 
     def _mismatch(self, draft: ModelInfo) -> str:

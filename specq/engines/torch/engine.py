@@ -165,9 +165,9 @@ class TorchEngine:
         rows, starts = tapped_rows(plan.batch, tap)
         if tap.layers == (FINAL,) and not tap.chunks:  # what the head reads anyway
             output = self._forward(plan.rows, **feed)
-            return output, SessionRows(output.hidden[: len(rows)], starts)
+            return output, SessionRows(output.hidden[: len(rows)], starts, tap.layers)
         output = self._forward(plan.rows, RowTap(tap.layers, rows), **feed)
-        return output, SessionRows(output.tapped, starts)
+        return output, SessionRows(output.tapped, starts, tap.layers)
 
     def _collect(self, flight: Flight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""

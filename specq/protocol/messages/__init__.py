@@ -14,7 +14,7 @@ Positions are counted from the start of the context, prompt included: `base_len`
 """
 
 from specq.protocol.messages.base import PROTOCOL_VERSION, Message
-from specq.protocol.messages.hot_path import Draft, SessionFailed, Verdict, Verdicts
+from specq.protocol.messages.hot_path import Activations, Draft, SessionFailed, Verdict, Verdicts
 from specq.protocol.messages.to_broker import (
     Cancel,
     FetchTokenizer,
@@ -39,15 +39,15 @@ from specq.protocol.messages.to_client import (
     Tokens,
     Trace,
 )
-from specq.protocol.messages.to_worker import Ack, Assign, Clock, Close, Open, Refused, Release, Welcome
+from specq.protocol.messages.to_worker import Ack, Assign, Clock, Close, GetActivations, Open, Refused, Release, Welcome
 from specq.protocol.origins import COLOCATED_LANE
 
 MESSAGES: dict[str, type[Message]] = {
     cls.TYPE: cls
     for cls in (
         Hello, Heartbeat, Submit, Follow, ListJobs, Cancel, GetStatus, GetTrace, GetClock, TraceEvents, FetchTokenizer,
-        Welcome, Refused, Clock, Open, Close, Ack, Assign, Release,
-        Draft, Verdict, Verdicts, SessionFailed,
+        Welcome, Refused, Clock, Open, Close, Ack, GetActivations, Assign, Release,
+        Draft, Verdict, Verdicts, Activations, SessionFailed,
         Accepted, JobInfo, JobList, Tokens, JobTokens, Failed, Status, Trace, TokenizerChunk,
     )
 }  # fmt: skip
@@ -58,6 +58,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Accepted",
     "Ack",
+    "Activations",
     "Assign",
     "Cancel",
     "Clock",
@@ -66,6 +67,7 @@ __all__ = [
     "Failed",
     "FetchTokenizer",
     "Follow",
+    "GetActivations",
     "GetClock",
     "GetStatus",
     "GetTrace",

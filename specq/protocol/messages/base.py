@@ -15,7 +15,7 @@ from specq.protocol import bounds
 from specq.protocol.arrays import Float16Array, Float32Array, Int32Array, Int64Array, UInt8Array, UInt16Array
 from specq.protocol.errors import ProtocolError
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 # Array annotations carry the dtype on the wire (little-endian), the number of dimensions and the bound of the elements.
 Tokens32 = Annotated[Int32Array, "<i4", 1, bounds.TOKEN_IDS]
@@ -35,6 +35,8 @@ Lengths = Annotated[Int32Array, "<i4", 1, bounds.LENGTHS]
 Origins = Annotated[UInt8Array, "<u1", 1, bounds.ORIGIN_BYTES]
 Flags = Annotated[UInt8Array, "<u1", 1, bounds.FLAGS]
 Bytes = Annotated[UInt8Array, "<u1", 1, bounds.BYTES]
+ActivationBytes = Annotated[UInt8Array, "<u1", 1, bounds.ACTIVATIONS]
+Scales = Annotated[Float32Array, "<f4", 1, bounds.SCALES]
 Logprobs32 = Annotated[Float32Array, "<f4", 1, bounds.LOGPROBS]
 
 TraceKinds = Annotated[UInt8Array, "<u1", 1, bounds.TRACE_KINDS]
@@ -45,6 +47,9 @@ Id = Annotated[int, bounds.ID]
 ClockUs = Annotated[int, bounds.CLOCK_US]
 Count = Annotated[int, bounds.COUNT]
 Lane = Annotated[int, bounds.LANE]
+TapLayers = Annotated[tuple[int, ...], bounds.TAP_LAYERS]
+TapForm = Annotated[str, bounds.TAP_FORM]
+TapWindow = Annotated[int, bounds.TAP_WINDOW]
 Name = Annotated[str, bounds.NAME]
 Reason = Annotated[str, bounds.REASON]
 

@@ -9,9 +9,11 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from specq.protocol import bounds
-from specq.protocol.arrays import places_of, spans_of
+from specq.protocol.activations import BF16, unpack_activations
+from specq.protocol.arrays import Float32Array, places_of, spans_of
 from specq.protocol.errors import ProtocolError
 from specq.protocol.messages.base import (
+    ActivationBytes,
     Bytes,
     Count,
     Flags,
@@ -31,6 +33,9 @@ from specq.protocol.messages.base import (
     NodeTokens,
     Origins,
     References,
+    Scales,
+    TapForm,
+    TapLayers,
     Tokens32,
     Weights,
     WithReason,
@@ -176,6 +181,33 @@ class Verdicts(Message):
 _OF_SESSIONS = "session_ids", "epochs", "base_lens", "num_tokens", "num_nodes", "num_seen", "waited_us"
 _OF_TOKENS = "token_ids", "origins"
 _OF_NODES = "node_ids", "mask", "node_lanes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Activations(Message):
+    """Hidden states of a session's text, for the drafter of a lane that reads them; they come before the verdict on the tokens behind them,
+    at most a MiB a message.
+
+    first       where the token stands that follows the first row: row i is what the target made of the text up to token first + i - 1
+    tap_layers, tap_form   as they were asked for (see `GetActivations`)
+    width       numbers in a row, those of all layers
+    data u8[...], scales f32[...]   rows: see `specq.protocol.activations`
+    """
+
+    TYPE: ClassVar[str] = "activations"
+    session_id: Id
+    epoch: Id
+    lane: Lane
+    first: Count
+    tap_layers: TapLayers = ()
+    tap_form: TapForm = BF16
+    width: Count
+    data: ActivationBytes
+    scales: Scales = empty("<f4")
+
+    def rows(self) -> Float32Array:
+        """Return the rows f32[n, width]; raise ProtocolError, which says why, if the message does not fit together."""
+        return unpack_activations(self.data, self.scales, self.tap_form, self.width, len(self.tap_layers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from specq.protocol import bounds
+from specq.protocol.activations import BF16
 from specq.protocol.messages.base import (
     ClockUs,
     Count,
@@ -14,6 +15,9 @@ from specq.protocol.messages.base import (
     Lengths,
     Message,
     Name,
+    TapForm,
+    TapLayers,
+    TapWindow,
     Tokens32,
     TraceKinds,
     TraceTimes,
@@ -33,6 +37,7 @@ class Hello(Message):
     incarnation  random for each start of a process
     endpoint     of a verifier: where the broker's DEALER shall connect
     max_sessions of a verifier: sessions that it takes at a time
+    tap_layers, tap_form, tap_window   of a drafter that reads the target's hidden states: see `GetActivations`
     """
 
     TYPE: ClassVar[str] = "hello"
@@ -42,6 +47,9 @@ class Hello(Message):
     model: ModelInfo
     endpoint: Annotated[str, bounds.ENDPOINT] = ""
     max_sessions: Count = 0
+    tap_layers: TapLayers = ()
+    tap_form: TapForm = BF16
+    tap_window: TapWindow = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -6,7 +6,20 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from specq.protocol import bounds
-from specq.protocol.messages.base import ClockUs, Count, Id, Lane, Message, Name, Tokens32, WithReason
+from specq.protocol.activations import BF16
+from specq.protocol.messages.base import (
+    ClockUs,
+    Count,
+    Id,
+    Lane,
+    Message,
+    Name,
+    TapForm,
+    TapLayers,
+    TapWindow,
+    Tokens32,
+    WithReason,
+)
 from specq.protocol.params import SamplingParams, Speculation
 
 
@@ -71,6 +84,25 @@ class Ack(Message):
     epoch: Id
     length: Count
     resend: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GetActivations(Message):
+    """To a verifier: send the drafter of this lane hidden states of the session's text, as `Activations`, from now on and of the last rows
+    that are kept; without layers: no more.
+
+    tap_layers  as of `specq.protocol.step_output.Tap`
+    tap_form    how they travel: see `specq.protocol.activations`
+    tap_window  of prompts, and of what was computed before: the last so many rows
+    """
+
+    TYPE: ClassVar[str] = "get_activations"
+    session_id: Id
+    epoch: Id
+    lane: Lane
+    tap_layers: TapLayers = ()
+    tap_form: TapForm = BF16
+    tap_window: TapWindow = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

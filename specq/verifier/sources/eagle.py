@@ -13,21 +13,21 @@ Whether it pays is measured, as of every source. No I/O; time is an argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import structlog
 
 from specq.drafting import LEAST_CHANCE, drafting_params
-from specq.proposers import Contexts, Followed, TreeHead
+from specq.proposers import Contexts, TreeHead
 from specq.protocol import EAGLE_LANE
 from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import FLOOR
 from specq.verifier.session import Session
-from specq.verifier.shares import Shares
+from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import grow_best_first, grow_shape
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.rank_trees import RankTree, checked_tree, room_of, tree_for
@@ -110,26 +110,11 @@ class EagleDrafter(DraftSource):
     def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
-        paths = {one.session.session_id: one.path for one in rounds if len(one.nodes)}
-        for shares, output in computed:
-            if output.hidden is None:
-                continue
-            followed = [one for one in self._followed(shares, output.hidden.starts.tolist(), paths) if one.rows]
-            self.head.observe(output.hidden.values, followed)
-
-    def _followed(self, shares: Shares, starts: list[int], paths: dict[int, tuple[int, ...]]) -> Iterator[Followed]:
-        batch = shares.batch
-        ends = batch.base_lens.tolist()  # behind each session's own tokens
-        for i, session in enumerate(shares.sessions):
-            if not self._takes(session):
-                continue
-            num_rows = starts[i + 1] - starts[i] - int(batch.num_nodes[i])  # of tokens
-            path = paths.get(session.session_id, ())
-            first = ends[i] - num_rows + 1
-            token_ids = session.token_ids[first : ends[i] + 1 + len(path)]
-            behind = [starts[i] + num_rows + node for node in path]
-            rows = [*range(starts[i], starts[i] + num_rows), *behind][: len(token_ids)]
-            yield Followed(session.session_id, first, token_ids, rows)
+        paths = accepted_paths(rounds)
+        for part in computed:
+            if part.output.hidden is not None:
+                followed = [one for _, one in followed_rows(part, paths, self._takes)]
+                self.head.observe(part.output.hidden.values, followed)
 
     def _takes(self, session: Session) -> bool:
         """Return whether a session's text is followed; one that is not is forgotten, and so is an earlier one of its id."""

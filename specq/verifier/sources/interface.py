@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple
 
 from specq.config import TargetConfig
-from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, StepOutput
+from specq.protocol import NO_SCRATCH, ModelInfo, ScratchRows, SessionRows, StepOutput
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
@@ -62,6 +63,16 @@ class Computed(NamedTuple):
 
     shares: Shares
     output: StepOutput
+
+    def of_layers(self, layers: tuple[int, ...]) -> Computed:
+        """Return the same with the hidden states of these layers alone; without any where the step was not asked for all of them."""
+        hidden = self.output.hidden
+        if hidden is None or hidden.layers in ((), layers):
+            return self
+        found = None
+        if layers and set(layers) <= set(hidden.layers):
+            found = SessionRows(hidden.columns(hidden.values, layers), hidden.starts, layers)
+        return self._replace(output=replace(self.output, hidden=found))
 
 
 class DraftSource(ABC):

@@ -1,4 +1,4 @@
-"""Remote drafters: a mailbox for what they send between two steps."""
+"""Remote drafters: a mailbox for what they send between two steps, and the hidden states that some of them read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from specq.protocol import Draft
 from specq.verifier.arms import REMOTE
 from specq.verifier.grafting import DraftBatch, batch_of
+from specq.verifier.rounds import Round
 from specq.verifier.session import Session
-from specq.verifier.sources.interface import Budget, DraftSource
+from specq.verifier.sources.activations import ActivationFeeds
+from specq.verifier.sources.interface import Budget, Computed, DraftSource
 
 MAX_NODES = 65_536  # that may lie in the mailbox; drafts that come then are dropped
 BATCH_NODES = 512  # after which a batch ends
@@ -23,6 +25,11 @@ class Mailbox(DraftSource):
     def __init__(self) -> None:
         self._drafts: deque[tuple[Session, Draft]] = deque()
         self._num_waiting = 0
+        self.feeds = ActivationFeeds()
+
+    @property
+    def layers(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.feeds.layers
 
     def __len__(self) -> int:
         return len(self._drafts)
@@ -49,6 +56,15 @@ class Mailbox(DraftSource):
             num_nodes += len(taken[-1][1].token_ids)
         self._num_waiting -= num_nodes
         return [batch_of(taken)] if taken else ()
+
+    def wants_prompt(self, session: Session) -> bool:
+        return self.feeds.takes(session)
+
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+        self.feeds.observe(rounds, computed)
+
+    def close(self, session: Session) -> None:
+        self.feeds.close(session)
 
     def clear(self) -> int:
         """Drop what is left; return how many drafts that were."""

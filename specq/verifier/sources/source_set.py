@@ -8,7 +8,18 @@ from typing import TypeVar
 import structlog
 
 from specq.engines import Engine
-from specq.protocol import NO_SCRATCH, NO_TAP, ConfigError, Draft, EngineLostError, StepOutput, Tap
+from specq.protocol import (
+    NO_SCRATCH,
+    NO_TAP,
+    Activations,
+    ConfigError,
+    Draft,
+    EngineLostError,
+    GetActivations,
+    ProtocolError,
+    StepOutput,
+    Tap,
+)
 from specq.runtime import traced
 from specq.verifier.arms import Arms
 from specq.verifier.grafting import DraftBatch, hang
@@ -40,6 +51,7 @@ class SourceSet:
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
         """Raises ConfigError if a source needs what the engine does not give."""
         self.mailbox = Mailbox()
+        self._engine = engine
         self.sources: list[DraftSource] = [self.mailbox, *sources]
         for source in self.sources:
             _check(source, engine)
@@ -77,6 +89,16 @@ class SourceSet:
             self.num_sent[self.mailbox.name] += len(draft.token_ids)
         else:
             self.num_dropped += 1
+
+    def ask_activations(self, session: Session, message: GetActivations) -> list[Activations]:
+        """Give a remote drafter hidden states from now on; return those that are kept. ProtocolError for layers that the engine does not give."""
+        layers, num_layers = message.tap_layers, self._engine.num_tap_layers
+        if layers and not max(layers) < num_layers:
+            said = f"has layers 0 to {num_layers - 1}" if num_layers else "gives none"
+            reason = f"a drafter reads hidden states of layers {layers}; the {self._engine.info.engine} engine {said}"
+            log.warning("activations_refused", reason=reason)
+            raise ProtocolError(reason)
+        return self.mailbox.feeds.ask(session, message)
 
     def account(self, seconds: float) -> None:
         """Take in what it took to receive the drafts that have arrived since the last `collect`."""
@@ -162,7 +184,9 @@ class SourceSet:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
         computed = [Computed(*part) for part in done]
-        self._ask("observe", lambda source: source.observe(rounds, computed))
+        self._ask(
+            "observe", lambda source: source.observe(rounds, [part.of_layers(source.layers) for part in computed])
+        )
 
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""

@@ -1,0 +1,247 @@
+"""Hidden states for remote drafters that read them: the rows of each session's text as steps give them, kept for a while, and sent.
+
+Rules: a session whose drafters ask for nothing costs nothing. Of each session the newest rows are kept, as many as a drafter asked for at
+most, in bfloat16, so that a drafter that joins late has something to begin with; of all sessions together MOST_KEPT_BYTES. While draft workers
+are asked to be silent nothing is sent, and nothing waits for the device. What is lost on the way is not sent again: who reads it begins behind the gap.
+No I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import structlog
+
+from specq.proposers import Followed
+from specq.protocol import (
+    MOST_ACTIVATION_BYTES,
+    ActivationRequest,
+    Activations,
+    GetActivations,
+    UInt16Array,
+    pack_activations,
+    row_bytes,
+    to_bf16,
+)
+from specq.runtime import traced
+from specq.verifier.rounds import Round
+from specq.verifier.session import Session
+from specq.verifier.sources.followed import accepted_paths, followed_rows
+from specq.verifier.sources.interface import Computed
+
+log = structlog.get_logger(__name__)
+
+MOST_KEPT_BYTES = 1 << 30
+
+Layers = tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """The newest rows of a text, of some layers; `end`: the position behind the token that follows the last one. Parts are [n, width], in
+    bfloat16 as u16, or still as the engine gave them."""
+
+    window: int = 0
+    end: int = 0
+    parts: deque[Any] = field(default_factory=deque)
+    num_rows: int = 0
+    num_bytes: int = 0
+
+    def missing(self, one: Followed, length: int) -> Followed:
+        """Return what is neither known nor before the window of a text of this length."""
+        skipped = max(self.end, length - self.window, one.first) - one.first
+        return one._replace(first=one.first + skipped, token_ids=one.token_ids[skipped:], rows=one.rows[skipped:])
+
+    def add(self, first: int, rows: Any) -> None:
+        """Take in rows; behind a gap those before it are forgotten."""
+        if first != self.end:
+            self.clear()
+        self.parts.append(rows)
+        self.end, self.num_rows = first + len(rows), self.num_rows + len(rows)
+        self.num_bytes += rows.nbytes
+        while self.num_rows - len(self.parts[0]) >= self.window:
+            gone = self.parts.popleft()
+            self.num_rows, self.num_bytes = self.num_rows - len(gone), self.num_bytes - gone.nbytes
+
+    def clear(self) -> None:
+        self.parts.clear()
+        self.num_rows = self.num_bytes = 0
+
+    def since(self, first: int) -> tuple[int, list[UInt16Array]]:
+        """Return the kept rows from those before the token at `first` on, and where they begin."""
+        start, found = self.end, list[UInt16Array]()
+        for i in range(len(self.parts) - 1, -1, -1):
+            if start <= first:
+                break
+            self.parts[i] = part = _halves(self.parts[i])
+            found.append(part[max(first - start + len(part), 0) :])
+            start -= len(found[-1])
+        return start, found[::-1]
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What a drafter asked for, and up to where it was sent."""
+
+    number: int
+    request: ActivationRequest
+    sent: int
+
+
+@dataclass(slots=True)
+class _Feed:
+    """What the drafters of a session receive; `kept` by their layers."""
+
+    session: Session
+    lanes: dict[int, _Lane] = field(default_factory=dict)
+    kept: dict[Layers, _Kept] = field(default_factory=dict)
+
+
+class ActivationFeeds:
+    """The sessions whose drafters read hidden states. `layers`: all that they read, ascending."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[int, _Feed] = {}
+        self._are_sent = True  # at once; else they stay where the engine computes, which would have to be waited for
+        self.layers: Layers = ()
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def ask(self, session: Session, message: GetActivations) -> list[Activations]:
+        """Send a drafter from now on what is computed, and what is kept, which is returned; or nothing more."""
+        if not message.tap_layers:
+            self._stop(session.session_id, message.lane)
+            return []
+        feed = self._feeds.get(session.session_id)
+        if feed is None or feed.session is not session:
+            feed = self._feeds[session.session_id] = _Feed(session)
+        request = ActivationRequest(message.tap_layers, message.tap_form, message.tap_window)
+        known = feed.lanes.get(message.lane)
+        if known is not None and known.request == request:  # it is asked again where nothing has passed for a while
+            return []
+        lane = feed.lanes[message.lane] = _Lane(message.lane, request, 0)
+        kept = feed.kept.setdefault(request.layers, _Kept())
+        kept.window = max(kept.window, request.window, 1)
+        lane.sent = max(kept.end - request.window, 0)
+        self._follow()
+        return list(_fresh(feed, lane))
+
+    def _stop(self, session_id: int, number: int) -> None:
+        feed = self._feeds.get(session_id)
+        if feed is not None:
+            feed.lanes.pop(number, None)
+            if not feed.lanes:
+                del self._feeds[session_id]
+        self._follow()
+
+    def _follow(self) -> None:
+        lanes = (lane for feed in self._feeds.values() for lane in feed.lanes.values())
+        self.layers = tuple(sorted({layer for lane in lanes for layer in lane.request.layers}))
+
+    def takes(self, session: Session) -> bool:
+        """Return whether a session's text is followed."""
+        feed = self._feeds.get(session.session_id)
+        return feed is not None and feed.session is session and session.is_open and not session.finish
+
+    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+        """Keep the rows that a step gave, after it was committed. What that raises costs the drafters their states, and nothing else."""
+        if not self._feeds:
+            return
+        paths = accepted_paths(rounds)
+        for part in computed:
+            try:
+                followed = list(followed_rows(part, paths, self.takes))
+                for layers in {layers for session, _ in followed for layers in self._feeds[session.session_id].kept}:
+                    self._keep(part, layers, followed)
+            except Exception as error:  # noqa: BLE001 - drafts are hints
+                self._not_kept(error)
+
+    def _not_kept(self, error: Exception) -> None:
+        log.error("activations_not_kept", num_sessions=len(self._feeds), **traced(error))
+        self._feeds.clear()
+        self._follow()
+
+    def _keep(self, part: Computed, layers: Layers, followed: Sequence[tuple[Session, Followed]]) -> None:
+        """Keep rows of these layers, which leave the device at once for all sessions."""
+        hidden, wanted = part.output.hidden, list[tuple[_Kept, Followed]]()
+        for session, one in followed:
+            kept = self._feeds[session.session_id].kept.get(layers)
+            if kept is not None and (missing := kept.missing(one, session.length)).rows:
+                wanted.append((kept, missing))
+        if hidden is None or not wanted:
+            return
+        rows = [row for _, one in wanted for row in one.rows]
+        found = hidden.columns(hidden.values[rows], layers)
+        found, start = _halves(found) if self._are_sent else found, 0
+        for kept, one in wanted:
+            kept.add(one.first, found[start : start + len(one.rows)])
+            start += len(one.rows)
+
+    def _bound(self) -> None:
+        """Forget what is kept of the sessions that asked first, where all take too much."""
+        num_bytes = {i: sum(kept.num_bytes for kept in feed.kept.values()) for i, feed in self._feeds.items()}
+        beyond = sum(num_bytes.values()) - MOST_KEPT_BYTES
+        for session_id, size in num_bytes.items():
+            if beyond <= 0:
+                return
+            beyond -= size
+            for kept in self._feeds[session_id].kept.values():
+                kept.clear()
+
+    def fresh(self, may_draft: bool) -> list[Activations]:
+        """Return what was not sent yet; where draft workers are asked to be silent, that of synchronous sessions alone."""
+        feeds = [feed for feed in self._feeds.values() if may_draft or feed.session.is_sync]
+        found = [message for feed in feeds for lane in feed.lanes.values() for message in _fresh(feed, lane)]
+        self._bound()
+        self._are_sent = may_draft
+        return found
+
+    def close(self, session: Session) -> None:
+        """Forget a session, known or not."""
+        feed = self._feeds.get(session.session_id)
+        if feed is not None and feed.session is session:
+            del self._feeds[session.session_id]
+            self._follow()
+
+
+def _fresh(feed: _Feed, lane: _Lane) -> Iterator[Activations]:
+    """Yield what a lane was not sent yet, as messages of at most MOST_ACTIVATION_BYTES."""
+    layers, form = lane.request.layers, lane.request.form
+    kept = feed.kept[layers]
+    if lane.sent >= kept.end:
+        return
+    first, parts = kept.since(lane.sent)
+    lane.sent = kept.end
+    if not parts:
+        return
+    rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    width = rows.shape[1]
+    most = MOST_ACTIVATION_BYTES // row_bytes(width, form, len(layers))
+    if not most:
+        log.error("activations_too_wide", width=width, most_bytes=MOST_ACTIVATION_BYTES)
+        return
+    for start in range(0, len(rows), most):
+        data, scales = pack_activations(rows[start : start + most], form, len(layers))
+        yield Activations(
+            session_id=feed.session.session_id,
+            epoch=feed.session.epoch,
+            lane=lane.number,
+            first=first + start,
+            tap_layers=layers,
+            tap_form=form,
+            width=width,
+            data=data,
+            scales=scales,
+        )
+
+
+def _halves(values: Any) -> UInt16Array:
+    """Return rows as they are sent: numbers of a device, NumPy's, or what was made of them before."""
+    if not isinstance(values, np.ndarray):
+        values = values.float().cpu().numpy()
+    return values if values.dtype == np.uint16 else to_bf16(values)
