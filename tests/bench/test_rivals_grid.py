@@ -173,6 +173,7 @@ def test_memory_of_a_process():
 # --- processes ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_rival_that_cannot_load_says_why():
     with Child("transformers", "/nowhere/at/all", "tiny") as child, pytest.raises(EngineError, match="nowhere"):
         child.wait_ready()

@@ -34,6 +34,7 @@ def ask(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_everything_is_measured_predicted_and_said(ask):
     done = ask("--model", "tiny", "--sessions", "1", "--sessions", "4", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,6 +67,7 @@ def test_a_parallel_draft_model_and_heads_are_predicted(ask, tmp_path):
     assert {*METHODS, "medusa"} <= {one["method"] for one in said["predicted"]}
 
 
+@pytest.mark.slow
 def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
     done = ask("--model", "tiny", "--sessions", "2")
     assert done.returncode == 0, done.stdout + done.stderr

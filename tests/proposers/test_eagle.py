@@ -128,6 +128,7 @@ def test_what_is_known_is_skipped_and_a_gap_begins_anew(head: Eagle, made: Path)
     assert head.known(1) == 30
 
 
+@pytest.mark.slow
 def test_places_are_used_again(head: Eagle, made: Path) -> None:
     """By sessions that come and go; what the one before left is not seen."""
     long, short = Text(6, 300), Text(7, 10)

@@ -215,6 +215,7 @@ def test_the_verifier_feels_what_computes_beside_it():
     assert 11_000 < stats["forward_us"] / stats["rounds"] <= 15_000
 
 
+@pytest.mark.slow
 def test_two_drafters_on_one_core_make_as_many_passes_as_one():
     """Of two models, both draft for the session; on cores of their own they make twice as many."""
     draft = replace(BUSY.draft, models=2)

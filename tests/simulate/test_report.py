@@ -100,6 +100,7 @@ def test_the_command_prints_a_table_and_writes_json(config, tmp_path, monkeypatc
     assert not list((tmp_path / "out").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_the_command_draws(config, tmp_path):
     pytest.importorskip("matplotlib")
     result = invoke(config, "--out", tmp_path / "out")

@@ -84,6 +84,7 @@ def test_a_run_that_was_cut_off_goes_on(places):
     state.unlink()
 
 
+@pytest.mark.slow
 def test_heads_learn(tmp_path):
     """Of one rollout that repeats itself, what comes two places later; with matrices of their own, too."""
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)

@@ -75,6 +75,7 @@ def output(places):
 # --- all stages -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_stages_make_another_target_with_heads_that_fit_it(places, output):
     new = places["out"] / "target"
     heads = load_heads(str(places["out"] / "heads"), str(new), info(new), "cpu")
@@ -87,12 +88,14 @@ def test_all_stages_make_another_target_with_heads_that_fit_it(places, output):
     assert f"specq up --model {new} --heads {places['out'] / 'heads'}" in output
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("output")
 def test_its_heads_are_refused_for_the_original(places):
     with pytest.raises(ConfigError, match=r"trained together with another target \(fingerprint"):
         load_heads(str(places["out"] / "heads"), str(TARGET), info(TARGET), "cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("output")
 def test_the_report_says_what_was_foreseen_and_how_far_the_target_went(places):
     report = json.loads((places["work"] / "results.json").read_text())
@@ -106,6 +109,7 @@ def test_the_report_says_what_was_foreseen_and_how_far_the_target_went(places):
         assert 0 < drift["num_tokens"] <= 2 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("output")
 def test_it_is_served_losslessly(places):
     """With its heads the new target says what it says alone; sync and async, greedy and sampled, with drafts in all."""
@@ -134,6 +138,7 @@ def test_it_is_served_losslessly(places):
     assert sum(nodes) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("output")
 def test_a_run_that_was_cut_off_goes_on(places):
     """Both trainings, with the same command; other settings begin anew; a broken file is named."""
@@ -232,6 +237,7 @@ def test_what_is_written_is_what_was_trained(made_up, tmp_path):
     assert drift_along(original, new, prompts, answers)["mean_kl"] > 0.01
 
 
+@pytest.mark.slow
 def test_target_and_heads_learn_together(tmp_path, monkeypatch):
     """Of one rollout that repeats itself, in so many steps, whatever the clock says; the heads end lower than where they were warm."""
     monkeypatch.setattr(runs, "time", clock(0.4))

@@ -90,6 +90,7 @@ def test_a_run_that_was_cut_off_goes_on(places):
     state.unlink()
 
 
+@pytest.mark.slow
 def test_it_learns_places(tmp_path):
     """Of one rollout that repeats itself, what comes at each place."""
     save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)

@@ -261,6 +261,7 @@ def cases_for(mutant):
         yield from map(case, range(40))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_mutants_are_seen(mutant, monkeypatch):
     """In cases that the rule as it is passes."""

@@ -234,6 +234,7 @@ BUGS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("bug", BUGS)
 def test_planted_bugs_are_seen(bug, tmp_path):
