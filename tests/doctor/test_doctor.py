@@ -78,6 +78,7 @@ def test_the_tables_say_which_figures_are_measured_and_which_are_not(ask):
     assert "specq up --serve --model tiny" in predicted
 
 
+@pytest.mark.slow
 def test_quick_measures_nothing(ask):
     done = ask("--model", "tiny", "--quick")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -106,6 +107,7 @@ def test_wrong_pairs_end_with_1_and_bad_input_with_2(ask, arguments, status, sai
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_weights_that_are_cut_short_are_wrong(ask, tmp_path):
     """Only loading shows it."""
     target = Path(resolve_model("tiny", "target"))
