@@ -20,12 +20,9 @@ from specq.engines.torch import ChainStarts, LoadedModel, RowPacker
 from specq.proposers.chains import chain_by_passes, level_ids
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion
-from specq.proposers.kv_trees import NO_SLOT, KvTrees, Node, TreeSession
+from specq.proposers.kv_trees import NO_SLOT, Asked, KvTrees, Node, TreeSession
 from specq.proposers.making import ChildRequest
 from specq.protocol import Float32Array, Int32Array
-
-# What one pass computes: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
-_Asked = dict[int, list[int]]
 
 
 class DraftModel(KvTrees):
@@ -84,7 +81,7 @@ class DraftModel(KvTrees):
         }
         return [self._add_chain(request, depth, *by_key[request.session_id, request.node_id]) for request in requests]
 
-    def _chain_drafter(self, requests: Sequence[Expansion], asked: _Asked, depth: int) -> Any:
+    def _chain_drafter(self, requests: Sequence[Expansion], asked: Asked, depth: int) -> Any:
         """Return what drafts these chains on the device, or None: they must be of one width, below different nodes, with
         room for their depth and parameters that the device knows."""
         widths = {len(request.child_ids) for request in requests}
@@ -97,7 +94,7 @@ class DraftModel(KvTrees):
         fits = max(ends) <= self.info.max_length and drafter.takes(params, lengths, depth, widths.pop() // depth)
         return drafter if fits else None
 
-    def _chain_starts(self, asked: _Asked, slots: Int32Array) -> ChainStarts:
+    def _chain_starts(self, asked: Asked, slots: Int32Array) -> ChainStarts:
         """Return where the chains below these nodes begin, given their slots i32[nodes, depth - 1]."""
         sizes = [*map(len, asked.values())]
         own = [(self._sessions[session_id], node_id) for session_id, nodes in asked.items() for node_id in nodes]
@@ -122,24 +119,16 @@ class DraftModel(KvTrees):
     ) -> list[Children]:
         """Keep a chain's nodes, tokens [depth, width] from this position on; the first of each level but the last has been expanded, in
         these slots."""
-        nodes, parent, levels = self._sessions[request.session_id].nodes, request.node_id, []
+        session, parent, levels = self._sessions[request.session_id], request.node_id, []
         for level, ids in enumerate(level_ids(request, depth)):
             levels.append(Children(tokens[level], scores[level]))
-            self._add_nodes(Expansion(request.session_id, parent, ids), position + level, levels[-1])
+            session.add(Expansion(request.session_id, parent, ids), position + level, levels[-1])
             parent = ids[0]
             if level < len(slots):
-                nodes[parent].slot = slots[level]
+                session.nodes[parent].slot = slots[level]
         return levels
 
-    def _asked(self, requests: Sequence[Expansion]) -> _Asked:
-        asked: dict[int, set[int]] = {}
-        for request in requests:
-            position = self._sessions[request.session_id].child_position(request.node_id)
-            if position < self.info.max_length and request.child_ids:
-                asked.setdefault(request.session_id, set()).add(request.node_id)
-        return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
-
-    def _compute(self, asked: _Asked) -> torch.Tensor:
+    def _compute(self, asked: Asked) -> torch.Tensor:
         """Run what is pending and the nodes asked about; return logits [nodes asked about, vocab]."""
         counts = {session_id: self._num_new(session_id, node_ids) for session_id, node_ids in asked.items()}
         with self._contexts.taken(sum(counts.values())) as slots:
@@ -179,7 +168,7 @@ class DraftModel(KvTrees):
             node.slot = slot
         self._contexts.settle(session.place, np.array([num_pending]), slots[:num_pending])
 
-    def _children(self, requests: Sequence[Expansion], asked: _Asked, logits: torch.Tensor) -> list[Children]:
+    def _children(self, requests: Sequence[Expansion], asked: Asked, logits: torch.Tensor) -> list[Children]:
         """Make the requested children of each row of logits [nodes asked about, vocab]."""
         rows = [(session_id, node_id) for session_id, node_ids in asked.items() for node_id in node_ids]
         counts = dict.fromkeys(rows, 0) | {(r.session_id, r.node_id): len(r.child_ids) for r in requests}
@@ -196,8 +185,8 @@ class DraftModel(KvTrees):
         if found is None:
             return NO_CHILDREN
         children = found.first(len(request.child_ids))
-        position = self._sessions[request.session_id].child_position(request.node_id)
-        self._add_nodes(request, position, children)
+        session = self._sessions[request.session_id]
+        session.add(request, session.child_position(request.node_id), children)
         return children
 
 

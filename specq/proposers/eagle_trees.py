@@ -172,15 +172,9 @@ class EagleTrees:
         with torch.inference_mode():
             logits = self._eagle.network.logits(states).float()
         for i, children in zip(asked, self._maker.make(wanted, logits, self.info.num_tokens), strict=True):
-            found[i] = self._add(requests[i], positions[i], children)
+            found[i] = children.first(len(requests[i].child_ids))
+            self._sessions[requests[i].session_id].add(requests[i], positions[i], found[i])
         return found
-
-    def _add(self, request: Expansion, position: int, children: Children) -> Children:
-        """Cut children to those requested, and keep them as nodes."""
-        children, nodes = children.first(len(request.child_ids)), self._sessions[request.session_id].nodes
-        for child_id, token in zip(request.child_ids, children.token_ids.tolist(), strict=False):
-            nodes[child_id] = Node(token, position, request.node_id)
-        return children
 
     def _lines(self, requests: Sequence[Expansion]) -> list[_Line]:
         """Compute the rows of true states that are new; return what is below them for each request."""

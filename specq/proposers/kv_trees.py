@@ -17,6 +17,8 @@ from specq.proposers.making import ChildMaker, MakesChildren
 from specq.protocol import EngineError, Int32Array, IntpArray, SamplingParams
 
 NO_SLOT = -1
+# What a pass is run for: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
+Asked = dict[int, list[int]]
 
 
 @dataclass(slots=True)
@@ -57,6 +59,11 @@ class TreeSession:
         if node_id not in self.nodes:
             raise EngineError(f"draft node {node_id} is unknown or was cut")
         return self.nodes[node_id].position + 1
+
+    def add(self, request: Expansion, position: int, children: Children) -> None:
+        """Keep children, which stand at this position, as nodes."""
+        for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
+            self.nodes[child_id] = Node(token_id, position, request.node_id)
 
     def cut(self, root: int | None) -> list[Node]:
         """Keep the nodes below `root`, whose children become the context's; return the others. None keeps nothing."""
@@ -126,10 +133,18 @@ class KvTrees:
     def _num_pending(self, session: TreeSession) -> int:
         return int(self._contexts.num_pending(session.place)[0])
 
-    def _add_nodes(self, request: Expansion, position: int, children: Children) -> None:
-        nodes = self._sessions[request.session_id].nodes
-        for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
-            nodes[child_id] = Node(token_id, position, request.node_id)
+    def _may_have_children(self, request: Expansion) -> bool:
+        """Return whether children are asked for, at a place that the model takes; EngineError for an unknown node."""
+        position = self._sessions[request.session_id].child_position(request.node_id)
+        return position < self.info.max_length and bool(request.child_ids)
+
+    def _asked(self, requests: Iterable[Expansion]) -> Asked:
+        """Return the nodes that a pass is run for: those that may have children."""
+        asked: dict[int, set[int]] = {}
+        for request in requests:
+            if self._may_have_children(request):
+                asked.setdefault(request.session_id, set()).add(request.node_id)
+        return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
 
     def _computed(self, session: TreeSession, path: Sequence[int]) -> list[Node]:
         """Return the nodes at the start of the path whose KV is there, with all KV before it."""

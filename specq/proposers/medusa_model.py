@@ -21,7 +21,7 @@ from specq.engines.torch import RowPacker
 from specq.proposers.contexts import Contexts
 from specq.proposers.head_source import HeadSource, HiddenRow
 from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion
-from specq.proposers.kv_trees import NO_SLOT, KvTrees, TreeSession
+from specq.proposers.kv_trees import NO_SLOT, Asked, KvTrees, TreeSession
 from specq.proposers.making import ChildRequest
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 
@@ -30,8 +30,6 @@ MOST_GUESSES = 12  # rows of a pass
 LEAST_CHANCE = 0.1  # of a guess, by the heads
 
 _Path = tuple[float, tuple[int, ...]]  # a log-probability, and ranks
-# What a pass is run for: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
-_Asked = dict[int, list[int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -166,7 +164,7 @@ class MedusaModel(KvTrees):
         """Answer all requests, with one pass for those of nodes that were not guessed; no children at the model's maximum length. See
         `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
         wanted = [request for request in requests if self._may_have_children(request)]
-        asked = self._asked(wanted)
+        asked = self._asked(one for one in wanted if one.node_id not in self._known[one.session_id].logits)
         with self._contexts.alive():
             found = self._compute(asked) if asked else {}
             rows = [self._logits(request, found) for request in wanted]
@@ -177,17 +175,6 @@ class MedusaModel(KvTrees):
         for request, children in zip(requests, answers, strict=True):
             self._keep(request, children)
         return answers
-
-    def _may_have_children(self, request: Expansion) -> bool:
-        position = self._sessions[request.session_id].child_position(request.node_id)
-        return position < self.info.max_length and bool(request.child_ids)
-
-    def _asked(self, wanted: Sequence[Expansion]) -> _Asked:
-        asked: dict[int, set[int]] = {}
-        for request in wanted:
-            if request.node_id not in self._known[request.session_id].logits:
-                asked.setdefault(request.session_id, set()).add(request.node_id)
-        return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
 
     def _logits(self, request: Expansion, found: dict[tuple[int, int], torch.Tensor]) -> torch.Tensor:
         logits = self._known[request.session_id].logits.get(request.node_id)
@@ -208,7 +195,7 @@ class MedusaModel(KvTrees):
     def _keep(self, request: Expansion, children: Children) -> None:
         """Keep children as nodes. Of those that were guessed all is known; the other guesses go."""
         session, known = self._sessions[request.session_id], self._known[request.session_id]
-        self._add_nodes(request, session.child_position(request.node_id), children)
+        session.add(request, session.child_position(request.node_id), children)
         below = known.guesses.pop(request.node_id, {})
         for child_id, token_id in zip(request.child_ids, children.token_ids.tolist(), strict=False):
             guess = below.pop(token_id, None)
@@ -224,7 +211,7 @@ class MedusaModel(KvTrees):
 
     # --- a pass -------------------------------------------------------------------------------------------------------------
 
-    def _compute(self, asked: _Asked) -> dict[tuple[int, int], torch.Tensor]:
+    def _compute(self, asked: Asked) -> dict[tuple[int, int], torch.Tensor]:
         """Run what is pending, the nodes asked about, and guesses below them; return the logits of each node."""
         self._contexts.prefill(self._pool.places(asked))
         plans = self._plans(asked)
@@ -248,7 +235,7 @@ class MedusaModel(KvTrees):
             self._add_guesses(plan, slots[plan.num_own :], output.logits, states, rows[len(plan.node_ids) :])
         return found
 
-    def _plans(self, asked: _Asked) -> list[_Plan]:
+    def _plans(self, asked: Asked) -> list[_Plan]:
         """Return what to compute; fewer guesses where slots are short."""
         guesses = self._guess(asked)
         plans = []
@@ -261,7 +248,7 @@ class MedusaModel(KvTrees):
             plans = [plan._replace(guesses=[]) for plan in plans]
         return plans
 
-    def _guess(self, asked: _Asked) -> dict[int, list[_Planned]]:
+    def _guess(self, asked: Asked) -> dict[int, list[_Planned]]:
         """Return what heads think likeliest below the nodes asked about, at most MOST_GUESSES in all."""
         places: list[tuple[int, int]] = []
         states: list[HiddenRow] = []
@@ -281,9 +268,8 @@ class MedusaModel(KvTrees):
             for i, position in enumerate(positions)
             for score, path in _likely_paths(ranked.scores[i], self.info.max_length - 1 - position)
         ]
-        candidates.sort(
-            key=lambda one: (-one[0], len(one[2]))
-        )  # those above first: none is likelier than what it hangs on
+        # Those above first: none is likelier than what it hangs on.
+        candidates.sort(key=lambda one: (-one[0], len(one[2])))
         found: dict[int, list[_Planned]] = {}
         numbers: dict[tuple[int, tuple[int, ...]], int] = {}
         for _, i, path in candidates[:MOST_GUESSES]:

@@ -23,7 +23,7 @@ import numpy as np
 from specq.engines.torch import RowPacker
 from specq.proposers.contexts import Contexts
 from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion, ranking_params
-from specq.proposers.kv_trees import NO_SLOT, KvTrees, TreeSession
+from specq.proposers.kv_trees import NO_SLOT, Asked, KvTrees, TreeSession
 from specq.proposers.making import ChildRequest
 from specq.protocol import Int32Array, SamplingParams
 
@@ -62,10 +62,6 @@ class _Plan(NamedTuple):
     def num_slots(self) -> int:
         """How many are needed: masks need some, too."""
         return self.num_own + sum(self.num_places) - len(self.num_places)
-
-
-# What a pass is run for: for each session the nodes asked about, ascending (so CONTEXT comes first), each once.
-_Asked = dict[int, list[int]]
 
 
 class ParallelModel(KvTrees):
@@ -107,23 +103,14 @@ class ParallelModel(KvTrees):
     def expand(self, requests: Sequence[Expansion]) -> list[Children]:
         """Answer all requests, with one pass for those of nodes that were not foreseen; no children at the model's maximum length. See
         `Proposer.expand`. Raises EngineError, with nothing changed, if KV slots run short."""
-        asked = self._asked(requests)
+        asked = self._asked(one for one in requests if one.node_id not in self._foreseen[one.session_id])
         if asked:
             with self._contexts.alive():
                 self._contexts.prefill(self._pool.places(asked))
                 self._look_ahead(asked, max(WIDTH, *(len(request.child_ids) for request in requests)))
         return [self._answer(request) for request in requests]
 
-    def _asked(self, requests: Sequence[Expansion]) -> _Asked:
-        asked: dict[int, set[int]] = {}
-        for request in requests:
-            position = self._sessions[request.session_id].child_position(request.node_id)
-            is_known = request.node_id in self._foreseen[request.session_id]
-            if position < self.info.max_length and request.child_ids and not is_known:
-                asked.setdefault(request.session_id, set()).add(request.node_id)
-        return {session_id: sorted(node_ids) for session_id, node_ids in asked.items()}
-
-    def _look_ahead(self, asked: _Asked, width: int) -> None:
+    def _look_ahead(self, asked: Asked, width: int) -> None:
         """Run a pass for these nodes, and keep what it says of the places after each: `width` children of each place."""
         plans = [self._plan(session_id, node_ids) for session_id, node_ids in asked.items()]
         with self._contexts.taken(sum(plan.num_slots for plan in plans)) as taken:
@@ -194,8 +181,8 @@ class ParallelModel(KvTrees):
         if found is None:
             return NO_CHILDREN
         children = found.places[found.place].first(len(request.child_ids))
-        position = self._sessions[request.session_id].child_position(request.node_id)
-        self._add_nodes(request, position, children)
+        session = self._sessions[request.session_id]
+        session.add(request, session.child_position(request.node_id), children)
         if found.place + 1 < len(found.places):
             below = found._replace(place=found.place + 1)
             foreseen.update(dict.fromkeys(request.child_ids[: len(children.token_ids)], below))

@@ -12,10 +12,8 @@ from specq.protocol import Int32Array, SamplingParams
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 
-HIDDEN, NUM_KNOWN = (
-    40,
-    7,
-)  # rows of states: as many as the context of the conformance suite has places behind its first token
+HIDDEN = 40
+NUM_KNOWN = 7  # rows of states: as many as the context of the conformance suite has places behind its first token
 
 
 class Fed:
