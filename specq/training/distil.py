@@ -137,9 +137,14 @@ def token_losses(draft_logits: torch.Tensor, target_logits: torch.Tensor, hard_w
     """Return the loss of each place, [...], given float32 logits [..., vocab]."""
     draft_logs = functional.log_softmax(draft_logits, dim=-1)
     target_logs = functional.log_softmax(target_logits, dim=-1)
-    divergence = (target_logs.exp() * (target_logs - draft_logs)).sum(-1)
+    divergence = divergences(target_logs, draft_logs)
     first_choice = -draft_logs.gather(-1, target_logits.argmax(-1, keepdim=True)).squeeze(-1)
     return (1 - hard_weight) * divergence + hard_weight * first_choice
+
+
+def divergences(of_logs: torch.Tensor, from_logs: torch.Tensor) -> torch.Tensor:
+    """Return KL(of || from) in nats of each place, [...], given log-probabilities [..., vocab]."""
+    return (of_logs.exp() * (of_logs - from_logs)).sum(-1)
 
 
 def fit_draft(draft: LlamaForCausalLM, target: LlamaForCausalLM, batches: Iterator[Batch], settings: Settings) -> float:

@@ -12,6 +12,7 @@ from torch.nn import functional
 from specq.training.acceptance import SAMPLED_TEMPERATURE
 from specq.training.architecture import hidden_states
 from specq.training.chat_prompts import Chat, bench_prompts
+from specq.training.distil import divergences
 from specq.training.draft_settings import RunSettings
 from specq.training.ranks import answer_with_noise
 
@@ -35,17 +36,17 @@ def measure_drift(original: Any, new: Any, chat: Chat, settings: RunSettings) ->
 @torch.no_grad()
 def drift_along(original: Any, new: Any, prompts: list[list[int]], answers: list[list[int]]) -> dict[str, float | int]:
     """Return `mean_kl`, `equal_first` and `num_tokens` along some answers."""
-    divergences, equal = list[float](), list[bool]()
+    apart, equal = list[float](), list[bool]()
     for prompt, answer in zip(prompts, answers, strict=True):
         token_ids = torch.tensor([prompt + answer], device=original.device)
         logits = [
             model.lm_head(hidden_states(model, token_ids)[0, len(prompt) - 1 : -1]).float() for model in (original, new)
         ]
         logs = [functional.log_softmax(of_model, -1) for of_model in logits]
-        divergences += (logs[0].exp() * (logs[0] - logs[1])).sum(-1).tolist()
+        apart += divergences(*logs).tolist()
         equal += (logits[0].argmax(-1) == logits[1].argmax(-1)).tolist()
     return {
-        "mean_kl": round(float(np.mean(divergences)), 5),
+        "mean_kl": round(float(np.mean(apart)), 5),
         "equal_first": round(float(np.mean(equal)), 4),
         "num_tokens": len(equal),
     }

@@ -33,7 +33,7 @@ from specq.protocol import ConfigError
 from specq.text import load_tokenizer_files
 from specq.training import medusa
 from specq.training.architecture import hidden_states
-from specq.training.distil import Batch, rollout_batches
+from specq.training.distil import Batch, divergences, rollout_batches
 from specq.training.draft import all_rollouts, check_rollouts, load_target, roll_out
 from specq.training.draft_settings import JointSettings
 from specq.training.drift import measure_drift
@@ -126,12 +126,8 @@ def joint_losses(
         said = target.lm_head(hidden)
         taught = functional.linear(hidden.detach(), output)  # [n, columns]
         by_head = medusa.losses_by_head(network.heads, hidden, taught, is_said, settings.hard_weight)
-    divergence = functional.kl_div(
-        functional.log_softmax(said.float(), -1),
-        functional.log_softmax(original.float(), -1),
-        log_target=True,
-        reduction="batchmean",
-    )
+    logs = [functional.log_softmax(logits.float(), -1) for logits in (original, said)]
+    divergence = divergences(*logs).mean()
     return torch.cat([divergence[None], by_head])
 
 
