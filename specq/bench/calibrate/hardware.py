@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import count, islice
 
 import numpy as np
 
@@ -191,28 +191,31 @@ def pass_times(proposer: Proposer, rows: int, repeats: int, pause_s: float = PAU
     ids = count()
     first = [next(ids) for _ in range(max(PASS_ROWS))]
     proposer.expand([Expansion(0, -1, tuple(first))])
-    times = []
-    for _ in range(repeats + 1):
-        requests = [Expansion(0, node, tuple(next(ids) for _ in range(3))) for node in first[:rows]]
-        time.sleep(pause_s)
-        began = time.perf_counter()
-        proposer.expand(requests)
-        times.append(1e3 * (time.perf_counter() - began))
-    proposer.close(0)
-    return times[1:]
+    passes = ([Expansion(0, node, tuple(islice(ids, 3))) for node in first[:rows]] for _ in range(repeats + 1))
+    return _timed(proposer, passes, pause_s)
 
 
 def foresight_times(proposer: Proposer, repeats: int, pause_s: float = PAUSE_S) -> list[float]:
     """Return milliseconds of so many passes of a parallel draft model, each for a context that has got a token more, after one that is not
     counted. `pass_times` would ask for nodes that an earlier pass foresaw."""
     proposer.open(0, (1 + np.arange(CONTEXT) % 1000).astype(np.int32), SamplingParams())
+
+    def passes() -> Iterator[list[Expansion]]:
+        for number in range(repeats + 1):
+            yield [Expansion(0, -1, (3 * number, 3 * number + 1, 3 * number + 2))]
+            proposer.commit(0, np.array([1 + number], np.int32), ())
+
+    return _timed(proposer, passes(), pause_s)
+
+
+def _timed(proposer: Proposer, passes: Iterable[list[Expansion]], pause_s: float) -> list[float]:
+    """Return milliseconds of each pass but the first, and close their session."""
     times = []
-    for number in range(repeats + 1):
+    for requests in passes:
         time.sleep(pause_s)
         began = time.perf_counter()
-        proposer.expand([Expansion(0, -1, (3 * number, 3 * number + 1, 3 * number + 2))])
+        proposer.expand(requests)
         times.append(1e3 * (time.perf_counter() - began))
-        proposer.commit(0, np.array([1 + number], np.int32), ())
     proposer.close(0)
     return times[1:]
 
