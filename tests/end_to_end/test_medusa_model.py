@@ -14,7 +14,7 @@ from specq.engines import describe
 from specq.models import resolve_model
 from specq.protocol import EngineError
 from specq.testing.checkpoints_heads import make_heads
-from tests.end_to_end.test_parallel_model import QUESTION, READY_S, drafted_well, until
+from tests.end_to_end.test_parallel_model import READY_S, check_point_masses, check_texts
 from workers.up import Group, members
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -47,30 +47,12 @@ def start(heads: str) -> Group:
 
 
 def test_text_is_the_targets_and_drafts_are_accepted(heads: str) -> None:
-    """In rounds, ahead of the verdicts, and in a shape of the job's own; greedy and sampled; drawn drafts come to their end, too."""
-    ways = ({"mode": "sync"}, {"mode": "async"}, {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]})
+    """As of a parallel draft model; drawn drafts come to their end, too."""
     with start(heads) as group:
         group.wait_ready(READY_S)
         with Client(group.address) as client:
-            for temperature in (0.0, 0.8):
-                job = {
-                    "messages": QUESTION,
-                    "max_tokens": 100,
-                    "ignore_eos": True,
-                    "temperature": temperature,
-                    "seed": 3,
-                }
-                plain = client.generate(mode="plain", **job)
-                for way in ways:
-                    # A worker that runs ahead may be late each time: `tiny` waits for no draft.
-                    is_enough = drafted_well if way["mode"] == "sync" else bool
-                    results = until(is_enough, lambda way=way, job=job: client.generate(**way, **job))
-                    assert {tuple(result.token_ids) for result in results} == {tuple(plain.token_ids)}
-                    assert is_enough(results), way
-            drawn = {"messages": QUESTION, "max_tokens": 40, "temperature": 0.8, "strategy": "probabilistic"}
-            results = until(drafted_well, lambda: client.generate(mode="sync", **drawn))
-            assert drafted_well(results)
-            assert len(results[-1].token_ids) == 40 or results[-1].finish_reason == "stop"
+            check_texts(client, colocated=False)
+            check_point_masses(client)
 
 
 def test_heads_of_another_model_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

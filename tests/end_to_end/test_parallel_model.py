@@ -66,40 +66,42 @@ def until(is_enough: Callable[[list[Result]], bool], generate: Callable[[], Resu
     return found
 
 
+def check_texts(client: Client, *, colocated: bool) -> None:
+    """In rounds, ahead of the verdicts, and in a shape of the job's own, greedy and sampled: texts are plain decoding's, and drafts are
+    accepted. A worker that runs ahead may be late each time: `tiny` waits for no draft."""
+    ways = ({"mode": "sync"}, {"mode": "async"}, {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]})
+    for temperature in (0.0, 0.8):
+        job = {"messages": QUESTION, "max_tokens": 100, "ignore_eos": True, "temperature": temperature, "seed": 3}
+        plain = client.generate(mode="plain", **job)
+        for way in ways:
+            is_enough = drafted_well if colocated or way["mode"] == "sync" else bool
+            results = until(is_enough, lambda way=way, job=job: client.generate(**way, **job))
+            assert {tuple(result.token_ids) for result in results} == {tuple(plain.token_ids)}
+            assert is_enough(results), way
+
+
+def check_point_masses(client: Client) -> None:
+    """With `probabilistic` drafts are accepted, too, and a text of 40 tokens comes to its end."""
+    job = {"messages": QUESTION, "max_tokens": 40, "temperature": 0.8, "strategy": "probabilistic"}
+    results = until(drafted_well, lambda: client.generate(mode="sync", **job))
+    assert drafted_well(results)
+    assert len(results[-1].token_ids) == 40 or results[-1].finish_reason == "stop"
+
+
 @pytest.mark.parametrize("colocated", [False, True], ids=["worker", "colocated"])
 def test_text_is_the_targets_and_drafts_are_accepted(draft_model: str, colocated: bool) -> None:
-    """In rounds, ahead of the verdicts, and in a shape of the job's own; greedy and sampled."""
-    ways = ({"mode": "sync"}, {"mode": "async"}, {"mode": "sync", "tree": [[0, 0, 0], [0, 1], [1, 0], [2]]})
     with start(draft_model, colocated=colocated) as group:
         group.wait_ready(READY_S)
         with Client(group.address) as client:
-            for temperature in (0.0, 0.8):
-                job = {
-                    "messages": QUESTION,
-                    "max_tokens": 100,
-                    "ignore_eos": True,
-                    "temperature": temperature,
-                    "seed": 3,
-                }
-                plain = client.generate(mode="plain", **job)
-                for way in ways:
-                    # A worker that runs ahead may be late each time: `tiny` waits for no draft.
-                    is_enough = drafted_well if colocated or way["mode"] == "sync" else bool
-                    results = until(is_enough, lambda way=way, job=job: client.generate(**way, **job))
-                    assert {tuple(result.token_ids) for result in results} == {tuple(plain.token_ids)}
-                    assert is_enough(results), way
+            check_texts(client, colocated=colocated)
 
 
 @pytest.mark.parametrize("colocated", [False, True], ids=["worker", "colocated"])
 def test_probabilistic_takes_its_nodes_as_point_masses(draft_model: str, colocated: bool) -> None:
-    """They are accepted, too, and a text of 40 tokens comes to its end."""
     with start(draft_model, colocated=colocated) as group:
         group.wait_ready(READY_S)
         with Client(group.address) as client:
-            job = {"messages": QUESTION, "max_tokens": 40, "temperature": 0.8, "strategy": "probabilistic"}
-            results = until(drafted_well, lambda: client.generate(mode="sync", **job))
-    assert drafted_well(results)
-    assert len(results[-1].token_ids) == 40 or results[-1].finish_reason == "stop"
+            check_point_masses(client)
 
 
 def test_a_model_for_another_tokenizer_is_refused(

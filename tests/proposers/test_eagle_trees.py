@@ -23,6 +23,7 @@ from specq.protocol import (
     Float32Array,
     ModelInfo,
     SamplingParams,
+    UInt16Array,
     from_bf16,
     pack_activations,
     to_bf16,
@@ -217,24 +218,29 @@ def test_a_pass_that_fails_leaves_nothing_behind(
     text.check(a, [token], 9)
 
 
+def message_of(halves: UInt16Array, form: str) -> Activations:
+    """Return the states behind a text's first token [rows, width] as they travel."""
+    data, scales = pack_activations(halves, form, 3)
+    return Activations(
+        session_id=1,
+        epoch=1,
+        lane=0,
+        first=1,
+        tap_layers=(0, 1, 2),
+        tap_form=form,
+        width=halves.shape[1],
+        data=data,
+        scales=scales,
+    )
+
+
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.8, seed=3)])
 def test_drafts_are_those_of_the_head_beside_the_verifier(directory: Path, params: SamplingParams) -> None:
     """Given the same states in bfloat16: the same tokens with the same scores, three levels deep. In 8 bits they are near."""
     trees = make_trees(directory)
     text = Text(trees, directory, 1, 40, params)
     halves = to_bf16(text.states[:39])
-    data, scales = pack_activations(halves, BF16, 3)
-    message = Activations(
-        session_id=1,
-        epoch=1,
-        lane=0,
-        first=1,
-        tap_layers=(0, 1, 2),
-        tap_form=BF16,
-        width=trees.width,
-        data=data,
-        scales=scales,
-    )
+    message = message_of(halves, BF16)
     trees.observe(1, 1, message.rows())
     info = ModelInfo("target", "", "", "torch", VOCAB, VOCAB, (), 600, "")
     colocated = Eagle(load_eagle(str(directory / "heads"), str(directory / "target"), info, "cpu"))
@@ -258,21 +264,10 @@ def test_eight_bits_are_near(directory: Path) -> None:
     rows = text.states[:39].copy()
     rows[:, :HIDDEN] *= 100  # layers differ by their magnitudes
     halves = to_bf16(rows)
-    data, scales = pack_activations(halves, INT8, 3)
-    message = Activations(
-        session_id=1,
-        epoch=1,
-        lane=0,
-        first=1,
-        tap_layers=(0, 1, 2),
-        tap_form=INT8,
-        width=trees.width,
-        data=data,
-        scales=scales,
-    )
+    message = message_of(halves, INT8)
     found, exact = message.rows().reshape(39, 3, -1), from_bf16(halves).reshape(39, 3, -1)
     assert np.all(np.abs(found - exact) <= np.abs(exact).max(-1, keepdims=True) / 127 * 0.501)
-    assert len(data) == 39 * trees.width
+    assert len(message.data) == 39 * trees.width
 
 
 def test_the_proposer_is_made_of_a_configuration(directory: Path) -> None:
