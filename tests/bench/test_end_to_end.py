@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.end_to_end import children, contest, serving, table, vllm
+from specq.bench.end_to_end import children, contest, serving, table, vllm, workload
 from specq.bench.end_to_end.contest import Part
 from specq.bench.end_to_end.step_split import StepSplit, split
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream, latencies
@@ -56,13 +56,28 @@ def test_rates_of_all_repetitions_are_kept():
         calls.append((len(prompts), num_tokens))
         return [Stream([1, 2, 3])] * len(prompts)
 
-    found = WORK.timed(Load(1), complete, warm_len=2)
-    assert calls == [(8, 2), *[(8, 4)] * len(found["rates"])]
+    found = WORK.timed(Load(1), complete)
+    assert calls == [(8, workload.WARM_LEN), *[(8, 4)] * len(found["rates"])]
     assert len(found["rates"]) == 2
     assert found["texts"] == [[1, 2, 3]] * 4
     assert "itl_ms" not in found
-    WORK.timed(Load(1), complete)
-    assert calls[3] == (8, 4)
+
+
+def test_who_learns_what_pays_serves_for_a_while_before_it_is_timed(monkeypatch):
+    """Each time takes a second of this clock."""
+    calls, clock = [], SimpleNamespace(now=0.0)
+    monkeypatch.setattr(workload, "time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def complete(_prompts, num_tokens):
+        calls.append(num_tokens)
+        clock.now += 1.0
+        return [Stream([1, 2, 3])]
+
+    replace(WORK, settle_s=2.5).timed(Load(1), complete, learns=True, warmed=lambda: calls.append("timed from here"))
+    assert calls == [4, 4, 4, "timed from here", 4, 4]
+    calls.clear()
+    WORK.timed(Load(1), complete, learns=True)
+    assert calls == [4, 4, 4]
 
 
 def test_warming_up_ends_before_the_first_repetition():
@@ -287,7 +302,22 @@ def test_a_child_that_takes_too_long_is_given_up(monkeypatch):
 def test_a_deployment_on_the_cpu(tmp_path, pair):
     """A drafter in a process of its own, both modes, one session; `two` is left out where there is one GPU."""
     out = tmp_path / "gpu.json"
-    options = ["--device", "cpu", "--pair", pair, "--sessions", 1, "--output-len", 4, "--repeats", 1, "--out", out]
+    options = [
+        "--device",
+        "cpu",
+        "--pair",
+        pair,
+        "--sessions",
+        1,
+        "--output-len",
+        4,
+        "--repeats",
+        1,
+        "--settle-s",
+        0,
+        "--out",
+        out,
+    ]
     outcome = bench("gpu", "--only", "one", "--only", "two", *options)
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(out.read_text())
@@ -306,7 +336,22 @@ def test_a_deployment_on_the_cpu(tmp_path, pair):
 def test_rivals_on_the_cpu(tmp_path, pair):
     """transformers and the models by themselves, each in its own process."""
     out = tmp_path / "rivals.json"
-    options = ["--device", "cpu", "--pair", pair, "--sessions", 1, "--output-len", 4, "--repeats", 1, "--out", out]
+    options = [
+        "--device",
+        "cpu",
+        "--pair",
+        pair,
+        "--sessions",
+        1,
+        "--output-len",
+        4,
+        "--repeats",
+        1,
+        "--settle-s",
+        0,
+        "--out",
+        out,
+    ]
     outcome = bench("gpu", "--only", "transformers", "--only", "alone", *options)
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(out.read_text())

@@ -36,6 +36,7 @@ workload_options = options(
     ),
     click.option("--output-len", type=COUNT, default=128, show_default=True, help="Tokens of each completion."),
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
+    click.option("--settle-s", type=click.FloatRange(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
     click.option("--tensor-parallel", type=COUNT, default=1, show_default=True, help="GPUs for each layer, in vLLM."),
     click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),

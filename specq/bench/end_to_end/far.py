@@ -152,7 +152,7 @@ def _in_turns(client: ListeningClient, service: Service, work: Workload, load: L
     modes = {mode: Completer(client, load, mode) for mode in (PLAIN, DRAFTED)}
     turns = {mode: Repetitions(load) for mode in modes}
     modes[PLAIN].complete(prompts, WARM_LEN)
-    modes[DRAFTED].complete(prompts, work.output_len)  # what pays is learned meanwhile
+    work.settle(prompts, modes[DRAFTED].complete)
     _, before = service.counts()
     for number in range(work.repeats):
         for mode in (PLAIN, DRAFTED) if number % 2 == 0 else (DRAFTED, PLAIN):
@@ -166,9 +166,8 @@ def _in_turns(client: ListeningClient, service: Service, work: Workload, load: L
         "to_plain": round(median(ratios), 3),
         "ratios": [round(ratio, 3) for ratio in ratios],
         "stale_share": round(found[DRAFTED]["stale"] / max(found[DRAFTED]["drafted"], 1), 3),
+        "drafted_per_second": round(nodes / turns[DRAFTED].seconds),
     }
-    if nodes:
-        found[DRAFTED]["drafted_per_second"] = round(nodes / turns[DRAFTED].seconds)
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.step_split import StepSplit
 from specq.bench.end_to_end.streams import Load, Stream
-from specq.bench.end_to_end.workload import MAX_LEN, VLLM, WARM_LEN, Workload, is_gpu
+from specq.bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
 from specq.bench.report import tell
 from specq.bench.servers import Servers, pair_config
 from specq.client import Result
@@ -76,8 +76,7 @@ def _vllm_options(work: Workload) -> tuple[str, ...]:
 
 def _run(client: ListeningClient, split: StepSplit, work: Workload, load: Load, mode: str) -> dict[str, Any]:
     completer = Completer(client, load, mode)
-    warm_len = WARM_LEN if mode == "plain" else 0  # the others learn meanwhile what pays
-    found = work.timed(load, completer.complete, warm_len=warm_len, warmed=split.begin)
+    found = work.timed(load, completer.complete, learns=mode != "plain", warmed=split.begin)
     tell(f"{mode}, {load.key}: {found['tokens_per_second']:.0f} tokens/s")
     return found | speculation(completer.results) | split.figures()
 

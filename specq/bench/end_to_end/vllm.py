@@ -16,7 +16,7 @@ from itertools import count, islice
 from typing import Any
 
 from specq.bench.end_to_end.streams import Load, Stream
-from specq.bench.end_to_end.workload import MAX_LEN, WARM_LEN, Workload, is_gpu
+from specq.bench.end_to_end.workload import MAX_LEN, Workload, is_gpu
 from specq.bench.report import attempt, tell
 
 LEAST_SEATS = 128
@@ -110,7 +110,7 @@ class _Vllm:
         """Return the figures of a load."""
         before: list[tuple[float, float]] = []
         found = self._work.timed(
-            load, partial(self._complete, load), warm_len=WARM_LEN, warmed=lambda: before.append(_counters(self._llm))
+            load, partial(self._complete, load), warmed=lambda: before.append(_counters(self._llm))
         )
         rounds, accepted = (after - earlier for after, earlier in zip(_counters(self._llm), before[0], strict=True))
         return found | ({"mean_accepted_length": round(1 + accepted / rounds, 3)} if rounds else {})

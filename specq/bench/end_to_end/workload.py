@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import cycle, islice
@@ -19,7 +20,7 @@ NODES = 64  # KV slots of a job for what is drafted, and for what is left of its
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
 VLLM = "vllm"  # the engine
 MAX_LEN = 2048  # tokens of a context in vLLM
-WARM_LEN = 16  # tokens of each completion before the first repetition, for those who learn nothing meanwhile
+WARM_LEN = 16  # tokens of each completion before the first repetition, for who learns nothing meanwhile
 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
 
@@ -31,6 +32,7 @@ class Workload:
     temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
     engine            of specq's verifiers
     tensor_parallel   GPUs that vLLM divides each layer among, as a rival and as an engine
+    settle_s          seconds of service before who learns meanwhile what pays is timed
     """
 
     pair: str
@@ -43,6 +45,7 @@ class Workload:
     sampled_sessions: list[int] = field(default_factory=list)
     engine: str = "torch"
     tensor_parallel: int = 1
+    settle_s: float = 0.0
 
     @staticmethod
     def of(
@@ -54,6 +57,7 @@ class Workload:
         repeats: int,
         engine: str = "torch",
         tensor_parallel: int = 1,
+        settle_s: float = 0.0,
         **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
@@ -64,7 +68,7 @@ class Workload:
             raise ConfigError(f"the {engine} engine runs on one GPU; --tensor-parallel needs --engine {VLLM}")
         codec = codec_of("tiny")
         lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
-        own: dict[str, Any] = {"engine": engine, "tensor_parallel": tensor_parallel}
+        own: dict[str, Any] = {"engine": engine, "tensor_parallel": tensor_parallel, "settle_s": settle_s}
         asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]
@@ -107,13 +111,23 @@ class Workload:
         """KV slots that hold all prompts and texts of the largest run, so that none is computed twice."""
         return sum(len(prompt) + self.output_len + NODES for prompt in self.prompts_for(self.most_sessions))
 
+    def settle(self, prompts: list[list[int]], complete: Complete) -> None:
+        """Complete all prompts once, and again until `settle_s` have passed."""
+        until = time.monotonic() + self.settle_s
+        complete(prompts, self.output_len)
+        while time.monotonic() < until:
+            complete(prompts, self.output_len)
+
     def timed(
-        self, load: Load, complete: Complete, *, warm_len: int = 0, warmed: Callable[[], object] = lambda: None
+        self, load: Load, complete: Complete, *, learns: bool = False, warmed: Callable[[], object] = lambda: None
     ) -> dict[str, Any]:
-        """Complete all prompts of a run once (`warm_len` tokens, 0: all), call `warmed`, and complete them `repeats` times; return
-        the figures of these repetitions."""
+        """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and until it has settled;
+        call `warmed`, and complete them `repeats` times. Return the figures of these repetitions."""
         prompts, found = self.prompts_for(load.sessions), Repetitions(load)
-        complete(prompts, warm_len or self.output_len)
+        if learns:
+            self.settle(prompts, complete)
+        else:
+            complete(prompts, WARM_LEN)
         warmed()
         for _ in range(self.repeats):
             found.add(lambda: complete(prompts, self.output_len))
