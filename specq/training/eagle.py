@@ -21,18 +21,20 @@ from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
-from specq.training.distil import Batch, rollout_batches, token_losses
+from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches, token_losses
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
 from specq.training.draft_settings import EagleSettings
-from specq.training.eagle_network import build_eagle, save_eagle, trained_states
+from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, trained_states
 from specq.training.foresight import info_of, measure_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.ranks import CHAIN, TREE
+from specq.training.rollouts import Rollouts
 from specq.training.runs import Run, depth_weights
 
 __all__ = ["evaluate", "roll_out", "train_head"]
 
 OUTSIDE = ("fc", "lm_head")  # of the layer
+SCALED_BY = 32  # answers: the first
 FORESEEN = 8  # tokens, in an evaluation
 TREES = {
     "chain": (CHAIN, FORESEEN),
@@ -61,14 +63,25 @@ def train_head(settings: EagleSettings) -> None:
     optimizers = build_optimizers(network, weight_decay=0.0, outside=OUTSIDE, **rates)
     run = Run(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
     run.resume(settings.device)
+    scales = _scales(target, rollouts, shape.layers, settings)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
-        lambda: step_losses(network, target, output, next(batches), settings),
+        lambda: step_losses(network, target, output, scales, next(batches), settings),
         depth_weights(settings.depth_decay, settings.num_steps),
         settings.seconds,
         "step",
     )
-    save_eagle(network, shape, token_ids, settings.out)
+    save_eagle(network, shape, token_ids, scales, settings.out)
+
+
+@torch.no_grad()
+def _scales(target: Any, rollouts: Rollouts, layers: tuple[int, ...], settings: EagleSettings) -> torch.Tensor:
+    """Return how large the target's hidden states are, channel by channel: always of the same answers, so that a run can go on."""
+    (answered,) = (np.diff(rollouts.bounds) > rollouts.prompt_sizes).nonzero()
+    batch = make_batch(rollouts, answered[:SCALED_BY].tolist(), ROW_LENGTHS[-1], settings, pad_id=0)
+    with settings.autocast():
+        taps, _ = tapped_states(target, batch.token_ids, layers)
+    return channel_scales(taps[batch.counted > 0])
 
 
 def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_form.EagleShape:
@@ -86,6 +99,7 @@ def head_shape(settings: EagleSettings, target: Any, head_size: int) -> eagle_fo
         rms_norm_eps=config.rms_norm_eps,
         rope_theta=ROPE_THETA,
         target_hidden_size=hidden,
+        norm_before_residual=True,
         max_position_embeddings=config.max_position_embeddings,
         layers=layers_of(config.num_hidden_layers),
         num_tokens=num_tokens(tokenizer),
@@ -106,11 +120,16 @@ def _about(settings: EagleSettings, shape: eagle_form.EagleShape, token_ids: Int
     """Return what must be the same for a run to go on."""
     own = settings.num_steps, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
-    return f"eagle3 {settings.target} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
+    return f"eagle3 scaled {settings.target} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
 
 
 def step_losses(
-    network: EagleNetwork, target: Any, output: torch.Tensor, batch: Batch, settings: EagleSettings
+    network: EagleNetwork,
+    target: Any,
+    output: torch.Tensor,
+    scales: torch.Tensor,
+    batch: Batch,
+    settings: EagleSettings,
 ) -> torch.Tensor:
     """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's own."""
     length = int((batch.counted > 0).any(0).nonzero().max()) + 2  # behind it nothing is learned
@@ -121,7 +140,7 @@ def step_losses(
         with torch.no_grad():
             taps, hidden = tapped_states(target, token_ids, network.shape.layers)
             taught = functional.linear(hidden[is_said], output)  # [n, columns]
-        for step, states in enumerate(trained_states(network, taps, token_ids, settings.num_steps)):
+        for step, states in enumerate(trained_states(network, taps / scales, token_ids, settings.num_steps)):
             ahead = step + 1
             both = is_said[:, :-ahead] & is_said[:, ahead:]
             logits = network.logits(states[:, :-ahead][both])

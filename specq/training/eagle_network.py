@@ -1,5 +1,10 @@
 """An EAGLE-3 head in training: its first values, its training-time test, and the files that it is written to.
 
+Hidden states of a target are of very different sizes: behind the middle layers of a small model some channels have a hundred times the
+values of others, and the first token's all have. So a head in training reads each channel divided by its usual size
+(`channel_scales`), which its first matrix takes over when it is written, and its layer adds to the normalised state
+(`EagleShape.norm_before_residual`): what it adds would be lost beside values that large.
+
 In the training-time test (Li et al. 2025, arXiv 2503.01840, section 3.2) a row meets its own errors as it will when it drafts: after the pass
 over a text with the target's states, each row goes on alone with the tokens of the text and the states that it made itself. In step
 j it attends to what it attended to in step 0, and to its own rows of the steps since.
@@ -22,10 +27,11 @@ from specq.engines.torch import EagleNetwork
 from specq.protocol import Int32Array
 
 INITIAL_STD = 0.02
+LEAST_SCALE = 1e-3
 
 
 def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array) -> EagleNetwork:
-    """Return a head that begins with the target's highest tapped state, final norm and output matrix; its layer adds nothing yet."""
+    """Return a head that begins with the target's final norm and output matrix; its layer adds nothing yet."""
     network = EagleNetwork(shape, target.get_input_embeddings().weight.detach())
     with torch.no_grad():
         for parameter in network.parameters():
@@ -33,12 +39,15 @@ def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array
                 nn.init.normal_(parameter, std=INITIAL_STD)
         for silent in (network.midlayer.self_attn.o_proj, network.midlayer.mlp.down_proj):
             nn.init.zeros_(silent.weight)
-        network.fc.weight.zero_()
-        nn.init.eye_(network.fc.weight[:, -shape.target_hidden_size :])
         network.norm.weight.copy_(target.model.norm.weight)
         network.lm_head.weight.copy_(target.lm_head.weight[torch.from_numpy(token_ids).long().to(target.device)])
     nn.Module.to(network, target.device)
     return network
+
+
+def channel_scales(taps: torch.Tensor) -> torch.Tensor:
+    """Return f32[width]: the root mean square of each channel of hidden states [n, width]."""
+    return taps.float().square().mean(0).sqrt().clamp(min=LEAST_SCALE)
 
 
 def trained_states(
@@ -86,9 +95,14 @@ class _OwnSteps:
         return found.transpose(1, 2)
 
 
-def save_eagle(network: EagleNetwork, shape: eagle_form.EagleShape, token_ids: Int32Array, out: Path) -> None:
-    """Write a head in bfloat16, without the target's embedding; the file is there only when it is whole."""
-    tensors = {name: value.detach().bfloat16().cpu().contiguous() for name, value in network.state_dict().items()}
+def save_eagle(
+    network: EagleNetwork, shape: eagle_form.EagleShape, token_ids: Int32Array, scales: torch.Tensor, out: Path
+) -> None:
+    """Write a head, which has read the target's hidden states divided by scales, in bfloat16, without the target's embedding; the file is
+    there only when it is whole."""
+    values = {name: value.detach() for name, value in network.state_dict().items()}
+    values["fc.weight"] = values["fc.weight"] / scales
+    tensors = {name: value.bfloat16().cpu().contiguous() for name, value in values.items()}
     ids = torch.from_numpy(token_ids).long()
     tensors[eagle_form.TO_TARGET] = ids - torch.arange(len(ids))
     tensors[eagle_form.FROM_TARGET] = torch.zeros(shape.vocab_size, dtype=torch.bool).index_fill(0, ids, value=True)

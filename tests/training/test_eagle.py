@@ -23,7 +23,7 @@ from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_e
 from specq.training import EAGLE_STAGES, runs
 from specq.training.architecture import tapped_states
 from specq.training.eagle import layers_of
-from specq.training.eagle_network import build_eagle, save_eagle, trained_states
+from specq.training.eagle_network import LEAST_SCALE, build_eagle, channel_scales, save_eagle, trained_states
 from specq.training.rollouts import save_rollouts
 from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
 from tests.verifier.test_eagle import ASYNC, drafting
@@ -131,6 +131,12 @@ def test_training_meets_the_rows_that_drafting_meets(tmp_path):
                 torch.testing.assert_close(network.logits(states[0, row]), expected, atol=5e-3, rtol=1e-3)
 
 
+def test_scales_are_of_channels():
+    """And never nothing: they are divided by."""
+    scales = channel_scales(torch.tensor([[3.0, 0.0, 100.0], [-4.0, 0.0, 100.0]]))
+    assert scales.tolist() == pytest.approx([12.5**0.5, LEAST_SCALE, 100.0])
+
+
 def test_states_in_training_are_those_that_the_engine_gives():
     """The same layers, counted alike."""
     tokens = [5, 90, 17, 1000, 44, 9, 300]
@@ -156,12 +162,14 @@ def test_a_head_is_written_as_it_was_trained(tmp_path):
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.add_(0.01 * torch.randn_like(parameter))
-    save_eagle(network, shape, token_ids, tmp_path)
+    scales = torch.rand(3 * 256) * 100 + 0.1
+    save_eagle(network, shape, token_ids, scales, tmp_path)
 
     head = load_eagle(str(tmp_path), TINY, info(), "cpu")
 
     assert head.token_ids.tolist() == token_ids.tolist()
-    for name, value in network.state_dict().items():
+    expected = network.state_dict() | {"fc.weight": network.fc.weight.detach() / scales}
+    for name, value in expected.items():
         torch.testing.assert_close(head.network.state_dict()[name], value.bfloat16().float(), atol=0, rtol=0)
     assert torch.equal(head.network.get_buffer("embedding"), network.get_buffer("embedding"))
 
