@@ -22,6 +22,7 @@ from specq.verification.packing import Packed, Placed, pack, place
 from specq.verification.row_params import Rows
 from specq.verification.step_batch import StepBatch
 from specq.verification.target_rows import check_numbers
+from specq.verification.transfers import Fetched
 
 NO_TOKEN = np.iinfo(np.int32).max
 
@@ -56,18 +57,11 @@ class OwnTokens:
         own = torch.where(values == highest, ids, NO_TOKEN).amin(0)
         self.tokens = own.clamp(max=vocab - 1)
         found = torch.stack((highest.view(torch.int32), own))
-        on_gpu = found.is_cuda
-        self._found = torch.empty(found.shape, dtype=torch.int32, pin_memory=on_gpu)
-        self._found.copy_(found, non_blocking=on_gpu)
-        self._arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        if self._arrived is not None:
-            self._arrived.record(torch.cuda.current_stream(found.device))
+        self._found = Fetched(found)
 
     def wait(self) -> Int32Array:
         """Return i32[rows] on the host; raises EngineError where a row has no token."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        bits, tokens = self._found.numpy()
+        bits, tokens = self._found.wait()
         highest: Float32Array = bits.view(np.float32)
         check_numbers(bool(np.isfinite(highest).all()))
         own: Int32Array = tokens.copy()

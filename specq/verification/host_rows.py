@@ -40,6 +40,10 @@ class HostRows:
         self._call(self._library.specq_own_tokens, rows, token_ids)
         return lambda: token_ids
 
+    def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
+        """See `TargetRows`; those alone."""
+        return lambda which: self.own_tokens(rows[which])()
+
     def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
 

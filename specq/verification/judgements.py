@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import chain
-from typing import overload
+from typing import NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from specq.protocol import NO_TOKENS, EngineError, Fault, Int32Array, IntpArray, Judgement, Logprobs
+from specq.protocol import NO_TOKENS, EngineError, Fault, Int32Array, Int64Array, IntpArray, Judgement, Logprobs
 
 CORRECTION = -1  # in place of a node
 
@@ -17,6 +18,21 @@ CORRECTION = -1  # in place of a node
 def ends_of(counts: IntpArray) -> IntpArray:
     """Return where runs of so many end, i64[runs]; of one run without `cumsum`, which costs a step of one session too much."""
     return counts if len(counts) == 1 else counts.cumsum()
+
+
+class NodePaths(NamedTuple):
+    """Accepted paths of n steps: firsts i64[n], where each step's nodes begin; lengths i64[n]; nodes i32[all nodes], which has each path
+    from there on, numbered as in the step's own tree."""
+
+    firsts: Int64Array
+    lengths: Int64Array
+    nodes: Int32Array
+
+    def joined(self) -> Int32Array:
+        """Return the nodes of one path after the other, i32[sum of lengths]."""
+        places = (self.firsts - ends_of(self.lengths) + self.lengths).repeat(self.lengths)
+        found: Int32Array = self.nodes[places + np.arange(len(places))]
+        return found
 
 
 class Judgements(Sequence[Judgement]):
@@ -73,6 +89,20 @@ class Judgements(Sequence[Judgement]):
         nodes.fill(CORRECTION)
         num_tokens = np.empty(len(token_ids), np.intp)
         num_tokens.fill(1)
+        return Judgements(session_ids, num_tokens, token_ids, nodes)
+
+    @staticmethod
+    def of_paths(
+        session_ids: Sequence[int], paths: NodePaths, drafted: npt.NDArray[np.integer], last: Int32Array
+    ) -> Judgements:
+        """Return judgements that accept the nodes of paths, given the tokens of all nodes [nodes], and after them say `last` i32[n]."""
+        num_tokens, accepted = paths.lengths + 1, paths.joined()
+        is_node = np.ones(len(accepted) + len(last), np.bool_)
+        is_node[ends_of(num_tokens) - 1] = False
+        nodes, token_ids = np.full(len(is_node), CORRECTION, np.int32), np.empty(len(is_node), np.int32)
+        nodes[is_node] = accepted
+        token_ids[is_node] = drafted[paths.firsts.repeat(paths.lengths) + accepted]
+        token_ids[~is_node] = last
         return Judgements(session_ids, num_tokens, token_ids, nodes)
 
     def take(self, places: IntpArray) -> Judgements:

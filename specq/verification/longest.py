@@ -7,63 +7,92 @@ the seed project's "longest of N candidates" is found here, among the lossy stra
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specq.protocol import BoolArray, Float64Array, Int64Array, Judgement, Tree
-from specq.verification.packing import JudgedStep, Packed, node_tokens
-from specq.verification.target_rows import TargetRows
+from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array
+from specq.verification import host_kernels
+from specq.verification.judgements import Judgements, NodePaths
+from specq.verification.packing import JudgedStep, Packed, Placed
+from specq.verification.row_params import Rows
+from specq.verification.target_rows import Distributions, TargetRows
 
-# Of some rows (None: all) of the packed ones, and of nodes as (which of those rows judges it, its token) i64[n] each:
-# f64[n], the nodes' probabilities, and f64[n], the bars.
-Bars = Callable[[Int64Array | None, Int64Array, Int64Array], tuple[Float64Array, Float64Array]]
+# Given the distributions of some rows, and which of the packed rows those are: f64[rows], the bars.
+Bars = Callable[[Distributions, Int64Array | slice], Float64Array]
+ALL = slice(None)
 
 
-def judge_longest(steps: Sequence[JudgedStep], packed: Packed, target: TargetRows, bars: Bars) -> list[Judgement]:
-    """Judge the steps that were packed: accept a node iff its probability exceeds its bar. The correction is the target's
-    own token, as in `deterministic`."""
-    token_ids = node_tokens(steps)
+def judge_longest(
+    steps: Sequence[JudgedStep], packed: Packed, target: TargetRows, warm: Rows, bars: Bars
+) -> Judgements:
+    """Judge the steps that were packed: accept a node iff its probability, in the rows with the temperatures of `warm`, exceeds its
+    bar. The correction is the target's own token, as in `deterministic`."""
+    batch = Placed.of(steps).batch
+    drafted = batch.node_tokens.astype(np.int64)
     if target.prefers_levels(len(packed.rows)):
-        chances, accepted = _judge_by_level(packed, token_ids, bars)
+        chances, accepted = _judge_by_level(packed, drafted, target, warm, bars)
+        own = target.own_tokens_among(packed.rows)
     else:
-        chances, limits = bars(None, packed.parent_rows, token_ids)
-        accepted = chances > limits
-    paths = [
-        longest_path(judged.step.tree, accepted[span], chances[span])
-        for judged, span in zip(steps, packed.spans(), strict=True)
-    ]
-    last = [
-        first + (path[-1] + 1 if path else 0) for first, path in zip(packed.first_rows.tolist(), paths, strict=True)
-    ]
-    own = target.own_tokens(packed.rows[last])()
-    return [
-        Judgement(j.step.session_id, path, np.array([*j.step.tree.token_ids[list(path)].tolist(), token], np.int32))
-        for j, path, token in zip(steps, paths, own.tolist(), strict=True)
-    ]
+        look_up = target.distributions(warm)
+        own = target.own_tokens_among(packed.rows)
+        distributions, probs = look_up(packed.parent_rows, drafted[:, None])
+        chances = probs[:, 0]
+        accepted = chances > bars(distributions, ALL)[packed.parent_rows]
+    paths = longest_paths(packed.first_nodes, batch.parents, accepted, chances)
+    return Judgements.of_paths(batch.session_ids, paths, drafted, own(_last_rows(packed, paths)))
 
 
-def _judge_by_level(packed: Packed, token_ids: Int64Array, bars: Bars) -> tuple[Float64Array, BoolArray]:
+def _last_rows(packed: Packed, paths: NodePaths) -> Int64Array:
+    """Return i64[steps]: the packed rows that follow the paths."""
+    last = packed.first_rows.copy()
+    some = np.flatnonzero(paths.lengths)
+    last[some] += paths.nodes[(paths.firsts + paths.lengths - 1)[some]] + 1
+    return last
+
+
+def _judge_by_level(
+    packed: Packed, drafted: Int64Array, target: TargetRows, warm: Rows, bars: Bars
+) -> tuple[Float64Array, BoolArray]:
     """Return f64[nodes], bool[nodes]: each node's probability and whether it passes; 0 and False below one that fails."""
-    chances, accepted = np.zeros(len(token_ids)), np.zeros(len(token_ids), np.bool_)
+    chances, accepted = np.zeros(len(drafted)), np.zeros(len(drafted), np.bool_)
     is_reached = np.zeros(len(packed.rows), np.bool_)
     is_reached[packed.first_rows] = True
     while len(level := np.flatnonzero(is_reached[packed.parent_rows])):
         rows, which = np.unique(packed.parent_rows[level], return_inverse=True)
-        chances[level], limits = bars(rows, which, token_ids[level])
-        accepted[level] = chances[level] > limits
+        distributions, probs = target.distributions(warm[rows])(which, drafted[level, None])
+        chances[level] = probs[:, 0]
+        accepted[level] = chances[level] > bars(distributions, rows)[which]
         is_reached[:] = False
         is_reached[packed.node_rows[level[accepted[level]]]] = True
     return chances, accepted
 
 
-def longest_path(tree: Tree, accepted: BoolArray, probs: Float64Array) -> tuple[int, ...]:
-    """Return the longest path of accepted nodes from the root; of equals the likeliest, then the first."""
-    parents = tree.parents.tolist()
+def longest_paths(firsts: Int64Array, parents: Int32Array, accepted: BoolArray, probs: Float64Array) -> NodePaths:
+    """Return the longest path of each step, given where each step's nodes begin, and where the last ones end, i64[steps + 1]; the other
+    arguments are of all nodes, and as those of `longest_path`."""
+    paths = NodePaths(firsts[:-1], np.zeros(len(firsts) - 1, np.int64), np.zeros(len(parents), np.int32))
+    library = host_kernels.kernels()
+    if library is None:
+        for step, (first, end) in enumerate(zip(firsts[:-1].tolist(), firsts[1:].tolist(), strict=True)):
+            path = longest_path(parents[first:end], accepted[first:end], probs[first:end])
+            paths.nodes[first : first + len(path)], paths.lengths[step] = path, len(path)
+        return paths
+    arrays = [np.ascontiguousarray(array) for array in (firsts, parents, accepted, probs)]
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arrays, paths.lengths, paths.nodes)]
+    library.specq_longest(ctypes.c_long(len(paths.lengths)), *pointers)
+    return paths
+
+
+def longest_path(parents: Int32Array, accepted: BoolArray, probs: Float64Array) -> tuple[int, ...]:
+    """Return the longest path of accepted nodes from the root of a tree; of equals the likeliest, then the first. It is the rule in plain
+    Python, and what runs where no C compiler is; `specq_longest` of kernels/walk.h is the same for all steps in one call."""
+    above = parents.tolist()
     merits = {-1: (0, 0.0)}  # of paths that end at a node: their length and log-likelihood
     best = -1
-    for node, (parent, ok, prob) in enumerate(zip(parents, accepted.tolist(), probs.tolist(), strict=True)):
+    for node, (parent, ok, prob) in enumerate(zip(above, accepted.tolist(), probs.tolist(), strict=True)):
         if ok and parent in merits:
             length, likelihood = merits[parent]
             merits[node] = (length + 1, likelihood + math.log(prob))
@@ -71,5 +100,5 @@ def longest_path(tree: Tree, accepted: BoolArray, probs: Float64Array) -> tuple[
     path = []
     while best >= 0:
         path.append(best)
-        best = parents[best]
+        best = above[best]
     return tuple(reversed(path))

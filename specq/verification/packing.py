@@ -105,10 +105,11 @@ class Packed:
     node_rows: Int64Array
     parent_rows: Int64Array
 
-    def spans(self) -> list[slice]:
-        """Return the nodes of each step."""
-        starts = self.first_rows - np.arange(len(self.first_rows))
-        return list(map(slice, starts.tolist(), (starts + self.sizes - 1).tolist()))
+    @property
+    def first_nodes(self) -> Int64Array:
+        """Where the nodes of each step begin, and where the last ones end, i64[steps + 1]."""
+        found: Int64Array = np.append(self.first_rows, len(self.rows)) - np.arange(len(self.first_rows) + 1)
+        return found
 
 
 NO_NODES: Int64Array = np.zeros(0, np.int64)

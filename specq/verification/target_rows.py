@@ -71,6 +71,10 @@ class TargetRows(Protocol):
         """Choose each row's own token, i32[rows]: the argmax of its perturbed scores."""
         ...
 
+    def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
+        """Choose the own tokens i32[n] of some of these rows, whose places i64[n] are said when the function is called."""
+        ...
+
     def distributions(self, rows: Rows) -> LookUp:
         """Find the distributions of rows with T > 0."""
         ...

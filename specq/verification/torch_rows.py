@@ -37,6 +37,10 @@ class TorchRows:
             tokens[which] = best.indices.cpu().numpy()
         return lambda: tokens
 
+    def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
+        """See `TargetRows`; those alone."""
+        return lambda which: self.own_tokens(rows[which])()
+
     def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
         logits = self.take(rows).float()

@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specq.protocol import BoolArray, DraftDistributions, Float64Array, Int32Array, Int64Array, Tree, UInt16Array
+from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array, UInt16Array
 from specq.verification import host_kernels
-from specq.verification.packing import JudgedStep, Packed, node_tokens
+from specq.verification.judgements import NodePaths
+from specq.verification.packing import Packed
+from specq.verification.step_batch import StepBatch
 from specq.verification.target_rows import Edits
 
 CONTEXT = -1  # the end of a path without nodes
-NO_DISTRIBUTIONS = DraftDistributions(np.zeros((0, 0), np.int32), np.zeros((0, 0), np.uint16), np.zeros(0, np.int32))
+NO_IDS, NO_WEIGHTS = np.zeros((1, 0), np.int32), np.zeros((1, 0), np.uint16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +44,47 @@ class Drafted:
     uniforms: Float64Array
 
     @staticmethod
-    def of(steps: Sequence[JudgedStep], packed: Packed) -> Drafted:
+    def of(batch: StepBatch, packed: Packed) -> Drafted:
         """Gather the trees of the steps that were packed; the uniforms are left empty."""
-        trees = [judged.step.tree for judged in steps]
-        rows, ids, weights = _gather_distributions(trees)
-        is_sampled = rows >= 0
-        named = np.empty((len(rows), ids.shape[1] + 1), np.int64)
-        named[:, :-1] = np.where(is_sampled[:, None], ids[rows], -1)
-        named[:, -1] = node_tokens(steps)
+        places, ids, weights = _gather_distributions(batch)
+        named = np.empty((len(places), ids.shape[1] + 1), np.int64)
+        named[:, :-1], named[:, -1] = ids[places], batch.node_tokens
         return Drafted(
-            firsts=np.array([*(span.start for span in packed.spans()), len(rows)], np.int64),
-            parents=np.concatenate([tree.parents for tree in trees], dtype=np.int32),
-            is_sampled=is_sampled,
+            firsts=packed.first_nodes,
+            parents=np.ascontiguousarray(batch.parents, np.int32),
+            is_sampled=places > 0,
             named=named,
-            weights=np.where(is_sampled[:, None], weights[rows], 0.0),
-            uniforms=np.empty(len(rows)),
+            weights=weights[places].astype(np.float64),
+            uniforms=np.empty(len(places)),
         )
 
 
-def _gather_distributions(trees: Sequence[Tree]) -> tuple[Int64Array, Int32Array, UInt16Array]:
-    """Return i64[n], the draft distribution of each node of some trees or -1, and those, i32[g, k] and u16[g, k], one at least."""
-    distributions = [NO_DISTRIBUTIONS if tree.distributions is None else tree.distributions for tree in trees]
-    width = max(of_tree.ids.shape[1] for of_tree in distributions)
-    offset, rows = 1, []  # the first distribution is none
-    for tree, of_tree in zip(trees, distributions, strict=True):
-        own = of_tree.rows if len(of_tree.rows) == tree.num_nodes else np.full(tree.num_nodes, -1)
-        rows.append(np.where(own >= 0, own + offset, -1))
-        offset += len(of_tree.ids)
-    none = np.full((1, width), -1, np.int32)
-    ids = np.concatenate([none, *(_padded(of_tree.ids, width, -1) for of_tree in distributions)])
-    weights = np.concatenate(
-        [np.zeros((1, width), np.uint16), *(_padded(of_tree.weights, width, 0) for of_tree in distributions)]
+def _gather_distributions(batch: StepBatch) -> tuple[Int64Array, Int32Array, UInt16Array]:
+    """Return i64[n], the draft distribution of each node of some steps, and all of those, i32[g, k] and u16[g, k]; the first has no
+    token, and is that of nodes that were not drawn."""
+    places, counts = np.zeros(len(batch.parents), np.int64), batch.num_nodes.tolist()
+    found = [
+        (i, extra.distributions)
+        for i, extra in sorted(batch.extras.items())
+        if extra.distributions is not None and len(extra.distributions.rows) == counts[i]
+    ]
+    if not found:
+        return places, NO_IDS, NO_WEIGHTS
+    which, distributions = [i for i, _ in found], [own for _, own in found]
+    sizes = batch.num_nodes[which]
+    before = np.cumsum([1, *(len(own.ids) for own in distributions[:-1])])
+    rows = np.concatenate([own.rows for own in distributions])
+    has_some = np.zeros(len(batch), np.bool_)
+    has_some[which] = True
+    places[has_some.repeat(batch.num_nodes)] = np.where(rows >= 0, rows + before.repeat(sizes), 0)
+    width = max(own.ids.shape[1] for own in distributions)
+    ids = [_padded(own.ids, width, -1) for own in distributions]
+    weights = [_padded(own.weights, width, 0) for own in distributions]
+    return (
+        places,
+        np.concatenate([np.full((1, width), -1, np.int32), *ids]),
+        np.concatenate([np.zeros((1, width), np.uint16), *weights]),
     )
-    return np.concatenate(rows, dtype=np.int64), ids, weights
 
 
 def _padded(distributions: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
@@ -117,10 +127,9 @@ class Paths:
             edit_values=np.zeros((num_steps, room)),
         )
 
-    def as_lists(self, drafted: Drafted) -> list[list[int]]:
+    def of_nodes(self, drafted: Drafted) -> NodePaths:
         """Return each step's accepted nodes, as in its own tree."""
-        ends = (drafted.firsts[:-1] + self.lengths).tolist()
-        return [self.nodes[first:end].tolist() for first, end in zip(drafted.firsts.tolist(), ends, strict=False)]
+        return NodePaths(drafted.firsts[:-1], self.lengths, self.nodes)
 
     def edits(self, which: Int64Array) -> Edits:
         """Return the edits of some steps' paths, which have ended."""

@@ -18,6 +18,7 @@ import structlog
 from specq.engines import Engine, Launched, launch
 from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
+from specq.verifier.kv_admission import Prefill
 from specq.verifier.open_sessions import SYNC
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
@@ -49,10 +50,12 @@ class Flight:
     parts: list[Part] = field(default_factory=list)
     is_late: bool = False
 
-    def prefilling(self) -> list[Session]:
+    def prefilling(self) -> list[Prefill]:
         """Return the sessions of whose context the step computes a part."""
-        sessions, counts = self.shares.sessions, self.shares.batch.num_tokens
-        return [sessions[i] for i in (counts > 1).nonzero()[0].tolist()] if len(self.shares) else []
+        if not len(self.shares):
+            return []
+        sessions, batch = self.shares.sessions, self.shares.batch
+        return [Prefill(sessions[i], int(batch.starts[i])) for i in (batch.num_tokens > 1).nonzero()[0].tolist()]
 
 
 class Flights:

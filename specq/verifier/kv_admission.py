@@ -4,6 +4,7 @@ A session that can never run is refused."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import structlog
@@ -16,7 +17,14 @@ from specq.verifier.session import Session
 
 log = structlog.get_logger(__name__)
 
-SHARED_PREFIX = 16  # tokens in common; with as many, a session waits for another's prefill
+SHARED_PREFIX = 16  # tokens in common, and without KV yet; with as many, a session waits for another's prefill
+
+
+class Prefill(NamedTuple):
+    """A session of whose context a step computes a part; kv_len: tokens that had KV before."""
+
+    session: Session
+    kv_len: int
 
 
 def admit(
@@ -25,11 +33,11 @@ def admit(
     sessions: Iterable[Session],
     engine: Engine,
     faults: Faults,
-    prefilling: Collection[Session] | None = None,
+    prefilling: Collection[Prefill] | None = None,
 ) -> Sequence[Session]:
     """Open the running sessions whose turn it is and whose contexts fit; return those that are open, at most so many.
 
-    `prefilling`: None, or, where a step is in flight, those of whose context it computes a part. Then nobody is evicted, since that step
+    `prefilling`: None, or, where a step is in flight, the prefills in it. Then nobody is evicted, since that step
     would be lost for a session in it: where there is no room, nobody is returned, and it is decided when the step has ended.
 
     If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
@@ -107,11 +115,15 @@ def _fits(session: Session, running: Sequence[Session], parked: list[Session], e
     return is_alone or session.length < engine.free_slots
 
 
-def _awaits_prefix(session: Session, running: Sequence[Session], prefilling: Collection[Session]) -> bool:
-    """Return whether another session computes a prefix that this one could share a step later."""
-    start = session.token_ids[:SHARED_PREFIX]
-    computing = [*prefilling, *(other for other in running if other.num_pending > 1)]
-    return any(other.is_open and other.token_ids[:SHARED_PREFIX] == start for other in computing)
+def _awaits_prefix(session: Session, running: Sequence[Session], prefilling: Collection[Prefill]) -> bool:
+    """Return whether another session is about to compute SHARED_PREFIX or more tokens that this one could share a step later. Where what
+    both begin with has KV already, as a system prompt soon has, nobody waits for what only the other needs."""
+    computing = [*prefilling, *(Prefill(other, other.kv_len) for other in running if other.num_pending > 1)]
+    for other, kv_len in computing:
+        least = kv_len + SHARED_PREFIX
+        if other.is_open and least <= len(other.token_ids) and session.token_ids[:least] == other.token_ids[:least]:
+            return True
+    return False
 
 
 def _evict(session: Session, engine: Engine) -> None:

@@ -3,10 +3,13 @@
 On a CPU: `tiny`, its own logits, chains of 8 drafted nodes of which 0.7 are what the target says (sampled from draft
 distributions near the target's for `probabilistic`); forward and judging take turns, and the best of many runs counts. On a GPU: random
 logits of 151,936 columns, as broad as --spread ("broad": thousands of tokens are likely) or with a hundred tokens that
-stand out ("peaked", as a language model's do); the forward is not run, its time is given by --forward-ms.
+stand out ("peaked", as a language model's do); the forward is not run, its time is given by --forward-ms. There judging is timed
+twice: on a device that waits for it, and behind other work, as in service, where the host prepares while the device computes:
+what it adds to the time of that work. Steps are arrays already, as a verifier hands them over.
 """
 
 import argparse
+import copy
 import itertools
 import json
 import sys
@@ -18,8 +21,10 @@ import torch
 
 from specq.bench.machine import describe
 from specq.protocol.params import SamplingParams
+from specq.verification import StepBatch
+from specq.verification.begun import begin
 from specq.verification.devices import warm_up
-from specq.verification.judge import judge
+from specq.verification.faults import judge_each
 from tests.verification.workload import Tiny, chains
 
 SAMPLERS = {
@@ -29,6 +34,7 @@ SAMPLERS = {
 }
 STRATEGIES = ("deterministic", "probabilistic", "threshold", "typical", "greedy")
 VOCAB = 151_936
+BUSY_MS = 3.0  # of other work before judging
 FORWARD_MS = 9.6  # 32 sessions of 9 rows, a 7B shape on one H200
 
 
@@ -44,11 +50,24 @@ def milliseconds(function, *arguments, clock=time.thread_time):
     return (clock() - started) * 1e3
 
 
+def judge_batch(batch, logits):
+    """As the torch engine does: on a GPU in two halves."""
+    batch = copy.copy(batch)  # without the objects that a judgement before may have made of it
+    return begin(batch, logits).finish() if logits.is_cuda else judge_each(batch, logits)
+
+
 def record(sessions, strategy, sampler, forward_ms, judge_ms, judgements, **more):
     accepted = float(np.mean([len(judgement.path) for judgement in judgements]))
     share = judge_ms / forward_ms
     name = f"{sessions:3} sessions  {strategy:14} {sampler:16}"
-    tell(f"{name} forward {forward_ms:8.3f} ms  judging {judge_ms:7.3f} ms  {share:6.1%}  {accepted:.1f} accepted")
+    behind = (
+        f"  behind work {more['behind_ms']:7.3f} ms  {more['behind_ms'] / forward_ms:6.1%}"
+        if "behind_ms" in more
+        else ""
+    )
+    tell(
+        f"{name} forward {forward_ms:8.3f} ms  judging {judge_ms:7.3f} ms  {share:6.1%}{behind}  {accepted:.1f} accepted"
+    )
     return {"sessions": sessions, "strategy": strategy, "sampler": sampler, "forward_ms": round(forward_ms, 4),
             "judge_ms": round(judge_ms, 4), "share": round(share, 4), "accepted": accepted, **more}  # fmt: skip
 
@@ -60,13 +79,13 @@ def on_cpu(options):
             for name, sampler in SAMPLERS.items():
                 params = SamplingParams(strategy=strategy, **sampler)
                 steps = tiny.steps(params, options.nodes, np.random.default_rng(0))
-                logits = tiny.forward(steps)
+                logits, batch = tiny.forward(steps), StepBatch.of(steps)
                 times = [
-                    (milliseconds(tiny.forward, steps), milliseconds(judge, steps, logits))
+                    (milliseconds(tiny.forward, steps), milliseconds(judge_batch, batch, logits))
                     for _ in range(options.repeats)
                 ]
                 forward, judging = np.min(times, axis=0)
-                yield record(sessions, strategy, name, forward, judging, judge(steps, logits))
+                yield record(sessions, strategy, name, forward, judging, judge_batch(batch, logits))
 
 
 def made_up(rows, spread, is_peaked):
@@ -78,7 +97,40 @@ def made_up(rows, spread, is_peaked):
     return logits
 
 
+class Work:
+    """Products of matrices that take the device about BUSY_MS."""
+
+    def __init__(self):
+        self.matrices = torch.randn(3, 4096, 4096, device="cuda", dtype=torch.bfloat16)
+        self.count = 1
+        took = min(milliseconds(self.alone, clock=time.perf_counter) for _ in range(20))
+        self.count = max(int(BUSY_MS / took), 1)
+
+    def begin(self):
+        for _ in range(self.count):
+            torch.mm(self.matrices[0], self.matrices[1], out=self.matrices[2])
+
+    def alone(self):
+        self.begin()
+        torch.cuda.synchronize()
+
+    def and_judging(self, batch, logits):
+        self.begin()
+        judge_batch(batch, logits)
+
+    def adds(self, batch, logits, repeats):
+        """Milliseconds that judging adds to the work, by the medians of both in turns."""
+        times = [
+            (milliseconds(self.alone, clock=time.perf_counter),
+             milliseconds(self.and_judging, batch, logits, clock=time.perf_counter))
+            for _ in range(repeats)
+        ]  # fmt: skip
+        alone, both = np.median(times, axis=0)
+        return float(both - alone)
+
+
 def on_cuda(options):
+    work = Work()
     kinds = itertools.product((torch.bfloat16, torch.float32), options.sessions, (True, False))
     for dtype, sessions, is_peaked in kinds:
         spread = options.spread / 2 if is_peaked else options.spread
@@ -90,12 +142,13 @@ def on_cuda(options):
             params = SamplingParams(strategy=strategy, **sampler)
             steps = chains(sessions, options.nodes, logits, params, np.random.default_rng(0))
             torch.cuda.synchronize()
-            first = milliseconds(judge, steps, logits, clock=time.perf_counter)
-            times = [milliseconds(judge, steps, logits, clock=time.perf_counter) for _ in range(options.repeats)]
+            batch = StepBatch.of(steps)
+            first = milliseconds(judge_batch, batch, logits, clock=time.perf_counter)
+            times = [milliseconds(judge_batch, batch, logits, clock=time.perf_counter) for _ in range(options.repeats)]
             of_run = {"first_ms": round(first, 3), "median_ms": round(float(np.median(times)), 4)}
-            yield record(
-                sessions, strategy, name, options.forward_ms, min(times), judge(steps, logits), **of_kind, **of_run
-            )
+            of_run["behind_ms"] = round(work.adds(batch, logits, options.repeats), 4)
+            judgements = judge_batch(batch, logits)
+            yield record(sessions, strategy, name, options.forward_ms, min(times), judgements, **of_kind, **of_run)
 
 
 def main():

@@ -17,6 +17,7 @@ from specq.verification.packing import place
 from specq.verification.processors import shaped
 from specq.verification.row_params import make_rows
 from specq.verification.seeds import Domain, row_keys
+from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 from specq.verifier.history import Past
 from tests.devices import NEEDS_CUDA
@@ -94,6 +95,47 @@ def test_mixed_rows_get_the_tokens_and_distributions_of_the_cpu(way, dtype, spre
     assert np.array_equal(of_cpu[0].found[:, :2], of_gpu[0].found[:, :2])
     assert of_gpu[1] == pytest.approx(of_cpu[1], rel=1e-5)
     assert of_gpu[0].entropies() == pytest.approx(of_cpu[0].entropies(), rel=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [1000, 50_001, 151_936])
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_draws_from_edited_distributions_are_those_of_the_cpu(vocab, num_rows):
+    """One row, and many; tokens of which nothing is left, and others of which more is; the extremes of uniform numbers."""
+    rng = np.random.default_rng(vocab + num_rows)
+    logits = torch.from_numpy(rng.normal(0, 3, (num_rows, vocab)).astype("f4"))
+    logits[:, 5::11] = -torch.inf
+    params = [SamplingParams(seed=i, **SAMPLERS[1 + i % (len(SAMPLERS) - 1)]) for i in range(num_rows)]
+    rows, which = make_rows(params, range(num_rows)), np.arange(num_rows)[::-1].copy()
+    on_gpu = CudaRows(logits.cuda())
+    tokens = rng.integers(-1, vocab, (num_rows, 33))
+    (found, probs), (_, expected) = (way.distributions(rows)(which, tokens) for way in (on_gpu, TorchRows(logits)))
+    assert probs == pytest.approx(expected, rel=1e-5)
+    likeliest = logits.topk(40, dim=1).indices.numpy()[which]
+    edits = Edits(np.arange(num_rows).repeat(40), likeliest.ravel(), rng.choice([0.0, 0.01, 0.2], num_rows * 40))
+    for uniform in (2.0**-33, 0.21374, 0.48613, 0.90717, 1 - 2.0**-33):
+        uniforms = np.full(num_rows, uniform)
+        drawn = on_gpu.draw(found, which, edits, uniforms).tolist()
+        assert drawn == TorchRows(logits).draw(found, which, edits, uniforms).tolist()
+    others = np.arange(vocab - 1)  # only the last token is left
+    edits = Edits(np.zeros_like(others), others, np.zeros(len(others)))
+    found.found[which[0], 1] = -np.inf
+    logits[which[0], -1] = 0.0
+    assert CudaRows(logits.cuda()).draw(found, which[:1], edits, np.array([0.3])).tolist() == [vocab - 1]
+
+
+@pytest.mark.parametrize("vocab", [1000, 151_936])
+def test_own_tokens_beside_distributions_are_those_of_the_cpu(vocab):
+    torch.manual_seed(5)
+    logits = torch.randn(30, vocab) * 3
+    params = [SamplingParams(seed=i, **SAMPLERS[1 + i % (len(SAMPLERS) - 1)]) for i in range(len(logits))]
+    rows, which = make_rows(params, range(len(logits))), np.array([29, 3, 3, 17])
+    target = CudaRows(logits.cuda())
+    look_up = target.distributions(rows)
+    own = target.own_tokens_among(rows)
+    _, probs = look_up(which, which[:, None])
+    _, expected = TorchRows(logits).distributions(rows)(which, which[:, None])
+    assert probs == pytest.approx(expected, rel=1e-5)
+    assert own(which).tolist() == TorchRows(logits).own_tokens(rows)()[which].tolist()
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)

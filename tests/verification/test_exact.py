@@ -1,12 +1,9 @@
 """`probabilistic` emits the target's distribution exactly; planted bugs do not."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import NO_TREE
 from specq.testing.conformance.strategies import CUTS, PLANS, ExactConformance
 from specq.testing.exact import World, drafts, drawing, error, joint_distribution, point, sampled
 from specq.verification import host_kernels, walks
@@ -223,8 +220,7 @@ class TestMutants:
                         drafted.uniforms[child],
                         drafted.is_sampled[child],
                     )
-            tree = replace(NO_TREE, token_ids=parents, parents=parents)
-            path = longest_path(tree, accepted, np.full(end - first, 0.5))
+            path = longest_path(parents, accepted, np.full(end - first, 0.5))
             paths.nodes[first : first + len(path)], paths.lengths[step] = path, len(path)
             paths.ends[step] = path[-1] if path else -1
             walks.end_path(step, paths, sibling_groups[int(paths.ends[step])])

@@ -11,6 +11,7 @@ from specq.protocol.params import SamplingParams
 from specq.verification import cuda_rows
 from specq.verification.cuda_rows import CudaRows
 from specq.verification.row_params import make_rows
+from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
 
 pytestmark = [
@@ -20,6 +21,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # it computes with the masked elements, too
 ]
 
+UNIFORMS = [
+    2.0**-33,
+    0.21374,
+    0.48613,
+    0.90717,
+    1 - 2.0**-33,
+]  # of the draws; the first and last are the extremes that there are
+NOTHING = np.zeros(0, np.int64)
 SAMPLERS = [
     {},
     {"temperature": 0.8},
@@ -30,13 +39,17 @@ SAMPLERS = [
 ]
 
 
+def make_small(monkeypatch, **sizes):
+    for name, value in {"BLOCK": 16, "WIDE_BLOCK": 32, "ROOM": 64, "PROGRAMS": 16, **sizes}.items():
+        monkeypatch.setattr(cuda_rows, name, value)
+
+
 @pytest.mark.parametrize("vocab", [5, 70, 300])
 @pytest.mark.parametrize("spread", [0.3, 2.0, 6.0])
 @pytest.mark.parametrize("room", [8, 64])
 def test_rows_get_the_tokens_and_distributions_of_torch(vocab, spread, room, monkeypatch):
     """With little room for what is likely, whole rows are looked at instead."""
-    for name, value in {"BLOCK": 16, "WIDE_BLOCK": 32, "ROOM": room, "PROGRAMS": 16}.items():
-        monkeypatch.setattr(cuda_rows, name, value)
+    make_small(monkeypatch, ROOM=room)
     logits = torch.from_numpy(np.random.default_rng(vocab).normal(0, spread, (len(SAMPLERS), vocab)).astype("f4"))
     logits = logits.round() if spread == 2.0 else logits
     rows = make_rows([SamplingParams(seed=i, **sampler) for i, sampler in enumerate(SAMPLERS)], range(len(SAMPLERS)))
@@ -49,6 +62,67 @@ def test_rows_get_the_tokens_and_distributions_of_torch(vocab, spread, room, mon
     assert np.array_equal(expected.found[:, :2], distributions.found[:, :2])
     assert found == pytest.approx(probs, rel=1e-6)
     assert distributions.entropies() == pytest.approx(expected.entropies(), rel=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 64, 70, 300])
+@pytest.mark.parametrize("max_splits", [1, 3, 64])
+def test_draws_from_edited_distributions_are_those_of_torch(vocab, max_splits, monkeypatch):
+    """Ties, tokens of logit -inf, edits of some tokens to nothing and to more; many tokens a chunk, and few."""
+    make_small(monkeypatch, MAX_SPLITS=max_splits)
+    rng = np.random.default_rng(vocab)
+    logits = torch.from_numpy(rng.normal(0, 2, (len(SAMPLERS) - 1, vocab)).round().astype("f4"))
+    logits[:, 1::7] = -torch.inf
+    rows = make_rows([SamplingParams(seed=i, **sampler) for i, sampler in enumerate(SAMPLERS[1:])], range(len(logits)))
+    by_torch, by_triton = TorchRows(logits), CudaRows(logits)
+    which, tokens = np.arange(len(rows)).repeat(3), np.array([[0], [vocab - 1], [-1]] * len(rows))
+    (_, probs), (distributions, found) = (way.distributions(rows)(which, tokens) for way in (by_torch, by_triton))
+    assert found == pytest.approx(probs, rel=1e-6)
+    count = min(vocab, 4)
+    place = np.array([1, 3]).repeat(count)
+    token_ids = np.concatenate([rng.permutation(vocab)[:count] for _ in range(2)])
+    for edits in (Edits(*np.zeros((3, 0), np.int64)), Edits(place, token_ids, rng.choice([0.1, 0.6, 2.0], len(place)))):
+        for uniform in UNIFORMS:
+            order = np.arange(len(rows))[::-1].copy()
+            drawn, hoped = (
+                way.draw(distributions, order, edits, np.full(len(rows), uniform)).tolist()
+                for way in (by_triton, by_torch)
+            )
+            assert drawn == hoped
+
+
+def test_what_edits_leave_without_weight_is_never_drawn(monkeypatch):
+    """One token is left, wherever it stands; where none is, any token is drawn, and no other memory is read."""
+    make_small(monkeypatch)
+    vocab = 70
+    target = CudaRows(torch.zeros(1, vocab))
+    found, _ = target.distributions(make_rows([SamplingParams(temperature=1.0)], [0]))(NOTHING, NOTHING[:, None])
+    for left in (0, 31, 32, 63, 64, 69, None):
+        others = np.array([token for token in range(vocab) if token != left])
+        edits = Edits(np.zeros_like(others), others, np.zeros(len(others)))
+        for uniform in UNIFORMS:
+            drawn = target.draw(found, np.zeros(1, np.int64), edits, np.array([uniform])).tolist()
+            assert drawn == [left] if left is not None else 0 <= drawn[0] < vocab
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_own_tokens_of_some_rows_beside_their_distributions(temperature, monkeypatch):
+    """Whether the distributions of these rows are known already or not, and of rows with T = 0 among others."""
+    make_small(monkeypatch)
+    logits = torch.from_numpy(np.random.default_rng(3).normal(0, 2, (6, 70)).astype("f4"))
+    params = [
+        SamplingParams(seed=i, temperature=temperature if i % 2 else 0.8, top_p=0.7 if i < 3 else 1.0) for i in range(6)
+    ]
+    rows, which = make_rows(params, range(6)), np.array([4, 1, 0, 5])
+    expected = TorchRows(logits).own_tokens(rows)()[which].tolist()
+    assert CudaRows(logits).own_tokens_among(rows)(which).tolist() == expected
+    target = CudaRows(logits)
+    warm = rows if temperature else make_rows([SamplingParams(temperature=1.0)] * 6, range(6))
+    look_up = target.distributions(warm)
+    own = target.own_tokens_among(rows)
+    _, probs = look_up(np.arange(6), np.zeros((6, 1), np.int64))
+    _, hoped = TorchRows(logits).distributions(warm)(np.arange(6), np.zeros((6, 1), np.int64))
+    assert probs == pytest.approx(hoped, rel=1e-6)
+    assert own(which).tolist() == expected
 
 
 def test_what_has_no_largest_logit_is_refused():

@@ -11,6 +11,7 @@ from specq.models import resolve_model
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import DraftDistributions, SessionStep, Tree
 from specq.text.codec import TextCodec, load_tokenizer_files
+from specq.verification import StepBatch
 from specq.verification.drafting import draw_children, truncated_distributions
 from specq.verification.sampling import choose_tokens
 
@@ -59,7 +60,7 @@ class Tiny:
 
     def forward(self, steps):
         """Logits of the steps' rows; nothing is committed."""
-        plan = self.engine._plan(steps)
+        plan = self.engine._plan(StepBatch.of(steps))
         try:
             return self.engine._forward(plan.rows).logits
         finally:

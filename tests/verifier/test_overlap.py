@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import SpecqError
 from specq.protocol.messages import Ack, Close, Draft, Open
 from specq.protocol.params import SamplingParams, Speculation
@@ -264,6 +265,28 @@ def test_a_prompt_that_is_in_flight_is_waited_for_by_those_that_share_it() -> No
         step(verifier)
     assert not verifier.sessions[8].is_open
     step(verifier)
+    assert verifier.sessions[8].is_open
+
+
+class KnowingEngine(LateEngine):
+    """Has KV of the first 32 tokens of all contexts."""
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        start: int = super().open(session_id, token_ids) + 32
+        self.contexts[session_id] = token_ids[:start].tolist()
+        return start
+
+
+def test_a_prompt_that_is_in_flight_is_not_waited_for_where_it_shares_no_more() -> None:
+    """What both begin with had KV before: the second opens behind the step in which the first computes its own part."""
+    verifier = make_verifier(KnowingEngine())
+    for session_id, own in ((7, 41), (8, 42)):
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=41, tokens_left=5, params=SamplingParams(),
+            token_ids=np.array([*range(1, 41), own], np.int32), speculation=PLAIN,
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+        step(verifier)
     assert verifier.sessions[8].is_open
 
 

@@ -1,12 +1,13 @@
 """The verifier's handling of messages, beyond what the pipeline tests show."""
 
-from itertools import count
+from itertools import count, takewhile
 
 import numpy as np
 import pytest
 
 from specq.client.events import NewTokens
 from specq.client.result import PieceMaker, Result, completion_text
+from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError, ProtocolError
 from specq.protocol.messages import (
     Ack,
@@ -271,6 +272,38 @@ def test_a_common_prefix_is_computed_once() -> None:
     for _ in range(12):
         step(verifier)
     assert all(session.finish == "length" for session in verifier.sessions.values())
+
+
+class SharingEngine(ToyEngine):
+    """Shares blocks of 16 tokens of what was computed for others."""
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        known = [num_common(context, token_ids.tolist()) for context in self.contexts.values()]
+        start: int = super().open(session_id, token_ids) + min(max(known, default=0), len(token_ids) - 1) // 16 * 16
+        self.contexts[session_id] = token_ids[:start].tolist()
+        return start
+
+
+def num_common(one: list[int], other: list[int]) -> int:
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
+
+
+@pytest.mark.parametrize("num_sessions", [2, 9])
+def test_sessions_of_one_system_prompt_do_not_queue_for_their_own_prompts(num_sessions: int) -> None:
+    """The first one computes what they have in common; then all go on together."""
+    verifier = make_verifier(SharingEngine(toy_info(kv_slots=4096)), max_step_rows=512)
+    for i in range(num_sessions):
+        own = [(i + 2 * j) % 50 for j in range(1, 9)]
+        message = Open(
+            session_id=i, epoch=1, prompt_len=48, tokens_left=60, params=SamplingParams(),
+            token_ids=np.array([*range(1, 41), *own], np.int32),
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+    sessions = verifier.sessions
+    step(verifier)
+    assert [sessions[i].is_open for i in range(num_sessions)] == [True] + [False] * (num_sessions - 1)
+    step(verifier)
+    assert all(sessions[i].length > 48 for i in range(num_sessions))
 
 
 def test_heartbeats_carry_positions() -> None:

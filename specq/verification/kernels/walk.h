@@ -67,3 +67,23 @@ void specq_walk(long num_steps, long width, long room, long levels, const int64_
         }
     }
 }
+
+/* The longest path of accepted nodes of each step, as `longest.longest_path` finds it; arrays as above. */
+void specq_longest(long num_steps, const int64_t *firsts, const int32_t *parents, const uint8_t *accepted, const double *probs,
+                   int64_t *lengths, int32_t *nodes) {
+    for (long step = 0; step < num_steps; step++) {
+        int64_t first = firsts[step], num = firsts[step + 1] - first, best = 0;
+        int64_t depths[num + 1]; /* of the end of the context, then of the nodes; -1: no accepted path leads there */
+        double likelihoods[num + 1];
+        depths[0] = 0, likelihoods[0] = 0;
+        for (int64_t i = 1; i <= num; i++) {
+            int64_t node = first + i - 1, parent = parents[node] + 1;
+            depths[i] = accepted[node] && depths[parent] >= 0 ? depths[parent] + 1 : -1;
+            if (depths[i] < 0) continue;
+            likelihoods[i] = likelihoods[parent] + log(probs[node]);
+            if (depths[i] > depths[best] || (depths[i] == depths[best] && likelihoods[i] > likelihoods[best])) best = i;
+        }
+        lengths[step] = depths[best];
+        for (int64_t i = best; i > 0; i = parents[first + i - 1] + 1) nodes[first + depths[i] - 1] = (int32_t)(i - 1);
+    }
+}

@@ -31,7 +31,8 @@ import numpy as np
 
 from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
-from specq.verification.packing import JudgedStep, Packed, by_temperature, pack
+from specq.verification.judgements import Judgements
+from specq.verification.packing import JudgedStep, Packed, Placed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
 from specq.verification.target_rows import Distributions, TargetRows
 from specq.verification.walks import Drafted, Paths, extend
@@ -62,10 +63,10 @@ class Probabilistic(Strategy):
         )
 
 
-def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> list[Judgement]:
-    packed = pack(steps)
+def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Judgements:
+    batch, packed = Placed.of(steps).batch, pack(steps)
     look_up = None if target.prefers_levels(len(packed.rows)) else target.distributions(packed.rows)  # a GPU begins
-    drafted = Drafted.of(steps, packed)
+    drafted = Drafted.of(batch, packed)
     at = packed.rows[packed.parent_rows]
     drafted.uniforms[:] = draws.accept(at["seed"], at["position"], drafted.named[:, -1])
     paths, tokens = Paths.of(drafted), np.zeros(len(steps), np.int32)
@@ -76,10 +77,7 @@ def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -
         extend(paths, drafted, probs, levels=ALL_LEVELS)
         everyone = np.arange(len(steps))
         tokens[:] = draw_tokens(paths, everyone, distributions, _end_rows(paths, packed), target, draws)
-    return [
-        _judgement(judged, path, token)
-        for judged, path, token in zip(steps, paths.as_lists(drafted), tokens.tolist(), strict=True)
-    ]
+    return Judgements.of_paths(batch.session_ids, paths.of_nodes(drafted), drafted.named[:, -1], tokens)
 
 
 def _walk_by_level(
@@ -111,8 +109,3 @@ def draw_tokens(
     """Draw the corrections or bonuses of steps whose paths have ended, at the places i64[n] of some distributions."""
     rows = distributions.rows[places]
     return target.draw(distributions, places, paths.edits(which), draws.residual(rows["seed"], rows["position"]))
-
-
-def _judgement(judged: JudgedStep, path: list[int], token: int) -> Judgement:
-    tokens = [*judged.step.tree.token_ids[path].tolist(), token]
-    return Judgement(judged.step.session_id, tuple(path), np.array(tokens, np.int32))

@@ -13,10 +13,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from specq.protocol import Float64Array, Int64Array, Judgement, SamplingParams
+from specq.protocol import Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
 from specq.verification.longest import judge_longest
-from specq.verification.packing import JudgedStep, pack
+from specq.verification.packing import JudgedStep, Placed, pack
 from specq.verification.target_rows import TargetRows
 
 
@@ -40,13 +40,9 @@ class Threshold(Strategy):
     def judge(self, steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -> Sequence[Judgement]:
         """See `Strategy.judge`."""
         packed = pack(steps)
-        thresholds = np.repeat([judged.step.params.threshold for judged in steps], packed.sizes)
-        warm = packed.rows.copy()
-        warm["temperature"] = np.where(warm["temperature"] == 0, 1, warm["temperature"])
-
-        def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
-            rows, limits = (warm, thresholds) if at is None else (warm[at], thresholds[at])
-            _, probs = target.distributions(rows)(which, token_ids[:, None])
-            return probs[:, 0], limits[which]
-
-        return judge_longest(steps, packed, target, bars)
+        thresholds = np.array([params.threshold for params in Placed.of(steps).batch.params]).repeat(packed.sizes)
+        warm, is_cold = packed.rows, packed.rows["temperature"] == 0
+        if is_cold.any():
+            warm = packed.rows.copy()
+            warm["temperature"][is_cold] = 1
+        return judge_longest(steps, packed, target, warm, lambda _, which: thresholds[which])

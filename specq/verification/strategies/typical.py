@@ -17,10 +17,11 @@ import numpy as np
 
 from specq.protocol import NO_TREE, Float64Array, Int64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
+from specq.verification.judgements import Judgements
 from specq.verification.longest import judge_longest
-from specq.verification.packing import JudgedStep, by_temperature, pack
+from specq.verification.packing import JudgedStep, Placed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
-from specq.verification.target_rows import TargetRows
+from specq.verification.target_rows import Distributions, TargetRows
 
 
 class Typical(Strategy):
@@ -44,27 +45,34 @@ class Typical(Strategy):
         # At T = 0 only the argmax has any probability, 1: what passes is the path of `deterministic`, if a bar lets it.
         return by_temperature(
             steps,
-            lambda of: Deterministic().judge([_without_barred(judged) for judged in of], target, draws),
+            lambda of: Deterministic().judge(_without_barred(of), target, draws),
             lambda of: _judge_warm(of, target),
         )
 
 
-def _without_barred(judged: JudgedStep) -> JudgedStep:
-    """Leave the tree out where nothing is above the bar."""
-    if min(judged.step.params.typical_eps, judged.step.params.typical_delta) < 1:
-        return judged
-    return judged._replace(step=replace(judged.step, tree=NO_TREE))
+def _without_barred(steps: Sequence[JudgedStep]) -> Sequence[JudgedStep]:
+    """Leave the trees out where nothing is above the bar."""
+    is_barred = np.minimum(*_bar_params(steps)) >= 1
+    if not is_barred.any():
+        return steps
+    return [
+        judged._replace(step=replace(judged.step, tree=NO_TREE)) if barred else judged
+        for judged, barred in zip(steps, is_barred.tolist(), strict=True)
+    ]
 
 
-def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows) -> list[Judgement]:
+def _bar_params(steps: Sequence[JudgedStep]) -> tuple[Float64Array, Float64Array]:
+    """Return eps and delta of each step, f64[steps]."""
+    params = Placed.of(steps).batch.params
+    return np.array([own.typical_eps for own in params]), np.array([own.typical_delta for own in params])
+
+
+def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows) -> Judgements:
     packed = pack(steps)
-    all_eps = np.repeat([judged.step.params.typical_eps for judged in steps], packed.sizes)
-    all_delta = np.repeat([judged.step.params.typical_delta for judged in steps], packed.sizes)
+    all_eps, all_delta = (of_steps.repeat(packed.sizes) for of_steps in _bar_params(steps))
 
-    def bars(at: Int64Array | None, which: Int64Array, token_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
-        chosen = slice(None) if at is None else at
-        distributions, probs = target.distributions(packed.rows[chosen])(which, token_ids[:, None])
-        limits = np.minimum(all_eps[chosen], all_delta[chosen] * np.exp(-distributions.entropies()))
-        return probs[:, 0], limits[which]
+    def bars(distributions: Distributions, which: Int64Array | slice) -> Float64Array:
+        limits: Float64Array = np.minimum(all_eps[which], all_delta[which] * np.exp(-distributions.entropies()))
+        return limits
 
-    return judge_longest(steps, packed, target, bars)
+    return judge_longest(steps, packed, target, packed.rows, bars)
