@@ -95,10 +95,11 @@ class _LastChains:
 @dataclass(slots=True)
 class _Part:
     """Some of the sessions of a round, by index; `wait` returns tokens and scores [depth, sessions, width], and the draft
-    distributions."""
+    distributions; tokens: those on the device, if they are there before the host has read them."""
 
     indices: IntpArray
     wait: Callable[[], tuple[Int32Array, Float32Array, list[Sequence[DraftDistribution]]]]
+    tokens: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -181,6 +182,11 @@ class ChainModel:
                 params = [self._params[session_id] for session_id in session_ids]
                 self._begun = _Begun(places, slots, self._begin(places, params, slots, logits, depth, width))
 
+    def on_device(self) -> torch.Tensor | None:
+        """Return the tokens of the chains that were begun; see `ChainSource`."""
+        parts = self._begun.parts if self._begun is not None else []
+        return parts[0].tokens if len(parts) == 1 else None
+
     def finish(self) -> Chains:
         """Return the chains that were begun; see `ChainSource`."""
         assert self._begun is not None
@@ -222,7 +228,7 @@ class ChainModel:
             own = logits if len(by_device) == len(places) else logits[by_device]
             starts = self._starts(places, params, slots, by_device)
             wait = drafter.start(own, starts, depth, width, self.limit_vocab)
-            parts.append(_Part(by_device, lambda: (*wait(), [])))
+            parts.append(_Part(by_device, lambda: (*wait(), []), getattr(wait, "tokens", None)))
         else:
             by_device = NOTHING
         if len(by_device) < len(every):

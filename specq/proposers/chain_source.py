@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specq.protocol import DraftDistribution, Float32Array, Int32Array, IntpArray, ModelInfo, SamplingParams
 
@@ -47,6 +47,12 @@ class ChainSource(Protocol):
 
     def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
         """Begin to draft a chain for each of these sessions. EngineError, with nothing changed, if KV runs short."""
+        ...
+
+    def on_device(self) -> Any:
+        """Return the tokens of the chains that were begun, before the host has read them: a tensor i32[depth * sessions * width], level by
+        level, on the device of the target, where the draft model drafts there without the host; else None. They are tokens below
+        `info.num_tokens`, and every chain is as deep as was asked for."""
         ...
 
     def finish(self) -> Chains:

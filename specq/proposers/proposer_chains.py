@@ -76,6 +76,9 @@ class ProposerChains:
             self._drafted[request.session_id] = list(zip(token_ids[i, :, 0].tolist(), firsts, strict=True))
         self._begun = Chains(token_ids, scores, distributions)
 
+    def on_device(self) -> None:
+        """The host has read them already; see `ChainSource`."""
+
     def finish(self) -> Chains:
         """Return the chains; see `ChainSource`."""
         assert self._begun is not None

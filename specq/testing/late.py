@@ -10,7 +10,7 @@ import numpy as np
 from specq.engines import Launched, check_asked
 from specq.protocol import NO_TAP, EngineError, Int32Array, Judgement, ModelInfo, SessionStep, StepOutput, Tap
 from specq.testing.toy import ToyEngine
-from specq.verification import StepBatch
+from specq.verification import StepBatch, is_handle
 
 POISON = 7  # what is said of a session that has been closed, and what stands where a token is not known
 
@@ -107,7 +107,7 @@ class LateEngine(ToyEngine):
         self.flights.remove(late)
         if late.error is not None:
             raise late.error
-        batch, late.after = self._fed(late), None
+        batch, late.after = _read(self._fed(late)), None
         is_open = np.array([session_id not in late.closed for session_id in batch.session_ids])
         found = {one.session_id: one for one in super().step(batch.take(is_open.nonzero()[0]), late.tap).judgements}
         judged = batch.judged().session_ids
@@ -123,3 +123,13 @@ class LateEngine(ToyEngine):
         assert after is not None
         assert after.tokens is not None, "the step before was not collected"
         return batch.fed(after.tokens[batch.fed_by])
+
+
+def _read(batch: StepBatch) -> StepBatch:
+    """Return a batch with its drafted tokens: what was read is what the device has."""
+    drafted, batch = batch.drafted, batch.known()
+    if drafted is not None and drafted.values is not None:
+        was_read = drafted.values >= 0
+        assert np.array_equal(drafted.values[was_read], np.asarray(drafted.tokens)[was_read]), "read as other tokens"
+    assert not is_handle(batch.token_ids).any(), "handles of nothing"
+    return batch

@@ -8,11 +8,12 @@ target and is wrong at known places.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from specq.engines import check_asked
-from specq.proposers import Children, Expansion, Followed, HiddenRow, ProposerChains, Ranked, draws_children
+from specq.proposers import Chains, Children, Expansion, Followed, HiddenRow, ProposerChains, Ranked, draws_children
 from specq.protocol import (
     NO_TAP,
     DraftDistribution,
@@ -258,6 +259,32 @@ class ToyChains(ProposerChains):
             raise EngineError("no room")
         super().start(session_ids, depth, width)
         self.num_started.append(len(session_ids))
+
+
+class UnreadToyChains(ToyChains):
+    """The same, whose tokens are on a device before they are read. `failing`: rounds that cannot be read, by their number: the errors."""
+
+    def __init__(self, proposer: ToyProposer | None = None) -> None:
+        super().__init__(proposer)
+        self.failing: dict[int, Exception] = {}
+        self.num_unread = 0  # rounds that were asked for before they were read
+
+    def on_device(self) -> Any:
+        """See `ChainSource`."""
+        assert self._begun is not None
+        token_ids = self._begun.token_ids
+        if token_ids.min() < 0 or any(self._begun.distributions):
+            return None
+        self.num_unread += 1
+        return token_ids.swapaxes(0, 1).reshape(-1)
+
+    def finish(self) -> Chains:
+        """See `ChainSource`."""
+        chains = super().finish()
+        error = self.failing.pop(len(self.num_started), None)
+        if error is not None:
+            raise error
+        return chains
 
 
 class ToyHeads:

@@ -11,6 +11,7 @@ from functools import cache
 
 from specq.protocol import ConfigError
 from specq.runtime import Table
+from specq.verification.device_tokens import DeviceTokens, handles, is_handle, known_tokens, places_of
 from specq.verification.interface import Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of
 from specq.verification.row_params import ROW, Rows, make_rows
@@ -52,6 +53,7 @@ __all__ = [
     "ROW",
     "STRATEGIES",
     "WITH_LOGPROBS",
+    "DeviceTokens",
     "Extra",
     "Judgements",
     "Rows",
@@ -59,7 +61,11 @@ __all__ = [
     "Strategy",
     "derived_seed",
     "ends_of",
+    "handles",
+    "is_handle",
+    "known_tokens",
     "make_rows",
+    "places_of",
     "reason_against",
     "strategy",
     "traits_of",

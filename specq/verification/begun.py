@@ -85,10 +85,11 @@ class Begun:
     def finish(self) -> Judgements:
         """Wait for the judgements; raises EngineError where a row has no token."""
         tokens = self.own.wait()
-        batch = self.placed.batch
+        batch = self.placed.batch.known()
         if not len(batch.parents):
             return Judgements.of_tokens(batch.session_ids, tokens)
-        return strategy(batch.params[0].strategy).judge_by_own(self.placed, self.packed, tokens)
+        placed = Placed(batch, self.placed.first_rows)
+        return strategy(batch.params[0].strategy).judge_by_own(placed, self.packed, tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +108,11 @@ class Judging:
     def finish(self) -> Judgements:
         """Wait for the judgements; see `judge_each`."""
         if self.begun is None:
-            return judge_each(self.judged, self.logits)
+            return judge_each(self.judged.known(), self.logits)
         try:
             return self.begun.finish()
         except EngineError:  # which of them it is
-            return judge_each(self.judged, self.logits)
+            return judge_each(self.judged.known(), self.logits)
 
 
 def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:

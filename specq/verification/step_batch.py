@@ -29,6 +29,7 @@ from specq.protocol import (
     Tree,
     UInt8Array,
 )
+from specq.verification.device_tokens import DeviceTokens, known_tokens
 from specq.verification.judgements import ends_of
 from specq.verification.row_params import Rows, make_rows
 
@@ -66,6 +67,7 @@ class StepBatch(Sequence[SessionStep]):
     extras      by place, of the sessions that have some
     fed_by      None, or i32[n]: whose one token only the device knows, since the step before is not collected yet: the place among the
                 sessions that were judged there, -1 for all others. In `token_ids` stands any token of the vocabulary instead
+    drafted     None, or the tokens for which handles stand in `token_ids`: drafted ones that the host may not have read yet
     """
 
     def __init__(
@@ -84,8 +86,9 @@ class StepBatch(Sequence[SessionStep]):
         scores: Float32Array = NO_SCORES,
         extras: Mapping[int, Extra] | None = None,
         fed_by: Int32Array | None = None,
+        drafted: DeviceTokens | None = None,
     ) -> None:
-        self.fed_by = fed_by
+        self.fed_by, self.drafted = fed_by, drafted
         self.session_ids, self.params, self.sampling, self.traits = session_ids, params, sampling, traits
         self.starts, self.num_tokens, self.is_judged, self.token_ids = starts, num_tokens, is_judged, token_ids
         self.num_nodes, self.parents, self.scores, self.extras = num_nodes, parents, scores, extras or {}
@@ -185,6 +188,7 @@ class StepBatch(Sequence[SessionStep]):
             scores=self.scores[of_nodes],
             extras={i: self.extras[place] for i, place in enumerate(which) if place in self.extras},
             fed_by=None if self.fed_by is None else self.fed_by[places],
+            drafted=self.drafted,
         )
 
     @property
@@ -198,6 +202,15 @@ class StepBatch(Sequence[SessionStep]):
         found, is_fed = copy(self), self.fed_by >= 0
         found.token_ids, found.fed_by = self.token_ids.copy(), None
         found.token_ids[(self.ends - self.sizes)[is_fed]] = token_ids[is_fed]
+        found.__dict__.pop("_steps", None)
+        return found
+
+    def known(self) -> StepBatch:
+        """Return the same steps with the drafted tokens, which have been read by now."""
+        if self.drafted is None:
+            return self
+        found = copy(self)
+        found.token_ids, found.drafted = known_tokens(self.token_ids, self.drafted), None
         found.__dict__.pop("_steps", None)
         return found
 

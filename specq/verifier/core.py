@@ -95,7 +95,7 @@ class Verifier:
         self._last_end: float | None = None  # of the last step, if there was work to go on with at once
         # Of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node.
         self._min_accept_prob = 0
-        self.min_accept_prob = 0.0  # the least with which verifying a node that is here already paid in the last step
+        self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
@@ -209,7 +209,7 @@ class Verifier:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
         faults, began = Faults(), clock()
         self._follow_load()
-        self._propose(clock)
+        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):
             return self._finish(before, faults, clock)
@@ -242,6 +242,8 @@ class Verifier:
             shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, planned=clock()
         )
         self._flights.launch(flight, before, faults)
+        if self.sources.read(clock):
+            flight.waits_for_drafts(self.sources.waited_s, clock())
         self.num_steps += len(flight.parts)
         if len(shares) < len(self.sessions):
             self.sessions.put_behind(shares.sessions)
@@ -299,11 +301,8 @@ class Verifier:
         return self.sessions.decoding()[: self.max_sessions]
 
     def _budget(self) -> Budget:
-        return Budget(self.curve, self.min_accept_prob)
-
-    def _propose(self, clock: Callable[[], float]) -> None:
-        """Hang what has been drafted onto the trees."""
-        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
+        unread_vocab = self.engine.info.vocab_size if self._flights.newest is None else 0
+        return Budget(self.curve, self.min_accept_prob, unread_vocab)
 
     def _schedule(self, faults: Faults, before: Flight | None) -> Shares:
         """Return the shares of those sessions that can be planned together, behind the step in flight if there is one."""
@@ -323,6 +322,7 @@ class Verifier:
             free_slots=self.engine.free_slots,
             max_chain=self.engine.max_chain,
             before=None if before is None else before.parts[0][0],
+            drafted=self.sources.drafted,
         )
         self._num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)

@@ -50,6 +50,10 @@ class Flight:
     parts: list[Part] = field(default_factory=list)
     is_late: bool = False
 
+    def waits_for_drafts(self, waited_s: float, now: float) -> None:
+        """Note that the step, which was launched behind drafts, begins when these are complete: now."""
+        self.waited_s, self.drafted, self.planned = waited_s, now, now
+
     def prefilling(self) -> list[Prefill]:
         """Return the sessions of whose context the step computes a part."""
         if not len(self.shares):
@@ -92,7 +96,8 @@ class Flights:
         done: Done = []
         for shares, launched in flight.parts:
             try:
-                done.append((shares, launched.collect()))
+                output = launched.collect()
+                done.append((shares.known(), output))
             except EngineLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - see `Faults.of`
@@ -117,7 +122,7 @@ class Flights:
 def _again(shares: Shares) -> Shares:
     """Return those shares that can be computed again: of sessions that are there still, with tokens that are known by now."""
     which = [i for i, session in enumerate(shares.sessions) if session.is_open and not session.finish]
-    shares = shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares
+    shares = (shares.take(np.array(which, np.intp)) if len(which) < len(shares) else shares).known()
     if shares.batch.fed_by is None or not len(shares):
         return shares
     batch = shares.batch.fed(shares.sessions[0].trees.last_token[shares.places])

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specq.protocol import Draft, DraftDistribution, Float64Array, Int32Array, Int64Array
+from specq.verification import DeviceTokens
 from specq.verifier.session import Session
 from specq.verifier.trees import NEXT_IDS, Grafted
 
@@ -35,6 +36,7 @@ class DraftBatch:
     is_whole      [d]: a draft is dropped as a whole if not all of it fits, as one with distributions must be
     is_measured   scores of point masses are measured already, over all sessions
     rows          i32[n]: which of `distributions` a node was drawn from; -1, or None for all: a point mass
+    drafted       for what handles among the tokens stand; their sessions have no other nodes
     """
 
     sessions: Sequence[Session]
@@ -49,6 +51,7 @@ class DraftBatch:
     is_measured: bool = False
     rows: Int32Array | None = None
     distributions: Sequence[DraftDistribution] = ()
+    drafted: DeviceTokens | None = None
 
 
 def hang(batch: DraftBatch, now: float) -> Grafted:

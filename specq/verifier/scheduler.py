@@ -31,7 +31,7 @@ from specq.protocol import (
     IntpArray,
     ScratchRows,
 )
-from specq.verification import NO_SCORES, Extra, StepBatch, ends_of
+from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
@@ -71,12 +71,14 @@ def plan(
     free_slots: int,
     max_chain: int = 0,
     before: Shares | None = None,
+    drafted: DeviceTokens | None = None,
 ) -> StepPlan:
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
     `max_chain` is the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
-    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then.
+    sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
+    trees stand, if there are any.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
@@ -88,7 +90,7 @@ def plan(
     chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
-    return StepPlan(_shares(chunks, chosen, before), num_rows, goodput)
+    return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
 
 
 class _Chunks(NamedTuple):
@@ -148,7 +150,7 @@ def _below(rows: ScratchRows, num_nodes: int) -> ScratchRows:
     return replace(rows, parents=np.where(rows.parents < 0, -1, rows.parents + num_nodes).astype(np.int32))
 
 
-def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None) -> Shares:
+def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None, drafted: DeviceTokens | None) -> Shares:
     """Return the parts of all sessions; `chosen` are nodes of the decoding ones."""
     sessions, places, starts, sizes, is_judged, _ = chunks
     trees, num_nodes = sessions[0].trees, np.zeros(len(sessions), np.intp)
@@ -171,6 +173,7 @@ def _shares(chunks: _Chunks, chosen: Chosen, before: Shares | None) -> Shares:
         parents=parents,
         scores=scores,
         fed_by=None if before is None else _fed_by(chunks, before),
+        drafted=drafted if len(chosen.nodes) else None,
     )
     return Shares(sessions, places, batch, chosen.nodes)
 

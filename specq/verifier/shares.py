@@ -60,6 +60,12 @@ class Shares(Sequence[ScheduledSession]):
         """Return the parts that are judged."""
         return self if self.batch.are_judged else self.take(self.batch.is_judged.nonzero()[0])
 
+    def known(self) -> Shares:
+        """Return the parts with drafted tokens that have been read by now."""
+        if self.batch.drafted is None:
+            return self
+        return Shares(self.sessions, self.places, self.batch.known(), self.nodes)
+
     def take(self, which: IntpArray) -> Shares:
         """Return some of the parts, in the same order."""
         chosen = np.zeros(len(self), np.bool_)

@@ -13,8 +13,9 @@ from specq.protocol.messages import Ack, Close, Draft, Open, SessionFailed, Verd
 from specq.protocol.params import SamplingParams, Speculation
 from specq.protocol.step_output import StepOutput
 from specq.testing.late import LateEngine, LateStep
-from specq.testing.toy import ToyEngine, toy_info, toy_text
+from specq.testing.toy import ToyEngine, ToyProposer, UnreadToyChains, toy_info, toy_text
 from specq.verifier.core import Verifier
+from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
 
 MOST_STEPS = 3000
@@ -74,14 +75,16 @@ class Job:
 class Service:
     """The verifier, and what was heard of each job that is open."""
 
-    def __init__(self, random: Random, *, overlaps: bool = True) -> None:
+    def __init__(self, random: Random, *, overlaps: bool = True, has_chains: bool = False) -> None:
         self.random, self.now = random, 0.0
         kind = FailingLater if overlaps else FailingAtOnce
         self.engine = kind(toy_info(kv_slots=random.choice([60, 90, 400])))
         self.engine.bad = set()
+        self.chains = UnreadToyChains(ToyProposer(wrong_every=random.choice([0, 3, 5])) if has_chains else None)
         self.verifier = Verifier(
             self.engine,
             StepCurve([1, 64], [0.005, 0.01]),
+            [self._drafter()] if has_chains else [],
             incarnation=1,
             max_sessions=random.choice([1, 2, 4, 64]),
             max_step_rows=random.choice([6, 20, 200]),
@@ -92,11 +95,15 @@ class Service:
         self.texts: dict[int, tuple[list[int], str]] = {}  # of all that ended
         self.num_opened = self.num_tokens = 0
 
+    def _drafter(self) -> ColocatedDrafter:
+        levels, width = StepCurve([1, 64], [0.0002, 0.0002]), self.random.choice([1, 3])
+        return ColocatedDrafter(self.chains, levels, chain=4, fan_out=width, unread_value=1.0)
+
     def act(self) -> None:
         """Do something, and step now and then."""
         does = (
             [self.open] * 3
-            + [self.close, self.reopen, self.fail, self.spoil]
+            + [self.close, self.reopen, self.fail, self.spoil, self.lose]
             + [self.acknowledge, self.draft] * 2
             + [self.step] * 6
         )
@@ -135,6 +142,10 @@ class Service:
         """Let all further steps with some session fail."""
         if (job := self.some()) and not job.finish and self.random.random() < 0.3:
             self.engine.bad.add(job.session_id)
+
+    def lose(self) -> None:
+        """Let the next chains fail when they are read."""
+        self.chains.failing[len(self.chains.num_started) + 1] = RuntimeError("lost")
 
     def acknowledge(self) -> None:
         if job := self.some():
@@ -223,9 +234,9 @@ class Service:
         assert self.verifier.trees.num_nodes == 0
 
 
-def serve(random: Random, num_acts: int, *, overlaps: bool = True) -> Service:
+def serve(random: Random, num_acts: int, *, overlaps: bool = True, has_chains: bool = False) -> Service:
     """Serve at random; raises AssertionError where what is said is not what the target says."""
-    service = Service(random, overlaps=overlaps)
+    service = Service(random, overlaps=overlaps, has_chains=has_chains)
     for _ in range(num_acts):
         service.act()
     service.end()

@@ -72,6 +72,20 @@ def test_texts_are_the_targets_own(random: Random, overlaps: bool) -> None:
     serve(random, NUM_ACTS, overlaps=overlaps)
 
 
+@settings(max_examples=40, deadline=None)
+@given(random=st.randoms(use_true_random=False), overlaps=st.booleans())
+def test_texts_with_chains_are_the_targets_own(random: Random, overlaps: bool) -> None:
+    """With a colocated drafter whose chains are verified before they are read, or cannot be read; and drafts of others beside it."""
+    serve(random, NUM_ACTS, overlaps=overlaps, has_chains=True)
+
+
+def test_chains_are_verified_unread_in_the_random_service() -> None:
+    """Where steps can be launched with them, and nowhere else."""
+    for overlaps in (True, False):
+        served = [serve(Random(seed), NUM_ACTS, overlaps=overlaps, has_chains=True) for seed in range(5)]
+        assert (sum(service.chains.num_unread for service in served) > 10) is overlaps
+
+
 def _looks_at_all(shares: Any, *arguments: Any, commit: Any = core.commit, **_options: Any) -> Any:
     return commit(shares, *arguments)
 

@@ -9,7 +9,7 @@ A chain's own slots are its row's extras (see `attention_plan`): the item that r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import ClassVar
@@ -70,10 +70,10 @@ class ChainDrafter:
     @torch.no_grad()
     def start(
         self, logits: torch.Tensor, starts: ChainStarts, depth: int, count: int, limit_vocab: int
-    ) -> Callable[[], tuple[Int32Array, Float32Array]]:
-        """Begin to draft chains; return what waits for the device, once, before the next chains are begun, and gives the
+    ) -> ChainsOnDevice:
+        """Begin to draft chains; return what waits for the device, and gives the
         `count` best tokens at each of `depth` steps of each chain, best first: i32[depth, rows, count], and their
-        log-probabilities, f32. Each step follows the first token of the one before.
+        log-probabilities, f32. Each step follows the first token of the one before. Its `tokens` are the same on the device.
 
         logits [rows, vocab]: what the model says at the chains' starts, still on the device; tokens are those below
         limit_vocab.
@@ -89,13 +89,8 @@ class ChainDrafter:
             self._choose(logits, batch, top)
             for _ in range(depth - 1):
                 self._step(batch, top)
-        results = top.results[: depth * layout.num_rows * count * 2]
-
-        def wait() -> tuple[Int32Array, Float32Array]:
-            shaped = results.cpu().view(depth, layout.num_rows, count, 2)[:, : len(starts)].numpy()
-            return shaped[..., 0].copy(), shaped[..., 1].copy().view(np.float32)
-
-        return wait
+            results = top.results[: depth * layout.num_rows * count * 2].view(depth, layout.num_rows, count, 2)
+            return ChainsOnDevice(results[:, : len(starts)], top.num_tokens)
 
     def _top(self, count: int, num_tokens: int) -> _Top:
         key = (count, num_tokens)
@@ -177,6 +172,30 @@ class ChainDrafter:
             TILES_PAD=top.tiles_pad, CHAIN=True, MAX_STEPS=MAX_STEPS, PDL=decoder.pdl, num_warps=4,
             **decoder.launch_options,
         )  # fmt: skip
+
+
+class ChainsOnDevice:
+    """Chains on their way to the host: calling it waits for them.
+
+    tokens  i32[depth * rows * count] on the device, each of them below `num_tokens`: one step after the other, of each chain its best first
+    """
+
+    def __init__(self, results: torch.Tensor, num_tokens: int) -> None:
+        """`results` i32[depth, rows, count, 2]: tokens, and the bits of their log-probabilities; free again for what is begun afterwards."""
+        self.tokens = results[..., 0].reshape(-1).clamp(0, num_tokens - 1)
+        on_gpu = results.is_cuda
+        self._found = torch.empty(results.shape, dtype=torch.int32, pin_memory=on_gpu)
+        self._found.copy_(results, non_blocking=on_gpu)
+        self._arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        if self._arrived is not None:
+            self._arrived.record(torch.cuda.current_stream(results.device))
+
+    def __call__(self) -> tuple[Int32Array, Float32Array]:
+        """Return tokens i32[depth, rows, count] and log-probabilities, f32."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        found = self._found.numpy()
+        return found[..., 0].copy(), found[..., 1].copy().view(np.float32)
 
 
 class _Top:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from specq.engines.interface import Launched
 from specq.engines.profiling import quick_step_times, step_times
 from specq.engines.step_cache import keep, recall, step_times_file
 from specq.engines.torch.compiler import built_kernels
-from specq.engines.torch.flights import Flight, Plan, feed_of
+from specq.engines.torch.flights import Flight, Plan, Unread, feed_of
 from specq.engines.torch.forward import FedForward, ForwardOutput, RowTap, tapped_rows
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, load
@@ -132,10 +133,13 @@ class TorchEngine:
             self._hold(before)
         if batch.fed_by is not None and after is not None and after.tokens is not None:
             batch = batch.fed(after.tokens[batch.fed_by])
+        if batch.drafted is not None and batch.drafted.values is not None:
+            batch = batch.known()
         plan = self._plan(batch)
         try:
+            unread = Unread.of(plan)
             check_tokens(plan.rows.token_ids, batch, self.info)
-            output, hidden = self._run(plan, tap, after)
+            output, hidden = self._run(plan, tap, feed_of(batch, unread, after))
             logits, scratch_logits = _set_apart(output.logits, batch)
             judging, judge_s = self._judge(batch, logits)
             if not self._has_judged and len(logits):
@@ -146,7 +150,8 @@ class TorchEngine:
             check_alive(self._device)
             raise
         rest = StepOutput((), hidden, scratch_logits, judge_s)
-        flight = Flight(plan, judging, rest, after, self._collect, self._discard, logits if self._verbose else None)
+        logged = logits if self._verbose else None
+        flight = Flight(plan, judging, rest, after, self._collect, self._discard, logged, unread)
         self._flights.append(flight)
         return flight
 
@@ -157,9 +162,8 @@ class TorchEngine:
         started = time.perf_counter()
         return judge_each(batch, logits), time.perf_counter() - started
 
-    def _run(self, plan: Plan, tap: Tap, after: Flight | None) -> tuple[ForwardOutput, SessionRows | None]:
-        """Run the forward pass; return its output, and the hidden states that were asked for."""
-        feed = feed_of(plan.batch, after)
+    def _run(self, plan: Plan, tap: Tap, feed: dict[str, Any]) -> tuple[ForwardOutput, SessionRows | None]:
+        """Run the forward pass; return its output, and the hidden states that were asked for. `feed`: see `feed_of`."""
         if not tap.layers:
             return self._forward(plan.rows, **feed), None
         rows, starts = tapped_rows(plan.batch, tap)
@@ -186,7 +190,7 @@ class TorchEngine:
         self._commit(flight, judgements)
         batch = flight.plan.batch
         if flight.logits is not None and batch.session_ids[0] >= 0:  # not while it is profiled
-            log_decisions(batch, flight.logits, judgements)
+            log_decisions(batch.known(), flight.logits, judgements)
         rest = flight.output
         return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s)
 

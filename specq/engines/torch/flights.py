@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ import torch
 from specq.engines.torch.forward import Feed
 from specq.engines.torch.rows import PackedRows
 from specq.protocol import BoolArray, Int32Array, IntpArray, StepOutput
-from specq.verification import Judgements, StepBatch
+from specq.verification import Judgements, StepBatch, is_handle, known_tokens, places_of
 from specq.verification.begun import Judging, says_own
 
 
@@ -29,12 +29,31 @@ class Plan:
     rows: PackedRows
 
 
+class Unread(NamedTuple):
+    """Packed rows i64[n], and the handles of their tokens i32[n]."""
+
+    rows: IntpArray
+    handles: Int32Array
+
+    @staticmethod
+    def of(plan: Plan) -> Unread | None:
+        """Return the rows whose tokens only the device knows; in their place stands a token of the vocabulary from now on."""
+        if plan.batch.drafted is None:
+            return None
+        token_ids = plan.rows.token_ids
+        rows = is_handle(token_ids).nonzero()[0]
+        found = Unread(rows, token_ids[rows])
+        token_ids[rows] = 0
+        return found
+
+
 @dataclass(slots=True, eq=False)
 class Flight:
     """A step that was launched; fulfils `specq.engines.Launched`.
 
     judging   what is being judged, or on a CPU what has been; logits: what is logged of it, if anything is
     output    what it returns, but for the judgements; after: the step that feeds this one
+    unread    which rows have drafted tokens that the host had not read when the step was launched, i64[any], and the handles of these
     closed    its sessions that have been closed since
     is_held   whether another step was planned behind it, while it was in flight
     """
@@ -46,6 +65,7 @@ class Flight:
     land: Callable[[Flight], StepOutput]
     drop: Callable[[Flight], None]
     logits: torch.Tensor | None = None
+    unread: Unread | None = None
     closed: set[int] = field(default_factory=set)
     is_held: bool = False
     tokens: Int32Array | None = None  # of the judged sessions, once the host knows them; 0 of one with a fault
@@ -76,15 +96,20 @@ class Flight:
 
     def learn_fed(self) -> None:
         """Write the tokens that this step was fed with to where the pool reads them."""
-        batch, after = self.plan.batch, self.after
+        batch, after, token_ids = self.plan.batch, self.after, self.plan.rows.token_ids
         self.after = None
+        if self.unread is not None and batch.drafted is not None:
+            token_ids[self.unread.rows] = known_tokens(self.unread.handles, batch.drafted)
         if batch.fed_by is not None and after is not None and after.tokens is not None:
             is_fed = batch.fed_by >= 0
-            self.plan.rows.token_ids[batch.first_rows[is_fed]] = after.tokens[batch.fed_by[is_fed]]
+            token_ids[batch.first_rows[is_fed]] = after.tokens[batch.fed_by[is_fed]]
 
 
-def feed_of(batch: StepBatch, after: Flight | None) -> dict[str, Any]:
-    """Return the argument by which a forward pass takes tokens from the step before, where some are."""
+def feed_of(batch: StepBatch, unread: Unread | None, after: Flight | None) -> dict[str, Any]:
+    """Return the argument by which a forward pass takes tokens from the step before, or from a draft model, where some are."""
+    if unread is not None and batch.drafted is not None:
+        assert batch.fed_by is None, "a step behind another one has no drafts"
+        return {"feed": Feed(batch.drafted.tokens, places_of(unread.handles), unread.rows)}
     if batch.fed_by is None:
         return {}
     tokens = after.judging.tokens if after is not None and isinstance(after.judging, Judging) else None

@@ -2,7 +2,8 @@
 
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
 until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters have there; those with siblings or
-draft distributions as drafts like any other.
+draft distributions as drafts like any other. Where little depends on what they say of themselves, the step is launched before they are read
+(`unread_chains`).
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
 where it failed, this drafter drafts for the next round.
@@ -14,21 +15,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import structlog
 
 from specq.drafting import LEAST_CHANCE, SIBLING_VALUE, Calibration, drafting_params
-from specq.proposers import Chains, ChainSource
+from specq.proposers import NO_TOKEN, Chains, ChainSource
 from specq.protocol import (
     COLOCATED_LANE,
     BoolArray,
     Draft,
     EngineError,
     EngineLostError,
+    Float32Array,
     IntpArray,
 )
 from specq.runtime import Faults, in_halves, traced
+from specq.verification import DeviceTokens, is_handle, places_of
 from specq.verifier.arms import COLOCATED
 from specq.verifier.grafting import DraftBatch, batch_of, batch_of_chains
 from specq.verifier.rounds import Rounds
@@ -38,6 +42,7 @@ from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
 from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
+from specq.verifier.sources.unread_chains import UNREAD_VALUE, UsualScores, batch_of_unread, distinct, may_be_unread
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE
 
@@ -59,11 +64,20 @@ class _Begun:
     is_usual: bool  # contexts were computed but for the last round's tokens
 
 
+class _Unread(NamedTuple):
+    """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles stand."""
+
+    begun: _Begun
+    counts: IntpArray
+    drafted: DeviceTokens
+
+
 class ColocatedDrafter(DraftSource):
     """Drafts with a source of chains.
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
-    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does.
+    children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does;
+    `unread_value`: see `unread_chains`.
     """
 
     name = COLOCATED
@@ -77,11 +91,14 @@ class ColocatedDrafter(DraftSource):
         chain: int = 8,
         is_one_pass: bool = False,
         shaped: ShapedDrafter | None = None,
+        unread_value: float = UNREAD_VALUE,
     ) -> None:
-        self.chains, self.fan_out, self.shaped = chains, fan_out, shaped
+        self.chains, self.fan_out, self.shaped, self.unread_value = chains, fan_out, shaped, unread_value
         self._min_accept_prob = 0.0  # as in the last `Budget`
         self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
         self.calibration = Calibration()
+        self._usual = UsualScores(chain, fan_out)
+        self._unread: _Unread | None = None
         self.num_passes = 0
         self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
         self._refused: dict[int, Session] = {}  # those for which it drafts no more
@@ -160,35 +177,91 @@ class ColocatedDrafter(DraftSource):
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
-        chains = self._collect_chains(clock)
+        chains = self._collect_chains(budget, clock)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
-    def _collect_chains(self, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+    def _collect_chains(self, budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         if self._begun is None:
             return ()
         begun, self._begun = self._begun, None
+        unread = self._batch_of_unread(begun, budget)
+        if unread is not None:
+            return [unread]
+        chains = self._finish(begun, clock)
+        return () if chains is None else self._batches(begun, chains)
+
+    def _finish(self, begun: _Begun, clock: Callable[[], float]) -> Chains | None:
+        """Wait for the chains that were begun; None if they could not be drafted."""
         try:
             chains = self.chains.finish()
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - drafts are hints
             self._not_drafted(begun.sessions, error)
-            return ()
+            return None
         self.num_passes += 1
         if begun.is_usual:
             self.choice.learn_draft(len(begun.sessions), begun.depth, clock() - begun.began)
-        return self._batches(begun, chains)
+        return chains
+
+    def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
+        """Return the chains before the host has read them, where that is possible and pays; see `unread_chains`."""
+        if budget.min_accept_prob > self.unread_value or not self.chains.info.num_tokens <= budget.unread_vocab:
+            return None
+        scores = self._usual.of(begun.depth, begun.width)
+        if scores is None or not may_be_unread(begun.sessions, begun.width):
+            return None
+        tokens = self.chains.on_device()
+        if tokens is None:
+            return None
+        counts = self._counts(begun, np.full(len(begun.sessions), begun.depth))
+        if not counts.any():
+            return None
+        self._unread = _Unread(begun, counts, DeviceTokens(tokens))
+        return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores)
+
+    def read(self, clock: Callable[[], float]) -> None:
+        """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
+        assert self._unread is not None
+        (begun, counts, drafted), self._unread = self._unread, None
+        trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
+        nodes = is_handle(trees.token).nonzero()[0]
+        of_nodes = places_of(trees.token[nodes])
+        chains = self._finish(begun, clock)
+        if chains is None:
+            drafted.values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
+        else:
+            drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
+            scores = self._scores(chains)
+            trees.score[nodes] = trees.predicted[nodes] = scores.swapaxes(0, 1).reshape(-1)[of_nodes]
+            self._offer(begun, counts, chains)
+        trees.token[nodes] = drafted.values[of_nodes]
+
+    def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
+        """Return how many levels of chains of so many are offered, i64[sessions]."""
+        found: IntpArray = np.minimum(counts, _rooms(begun.sessions))
+        for i, session in enumerate(begun.sessions) if self._gone else ():
+            found[i] = 0 if session.session_id in self._gone else found[i]
+        return np.maximum(found, 0)
+
+    def _scores(self, chains: Chains) -> Float32Array:
+        """Return calibrated scores, f32[sessions, depth, width]; learn what is usual."""
+        accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
+        self._usual.learn(accept_probs, chains.token_ids)
+        found: Float32Array = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)
+        return found
+
+    def _offer(self, begun: _Begun, counts: IntpArray, chains: Chains) -> None:
+        """Note what is offered, so that the source learns what became of it."""
+        ids = [session.session_id for session in begun.sessions]
+        self._offered = OfferedChains(ids, counts, chains.scores[:, :, 0])
 
     def _batches(self, begun: _Begun, chains: Chains) -> Sequence[DraftBatch]:
         """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft distributions as
         drafts."""
-        accept_probs = self.calibration.probabilities(chains.scores)  # [sessions, depth, width], given the parent
-        scores = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)  # [sessions, depth, width]
-        counts = np.minimum((chains.token_ids[:, :, 0] >= 0).sum(1), _rooms(begun.sessions))
-        for i, session in enumerate(begun.sessions) if self._gone else ():
-            counts[i] = 0 if session.session_id in self._gone else counts[i]
-        ids = [session.session_id for session in begun.sessions]
-        self._offered = OfferedChains(ids, counts, chains.scores[:, :, 0])
+        scores = self._scores(chains)  # [sessions, depth, width]
+        counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
+        self._offer(begun, counts, chains)
         offered = np.flatnonzero(counts > 0).tolist()
         drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
         alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]

@@ -28,10 +28,12 @@ class Budget(NamedTuple):
 
     curve            the seconds that a step takes, by its rows
     min_accept_prob  the least cumulative acceptance probability with which verifying a node paid in the last step
+    unread_vocab     drafted tokens below this may be verified before the host has read them (`DraftBatch.drafted`); 0: none may
     """
 
     curve: StepCurve
     min_accept_prob: float
+    unread_vocab: int = 0
 
 
 class Setup(NamedTuple):
@@ -81,11 +83,13 @@ class DraftSource(ABC):
     name          that of its table, by which the controller knows it
     layers        the layers of the target whose hidden states it is given after each step (see `Tap`)
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
+    takes_sync    whether it may draft for synchronous sessions
     """
 
     name: ClassVar[str]
     layers: tuple[int, ...] = ()
     uses_scratch: ClassVar[bool] = False
+    takes_sync: ClassVar[bool] = True
 
     @property
     def has_work(self) -> bool:
@@ -99,6 +103,11 @@ class DraftSource(ABC):
     @abstractmethod
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return what was drafted. `sessions` decode and take part in the step; drafts may be of any."""
+
+    def read(self, clock: Callable[[], float]) -> None:
+        """Wait for drafts that were hung unread, and put them in place; called once after such a `collect`, when the step was launched. What
+        could not be read is no token, and so rejected."""
+        raise NotImplementedError("this source hangs no drafts unread")
 
     def scratch(self, session: Session) -> ScratchRows:
         """Return rows that shall be computed beside a decoding session's next token, which nobody judges; their parents are -1 or earlier

@@ -49,6 +49,7 @@ class LookaheadDecoder(DraftSource):
     """The windows of all sessions. `window`, `ngram`, `guesses`: W, N and G, of which 0 is W; `is_adaptive`: else windows have W columns always."""
 
     name = LOOKAHEAD
+    takes_sync = False
     uses_scratch = True
 
     def __init__(self, info: ModelInfo, *, window: int, ngram: int, guesses: int = 0, is_adaptive: bool = True) -> None:

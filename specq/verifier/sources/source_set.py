@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import structlog
 
 from specq.engines import Engine
+from specq.proposers import NO_TOKEN
 from specq.protocol import (
     NO_SCRATCH,
     NO_TAP,
@@ -21,6 +23,7 @@ from specq.protocol import (
     Tap,
 )
 from specq.runtime import traced
+from specq.verification import DeviceTokens
 from specq.verifier.arms import Arms
 from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.load_level import Arm
@@ -46,6 +49,7 @@ class SourceSet:
     mail_s       seconds that the drafts which arrive between two steps may take: as many as the last step took
     num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
     num_dropped  drafts for which there was no time or no room
+    drafted      what hangs unread on the trees, from `collect` until `read`
     """
 
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
@@ -60,6 +64,8 @@ class SourceSet:
         self.waited_s = self.node_s = 0.0
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
+        self.drafted: DeviceTokens | None = None
+        self._unread: DraftSource | None = None  # the source that drafted this
         self._began_at: float | None = None  # if the step waits for a source
         self._receiving_s = 0.0  # what drafts have cost since the last `collect`
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
@@ -112,20 +118,53 @@ class SourceSet:
     def collect(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, clock: Callable[[], float]) -> None:
         """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
         self._take_mail(budget, clock)
-        self._ask(
-            "collect", lambda source: self._collect(source, _drafted_for(sessions, source, allowed), budget, clock)
-        )
+        self._ask("collect", lambda source: self._collect(source, sessions, allowed, budget, clock))
         if self._uses_scratch:
             self._set_scratch(sessions, allowed)
+        if self.drafted is None:
+            self._end_waiting(clock)
+
+    def _end_waiting(self, clock: Callable[[], float]) -> None:
         self.waited_s = 0.0 if self._began_at is None else clock() - self._began_at
         self._began_at = None
 
     def _collect(
-        self, source: DraftSource, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]
+        self,
+        source: DraftSource,
+        sessions: Sequence[Session],
+        allowed: Arm,
+        budget: Budget,
+        clock: Callable[[], float],
     ) -> None:
-        for batch in source.collect(sessions, budget, clock):
+        if budget.unread_vocab and (not self._engine.overlaps or self._is_followed(source, sessions, allowed)):
+            budget = budget._replace(unread_vocab=0)
+        for batch in source.collect(_drafted_for(sessions, source, allowed), budget, clock):
+            if batch.drafted is not None:
+                self.drafted, self._unread = batch.drafted, source
             self._hang(source, batch, clock())
             self.num_sent[source.name] += len(batch.token_ids)
+
+    def _is_followed(self, source: DraftSource, sessions: Sequence[Session], allowed: Arm) -> bool:
+        """Return whether another source drafts for some of the sessions after this one, and so looks at their trees."""
+        later = self.sources[self.sources.index(source) + 1 :]
+        return any(
+            one.takes_sync or not session.is_sync for one in later for session in _drafted_for(sessions, one, allowed)
+        )
+
+    def read(self, clock: Callable[[], float]) -> bool:
+        """Wait for what hangs unread on the trees, and put it in place; return whether something did."""
+        drafted, source, self.drafted, self._unread = self.drafted, self._unread, None, None
+        if drafted is None or source is None:
+            return False
+        try:
+            source.read(clock)
+        except EngineLostError:
+            raise
+        except Exception as error:  # noqa: BLE001 - drafts are hints
+            self._drop(source, "read", error)
+            drafted.values = np.full(len(drafted.tokens), NO_TOKEN, np.int32)
+        self._end_waiting(clock)
+        return True
 
     def _set_scratch(self, sessions: Sequence[Session], allowed: Arm) -> None:
         """Ask for scratch rows; a session has those of the first source that has some. Those of the last step, which stand where the

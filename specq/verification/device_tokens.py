@@ -1,0 +1,55 @@
+"""Drafted tokens that a device has chosen and the host has not read yet: a step may be launched with them.
+
+In the host's arrays a *handle* stands for such a token: a negative number that says its place among them. No handle equals a token, so
+what is judged before its token was read is rejected, never accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from specq.protocol import BoolArray, Int32Array, Int64Array
+
+FIRST_HANDLE = -2  # -1 is no token
+
+
+@dataclass(eq=False, slots=True)
+class DeviceTokens:
+    """Tokens of one source, which are read once.
+
+    tokens   i32[n] on the device, each of them one of the target's
+    values   i32[n], the same on the host once they are read; -1 where they could not be
+    """
+
+    tokens: Any
+    values: Int32Array | None = None
+
+
+def handles(places: npt.NDArray[np.integer[Any]]) -> Int32Array:
+    """Return what stands for the tokens at these places."""
+    found: Int32Array = (FIRST_HANDLE - places).astype(np.int32)
+    return found
+
+
+def is_handle(token_ids: Int32Array) -> BoolArray:
+    """Return which of some tokens are handles."""
+    found: BoolArray = token_ids <= FIRST_HANDLE
+    return found
+
+
+def places_of(found: Int32Array) -> Int64Array:
+    """Return the places that handles stand for, i64."""
+    return np.int64(FIRST_HANDLE) - found
+
+
+def known_tokens(token_ids: Int32Array, drafted: DeviceTokens) -> Int32Array:
+    """Return tokens with those in place that handles stand for."""
+    assert drafted.values is not None, "drafted tokens are asked for before they were read"
+    unread = is_handle(token_ids)
+    known = token_ids.copy()
+    known[unread] = drafted.values[places_of(token_ids[unread])]
+    return known

@@ -1,0 +1,108 @@
+"""Chains that a step verifies before the host has read them: their tokens hang on the trees as handles, and what chains have promised so far, by
+level and rank, stands for their own scores.
+
+The step is launched behind the chains, so the device does not wait for the host in between. The price is that nothing is chosen by what this
+draft says of its own tokens. So it is done where little is chosen at all: where nodes that promise little are verified, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specq.drafting import LEAST_CHANCE
+from specq.proposers import NO_TOKEN
+from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, Int64Array, IntpArray
+from specq.verification import DeviceTokens, handles, strategy
+from specq.verifier.grafting import DraftBatch
+from specq.verifier.session import Session
+from specq.verifier.trees import NEXT_IDS, NONE
+
+UNREAD_VALUE = 0.1  # the minimum acceptance probability up to which chains are verified unread
+FADE = 0.05  # of a mean, with each round
+
+
+class UsualScores:
+    """What the tokens of chains have promised in the mean, by level and rank: calibrated acceptance probabilities, given the parent's."""
+
+    def __init__(self, depth: int, width: int) -> None:
+        """Chains have so many levels of so many tokens each, at most."""
+        self._means = np.zeros((depth, width))  # 0 where nothing was seen
+
+    def learn(self, accept_probs: Float64Array, token_ids: Int32Array) -> None:
+        """Take in a round's chains: acceptance probabilities and tokens [sessions, depth, width], tokens below 0 where there are none."""
+        is_there = token_ids >= 0
+        counts = is_there.sum(0)
+        seen = counts > 0
+        sums = np.where(is_there, accept_probs, 0.0).sum(0)
+        depth, width = counts.shape
+        means = self._means[:depth, :width]
+        now = sums[seen] / counts[seen]
+        means[seen] = np.where(means[seen] > 0, means[seen] + FADE * (now - means[seen]), now)
+
+    def of(self, depth: int, width: int) -> Float32Array | None:
+        """Return the scores of chains of so many levels and ranks, f32[depth, width]; None if some of them were never seen."""
+        means = self._means[:depth, :width]
+        if means.shape != (depth, width) or not means.all():
+            return None
+        found: Float32Array = np.log(np.maximum(means, LEAST_CHANCE)).astype(np.float32)
+        return found
+
+
+def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
+    """Return whether chains of such a width may hang unread on these sessions' trees: none has other nodes, and all are judged by the target's own
+    tokens alone."""
+    own = [session for session in sessions if session.place != NONE]
+    if not own:
+        return False
+    trees, places = own[0].trees, np.array([session.place for session in own], np.intp)
+    if np.count_nonzero(trees.num_live[places]) or np.count_nonzero(trees.traits[places]):
+        return False
+    if width > 1 and any(session.speculation.max_nodes for session in own):
+        return False
+    return all(
+        not session.takes_distributions and strategy(session.params.strategy).follows_own(session.params)
+        for session in own
+    )
+
+
+def batch_of_unread(
+    sessions: Sequence[Session], drafted: DeviceTokens, counts: IntpArray, scores: Float32Array
+) -> DraftBatch:
+    """Return chains as a batch.
+
+    drafted     tokens [depth * sessions * width], level by level
+    counts      i64[sessions]: how many levels each session takes; 0: none
+    scores      f32[depth, width], of every session's
+    """
+    depth, width = scores.shape
+    which = np.flatnonzero(counts)
+    levels, ranks = np.divmod(np.arange(depth * width), width)  # of a session's nodes
+    parents = np.where(levels == 0, NONE, (levels - 1) * width)
+    is_there = levels < counts[which, None]  # [sessions, depth * width]
+    places: Int64Array = (levels * len(sessions) + which[:, None]) * width + ranks
+    return DraftBatch(
+        sessions=[sessions[i] for i in which.tolist()],
+        lanes=COLOCATED_LANE,
+        base_lens=[sessions[i].length for i in which.tolist()],
+        first_ids=NEXT_IDS,
+        sizes=is_there.sum(1),
+        token_ids=handles(places)[is_there],
+        parent_ids=np.broadcast_to(parents, is_there.shape)[is_there].astype(np.int32),
+        scores=np.broadcast_to(scores.reshape(-1), is_there.shape)[is_there],
+        is_measured=True,
+        drafted=drafted,
+    )
+
+
+def distinct(token_ids: Int32Array) -> Int32Array:
+    """Return tokens i32[sessions, depth, width] where each that an earlier sibling has is no token: it has a node of its own, which must not be
+    accepted beside the other."""
+    found = token_ids
+    for rank in range(1, token_ids.shape[2]):
+        is_double = (token_ids[:, :, :rank] == token_ids[:, :, rank : rank + 1]).any(2)
+        if np.count_nonzero(is_double):
+            found = found.copy() if found is token_ids else found
+            found[:, :, rank][is_double] = NO_TOKEN
+    return found
