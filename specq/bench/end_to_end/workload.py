@@ -31,6 +31,8 @@ class Workload:
     temperatures      the first with all `sessions`, the others with `sampled_sessions`, or with all where there are none
     engine            of specq's verifiers
     tensor_parallel   GPUs that vLLM divides each layer among, as a rival and as an engine
+    engine_options    name=value each, handed on to specq's engine
+    modes             in which specq's deployments are measured; none: all of each
     """
 
     pair: str
@@ -43,6 +45,8 @@ class Workload:
     sampled_sessions: list[int] = field(default_factory=list)
     engine: str = "torch"
     tensor_parallel: int = 1
+    engine_options: list[str] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(
@@ -54,6 +58,8 @@ class Workload:
         repeats: int,
         engine: str = "torch",
         tensor_parallel: int = 1,
+        engine_options: Sequence[str] = (),
+        modes: Sequence[str] = (),
         **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
@@ -65,6 +71,7 @@ class Workload:
         codec = codec_of("tiny")
         lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
         own: dict[str, Any] = {"engine": engine, "tensor_parallel": tensor_parallel}
+        own |= {"engine_options": list(engine_options), "modes": list(modes)}
         asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]

@@ -21,7 +21,6 @@ from specq.engines.vllm.rows import ANY_TOKEN, judged_rows, said_tokens
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch
 from specq.verification.begun import Judging, begin
-from specq.verification.cuda_rows import is_available
 from specq.verification.devices import warm_up
 from specq.verification.explain import log_decisions
 from specq.verification.faults import judge_each
@@ -66,7 +65,7 @@ class RunnerSteps:
         self._flights: deque[RunnerFlight] = deque()
         self._has_judged = False
         self._knows_drafts = runner.speculative_config is not None
-        self.overlaps = runner.device.type == "cuda" and is_available()
+        self.overlaps: bool = runner.device.type == "cuda"
         self.judge: Judge = begin if self.overlaps else judge_each
         if self.overlaps:  # what vLLM copies to the device is not written again before it is there
             runner.prepare_inputs_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
