@@ -17,7 +17,7 @@ import numpy as np
 from specq.bench.lossless_vllm import first_difference
 from specq.bench.rivals.vllm import Vllm
 from specq.engines import ENGINES, Engine
-from specq.protocol import Int32Array, Open, SamplingParams, Verdict
+from specq.protocol import EngineError, Int32Array, Open, SamplingParams, Verdict
 from specq.verifier import StepCurve, Verifier
 
 GREEDY = SamplingParams(ignore_eos=True)
@@ -55,7 +55,8 @@ class Service:
         opening = Open(
             session_id=session_id, epoch=1, prompt_len=len(prompt), tokens_left=num_tokens, params=GREEDY, token_ids=prompt
         )  # fmt: skip
-        self._verifier.handle(opening, time.perf_counter())
+        if refused := self._verifier.handle(opening, time.perf_counter()):
+            raise EngineError(f"session {session_id} was refused: {refused}")
         text = self.texts[session_id] = Text(prompt)
         return text
 
@@ -69,6 +70,11 @@ class Service:
             text.token_ids += verdict.token_ids.tolist()
             text.arrivals += [time.perf_counter()] * len(verdict.token_ids)
         return True
+
+    def must_step(self) -> None:
+        """Take a step; EngineError where there is nothing to do."""
+        if not self.step():
+            raise EngineError("all texts have ended before the measurement has")
 
     def run(self) -> float:
         """Step until all texts have ended; return the seconds."""
@@ -174,7 +180,7 @@ def long_prompt(engine: Engine, prompt: Int32Array, shorts: Sequence[Int32Array]
     began = time.perf_counter()
     long = service.open(LONG, prompt, 2)
     while not long.token_ids:
-        service.step()
+        service.must_step()
     ended = time.perf_counter()
     _until(service, own, max(len(text.token_ids) for text in own) + BEHIND)
     service.close()
@@ -196,7 +202,7 @@ def long_prompt(engine: Engine, prompt: Int32Array, shorts: Sequence[Int32Array]
 
 def _until(service: Service, texts: Sequence[Text], num_tokens: int) -> None:
     while any(len(text.token_ids) < num_tokens for text in texts):
-        service.step()
+        service.must_step()
 
 
 def _gaps(texts: Sequence[Text], began: float, ended: float) -> list[float]:

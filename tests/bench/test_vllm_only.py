@@ -83,7 +83,7 @@ def test_a_prefix_is_shared_and_the_texts_are_one() -> None:
 
 
 def test_short_texts_go_on_beside_a_long_prompt() -> None:
-    found = vllm_only.long_prompt(ToyEngine(), np.arange(200, dtype=np.int32) % 90 + 3, prompts(3), 16)
+    found = vllm_only.long_prompt(ToyEngine(), np.arange(200, dtype=np.int32) % 40 + 3, prompts(3), 16)
     assert (found["prompt"], found["sessions"], found["rows"]) == (200, 3, 16)
     assert found["p99_to_median"] >= 1
     assert found["first_ms"] > 0
