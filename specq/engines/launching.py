@@ -11,7 +11,7 @@ from specq.protocol import SessionStep, StepOutput, Tap
 
 
 @dataclass(frozen=True, slots=True)
-class _Computed:
+class Computed:
     """A step whose answer is here already; see `Launched`."""
 
     output: StepOutput
@@ -28,4 +28,4 @@ def launch(engine: Engine, steps: Sequence[SessionStep], tap: Tap, after: Launch
     """Begin a step; see `OverlappingEngine.launch`."""
     if engine.overlaps:
         return cast("OverlappingEngine", engine).launch(steps, tap, after)
-    return _Computed(engine.step(steps, tap))
+    return Computed(engine.step(steps, tap))

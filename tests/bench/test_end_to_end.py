@@ -148,6 +148,16 @@ def test_the_engine_in_vllm_has_the_rivals_context_and_gpus():
         Workload.of(Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, tensor_parallel=2)
 
 
+def test_deployments_take_further_engine_options_and_the_modes_that_are_asked_for():
+    """None asked for: all of each."""
+    given = {"engine_options": ("a=1",), "modes": ("async", "plain")}
+    work = Workload.of(Path("pair"), device="cpu", sessions=(1,), output_len=8, repeats=1, engine="vllm", **given)
+    assert serving.verifier_config(work, "").target.engine_options[-1] == "a=1"
+    assert serving.modes("own", work) == ["plain", "async"]
+    assert serving.modes("two-own", work) == ["async"]
+    assert serving.modes("own", WORK) == ["plain", "sync", "async"]
+
+
 # --- where the time of steps went -----------------------------------------------------------------------------------
 
 BEFORE = {"step_us": {"forward": [9000, 1, 2], "host": [500, 1]}}

@@ -4,7 +4,6 @@ on a GPU."""
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -16,20 +15,16 @@ from specq.engines.torch.forward import Feed, ForwardOutput, RowTap
 from specq.engines.torch.rows import PackedRows
 from specq.protocol import NO_TAP
 from specq.protocol.errors import EngineError
-from specq.protocol.messages import Ack, Close, Open
-from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
-from specq.testing.checkpoints import VOCAB, make_checkpoint, random_tokens
+from specq.testing.checkpoints import make_checkpoint
 from specq.verification import StepBatch
-from specq.verification.begun import Judging, OwnTokens, begin, says_own
-from specq.verifier.core import Verifier
-from specq.verifier.step_curve import StepCurve
+from specq.verification.begun import OwnTokens, says_own
 from tests.devices import NEEDS_CUDA
-from tests.verification.begun_rows import begun_rows
+from tests.engines.overlapping import GREEDY, NUM, judge_later, plain, serve
 
-NUM, SLOTS = 9, 1500
+SLOTS = 1500
 DEVICES = ["cpu", "cpu as a gpu", pytest.param("cuda", marks=NEEDS_CUDA)]
-GREEDY = SamplingParams()
 
 
 @pytest.fixture(params=DEVICES)
@@ -60,63 +55,15 @@ class LateForward:
         return output
 
 
-def judge_later(batch: StepBatch, logits: torch.Tensor) -> tuple[Judging, float]:
-    """Judge as on a GPU: what can be said without the host is chosen at once."""
-    with begun_rows():
-        return begin(batch, logits), 0.0
-
-
 def make_engine(checkpoint: Path, device: str, *, overlaps: bool) -> TorchEngine:
     engine = TorchEngine(str(checkpoint), device=device[:4].strip(), dtype="float32", kv_slots=SLOTS)
     if device == "cuda":
         assert engine.overlaps
     if device == "cpu as a gpu":
-        engine._forward, engine._judge = LateForward(engine._forward), judge_later  # type: ignore[method-assign]
+        engine._forward = LateForward(engine._forward)
+        engine._judge = lambda batch, logits: (judge_later(batch, logits), 0.0)  # type: ignore[method-assign]
     engine.overlaps = overlaps
     return engine
-
-
-def opening(session_id: int, epoch: int = 1) -> Open:
-    """Return a session: some are greedy, some warm, some cut; some share a prompt; each ends elsewhere."""
-    prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
-    params = SamplingParams(
-        temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
-        stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
-    )  # fmt: skip
-    return Open(
-        session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
-        token_ids=prompt, speculation=Speculation(mode="plain"),
-    )  # fmt: skip
-
-
-def serve(engine: TorchEngine, seed: int = 0) -> dict[int, list[int]]:
-    """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
-    random, texts = Random(seed), dict[int, list[int]]()
-    verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
-    turn = 0
-    while turn < 2 * NUM or verifier.has_work:
-        if turn < 2 * NUM and turn % 2 == 0:
-            verifier.handle(opening(turn // 2), 0.0)
-        if turn in (9, 15):
-            verifier.handle(Close(session_id=turn - 8, epoch=1), 0.0)
-        if turn in (11, 17):
-            verifier.handle(opening(turn - 9, epoch=2), 0.0)
-        for session in list(verifier.sessions.values()) if random.random() < 0.8 else ():
-            verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
-        turn += 1
-        if verifier.has_work:
-            verifier.step(lambda: 0.0)
-        else:
-            random.random()
-        if turn > 2 * NUM and not verifier.has_work:
-            for session in verifier.sessions.values():
-                verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
-    for session in list(verifier.sessions.values()):
-        assert session.finish
-        texts[session.session_id] = session.token_ids
-        verifier.handle(Close(session_id=session.session_id, epoch=session.epoch), 0.0)
-    assert engine.free_slots == SLOTS
-    return texts
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -137,16 +84,6 @@ def test_shared_prefixes_hold_what_was_fed(checkpoint: Path, device: str) -> Non
     (found,) = engine.step([SessionStep(1, start, text[start:], GREEDY)]).judgements
     (expected,) = fresh.step([SessionStep(1, 0, text, GREEDY)]).judgements
     assert found.token_ids.tolist() == expected.token_ids.tolist()
-
-
-def plain(session_ids: list[int], starts: list[int], tokens: list[int], fed_by: list[int] | None = None) -> StepBatch:
-    steps = [
-        SessionStep(i, start, np.array([token], np.int32), GREEDY)
-        for i, start, token in zip(session_ids, starts, tokens, strict=True)
-    ]
-    batch = StepBatch.of(steps)
-    batch.fed_by = None if fed_by is None else np.array(fed_by, np.int32)
-    return batch
 
 
 def opened(engine: TorchEngine, count: int) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.vllm.engine import VllmEngine
+from specq.engines.vllm.options import make_options
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import VOCAB, make_checkpoint
 from tests.devices import NEEDS_VLLM, vllm_arguments
@@ -51,6 +52,48 @@ def test_a_device_that_vllm_was_not_built_for_is_named(directory, vllm_device):
     other = {"cpu": "cuda:0", "cuda": "cpu"}[vllm_device]
     with pytest.raises(ConfigError, match=f"--device {other}: the vLLM that is installed runs on {vllm_device}"):
         VllmEngine(str(directory), device=other)
+
+
+@pytest.mark.parametrize(
+    ("given", "largest"),
+    [
+        ({}, 320),
+        ({"compilation_config": {"cudagraph_mode": "FULL"}}, 320),
+        ({"max_cudagraph_capture_size": 8}, 8),
+        ({"cudagraph_capture_sizes": [1, 2]}, None),
+        ({"compilation_config": {"cudagraph_capture_sizes": [1, 2]}}, None),
+    ],
+)
+def test_steps_with_drafts_have_graphs_unless_the_deployment_says_which(directory, vllm_device, given, largest):
+    sizes = {"kv_slots": 0, "max_sessions": 64, "max_step_rows": 320}
+    options = make_options(directory, device=vllm_device, dtype="auto", given=given, **sizes)
+    assert options.get("max_cudagraph_capture_size") == largest
+
+
+def test_vllm_is_told_of_no_drafts(directory, vllm_device):
+    """So a step of one row a session has a whole graph, as in vLLM alone; and nobody but the verifier schedules."""
+    from vllm.v1.cudagraph_dispatcher import CudagraphDispatcher
+
+    from specq.engines.vllm.sessions import engine_config
+
+    sizes = {"kv_slots": 64, "max_sessions": 4, "max_step_rows": 64}
+    config = engine_config(make_options(directory, device=vllm_device, dtype="auto", given={}, **sizes))
+    assert config.speculative_config is None
+    assert CudagraphDispatcher(config).uniform_decode_query_len == 1
+    assert not config.scheduler_config.async_scheduling
+    assert config.scheduler_config.scheduler_cls == "specq.engines.vllm.scheduler.SessionScheduler"
+
+
+def test_attention_on_latent_vectors_knows_of_drafts(directory, vllm_device, monkeypatch):
+    """Else it computes chains as it computes prompts."""
+    from vllm.config import ModelConfig
+
+    from specq.engines.vllm.sessions import MAX_CHAIN, engine_config
+
+    monkeypatch.setattr(ModelConfig, "use_mla", True)
+    sizes = {"kv_slots": 64, "max_sessions": 4, "max_step_rows": 64}
+    config = engine_config(make_options(directory, device=vllm_device, dtype="auto", given={}, **sizes))
+    assert config.speculative_config.num_speculative_tokens == MAX_CHAIN
 
 
 def test_options_of_the_deployment_reach_vllm(directory, vllm_device):

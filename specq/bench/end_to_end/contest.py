@@ -38,6 +38,11 @@ workload_options = options(
     click.option("--repeats", type=COUNT, default=3, show_default=True, help="Repetitions; the median counts."),
     click.option("--settle-s", type=click.FloatRange(0), default=3.0, show_default=True, help="Seconds of service at each load before those who learn what pays are timed."),
     click.option("--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="Of specq's verifiers."),
+    click.option(
+        "--mode", "modes", multiple=True, type=click.Choice(["plain", "sync", "async"]),
+        help="Of own, one, two and two-own; may be repeated.  [default: all of each]",
+    ),
+    click.option("--engine-option", "engine_options", multiple=True, metavar="NAME=VALUE", help="Handed on to their engine; may be repeated."),
     click.option("--tensor-parallel", type=COUNT, default=1, show_default=True, help="GPUs for each layer, in vLLM."),
     click.option("--device", default="cuda", show_default=True, help="cuda, or cpu to try the suite out."),
 )  # fmt: skip

@@ -37,8 +37,13 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
         servers.wait_ready(READY_S)
         split = StepSplit(servers.client, servers.config.broker.heartbeat_ms)
         return {
-            mode: {load.key: _run(client, split, work, load, mode) for load in work.loads} for mode in DEPLOYMENTS[name]
+            mode: {load.key: _run(client, split, work, load, mode) for load in work.loads} for mode in modes(name, work)
         }
+
+
+def modes(name: str, work: Workload) -> list[str]:
+    """Return the modes in which a deployment is measured."""
+    return [mode for mode in DEPLOYMENTS[name] if mode in (work.modes or DEPLOYMENTS[name])]
 
 
 def _config(name: str, work: Workload) -> Config:
@@ -64,7 +69,7 @@ def verifier_config(work: Workload, draft_model: str) -> Config:
         target=replace(
             config.target, device=device, dtype=dtype, kv_slots=work.kv_slots, prompt_lookup="none",
             max_sessions=max(MOST_SESSIONS, work.most_sessions), draft_model=draft_model,
-            engine=work.engine, engine_options=_vllm_options(work) if work.engine == VLLM else (),
+            engine=work.engine, engine_options=(*(_vllm_options(work) if work.engine == VLLM else ()), *work.engine_options),
         ),
     )  # fmt: skip
 

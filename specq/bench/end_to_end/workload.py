@@ -33,6 +33,8 @@ class Workload:
     engine            of specq's verifiers
     tensor_parallel   GPUs that vLLM divides each layer among, as a rival and as an engine
     settle_s          seconds of service before who learns meanwhile what pays is timed
+    engine_options    name=value each, handed on to specq's engine
+    modes             in which specq's deployments are measured; none: all of each
     """
 
     pair: str
@@ -46,6 +48,8 @@ class Workload:
     engine: str = "torch"
     tensor_parallel: int = 1
     settle_s: float = 0.0
+    engine_options: list[str] = field(default_factory=list)
+    modes: list[str] = field(default_factory=list)
 
     @staticmethod
     def of(
@@ -58,6 +62,8 @@ class Workload:
         engine: str = "torch",
         tensor_parallel: int = 1,
         settle_s: float = 0.0,
+        engine_options: Sequence[str] = (),
+        modes: Sequence[str] = (),
         **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
@@ -69,6 +75,7 @@ class Workload:
         codec = codec_of("tiny")
         lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
         own: dict[str, Any] = {"engine": engine, "tensor_parallel": tensor_parallel, "settle_s": settle_s}
+        own |= {"engine_options": list(engine_options), "modes": list(modes)}
         asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
         sets = [[list(p.token_ids) for p in load_prompts((name,), each, codec)] for name in ("gsm8k", "humaneval")]

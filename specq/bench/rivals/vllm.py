@@ -13,16 +13,17 @@ MAX_LEN = 2048
 class Vllm:
     """A target in vLLM, as its users start it: on a CPU in float32 and eager; on a GPU its own choice, CUDA graphs included.
 
-    Raises what vLLM raises where it cannot run the model.
+    `given`: further arguments of `LLM`. Raises what vLLM raises where it cannot run the model.
     """
 
-    def __init__(self, model: str, dtype: str) -> None:
+    def __init__(self, model: str, dtype: str, **given: Any) -> None:
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
         from vllm import LLM
         from vllm.platforms import current_platform
 
         is_cpu = current_platform.device_type == "cpu"
         options: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 1 << 28} if is_cpu else {}
+        options |= given
         self._llm = LLM(
             model=resolve_model(model, "target"),
             dtype="float32" if is_cpu and dtype == "auto" else dtype,
@@ -32,6 +33,10 @@ class Vllm:
             seed=0,
             **options,
         )
+
+    def shutdown(self) -> None:
+        """Let go of the device."""
+        self._llm.llm_engine.engine_core.shutdown()
 
     @property
     def dtype(self) -> str:

@@ -14,13 +14,14 @@ import structlog
 
 from specq.engines.checkpoint import resolve_directory
 from specq.engines.checks import check_asked, check_steps, check_tokens, misfit
+from specq.engines.interface import Launched
 from specq.engines.profiling import step_times
 from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
 from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.versions import ways_to_try
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, IntpArray, SessionStep, StepOutput, Tap
 from specq.runtime import resolve
-from specq.verification import Judgements, StepBatch, ends_of
+from specq.verification import StepBatch, ends_of
 
 log = structlog.get_logger(__name__)
 
@@ -34,13 +35,14 @@ class Way(Loaded, Protocol):
     """How vLLM is driven; made with the arguments of `EngineArgs`, and `verbose`. `open` to `free_slots` as of `Engine`."""
 
     max_chain: int
+    overlaps: bool
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 
     def close(self, session_id: int) -> None: ...
 
-    def step(self, batch: StepBatch) -> Judgements:
-        """Run steps that were checked."""
+    def launch(self, batch: StepBatch) -> Launched:
+        """Begin steps that were checked; behind a step in flight only where the way overlaps."""
         ...
 
     def lengths(self, session_ids: Sequence[int]) -> IntpArray:
@@ -70,7 +72,6 @@ class VllmEngine:
 
     num_tap_layers = 0
     is_helped = False
-    overlaps = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
 
@@ -103,7 +104,7 @@ class VllmEngine:
         )
         self._way = _start((way,) if way else _ways(), arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
-        self.max_chain = self._way.max_chain
+        self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
         self.info = model_info(arguments, self._way, name)
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
@@ -120,6 +121,10 @@ class VllmEngine:
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
         """Run and judge one forward pass; see `Engine.step`."""
+        return self.launch(steps, tap).collect()
+
+    def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
+        """Begin a step; see `OverlappingEngine.launch`."""
         batch = StepBatch.of(steps)
         check_asked(self, batch, tap)
         check_steps(batch, self._way.lengths(batch.session_ids), self.info)
@@ -127,7 +132,7 @@ class VllmEngine:
             self._check_chains(batch)
         check_tokens(batch.token_ids, batch, self.info)
         self._check_room(batch)
-        return StepOutput(self._way.step(batch))
+        return self._way.launch(batch)
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""

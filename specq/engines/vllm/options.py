@@ -13,6 +13,9 @@ from specq.engines.checkpoint import describe
 from specq.protocol import ConfigError, ModelInfo
 
 CPU_KV_BYTES = 1 << 30
+MOST_GRAPH_ROWS = (
+    512  # of a step that a CUDA graph is captured for: drafts of many sessions have more rows than vLLM plans for
+)
 BLOCK_SIZES = {"cpu": 32, "cuda": 16}  # where the number of KV slots is given; vLLM's CPU kernels want multiples of 32
 
 # Before vLLM is imported: the engine core runs in this process, which drives it, with the V1 model runner.
@@ -115,6 +118,7 @@ def make_options(
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    options |= _graphs(given, options["max_num_batched_tokens"])
     if kind == "cpu":
         options |= {"enforce_eager": True, "block_size": BLOCK_SIZES[kind], "kv_cache_memory_bytes": CPU_KV_BYTES}
     options |= given
@@ -123,6 +127,15 @@ def make_options(
         num_blocks = -(-kv_slots // options["block_size"])
         options["num_gpu_blocks_override"] = num_blocks + 1  # vLLM keeps one block for itself
     return options
+
+
+def _graphs(given: Mapping[str, Any], most_rows: int) -> dict[str, int]:
+    """Return up to which size CUDA graphs are captured, unless the deployment says which."""
+    further = given.get("compilation_config", {})
+    own = {*given, *(further if isinstance(further, Mapping) else ("cudagraph_capture_sizes",))}
+    if own & {"cudagraph_capture_sizes", "max_cudagraph_capture_size"}:
+        return {}
+    return {"max_cudagraph_capture_size": min(most_rows, MOST_GRAPH_ROWS)}
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from vllm import SamplingParams
 
+from specq.engines.interface import Launched
+from specq.engines.launching import Computed
 from specq.engines.vllm.asking import ALL, Asker, asking, last_rows
-from specq.protocol import EngineError, Int32Array, IntpArray, SessionStep
+from specq.protocol import EngineError, Int32Array, IntpArray, SessionStep, StepOutput
 from specq.protocol import SamplingParams as JobParams
 from specq.verification import Judgements, StepBatch, strategy
 from specq.verification.faults import judge_each
@@ -27,6 +29,7 @@ class Prompts:
     """Sessions as prompts; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
 
     max_chain = MAX_CHAIN
+    overlaps = False
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
         self._asker = Asker(options)
@@ -57,8 +60,11 @@ class Prompts:
         except KeyError as error:
             raise EngineError(f"session {error.args[0]} is not open") from None
 
-    def step(self, steps: StepBatch) -> Judgements:
-        """Run steps that were checked; return the judgements in order."""
+    def launch(self, steps: StepBatch) -> Launched:
+        """Run steps that were checked."""
+        return Computed(StepOutput(self._step(steps)))
+
+    def _step(self, steps: StepBatch) -> Judgements:
         for step in steps:
             self._contexts[step.session_id] += step.token_ids.tolist()
         try:

@@ -1,7 +1,7 @@
-"""Rows of logits and of tokens between the order of a step's sessions and that of vLLM's persistent batch. Pure.
+"""Rows of logits in the order of a step's sessions and in that of vLLM's persistent batch; and what its requests go on with. Pure.
 
 `order` i64[n] says which of the n sessions of a step each request of vLLM's batch is. Of logits, a request has a row after its last token and
-one after each drafted token; of tokens, a row of what it goes on with.
+one after each drafted token.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import numpy as np
 from specq.protocol import Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch, ends_of
 
-NO_TOKEN = -1  # where a row of tokens ends; vLLM's own filler
-ANY_TOKEN = 0  # what a request "said" that could not be judged; it is dropped before its next step
+ANY_TOKEN = 0  # what a request "said" that could not be judged, which is dropped before its next step; and what is not known yet
 
 
 def judged_rows(batch: StepBatch, order: IntpArray) -> IntpArray | None:
@@ -27,14 +26,9 @@ def judged_rows(batch: StepBatch, order: IntpArray) -> IntpArray | None:
     return rows
 
 
-def said_rows(batch: StepBatch, order: IntpArray, judgements: Judgements) -> Int32Array:
-    """Return i32[n, longest]: what each request of vLLM's batch goes on with, for its own books."""
-    num_tokens = judgements.num_tokens
-    rows = np.empty(len(batch), np.intp)
-    rows[order] = np.arange(len(batch))
-    judged = rows[batch.is_judged]
-    found = np.full((len(batch), max(int(num_tokens.max(initial=0)), 1)), NO_TOKEN, np.int32)
-    found[judged, 0] = ANY_TOKEN
-    columns = np.arange(len(judgements.token_ids)) - (num_tokens.cumsum() - num_tokens).repeat(num_tokens)
-    found[judged.repeat(num_tokens), columns] = judgements.token_ids
-    return found
+def said_tokens(judgements: Judgements) -> tuple[IntpArray, Int32Array]:
+    """Return what each judged request goes on with, for vLLM's own books: how many tokens, i64[judged], and all of them, i32[all]."""
+    counts: IntpArray = np.maximum(judgements.num_tokens, 1)
+    found = np.full(int(counts.sum()), ANY_TOKEN, np.int32)
+    found[(judgements.num_tokens > 0).repeat(counts)] = judgements.token_ids
+    return counts, found

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import compress, count
 from typing import Any
 
+import numpy as np
 from vllm import SamplingParams, envs
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
@@ -16,20 +19,63 @@ from vllm.v1.request import Request
 from specq.engines.vllm.room import free_slots
 from specq.engines.vllm.scheduler import Holding, SessionScheduler
 from specq.engines.vllm.table import SessionTable
-from specq.protocol import ConfigError, EngineError, EngineLostError, Int32Array, IntpArray, SessionStep
+from specq.protocol import (
+    BoolArray,
+    ConfigError,
+    EngineError,
+    EngineLostError,
+    Int32Array,
+    IntpArray,
+    SessionStep,
+    StepOutput,
+)
 from specq.verification import Judgements, StepBatch
 
 MAX_CHAIN = 16
 OPTIONS = {
     "scheduler_cls": "specq.engines.vllm.scheduler.SessionScheduler",
     "worker_extension_cls": "specq.engines.vllm.worker.JudgingWorker",
-    "speculative_config": {
-        "method": "custom_class",
-        "model": "specq.engines.vllm.worker.NoProposer",
-        "num_speculative_tokens": MAX_CHAIN,
-    },
-    "async_scheduling": False,
+    "async_scheduling": False,  # of vLLM's scheduler, which is never asked
 }
+# Attention on latent vectors computes more than one token of a session as it computes prompts, unless it is told of drafts. Where it need not
+# know, vLLM is told of none: it would capture whole CUDA graphs for steps of MAX_CHAIN + 1 rows a session, and for no others.
+DRAFTS = {
+    "method": "custom_class",
+    "model": "specq.engines.vllm.worker.NoProposer",
+    "num_speculative_tokens": MAX_CHAIN,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SessionFlight:
+    """A step that was launched; fulfils `specq.engines.Launched`.
+
+    places, holdings   of its sessions, as they were then
+    land, drop         what collects it, and what discards it
+    """
+
+    batch: StepBatch
+    places: IntpArray
+    holdings: list[Holding]
+    feeds: bool
+    land: Callable[[SessionFlight], StepOutput]
+    drop: Callable[[SessionFlight], None]
+
+    def collect(self) -> StepOutput:
+        """See `specq.engines.Launched`."""
+        return self.land(self)
+
+    def discard(self) -> None:
+        """See `specq.engines.Launched`."""
+        self.drop(self)
+
+
+def engine_config(options: dict[str, Any]) -> VllmConfig:
+    """Return vLLM's configuration for these arguments of `EngineArgs`."""
+    config = EngineArgs(**options, **OPTIONS).create_engine_config()
+    if not config.model_config.use_mla:
+        return config
+    return EngineArgs(**options, **OPTIONS, speculative_config=DRAFTS).create_engine_config()
 
 
 class Sessions:
@@ -38,10 +84,10 @@ class Sessions:
     max_chain = MAX_CHAIN
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
-        config = EngineArgs(**options, **OPTIONS).create_engine_config()
+        config = engine_config(options)
         self._has_lost = False
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
-        self._core.collective_rpc("specq_install", args=(verbose,))
+        self.overlaps: bool = self._core.collective_rpc("specq_install", args=(verbose,))[0]
         self._scheduler: SessionScheduler = self._core.scheduler
         self._check()
         self._table = SessionTable()
@@ -102,22 +148,41 @@ class Sessions:
         """Return how many tokens of each session have KV, i64[n]; EngineError for one that is not open."""
         return self._table.computed[self._table.find(session_ids)]
 
-    def step(self, batch: StepBatch) -> Judgements:
-        """Run steps that were checked, in one forward pass; return the judgements in order."""
+    def launch(self, batch: StepBatch) -> SessionFlight:
+        """Begin steps that were checked; see `OverlappingEngine.launch`."""
         places = self._table.find(batch.session_ids)
         holdings = [self._held[place] for place in places.tolist()]
         if not self._table.is_next(batch, places):
-            for step, place, holding in zip(batch, places.tolist(), holdings, strict=True):
-                self._check_transcript(step, int(self._table.lengths[place]), holding)
+            self._check_transcripts(batch, places, holdings)
         output = self._output(batch, places, holdings)
         self._free_slots = None
-        judgements = self._run(output, holdings, batch)
-        self._table.commit(batch, places, judgements)
-        said, judged = judgements.token_ids.tolist(), compress(holdings, batch.is_judged.tolist())
+        request_ids = [holding.request.request_id for holding in holdings]
+        feeds: bool = self._call("specq_launch", output, request_ids, batch)
+        self._table.launch(batch, places, feeds=feeds)
+        return SessionFlight(batch, places, holdings, feeds, self._collect, self._discard)
+
+    def _collect(self, flight: SessionFlight) -> StepOutput:
+        """Wait for the oldest step in flight; see `Launched.collect`."""
+        judgements: Judgements = self._call("specq_collect")
+        batch = flight.batch
+        self._free_slots = None
+        self._table.commit(batch, flight.places, self._are_open(flight), judgements, feeds=flight.feeds)
+        said, judged = judgements.token_ids.tolist(), compress(flight.holdings, batch.is_judged.tolist())
         ends = judgements.num_tokens.cumsum().tolist()
         for holding, first, end in zip(judged, [0, *ends], ends, strict=False):
             holding.unsaid += said[first:end]
-        return judgements
+        return StepOutput(judgements)
+
+    def _discard(self, flight: SessionFlight) -> None:
+        """Forget the newest step in flight; see `Launched.discard`. The blocks that it took stay their sessions'."""
+        self._call("specq_discard")
+        self._free_slots = None
+        self._table.revert(flight.batch, flight.places, self._are_open(flight), feeds=flight.feeds)
+
+    def _are_open(self, flight: SessionFlight) -> BoolArray:
+        """Return bool[n]: which sessions of a step have not been closed since."""
+        pairs = zip(flight.places.tolist(), flight.holdings, strict=True)
+        return np.array([self._held.get(place) is holding for place, holding in pairs], np.bool_)
 
     def _output(self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding]) -> SchedulerOutput:
         """Take the KV that a step needs, which must be free, and return what the workers have to know of it."""
@@ -139,28 +204,31 @@ class Sessions:
         num_said = table.lengths[places] - table.num_prompt[places]
         return self._scheduler.output(holdings, sizes, computed, num_said, has_grown, chains)
 
-    def _run(self, output: SchedulerOutput, holdings: Sequence[Holding], batch: StepBatch) -> Judgements:
-        """Have the workers run a step. Where that fails, or takes longer than vLLM has patience for, nobody knows what they have done of
-        it: it cannot be repeated."""
-        request_ids = [holding.request.request_id for holding in holdings]
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Have the workers do something; return what the first says. Where that fails, or takes longer than vLLM has patience for, nobody
+        knows what they have done of it: it cannot be repeated."""
         try:
-            judgements: Judgements = self._core.collective_rpc(
-                "specq_step", timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, args=(output, request_ids, batch)
-            )[0]
+            return self._core.collective_rpc(method, timeout=envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS, args=arguments)[0]
         except Exception as error:
             raise EngineLostError(f"vLLM's workers failed in a step: {type(error).__name__}: {error}") from error
-        return judgements
+
+    def _check_transcripts(self, batch: StepBatch, places: IntpArray, holdings: Sequence[Holding]) -> None:
+        """Raise EngineError unless each step goes on with its request's own tokens, and is judged at their end only."""
+        fed_by = np.full(len(batch), -1) if batch.fed_by is None else batch.fed_by
+        lengths = self._table.lengths[places]
+        for step, feeder, length, holding in zip(batch, fed_by.tolist(), lengths.tolist(), holdings, strict=True):
+            if feeder < 0:
+                self._check_tokens(step, holding)
+            if step.judged != (step.base_len == length):
+                raise EngineError(
+                    f"session {step.session_id}: a step is judged at the end of its transcript, and only there"
+                )
 
     @staticmethod
-    def _check_transcript(step: SessionStep, length: int, holding: Holding) -> None:
-        """Raise EngineError unless the step goes on with the request's own tokens, and is judged at their end only."""
+    def _check_tokens(step: SessionStep, holding: Holding) -> None:
         holding.tell()
         if step.token_ids.tolist() != holding.request.all_token_ids[step.start : step.base_len]:
             raise EngineError(f"session {step.session_id}: the step's tokens are not those of its transcript")
-        if step.judged != (step.base_len == length):
-            raise EngineError(
-                f"session {step.session_id}: a step is judged at the end of its transcript, and only there"
-            )
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""

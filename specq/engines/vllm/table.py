@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from specq.protocol import EngineError, Int32Array, IntpArray
+from specq.protocol import BoolArray, EngineError, Int32Array, IntpArray
 from specq.verification import Judgements, StepBatch
 
 FIRST_PLACES = 64
@@ -15,10 +15,10 @@ FIRST_PLACES = 64
 class SessionTable:
     """What is known of open sessions, by place. A place is another session's once its own has ended.
 
-    computed     i64[places]: tokens that have KV
-    lengths      i64[places]: tokens of the transcript; num_prompt i64[places]: those of them that the session was opened with
+    computed     i64[places]: tokens that have KV, or will have it when the steps in flight are done
+    lengths      i64[places]: tokens of the transcript, one that is not known yet included; num_prompt i64[places]: those of them that the session was opened with
     rooms        i64[places]: tokens that fit into the blocks of KV memory that the session holds
-    last_tokens  i32[places]: the transcript's last token
+    last_tokens  i32[places]: the transcript's last token that the host knows
     """
 
     def __init__(self) -> None:
@@ -65,23 +65,34 @@ class SessionTable:
 
     def is_next(self, batch: StepBatch, places: IntpArray) -> bool:
         """Return whether all steps are judged and compute their transcript's last token alone: what most steps are."""
-        return (
-            batch.are_judged
-            and len(batch.token_ids) == len(batch) + len(batch.parents)
-            and bool((batch.base_lens == self.lengths[places]).all())
-            and bool((batch.token_ids[batch.ends - batch.sizes] == self.last_tokens[places]).all())
-        )
+        if not batch.are_judged or len(batch.token_ids) != len(batch) + len(batch.parents):
+            return False
+        is_last = batch.token_ids[batch.ends - batch.sizes] == self.last_tokens[places]
+        if batch.fed_by is not None:
+            is_last |= batch.fed_by >= 0
+        return bool(((batch.base_lens == self.lengths[places]) & is_last).all())
 
-    def commit(self, batch: StepBatch, places: IntpArray, judgements: Judgements) -> None:
-        """Note what a step has computed, and what was said in it: one judgement for each judged step, in order."""
+    def launch(self, batch: StepBatch, places: IntpArray, *, feeds: bool) -> None:
+        """Note what a step computes, and, if it feeds the next one, that each judged session says one token."""
         self.computed[places] += batch.num_tokens
-        if not len(judgements):
-            return
-        judged, num_tokens = places[batch.is_judged], judgements.num_tokens
+        self.lengths[places[batch.is_judged]] += feeds
+
+    def revert(self, batch: StepBatch, places: IntpArray, is_open: BoolArray, *, feeds: bool) -> None:
+        """Forget what `launch` has noted of those sessions that are open still, bool[n]."""
+        self.computed[places[is_open]] -= batch.num_tokens[is_open]
+        self.lengths[places[is_open & batch.is_judged]] -= feeds
+
+    def commit(
+        self, batch: StepBatch, places: IntpArray, is_open: BoolArray, judgements: Judgements, *, feeds: bool
+    ) -> None:
+        """Note what was said in a step that was launched, by those that are open still: one judgement for each judged step, in order."""
+        kept = is_open[batch.is_judged]
+        judged, num_tokens = places[batch.is_judged][kept], judgements.num_tokens[kept]
         self.computed[judged] += np.maximum(num_tokens - 1, 0)  # the correction has no KV yet
-        self.lengths[judged] += num_tokens
+        self.lengths[judged] += num_tokens - feeds
         has_said = num_tokens > 0
-        self.last_tokens[judged[has_said]] = judgements.token_ids[num_tokens.cumsum()[has_said] - 1]
+        lasts = judgements.num_tokens.cumsum()[kept][has_said] - 1
+        self.last_tokens[judged[has_said]] = judgements.token_ids[lasts]
 
     def _grow(self) -> None:
         size = len(self.computed)

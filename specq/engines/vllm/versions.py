@@ -9,6 +9,8 @@ run and compared on an H200 (`specq bench steps --engine vllm`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import structlog
 
 log = structlog.get_logger(__name__)
@@ -37,3 +39,33 @@ def ways_to_try(version: str) -> tuple[str, ...]:
         return tested
     log.warning("vllm_untested", version=version, tested=", ".join(TESTED), trying=WAYS[0])
     return WAYS
+
+
+# What is used of vLLM's first model runner, and of its batch, besides `execute_model`.
+RUNNER_PARTS = (
+    "device",
+    "eplb_step",
+    "execute_model_state",
+    "input_batch",
+    "prepare_inputs_event",
+    "requests",
+    "speculative_config",
+)
+BATCH_PARTS = (
+    "is_token_ids",
+    "num_prompt_tokens",
+    "num_reqs",
+    "num_tokens_no_spec",
+    "prev_req_id_to_index",
+    "prev_sampled_token_ids",
+    "req_id_to_index",
+    "req_ids",
+    "token_ids_cpu",
+)
+
+
+def missing_parts(runner: Any) -> list[str]:
+    """Return the names of those that this vLLM does not have."""
+    missing = [name for name in RUNNER_PARTS if not hasattr(runner, name)]
+    batch = getattr(runner, "input_batch", None)
+    return missing + [f"input_batch.{name}" for name in BATCH_PARTS if not hasattr(batch, name)]

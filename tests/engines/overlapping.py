@@ -1,0 +1,81 @@
+"""What tests of engines with a step in flight share: sessions that come, end and are served; judging that a CPU does as a GPU would."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import torch
+
+from specq.engines import Engine
+from specq.protocol.messages import Ack, Close, Open
+from specq.protocol.params import SamplingParams, Speculation
+from specq.protocol.types import SessionStep
+from specq.testing.checkpoints import VOCAB, random_tokens
+from specq.verification import StepBatch
+from specq.verification.begun import Judging, begin
+from specq.verifier.core import Verifier
+from specq.verifier.step_curve import StepCurve
+from tests.verification.begun_rows import begun_rows
+
+NUM = 9
+GREEDY = SamplingParams()
+
+
+def judge_later(batch: StepBatch, logits: torch.Tensor) -> Judging:
+    """Judge as on a GPU: what can be said without the host is chosen at once."""
+    with begun_rows():
+        return begin(batch, logits)
+
+
+def opening(session_id: int, epoch: int = 1) -> Open:
+    """Return a session: some are greedy, some warm, some cut; some share a prompt; each ends elsewhere."""
+    prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
+    params = SamplingParams(
+        temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
+        stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
+    )  # fmt: skip
+    return Open(
+        session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
+        token_ids=prompt, speculation=Speculation(mode="plain"),
+    )  # fmt: skip
+
+
+def serve(engine: Engine, seed: int = 0) -> dict[int, list[int]]:
+    """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
+    random, texts = Random(seed), dict[int, list[int]]()
+    verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
+    turn = 0
+    while turn < 2 * NUM or verifier.has_work:
+        if turn < 2 * NUM and turn % 2 == 0:
+            verifier.handle(opening(turn // 2), 0.0)
+        if turn in (9, 15):
+            verifier.handle(Close(session_id=turn - 8, epoch=1), 0.0)
+        if turn in (11, 17):
+            verifier.handle(opening(turn - 9, epoch=2), 0.0)
+        for session in list(verifier.sessions.values()) if random.random() < 0.8 else ():
+            verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
+        turn += 1
+        if verifier.has_work:
+            verifier.step(lambda: 0.0)
+        else:
+            random.random()
+        if turn > 2 * NUM and not verifier.has_work:
+            for session in verifier.sessions.values():
+                verifier.handle(Ack(session_id=session.session_id, epoch=session.epoch, length=session.length), 0.0)
+    for session in list(verifier.sessions.values()):
+        assert session.finish
+        texts[session.session_id] = session.token_ids
+        verifier.handle(Close(session_id=session.session_id, epoch=session.epoch), 0.0)
+    assert engine.free_slots == engine.info.kv_slots
+    return texts
+
+
+def plain(session_ids: list[int], starts: list[int], tokens: list[int], fed_by: list[int] | None = None) -> StepBatch:
+    steps = [
+        SessionStep(i, start, np.array([token], np.int32), GREEDY)
+        for i, start, token in zip(session_ids, starts, tokens, strict=True)
+    ]
+    batch = StepBatch.of(steps)
+    batch.fed_by = None if fed_by is None else np.array(fed_by, np.int32)
+    return batch
