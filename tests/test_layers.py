@@ -16,7 +16,7 @@ PACKAGES = {
     "protocol": (),
     "config": ("protocol",),
     "runtime": ("protocol", "config"),
-    "models": ("protocol", "config", "checkpoints"),
+    "models": ("protocol", "config", "checkpoints", "engines"),
     "transport": ("protocol",),
     "checkpoints": ("protocol",),
     "text": ("protocol", "checkpoints"),
@@ -92,6 +92,7 @@ DOORS = {
     "specq.proposers.medusa",
     "specq.proposers.eagle",
     "specq.models.inflate",
+    "specq.models.inflate_heads",
     "specq.observe.screen",
 }
 # Who measures the parts of an engine knows them.

@@ -165,8 +165,7 @@ def _kind_of(heads: Path) -> str:
 
 def _checked_parallel(model: str) -> str:
     """Return the name of a parallel draft model, "" for none; raises ConfigError for one that foresees a single token."""
-    shape = draft_form.draft_shape(Path(resolve_model(model, "draft"))) if model else None
-    if model and (shape is None or shape.num_places == 1):
+    if model and draft_form.num_places(Path(resolve_model(model, "draft"))) == 1:
         raise ConfigError(
             f"{model} is not a parallel draft model: its config.json has no num_places of 2 or more; give it by --draft, or train "
             "one (specq train parallel)"

@@ -14,6 +14,8 @@ little for a large vocabulary:
 A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) says `num_places` in config.json, 2 or more: so many tokens it drafts in one
 pass, from the last token of a text and from masks behind it. Its file has one tensor more, `model.embed_tokens.masks` float32
 [num_places - 1, hidden_size]: the embedding of the mask at each place. Their token ids are those from `vocab_size` on.
+A Llama in Hugging Face layout whose config.json says `num_places` is a parallel draft model, too: the last num_places - 1 of its vocab_size
+rows are the masks.
 
 The other names are those of transformers' Llama.
 """
@@ -95,6 +97,20 @@ def draft_shape(model: Path) -> DraftShape | None:
     shape = DraftShape(**found)
     _check(model, shape)
     return shape
+
+
+def num_places(model: Path) -> int:
+    """Return how many tokens a pass of a draft model foresees, in either layout: 1 unless it is a parallel one. ConfigError for a number
+    that cannot be."""
+    if shape := draft_shape(model):
+        return shape.num_places
+    said = read_json(model, "config.json") if model.is_dir() else {}
+    found = said.get("num_places", 1)
+    if type(found) is not int or not 1 <= found <= min(MOST_PLACES, said.get("vocab_size", MOST_PLACES)):
+        raise ConfigError(
+            f"{model / 'config.json'}: num_places is {found!r}; it must be a whole number from 1 to {MOST_PLACES}"
+        )
+    return found
 
 
 def _value(model: Path, key: str, kind: str, said: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ Such a head is a directory of config.json and model.safetensors or pytorch_model
 - `embed_tokens.weight` [vocab, hidden]: the target's, where it is missing.
 
 Layers are counted from 0, and their hidden states are what stands behind them. `eagle_config.eagle_aux_hidden_state_layer_ids` counts so
-too; the same key at the top level counts from 1, as vLLM does. Without either they are 1, n // 2 - 1 and n - 4 of n.
+too; the same key at the top level counts from 1, as vLLM does, which prefers it. Without either they are 1, n // 2 - 1 and n - 4 of n.
 Heads that `specq train eagle3` writes also say `num_tokens` and `tokenizer_hash` of their target (see `specq.text`).
 """
 
@@ -59,7 +59,6 @@ class EagleShape:
         """Return the content of config.json."""
         sizes = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         others = ("vocab_size", "draft_vocab_size", "rms_norm_eps", "rope_theta", "target_hidden_size")
-        about = ("max_position_embeddings", "num_tokens", "tokenizer_hash")
         return {
             "architectures": [ARCHITECTURE],
             "model_type": "llama",
@@ -67,8 +66,10 @@ class EagleShape:
             "hidden_act": "silu",
             "tie_word_embeddings": False,
             "norm_before_residual": self.norm_before_residual,
-            **{name: getattr(self, name) for name in (*sizes, *others, *about)},
+            **{name: getattr(self, name) for name in (*sizes, *others, "max_position_embeddings")},
+            **{name: value for name in ("num_tokens", "tokenizer_hash") if (value := getattr(self, name))},
             "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(self.layers), "use_aux_hidden_state": True},
+            **({"eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in self.layers]} if self.layers else {}),
         }
 
     @property

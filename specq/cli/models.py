@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from specq.models import PACKAGED, PRESETS, ROLES, known_models, parse_shape, pull, resolve_model
+from specq.models import HEADS, PACKAGED, PRESETS, ROLES, known_models, parse_shape, pull, resolve_model
 from specq.runtime import columns
 
 
@@ -46,6 +46,15 @@ def pull_command(name: str) -> None:
 @models.command()
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Gets target/ and draft/.")
 @click.option("--model", default="tiny", show_default=True, help="The small pair.")
+@click.option(
+    "--parallel", metavar="DIR", help="A parallel draft model for it; gets parallel/, in the shape of --draft."
+)
+@click.option(
+    "--heads",
+    metavar="DIR",
+    multiple=True,
+    help="Medusa heads or an EAGLE-3 head for it; get medusa/ or eagle3/, for the shape of --target; may be repeated.",
+)
 @click.option("--target", default="qwen2.5-7b", show_default=True, help=f"Shape: {', '.join(PRESETS)}.")
 @click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Likewise.")
 @click.option("--target-shape", default="", help="Changes to it, such as hidden=1024,layers=30.")
@@ -53,16 +62,33 @@ def pull_command(name: str) -> None:
 @click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16", "float32"]))
 @click.option("--device", default="", help="Where tensors are made.  [default: a GPU if there is one]")
 @click.option("--only", type=click.Choice(ROLES), help="Make only one of the two.")
-def inflate(out: Path, model: str, dtype: str, device: str, only: str | None, **shapes: str) -> None:
-    """Make a large pair that writes what the small one writes, at the full cost of its size.
+def inflate(
+    out: Path,
+    model: str,
+    parallel: str | None,
+    heads: tuple[str, ...],
+    dtype: str,
+    device: str,
+    only: str | None,
+    **shapes: str,
+) -> None:
+    """Make a large pair that writes what the small one writes, at the full cost of its size; and what else drafts for it.
 
     The pair has the shapes of Qwen2.5-7B and 0.5B unless others are chosen: `--target cpu-target --draft cpu-draft` fits a
     CPU, `--draft-shape layers=12,intermediate=2432` halves the draft.
     """
     chosen = {role: parse_shape(shapes[role], shapes[f"{role}_shape"]) for role in ROLES if only in (None, role)}
     from specq.models.inflate import write
+    from specq.models.inflate_heads import write_heads
 
-    for role, shape in chosen.items():
+    target, given = resolve_model(model, "target"), {"device": device, "dtype": dtype}
+    sources = {role: (resolve_model(model, role), shape) for role, shape in chosen.items()}
+    if parallel and "draft" in chosen:
+        sources["parallel"] = resolve_model(parallel, "draft"), chosen["draft"]
+    for name, (source, shape) in sources.items():
         started = time.perf_counter()
-        write(resolve_model(model, role), out / role, shape, device=device, dtype=dtype)
-        click.echo(f"{out / role}: {shape} in {time.perf_counter() - started:.1f} s", err=True)
+        write(source, out / name, shape, tokenizer=target, **given)
+        click.echo(f"{out / name}: {shape} in {time.perf_counter() - started:.1f} s", err=True)
+    for name in heads if "target" in chosen else ():
+        made = write_heads(Path(resolve_model(name, HEADS)), target, out, chosen["target"], **given)
+        click.echo(f"{made}: for {chosen['target']}", err=True)

@@ -75,8 +75,7 @@ def find(name: str, role: str) -> Model:
     item_bytes = ITEM_BYTES.get(str(said.get("dtype") or said.get("torch_dtype") or ""), 1)
     info = read_info(path, name)
     params = num_params or num_bytes // item_bytes
-    shape = draft_form.draft_shape(path) if role == "draft" else None
-    places = shape.num_places if shape else 1
+    places = draft_form.num_places(path) if role == "draft" else 1
     return Model(name, path, info, _kind(said), num_bytes, params, slot_bytes(said), places)
 
 

@@ -56,7 +56,8 @@ def read_info(checkpoint: Path, name: str = "") -> ModelInfo:
     """Return what a checkpoint's files say of its model, whose weights are not read: so neither fingerprint, nor number format, nor KV.
     ConfigError for files that are of no use."""
     said = read_config(checkpoint)
-    vocab_size = int(said.get("vocab_size") or 0)
+    num_masks = draft_form.num_places(checkpoint) - 1 if draft_form.draft_shape(checkpoint) is None else 0
+    vocab_size = int(said.get("vocab_size") or 0) - num_masks
     tokens, tokenizer = _tokenizer(checkpoint, vocab_size)
     return ModelInfo(
         name=name or _name(checkpoint),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,15 @@ def tensors_hash(model: Path) -> str:
     """Hash the contents of the weight files, in the order of their names: all that fingerprints covered before."""
     files = [model] if is_gguf(model) else _weight_files(model)
     digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+    with ThreadPoolExecutor() as pool:  # a large model has many files, and hashing leaves the interpreter free
+        for found in pool.map(_file_digest, files):
+            digest.update(found)
     return digest.hexdigest()
+
+
+def _file_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -1,33 +1,85 @@
 """Checkpoints of any larger shape that compute what a small Llama computes, at the larger shape's full cost.
 
-An engine can so be measured at real sizes with the real acceptance of the bundled pair, where no large weights are
-available. Any engine loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate`
-makes the model in memory. The outputs stay those of the small model because of this:
+An engine can so be measured at real sizes with the real acceptance of small models, where no large weights are available. Any engine
+loads the result as an ordinary checkpoint. `specq models inflate` writes such checkpoints, `inflate` makes the model in memory;
+`specq.models.inflate_heads` does the same for heads. The outputs stay those of the small model because of this:
 
 - The residual stream is padded with zeros; norm weights are scaled by sqrt(d/D) and eps by d/D for the wider mean.
 - Rotary pair i of head size e becomes pair i * E/e of head size E, which has its frequency; sqrt(E/e) goes into q.
 - Extra heads and feed-forward columns have random input weights and zero output weights, and so have extra layers.
-- Extra rows of the vocabulary copy the row of the padding token, which is never produced: its logit is far below the
-  others, where a row of zeros would have logit 0 and take mass at T > 0.
+- Extra rows of the vocabulary copy the row of the padding token, or, where none is named, of the token that is held for least likely
+  after random text: its logit is far below the others, where a row of zeros would have logit 0 and take mass at T > 0. A head over some
+  tokens (`specq.checkpoints.draft_form`) gets a row for each token in the same way.
+
+The small model may be a Llama in Hugging Face layout, a GGUF file, or a draft model of our own form. A parallel one stays one: its masks
+are the last rows of the larger vocabulary, and config.json says `num_places`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from specq.checkpoints import read_text
+from specq.engines.torch import load_network
+from specq.models.inflate_layers import Named, Placer, Tensors
 from specq.models.shapes import Shape, check_fits
 
-FILL = 0.02  # standard deviation of the weights that do not matter
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+PROBES = (16, 32)  # random texts, and tokens of each
+
+
+@dataclass(frozen=True, eq=False)
+class Small:
+    """A small model in float32.
+
+    shape      its sizes; its vocabulary has the masks, too
+    token_ids  i64[rows of lm_head] the tokens of the rows
+    rare       the row of `lm_head` that others copy
+    num_masks  how many rows of the embedding are masks, its last
+    """
+
+    config: Any
+    shape: Shape
+    weights: Tensors
+    token_ids: torch.Tensor
+    rare: int
+    num_masks: int
+
+
+def load_small(source: str | Path) -> Small:
+    """Read a small model; ConfigError for what cannot be loaded."""
+    network = load_network(Path(source), torch.device("cpu"), "float32")
+    num_masks = getattr(network, "num_masks", 0)
+    head = network.get_output_embeddings()
+    found = getattr(head, "token_ids", None)
+    token_ids = torch.arange(len(head.weight)) if found is None else torch.from_numpy(found).long()
+    shape = shape_of(network.config)
+    return Small(network.config, shape, network.state_dict(), token_ids, _rare_row(network, token_ids), num_masks)
+
+
+def _rare_row(network: Any, token_ids: torch.Tensor) -> int:
+    """Return the row of the padding token, or of the token whose greatest probability after random texts is the least."""
+    if network.config.pad_token_id is not None:
+        return int((token_ids == network.config.pad_token_id).nonzero()[0])
+    texts = torch.randint(0, network.config.vocab_size, PROBES, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        log_probs = network(texts).logits.log_softmax(-1)
+    return int(log_probs.flatten(0, 1).amax(0).argmin())
 
 
 def shape_of(config: Any) -> Shape:
@@ -45,9 +97,10 @@ def shape_of(config: Any) -> Shape:
     )
 
 
-def inflated_config(config: Any, shape: Shape, dtype: torch.dtype) -> Any:
-    """Return the configuration of a small Llama's inflation; ConfigError if it does not fit into the shape."""
-    check_fits(shape_of(config), shape)
+def inflated_config(small: Small, shape: Shape, dtype: torch.dtype) -> Any:
+    """Return the configuration of a small model's inflation; ConfigError if it does not fit into the shape."""
+    check_fits(small.shape, shape)
+    config = small.config
     settings = {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
@@ -61,127 +114,59 @@ def inflated_config(config: Any, shape: Shape, dtype: torch.dtype) -> Any:
     }
     same = ("max_position_embeddings", "rope_parameters", "hidden_act", "bos_token_id", "eos_token_id", "pad_token_id")
     settings |= {name: getattr(config, name) for name in same}
+    if small.num_masks:
+        settings["num_places"] = small.num_masks + 1
     if shape.qkv_bias:
         return AutoConfig.for_model("qwen2", **settings, use_sliding_window=False)
     return AutoConfig.for_model("llama", **settings, head_dim=shape.head_dim)
 
 
-class Inflater:
-    """Makes one large tensor after another from a small model's weights (named as in its checkpoint)."""
+class Inflater(Placer):
+    """Makes one large tensor after another from a small model's weights."""
 
-    def __init__(
-        self, weights: Mapping[str, torch.Tensor], config: Any, shape: Shape, device: str, dtype: torch.dtype
-    ) -> None:
-        self._weights, self._shape, self._small, self._dtype = weights, shape, shape_of(config), dtype
-        self._device = torch.device(device)
-        self._random = torch.Generator(self._device).manual_seed(0)
-        self._pad_token = config.pad_token_id if config.pad_token_id is not None else 0
-        self._norm_scale = (self._small.hidden / shape.hidden) ** 0.5
+    def __init__(self, small: Small, shape: Shape, device: str, dtype: torch.dtype) -> None:
+        super().__init__(small.weights, small.shape, shape, device, dtype)
+        self._model = small
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self) -> Named:
         """Yield (name, tensor) of the large checkpoint, on the device."""
-        yield "model.embed_tokens.weight", self._vocabulary("model.embed_tokens.weight", fill=False)
-        for layer in range(self._shape.layers):
+        yield "model.embed_tokens.weight", self._embedding()
+        for layer in range(self.large.layers):
             prefix = f"model.layers.{layer}."
-            for name, tensor in self._layer(prefix, real=layer < self._small.layers):
+            for name, tensor in self.layer(prefix, real=layer < self.small.layers):
                 yield prefix + name, tensor
-        yield "model.norm.weight", self._norm("model.norm.weight", real=True)
-        if not self._shape.tied:
-            name = "model.embed_tokens.weight" if self._small.tied else "lm_head.weight"
-            yield "lm_head.weight", self._vocabulary(name, fill=True)
+        yield "model.norm.weight", self.norm("model.norm.weight")
+        if not self.large.tied:
+            yield "lm_head.weight", self._head()
 
-    def _layer(self, prefix: str, *, real: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name within the layer, tensor); an extra layer (not `real`) adds nothing to the residual stream."""
-        for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
-            yield name, self._norm(prefix + name, real=real)
-        yield from self._inputs_of_attention(prefix, real=real)
-        shape, hidden, inner = self._shape, range(self._small.hidden), range(self._small.intermediate)
-        name = "self_attn.o_proj.weight"
-        zeros = self._zeros(shape.hidden, shape.heads * shape.head_dim)
-        yield name, self._place(zeros, prefix + name, hidden, self._head_rows("o"), real=real)
-        for name in ("mlp.gate_proj.weight", "mlp.up_proj.weight"):
-            matrix = self._filled(shape.intermediate, shape.hidden)
-            yield name, self._place(matrix, prefix + name, inner, hidden, real=real)
-        name = "mlp.down_proj.weight"
-        zeros = self._zeros(shape.hidden, shape.intermediate)
-        yield name, self._place(zeros, prefix + name, hidden, inner, real=real)
-
-    def _inputs_of_attention(self, prefix: str, *, real: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the projections to queries, keys and values."""
-        shape, small = self._shape, self._small
-        for part, num_heads in (("q", shape.heads), ("k", shape.kv_heads), ("v", shape.kv_heads)):
-            name = f"self_attn.{part}_proj."
-            matrix = self._filled(num_heads * shape.head_dim, shape.hidden)
-            if part == "k":  # the unused rotary pairs of a used head must not count
-                matrix[: small.kv_heads * shape.head_dim] = 0
-            scale = (shape.head_dim / small.head_dim) ** 0.5 if part == "q" else 1.0
-            rows, columns = self._head_rows(part), range(small.hidden)
-            yield name + "weight", self._place(matrix, prefix + name + "weight", rows, columns, scale, real=real)
-            if shape.qkv_bias:
-                yield name + "bias", self._zeros(num_heads * shape.head_dim)
-
-    def _head_rows(self, part: str) -> list[int]:
-        """Return where the small model's rows of q, k or v (for o: columns) lie in the large one's."""
-        small, large = self._small, self._shape
-        is_query, is_rotary = part in "qo", part in "qk"
-        group = small.heads // small.kv_heads if is_query else 1
-        large_group = large.heads // large.kv_heads if is_query else 1
-        half, step = small.head_dim // 2, large.head_dim // small.head_dim
-        rotary = [i * step for i in range(half)] + [large.head_dim // 2 + i * step for i in range(half)]
-        dims = rotary if is_rotary else range(small.head_dim)
-        heads = (kv * large_group + i for kv in range(small.kv_heads) for i in range(group))
-        return [head * large.head_dim + dim for head in heads for dim in dims]
-
-    def _place(
-        self,
-        matrix: torch.Tensor,
-        name: str,
-        rows: range | list[int],
-        columns: range | list[int],
-        scale: float = 1.0,
-        *,
-        real: bool,
-    ) -> torch.Tensor:
-        """Write a small matrix into some rows and columns of a large one; nothing for an extra layer."""
-        if real:
-            index = torch.tensor(list(rows), device=self._device), torch.tensor(list(columns), device=self._device)
-            matrix[index[0][:, None], index[1]] = self._small_weight(name, scale)
-        return matrix
-
-    def _norm(self, name: str, *, real: bool) -> torch.Tensor:
-        weight = torch.ones(self._shape.hidden, dtype=self._dtype, device=self._device)
-        if real:
-            weight[: self._small.hidden] = self._small_weight(name, self._norm_scale)
-        return weight
-
-    def _vocabulary(self, name: str, *, fill: bool) -> torch.Tensor:
-        shape, small = self._shape, self._small
-        rows = self._filled(shape.vocab, shape.hidden)
-        if not fill:
-            rows[:, small.hidden :] = 0
-        rows[: small.vocab, : small.hidden] = self._small_weight(name)
-        rows[small.vocab :, : small.hidden] = rows[self._pad_token, : small.hidden].clone()
+    def _embedding(self) -> torch.Tensor:
+        """Return the rows of all tokens, and last those of the masks."""
+        rows, width, num_masks = (
+            self.zeros(self.large.vocab, self.large.hidden),
+            self.small.hidden,
+            self._model.num_masks,
+        )
+        values = self.small_weight("model.embed_tokens.weight")
+        rows[:, :width] = values[self._model.token_ids[self._model.rare]]
+        rows[: len(values) - num_masks, :width] = values[: len(values) - num_masks]
+        rows[len(rows) - num_masks :, :width] = values[len(values) - num_masks :]
         return rows
 
-    def _small_weight(self, name: str, scale: float = 1.0) -> torch.Tensor:
-        return (self._weights[name].to(self._device).float() * scale).to(self._dtype)
-
-    def _zeros(self, *sizes: int) -> torch.Tensor:
-        return torch.zeros(sizes, dtype=self._dtype, device=self._device)
-
-    def _filled(self, *sizes: int) -> torch.Tensor:
-        matrix = torch.empty(sizes, dtype=self._dtype, device=self._device)
-        return matrix.normal_(0, FILL, generator=self._random)
+    def _head(self) -> torch.Tensor:
+        rows, width = self.filled(self.large.vocab, self.large.hidden), self.small.hidden
+        values = self.small_weight("model.embed_tokens.weight" if self.small.tied else "lm_head.weight")
+        rows[:, :width] = values[self._model.rare]
+        rows[self._model.token_ids.to(self.device), :width] = values
+        return rows
 
 
 def inflate(source: str | Path, shape: Shape, *, device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Any:
-    """Return the inflation of a checkpoint directory as a transformers model on the device, without touching the disk."""
-    config = AutoConfig.from_pretrained(source)
-    large = inflated_config(config, shape, dtype)
+    """Return the inflation of a checkpoint as a transformers model on the device, without touching the disk."""
+    small = load_small(source)
+    large = inflated_config(small, shape, dtype)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(large, dtype=dtype)  # type: ignore[no-untyped-call]
-    weights = load_file(Path(source) / "model.safetensors")
-    model.load_state_dict(dict(Inflater(weights, config, shape, device, dtype).tensors()), assign=True, strict=False)
+    model.load_state_dict(dict(Inflater(small, shape, device, dtype).tensors()), assign=True, strict=False)
     model.tie_weights()
     with torch.device(device):
         model.model.rotary_emb = type(model.model.rotary_emb)(large)  # its buffers are in no state dict
@@ -190,23 +175,40 @@ def inflate(source: str | Path, shape: Shape, *, device: str = "cpu", dtype: tor
     return model.train(mode=False)
 
 
-def write(source: str | Path, out: Path, shape: Shape, *, device: str = "", dtype: str = "bfloat16") -> None:
-    """Write the inflation of a checkpoint directory, a file for each layer, with its tokenizer and index.
+def write(
+    source: str | Path,
+    out: Path,
+    shape: Shape,
+    *,
+    device: str = "",
+    dtype: str = "bfloat16",
+    tokenizer: str | Path = "",
+) -> None:
+    """Write the inflation of a checkpoint, a file for each layer, with its tokenizer and index.
 
-    `device` is where the tensors are made, "" a GPU if there is one; `dtype` is one of `DTYPES`.
+    `device` is where the tensors are made, "" a GPU if there is one; `dtype` is one of `DTYPES`. `tokenizer`: the model whose tokenizer it
+    gets where it has none of its own.
     """
     kind = DTYPES[dtype]
-    config = AutoConfig.from_pretrained(source)
-    large = inflated_config(config, shape, kind)
+    small = load_small(source)
+    large = inflated_config(small, shape, kind)
     out.mkdir(parents=True, exist_ok=True)
     large.architectures = ["Qwen2ForCausalLM" if shape.qkv_bias else "LlamaForCausalLM"]
     large.save_pretrained(out)
+    has_own = read_text(Path(source), "tokenizer.json") is not None
+    _write_tokenizer(source if has_own or not tokenizer else tokenizer, out)
+    _write_tensors(Inflater(small, shape, place_of(device), kind).tensors(), out)
+
+
+def place_of(device: str) -> str:
+    """Return where tensors are made: "" is a GPU if there is one."""
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _write_tokenizer(model: str | Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
-        if (Path(source) / name).exists():
-            shutil.copy(Path(source) / name, out / name)
-    weights = load_file(Path(source) / "model.safetensors")
-    place = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    _write_tensors(Inflater(weights, config, shape, place, kind).tensors(), out)
+        if (text := read_text(Path(model), name)) is not None:
+            (out / name).write_text(text, "utf-8")
 
 
 def _write_tensors(tensors: Iterator[tuple[str, torch.Tensor]], out: Path) -> None:

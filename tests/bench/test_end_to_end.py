@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.end_to_end import children, contest, serving, table, vllm, workload
+from specq.bench.end_to_end import children, contest, method_serving, serving, table, vllm, workload
 from specq.bench.end_to_end.contest import Part
 from specq.bench.end_to_end.step_split import StepSplit, split
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream, latencies
@@ -18,6 +18,8 @@ from specq.bench.report import Report
 from specq.cli import main
 from specq.models import resolve_model
 from specq.protocol import ConfigError, EngineError
+from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
+from specq.testing.checkpoints_heads import make_published
 
 WORK = Workload("pair", "cpu", [1, 8], 4, 2, [[5, 6], [7, 8]])
 
@@ -46,6 +48,69 @@ def test_a_workload_outlives_its_process(tmp_path):
 
 def test_everybody_gets_at_least_eight_jobs_and_three_for_each_session():
     assert [len(WORK.prompts_for(sessions)) for sessions in WORK.sessions] == [8, 24]
+
+
+def test_no_fresh_prompt_comes_twice():
+    """Neither in a run, nor in another repetition, load or variant; what all prompts begin with stays in front."""
+    work = replace(WORK, sessions=[1, 2, 8], prompts=[[3, 5, 6], [3, 7, 8]], marks=[[0, 100 + i] for i in range(1000)])
+    runs = []
+    for variant in range(3):
+        for load in work.loads:
+            work.timed(load, lambda prompts, _num: runs.extend(prompts) or [Stream([1])], variant=variant)
+    assert len(runs) == 3 * 3 * (8 + 8 + 24)
+    assert len(set(map(tuple, runs))) == len(runs)
+    assert {(tuple(run[:2]), len(run)) for run in runs} == {((3, 0), 5)}
+    assert {tuple(run[3:]) for run in runs} == {(5, 6), (7, 8)}
+
+
+def test_texts_of_one_prompt_have_different_tenants():
+    """So that no text is drafted from an earlier one of the same prompt; those of different prompts share one."""
+    tenants = []
+
+    class Client:
+        def complete(self, _patience, *, tenant, token_ids, **options):
+            tenants.append((token_ids[0], tenant))
+            assert options["tree"] == [[0]]
+            return Stream([1]), SimpleNamespace(stats={}, internal={}, token_ids=[1])
+
+    for load in (Load(1), Load(2)):
+        completer = serving.Completer(Client(), load, "async", name="suffix", shape={"tree": [[0]]}, wave=2)
+        for _ in range(2):
+            completer.complete([[5], [6], [5], [6]], 1)
+    assert len(set(tenants)) == len(tenants) == 16
+    assert len({tenant for _, tenant in tenants}) == 8
+
+
+@pytest.mark.parametrize("kind", method_serving.METHODS)
+def test_a_way_to_draft_has_a_verifier_with_nothing_else_that_drafts(pair, kind):
+    """It says which files it misses."""
+    work = replace(WORK, pair=str(pair))
+    if kind in ("parallel-colocated", "medusa", "eagle3"):
+        with pytest.raises(ConfigError, match=f"the method {kind} needs"):
+            method_serving.method_config(kind, work)
+        return
+    config = method_serving.method_config(kind, work, "measured")
+    target = config.target
+    assert (target.drafts, target.model, config.up.drafters) == ("measured", f"{pair}/target", 0)
+    assert bool(target.draft_model) == (kind == "draft-colocated")
+    assert target.lookahead == (kind == "lookahead")
+    assert (target.prompt_lookup == "none") == (kind not in ("lookup", "suffix"))
+
+
+def test_heads_beside_the_target_are_found(pair):
+    """Each method has its own and none of the others'."""
+    make_eagle(pair / "eagle3", eagle_shape_of(256, 4096, 30), embedding=False)
+    make_published(pair / "medusa", 256, 4096)
+    work = replace(WORK, pair=str(pair))
+    for kind in ("eagle3", "medusa"):
+        target = method_serving.method_config(kind, work).target
+        assert (target.heads, target.draft_model) == (str(pair / kind), "")
+
+
+def test_the_tree_is_as_deep_as_the_chain():
+    paths = method_serving.tree_paths(3, 2)
+    assert sorted(paths) == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [1, 0, 0]]
+    assert {len(path) for path in method_serving.tree_paths()} == {method_serving.LEVELS}
 
 
 def test_rates_of_all_repetitions_are_kept():
@@ -287,6 +352,8 @@ def test_a_pair_that_is_not_there_is_made(tmp_path, monkeypatch):
     (command,) = commands
     assert command[2:5] == ["specq", "models", "inflate"]
     assert command[-6:] == ["--target", "big", "--draft", "small", "--draft-shape", "vocab=9"]
+    contest._build(tmp_path / "other", "cpu", {"model": "smollm2", "parallel": "", "heads": ("a", "b")})
+    assert commands.pop()[-6:] == ["--model", "smollm2", "--heads", "a", "--heads", "b"]
     (tmp_path / "pair" / "draft").mkdir(parents=True)
     (tmp_path / "pair" / "draft" / "config.json").touch()
     contest._build(tmp_path / "pair", "cpu", shapes)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,9 +17,14 @@ from transformers import AutoModelForCausalLM
 from specq.cli import main
 from specq.engines.torch.engine import TorchEngine
 from specq.models import Shape, resolve_model
-from specq.models.inflate import inflate
+from specq.models.inflate import inflate, write
+from specq.proposers.contexts import Contexts
 from specq.protocol.errors import ConfigError
 from specq.testing.checkpoints import VOCAB, load_reference, make_checkpoint, random_tokens, reference_logits
+from specq.testing.checkpoints_draft import PARALLEL, draft_logits, head_tokens, make_draft, places_logits
+from specq.testing.checkpoints_gguf import write_gguf
+
+TEXT = [5, 9, 33, 7, 61, 2, 80]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +53,8 @@ def test_logits_are_those_of_the_small_model(small, sizes):
         token_ids = random_tokens(rng, length).tolist()
         expected, found = reference_logits(reference, token_ids), reference_logits(large, token_ids)
         torch.testing.assert_close(found[:VOCAB], expected, atol=1e-4, rtol=1e-4)
-        torch.testing.assert_close(found[VOCAB:], expected[:1].expand(len(found) - VOCAB), atol=1e-4, rtol=1e-4)
+        is_copied = torch.isclose(found[VOCAB:, None], expected, atol=1e-4, rtol=1e-4)  # [extra rows, rows]
+        assert is_copied.all(0).any()
 
 
 def test_widths_of_four_times_lose_nothing_in_bfloat16(small):
@@ -132,3 +141,60 @@ def test_a_difference_is_found_with_its_gap():
     large = lambda text: answers[len(text) - 1] + torch.tensor([0.0, 1.0, 0.0])  # noqa: E731
     assert greedy_difference(small, large, [9], 1) is None
     assert greedy_difference(small, large, [9], 2) == (1, 0.5)
+
+
+# --- other small models -----------------------------------------------------------------------------------------------
+
+
+def test_a_gguf_file_is_inflated_as_the_checkpoint_that_it_holds(small, tmp_path):
+    path = write_gguf(small, tmp_path / "small.gguf", linear=gguf.GGMLQuantizationType.F32)
+    large = inflate(path, Shape(96, 5, 12, 3, 32, 144, 150, tied=False), dtype=torch.float32)
+    token_ids = random_tokens(np.random.default_rng(2), 20).tolist()
+    expected = reference_logits(load_reference(small), token_ids)
+    torch.testing.assert_close(reference_logits(large, token_ids)[:VOCAB], expected, atol=1e-4, rtol=1e-4)
+
+
+DRAFT = Shape(96, 3, 8, 4, 32, 90, 128, tied=False)
+
+
+def test_a_draft_model_of_our_own_form_becomes_a_plain_llama(tmp_path):
+    """Tokens that its head lacks share the logit of one that it has, which is held for less likely than others."""
+    directory = make_draft(tmp_path / "draft")
+    large = inflate(directory, DRAFT, dtype=torch.float32)
+    expected = draft_logits(directory, TEXT)
+    found = reference_logits(large, TEXT)
+    known = torch.tensor(head_tokens(directory))
+    torch.testing.assert_close(found[known], expected[known], atol=1e-4, rtol=1e-4)
+    others = torch.ones(DRAFT.vocab, dtype=torch.bool)
+    others[known] = False
+    assert found[others].max() - found[others].min() < 1e-4
+    assert torch.isclose(expected[known], found[others][0], atol=1e-4).any()
+
+
+def test_a_parallel_draft_model_stays_one(tmp_path):
+    """Its masks are the last of the larger vocabulary; what it says of each place is what the small one says."""
+    directory = make_draft(tmp_path / "parallel", PARALLEL)
+    tokenizer = make_checkpoint("llama", tmp_path / "target")
+    (tokenizer / "tokenizer_config.json").write_text("{}")
+    write(directory, tmp_path / "large", DRAFT, dtype="float32", tokenizer=tokenizer)
+    contexts = Contexts(str(tmp_path / "large"), device="cpu", kv_slots=64)
+    assert (contexts.num_masks, contexts.info.vocab_size) == (
+        PARALLEL.num_places - 1,
+        DRAFT.vocab - PARALLEL.num_places + 1,
+    )
+    large = AutoModelForCausalLM.from_pretrained(tmp_path / "large", dtype=torch.float32)
+    masks = [contexts.info.vocab_size + i for i in range(contexts.num_masks)]
+    with torch.inference_mode():
+        found = large(torch.tensor([TEXT + masks])).logits[0, -PARALLEL.num_places :]
+    expected = places_logits(directory, TEXT, PARALLEL.num_places)
+    known = torch.tensor(head_tokens(directory))
+    torch.testing.assert_close(found[:, known], expected[:, known], atol=1e-4, rtol=1e-4)
+
+
+def test_a_number_of_places_that_cannot_be_is_refused(small, tmp_path):
+    shutil.copytree(small, tmp_path / "draft")
+    said = json.loads((small / "config.json").read_text())
+    for wrong in (0, 17, "4", True):
+        (tmp_path / "draft" / "config.json").write_text(json.dumps(said | {"num_places": wrong}))
+        with pytest.raises(ConfigError, match=r"num_places is .*; it must be a whole number from 1 to 16"):
+            Contexts(str(tmp_path / "draft"), device="cpu", kv_slots=64)

@@ -18,7 +18,8 @@ from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, options
 
 DRAFT_SHAPE = "vocab=152064"  # the target's, since rivals want vocabularies of one size
-SHAPES = ("target", "draft", "draft_shape")  # options of `specq models inflate`
+SHAPES = ("target", "draft", "target_shape", "draft_shape")  # options of `specq models inflate`
+SOURCES = ("parallel", "heads")  # likewise: what is inflated besides the pair
 
 workload_options = options(
     click.option(
@@ -28,6 +29,11 @@ workload_options = options(
     click.option("--target", default="qwen2.5-7b", show_default=True, help="Shape of the target, if it is to be made."),
     click.option("--draft", default="qwen2.5-0.5b", show_default=True, help="Shape of the draft model, likewise."),
     click.option("--draft-shape", default=DRAFT_SHAPE, show_default=True, help="Changes to it."),
+    click.option("--target-shape", default="", help="Changes to that of the target."),
+    click.option("--model", default="tiny", show_default=True, help="The small pair that is inflated."),
+    click.option("--parallel", default="", metavar="DIR", help="A parallel draft model for it, inflated as the draft model."),
+    click.option("--heads", metavar="DIR", multiple=True, help="Medusa heads or an EAGLE-3 head for it, inflated likewise; may be repeated."),
+    click.option("--fresh-prompts", is_flag=True, help="No prompt comes twice: each has a few tokens of its own, so nobody has its KV."),
     click.option("--sessions", type=COUNT, multiple=True, default=(1, 8, 32, 64), show_default=True, help="Jobs at a time; may be repeated."),
     click.option("--temperature", "temperatures", type=click.FloatRange(0), multiple=True, default=(0.0,), show_default=True, help="May be repeated."),
     click.option(
@@ -54,19 +60,20 @@ def prepare(report: Report, *, pair: Path, device: str, **given: Any) -> Workloa
     from specq.bench.gpu.models import check_device
 
     check_device(device)
-    shapes = {name: given.pop(name) for name in SHAPES}
-    _build(pair, device, shapes)
-    work = Workload.of(pair, device=device, **given)
-    report.update(settings=work.to_dict() | shapes)
+    made_of = {name: given.pop(name) for name in (*SHAPES, *SOURCES)} | {"model": given.pop("model")}
+    _build(pair, device, made_of)
+    work = Workload.of(pair, device=device, model=f"{pair}/target", **given)
+    report.update(settings=work.to_dict() | made_of)
     return work
 
 
-def _build(pair: Path, device: str, shapes: dict[str, str]) -> None:
+def _build(pair: Path, device: str, made_of: dict[str, Any]) -> None:
     if (pair / "draft" / "config.json").exists():
         return
     dtype = "bfloat16" if device.startswith("cuda") else "float32"
-    given = {"out": str(pair), "device": device, "dtype": dtype} | shapes
-    arguments = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    given = {"out": str(pair), "device": device, "dtype": dtype} | made_of
+    each = ((name, one) for name, value in given.items() for one in ((value,) if isinstance(value, str) else value))
+    arguments = [part for name, one in each if one for part in (f"--{name.replace('_', '-')}", one)]
     subprocess.run([sys.executable, "-m", "specq", "models", "inflate", *arguments], check=True)
 
 

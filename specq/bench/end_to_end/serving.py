@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
+from types import MappingProxyType
 from typing import Any
 
 from specq.bench.end_to_end.listening import ListeningClient
@@ -37,7 +39,8 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
         servers.wait_ready(READY_S)
         split = StepSplit(servers.client, servers.config.broker.heartbeat_ms)
         return {
-            mode: {load.key: _run(client, split, work, load, mode) for load in work.loads} for mode in modes(name, work)
+            mode: {load.key: run(Completer(client, load, mode), split, work, load) for load in work.loads}
+            for mode in modes(name, work)
         }
 
 
@@ -79,27 +82,45 @@ def _vllm_options(work: Workload) -> tuple[str, ...]:
     return (f"max_model_len={MAX_LEN}", f"tensor_parallel_size={work.tensor_parallel}")
 
 
-def _run(client: ListeningClient, split: StepSplit, work: Workload, load: Load, mode: str) -> dict[str, Any]:
-    completer = Completer(client, load, mode)
-    found = work.timed(load, completer.complete, learns=mode != "plain", warmed=split.begin)
-    tell(f"{mode}, {load.key}: {found['tokens_per_second']:.0f} tokens/s")
+def run(completer: Completer, split: StepSplit, work: Workload, load: Load, variant: int = 0) -> dict[str, Any]:
+    """Return the figures of a load, completed by one way to draft; `variant` as of `Workload.timed`."""
+    found = work.timed(load, completer.complete, learns=completer.mode != "plain", warmed=split.begin, variant=variant)
+    tell(f"{completer.name}, {load.key}: {found['tokens_per_second']:.0f} tokens/s")
     return found | speculation(completer.results) | split.figures()
 
 
 class Completer:
-    """Completes prompts through a client, as many at a time as a load says; `results`: of the last ones."""
+    """Completes prompts through a client, as many at a time as a load says; `results`: of the last ones.
 
-    def __init__(self, client: ListeningClient, load: Load, mode: str) -> None:
-        self._client, self._load, self._mode = client, load, mode
+    name    of the way to draft; the mode where it has none
+    shape   options of the jobs that say in which shape is drafted
+    wave    0, or after how many jobs prompts come again: no text is then drafted from an earlier one of the same prompt, as their tenants differ
+    """
+
+    def __init__(
+        self,
+        client: ListeningClient,
+        load: Load,
+        mode: str,
+        *,
+        name: str = "",
+        shape: Mapping[str, Any] = MappingProxyType({}),
+        wave: int = 0,
+    ) -> None:
+        self._client, self._load, self.mode, self.name = client, load, mode, name or mode
+        self._shape, self._wave, self._calls = shape, wave, 0
         self.results: list[Result] = []
 
     def complete(self, prompts: list[list[int]], num_tokens: int) -> list[Stream]:
         """Complete each prompt with a seed of its own."""
-        options: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True, "mode": self._mode}
-        options |= {"temperature": self._load.temperature}
+        options: dict[str, Any] = {"max_tokens": num_tokens, "ignore_eos": True, "mode": self.mode}
+        options |= {"temperature": self._load.temperature, **self._shape}
+        self._calls += 1
+        text_of = f"{self.name} {self._load.key} {self._calls}"
 
         def complete(prompt: list[int], seed: int) -> tuple[Stream, Result]:
-            return self._client.complete(JOB_S, token_ids=prompt, seed=seed, **options)
+            own = {"tenant": f"{text_of} {seed // self._wave}"} if self._wave else {}
+            return self._client.complete(JOB_S, token_ids=prompt, seed=seed, **own, **options)
 
         with ThreadPoolExecutor(self._load.sessions) as pool:
             found = list(pool.map(complete, prompts, count()))

@@ -10,7 +10,10 @@ from specq.bench.report import Figure, figure
 Row = tuple[object, ...]
 Found = Mapping[str, Any]
 RATE, PLAIN = "tokens_per_second", "plain"
-VLLM, SPECULATION = "vllm", {"vllm-spec": "draft model", "vllm-ngram": "n-grams"}  # vLLM's own
+VLLM, SPECULATION = (
+    "vllm",
+    {"vllm-spec": "draft model", "vllm-eagle3": "EAGLE-3", "vllm-ngram": "n-grams"},
+)  # vLLM's own
 ENGINE = "engine "  # begins the key of what a variant ran with
 # Columns of the table: a heading, and the figure under it.
 COLUMNS = {

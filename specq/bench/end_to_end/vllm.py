@@ -1,4 +1,4 @@
-"""vLLM, plain or with its own speculation (a draft model, or n-grams of the text), driven as `vllm bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
+"""vLLM, plain or with its own speculation (a draft model, an EAGLE-3 head, or n-grams of the text), driven as `vllm bench throughput` drives it: requests in, `LLMEngine.step`, tokens out.
 
 Rule: vLLM is measured at its best. It has as many seats as the largest load has sessions, its own choice of CUDA graphs, and, on a GPU,
 asynchronous scheduling, which is asked for since some versions leave it off beside a draft model: a step is launched while the device
@@ -27,6 +27,7 @@ MOST_NGRAM = 4  # tokens that are looked for in the text, at most
 # What each way to draft needs besides its depth.
 DRAFTING: dict[str, Callable[[Workload], dict[str, Any]]] = {
     "draft_model": lambda work: {"model": f"{work.pair}/draft", "max_model_len": MAX_LEN},
+    "eagle3": lambda work: {"model": f"{work.pair}/eagle3"},
     "ngram": lambda _: {"prompt_lookup_max": MOST_NGRAM},
 }
 
@@ -37,7 +38,7 @@ def vllm(
     """Return {"plain" or "K=depth": {load: figures}}, and under "engine plain" and so on what vLLM ran with.
 
     depth          tokens that are drafted for a step; 0: none
-    method         what drafts them: draft_model or ngram
+    method         what drafts them: one of DRAFTING
     num_processes  2: vLLM schedules and computes in another process than the one that takes its outputs
     scheduling     "async", or "default": what vLLM chooses itself
     """

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ NODES = 64  # KV slots of a job for what is drafted, and for what is left of its
 JOBS_EACH = 3  # jobs of each session, one after the other, so that the end, when fewer run, weighs little
 VLLM = "vllm"  # the engine
 MAX_LEN = 2048  # tokens of a context in vLLM
+NUM_MARKS = 1000
 WARM_LEN = 16  # tokens of each completion before the first repetition, for who learns nothing meanwhile
 
 Complete = Callable[[list[list[int]], int], list[Stream]]  # prompts, and how many tokens each gets
@@ -35,6 +37,7 @@ class Workload:
     settle_s          seconds of service before who learns meanwhile what pays is timed
     engine_options    name=value each, handed on to specq's engine
     modes             in which specq's deployments are measured; none: all of each
+    marks             a few tokens each; where there are any, no prompt comes twice: see `prompts_for`
     """
 
     pair: str
@@ -50,6 +53,7 @@ class Workload:
     settle_s: float = 0.0
     engine_options: list[str] = field(default_factory=list)
     modes: list[str] = field(default_factory=list)
+    marks: list[list[int]] = field(default_factory=list)
 
     @staticmethod
     def of(
@@ -64,17 +68,26 @@ class Workload:
         settle_s: float = 0.0,
         engine_options: Sequence[str] = (),
         modes: Sequence[str] = (),
+        model: str = "tiny",
+        fresh_prompts: bool = False,
         **sampling: Sequence[Any],
     ) -> Workload:
         """Return the workload with prompts of GSM8K and HumanEval in turns, again from the first where they run out.
 
-        `sampling`: `temperatures` and `sampled_sessions`. Raises ConfigError for an engine that cannot divide layers among GPUs.
+        `model` has the tokenizer. `fresh_prompts`: no prompt comes twice. `sampling`: `temperatures` and
+        `sampled_sessions`. Raises ConfigError for an engine that cannot divide layers among GPUs.
         """
         if tensor_parallel > 1 and engine != VLLM:
             raise ConfigError(f"the {engine} engine runs on one GPU; --tensor-parallel needs --engine {VLLM}")
-        codec = codec_of("tiny")
+        codec = codec_of(model)
         lists: dict[str, Any] = {name: list(values) for name, values in sampling.items()}
-        own: dict[str, Any] = {"engine": engine, "tensor_parallel": tensor_parallel, "settle_s": settle_s}
+        marks = [list(codec.encode(f"#{number}\n")) for number in range(NUM_MARKS)] if fresh_prompts else []
+        own: dict[str, Any] = {
+            "engine": engine,
+            "tensor_parallel": tensor_parallel,
+            "settle_s": settle_s,
+            "marks": marks,
+        }
         own |= {"engine_options": list(engine_options), "modes": list(modes)}
         asked = Workload(str(pair), device, list(sessions), output_len, repeats, [], **lists, **own)
         each = max(asked.most_sessions, LEAST_JOBS) // 2 + 1
@@ -106,12 +119,22 @@ class Workload:
         """Return what a report says of it."""
         values = asdict(self)
         lengths = [len(prompt) for prompt in values.pop("prompts")]
-        return values | {"prompt_tokens": statistics.mean(lengths)}
+        return values | {"prompt_tokens": statistics.mean(lengths), "fresh_prompts": bool(values.pop("marks"))}
 
-    def prompts_for(self, num_sessions: int) -> list[list[int]]:
-        """Return the prompts of a run with `num_sessions`; all have been seen when it is timed, so that whoever keeps the KV
-        of prompts has it."""
-        return [self.prompts[i % len(self.prompts)] for i in range(max(JOBS_EACH * num_sessions, LEAST_JOBS))]
+    def prompts_for(self, num_sessions: int, run: int = 0) -> list[list[int]]:
+        """Return the prompts of a run with `num_sessions`.
+
+        Without marks all have been seen when it is timed, so that whoever keeps the KV of prompts has it. With marks each prompt has one behind
+        what all prompts begin with, another in each run and each time it comes.
+        """
+        own = len(self.prompts)
+        found = [self.prompts[i % own] for i in range(_num_jobs(num_sessions))]
+        if not self.marks:
+            return found
+        first = run * (_num_jobs(self.most_sessions) // own + 1)
+        at = next((i for i, tokens in enumerate(zip(*self.prompts, strict=False)) if len(set(tokens)) > 1), 0)
+        marks = (self.marks[(first + i // own) % len(self.marks)] for i in range(len(found)))
+        return [[*prompt[:at], *mark, *prompt[at:]] for prompt, mark in zip(found, marks, strict=True)]
 
     @property
     def kv_slots(self) -> int:
@@ -126,19 +149,32 @@ class Workload:
             complete(prompts, self.output_len)
 
     def timed(
-        self, load: Load, complete: Complete, *, learns: bool = False, warmed: Callable[[], object] = lambda: None
+        self,
+        load: Load,
+        complete: Complete,
+        *,
+        learns: bool = False,
+        warmed: Callable[[], object] = lambda: None,
+        variant: int = 0,
     ) -> dict[str, Any]:
         """Complete all prompts of a run once, with few tokens or, for who learns meanwhile what pays, in full and until it has settled;
-        call `warmed`, and complete them `repeats` times. Return the figures of these repetitions."""
-        prompts, found = self.prompts_for(load.sessions), Repetitions(load)
+        call `warmed`, and complete them `repeats` times. Return the figures of these repetitions. `variant`: which one of a contestant's,
+        whose marks differ."""
+        first = (variant * len(self.loads) + self.loads.index(load)) * (self.repeats + 1)
+        runs = (self.prompts_for(load.sessions, run) for run in range(first, first + self.repeats + 1))
+        found = Repetitions(load)
         if learns:
-            self.settle(prompts, complete)
+            self.settle(next(runs), complete)
         else:
-            complete(prompts, WARM_LEN)
+            complete(next(runs), WARM_LEN)
         warmed()
-        for _ in range(self.repeats):
-            found.add(lambda: complete(prompts, self.output_len))
+        for prompts in runs:
+            found.add(partial(complete, prompts, self.output_len))
         return found.figures()
+
+
+def _num_jobs(num_sessions: int) -> int:
+    return max(JOBS_EACH * num_sessions, LEAST_JOBS)
 
 
 def is_gpu(work: Workload) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from specq.bench.end_to_end import far, serving
+from specq.bench.end_to_end import far, method_serving, serving
 from specq.bench.end_to_end.children import measure_in_child
 from specq.bench.end_to_end.contest import Part, prepare, run, workload_options
 from specq.bench.end_to_end.far import far_options
@@ -28,10 +28,11 @@ CONTESTANTS = (
     "far-own",
     "vllm",
     "vllm-spec",
+    "vllm-eagle3",
     "vllm-ngram",
     "transformers",
 )
-SPECULATION = {"vllm-spec": "draft_model", "vllm-ngram": "ngram"}  # vLLM's own
+SPECULATION = {"vllm-spec": "draft_model", "vllm-eagle3": "eagle3", "vllm-ngram": "ngram"}  # vLLM's own
 
 
 @suite("gpu")
@@ -39,8 +40,8 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-ngram": "ngram"}  # vLLM's own
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice([*CONTESTANTS, *PARTS]),
-    help="Contestants and parts; may be repeated.  [default: all contestants]",
+    type=click.Choice([*CONTESTANTS, *method_serving.METHODS, *PARTS]),
+    help="Contestants, ways to draft and parts; may be repeated.  [default: all contestants but vllm-eagle3]",
 )
 @click.option("--gpus", type=COUNT, default=1, show_default=True, help="GPUs; `two` and `two-own` need 2.")
 @click.option(
@@ -49,7 +50,7 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-ngram": "ngram"}  # vLLM's own
     multiple=True,
     default=(2, 3, 5),
     show_default=True,
-    help="Depths of `vllm-spec` and `vllm-ngram`; may be repeated.",
+    help="Depths of `vllm-spec`, `vllm-eagle3` and `vllm-ngram`; may be repeated.",
 )
 @click.option(
     "--vllm-processes",
@@ -65,6 +66,16 @@ SPECULATION = {"vllm-spec": "draft_model", "vllm-ngram": "ngram"}  # vLLM's own
     show_default=True,
     help="Ask vLLM for asynchronous scheduling, or leave it to vLLM.",
 )
+@click.option(
+    "--drafts",
+    type=click.Choice(method_serving.DRAFTS),
+    default="always",
+    show_default=True,
+    help="Whether a way to draft is always used, or where it is measured to pay.",
+)
+@click.option(
+    "--shapes", is_flag=True, help="Of each way to draft also a chain and a tree of as many levels, with one session."
+)
 @far_options
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has; measure the other contestants.")
 @click.option("--limit", type=COUNT, default=8, show_default=True, help="Prompts of each data set for `text`.")
@@ -76,6 +87,8 @@ def command(
     depths: tuple[int, ...],
     vllm_processes: int,
     vllm_scheduling: str,
+    drafts: str,
+    shapes: bool,
     far_drafters: int,
     far_model: str,
     rtt_ms: tuple[float, ...],
@@ -93,32 +106,48 @@ def command(
     process for each of the depths), vllm-ngram (its prompt lookup, likewise) and transformers (generate and assisted generation),
     where they are installed. With --engine vllm specq's verifiers run the target in vLLM, too.
 
+    Ways to draft (those of `specq bench methods` that need no draft worker) each have a verifier of their own, with plain decoding on it;
+    --parallel and --heads say what they draft with, and vllm-eagle3 drafts with the same head. For them --fresh-prompts: an
+    EAGLE-3 head has no hidden states of what the verifier finds in its KV memory.
+
     The parts measure the torch engine and the draft model in this process, after the contestants: compiling (of kernels,
     beforehand, in many processes), floor (bandwidth, and a step at the least), generic (logits beside transformers'
     code), passes, steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
     profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
     products). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
-    names = [name for name in only or CONTESTANTS if name in CONTESTANTS and (gpus > 1 or name not in serving.SECOND)]
+    asked = only or [name for name in CONTESTANTS if name != "vllm-eagle3"]
+    names = [name for name in asked if name not in PARTS and (gpus > 1 or name not in serving.SECOND)]
     if resume:
         report.resume()
     if names:
         settings = far.Settings(far_drafters, far_model, rtt_ms)
         vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
-        contest_parts = [part for name in names for part in _parts(name, settings, depths, vllm_options)]
+        method_options = {"drafts": drafts, "in_shapes": shapes}
+        contest_parts = [
+            part for name in names for part in _parts(name, settings, depths, vllm_options, method_options)
+        ]
         run(report, prepare(report, **options), contest_parts)
     parts = [name for name in PARTS if name in only]
     if parts:
         measure_parts(report, _task(report, parts, limit, **options))
 
 
-def _parts(name: str, settings: far.Settings, depths: Sequence[int], vllm_options: dict[str, Any]) -> list[Part]:
+def _parts(
+    name: str,
+    settings: far.Settings,
+    depths: Sequence[int],
+    vllm_options: dict[str, Any],
+    method_options: dict[str, Any],
+) -> list[Part]:
     """Return what is measured of a contestant: of vLLM's speculation each depth by itself."""
     if name in SPECULATION:
         in_child = partial(measure_in_child, "vllm", method=SPECULATION[name], **vllm_options)
         return [Part(name, partial(in_child, depth=depth), f"K={depth}") for depth in depths]
     if name == "vllm":
         return [Part(name, partial(measure_in_child, name, **vllm_options))]
+    if name in method_serving.METHODS:
+        return [Part(name, partial(method_serving.measure, name, **method_options))]
     if name in far.CONTESTANTS:
         return [Part(name, partial(far.CONTESTANTS[name], settings))]
     return [Part(name, partial(serving.measure if name in serving.DEPLOYMENTS else measure_in_child, name))]
@@ -131,6 +160,7 @@ def _task(
     *,
     target: str,
     draft: str,
+    target_shape: str,
     draft_shape: str,
     device: str,
     sessions: tuple[int, ...],
@@ -141,7 +171,7 @@ def _task(
     from specq.bench.gpu.models import Pair, check_device
 
     check_device(device)
-    shapes = {"target": parse_shape(target), "draft": parse_shape(draft, draft_shape)}
+    shapes = {"target": parse_shape(target, target_shape), "draft": parse_shape(draft, draft_shape)}
     asked = {"device": device, "sessions": sessions, "limit": num_prompts, "output_len": output_len}
     report.update(settings=asked | {f"{role}_model": asdict(shape) for role, shape in shapes.items()})
     return Task(Pair(shapes, device), sessions, num_prompts, output_len, parts)

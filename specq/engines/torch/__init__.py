@@ -23,9 +23,10 @@ engine and the draft-model proposer use any without knowing which.
 from specq.engines.torch.eagle_head import EagleHead, is_eagle, load_eagle
 from specq.engines.torch.eagle_network import EagleNetwork
 from specq.engines.torch.forward import ForwardOutput
+from specq.engines.torch.head_files import read_tensors
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
-from specq.engines.torch.medusa_heads import MedusaHeads, load_heads
+from specq.engines.torch.medusa_heads import MedusaHeads, load_heads, tensor_value
 from specq.engines.torch.native import ALONE, Threads
 from specq.engines.torch.rows import ChainStarts, PackedRows, RowPacker, pack_nodes, pack_tokens
 from specq.engines.torch.top import rank_tokens
@@ -52,4 +53,6 @@ __all__ = [
     "pack_tokens",
     "pick_device",
     "rank_tokens",
+    "read_tensors",
+    "tensor_value",
 ]

@@ -143,7 +143,7 @@ def loaded_model(
     network: Any, checkpoint: Path, forward: Forward, name: str, overrides: Mapping[str, Any] | None = None
 ) -> LoadedModel:
     """Return a transformers model with its forward, described; arguments as of `assemble`."""
-    num_masks: int = getattr(network, "num_masks", 0)
+    num_masks: int = getattr(network, "num_masks", draft_form.num_places(checkpoint) - 1)
     info = describe(
         checkpoint,
         engine="torch",

@@ -62,7 +62,7 @@ def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     _check_fit(directory, shape, tensors, Path(target), info)
     place = pick_device(device)
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
-    values = {name: _value(name, tensors).to(place, dtype) for name in tensors if not _is_about(name)}
+    values = {name: tensor_value(name, tensors).to(place, dtype) for name in tensors if not _is_about(name)}
     token_ids = _token_ids(tensors)
     return MedusaHeads(_blocks(shape, values), _output(shape, values, token_ids, Path(target), place, dtype), token_ids)
 
@@ -109,7 +109,7 @@ def _token_ids(tensors: Tensors) -> Int32Array | None:
     return None if found is None else found.numpy()
 
 
-def _value(name: str, tensors: Tensors) -> torch.Tensor:
+def tensor_value(name: str, tensors: Tensors) -> torch.Tensor:
     """Return a tensor's values; those in 8 bits rounded to bfloat16, so that they are the same everywhere."""
     scale = tensors.get(name + draft_form.SCALE)
     return tensors[name] if scale is None else (tensors[name].float() * scale[:, None]).bfloat16()

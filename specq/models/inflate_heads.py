@@ -1,0 +1,128 @@
+"""Heads for a target of a larger shape that draft what small heads draft for the small target, at the larger shape's full cost.
+
+What an inflated target's layers say is what the small one's say, padded with zeros (`specq.models.inflate_layers`). So an EAGLE-3 head reads
+the same layers, has one layer of the target's shape, and speaks of the tokens that the small head speaks of; Medusa heads read the last
+hidden state in the same way. Both share the inflated target's embedding or output matrix where the small ones shared the small target's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from specq.checkpoints import draft_form, eagle_form, medusa_form, read_json
+from specq.engines.torch import read_tensors, tensor_value
+from specq.models.inflate import DTYPES, place_of
+from specq.models.inflate_layers import Named, Placer, Tensors
+from specq.models.shapes import Shape, check_fits
+from specq.protocol import ConfigError
+
+EAGLE, MEDUSA = "eagle3", "medusa"  # the directories that they get
+
+
+def write_heads(
+    heads: Path, target: str | Path, out: Path, shape: Shape, *, device: str = "", dtype: str = "bfloat16"
+) -> Path:
+    """Write a directory of heads inflated for a target of this shape into `out`; return the new directory.
+
+    `target` is the small target, `device` and `dtype` are as of `specq.models.inflate.write`. Raises ConfigError for what is no heads, and for a
+    shape that they do not fit into.
+    """
+    large = replace(shape, qkv_bias=False, tied=False)
+    placer = partial(Placer, large=large, device=place_of(device), dtype=DTYPES[dtype])
+    is_eagle = eagle_form.is_eagle(heads)
+    num_layers = int(read_json(Path(target), "config.json")["num_hidden_layers"])
+    config, tensors, file = _eagle(heads, num_layers, placer) if is_eagle else _medusa(heads, placer)
+    name = EAGLE if is_eagle else MEDUSA
+    directory = out / name
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
+    save_file(
+        {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}, directory / file, metadata={"format": "pt"}
+    )
+    return directory
+
+
+Made = tuple[dict[str, Any], Tensors, str]  # config.json, the tensors, and the name of their file
+
+
+def _eagle(heads: Path, num_layers: int, placer: Any) -> Made:
+    """Inflate an EAGLE-3 head."""
+    shape = eagle_form.eagle_shape(heads)
+    tensors = read_tensors(heads, eagle_form.WEIGHTS, partial(eagle_form.reason_against, shape), "an EAGLE-3 head")
+    small = Shape(
+        shape.hidden_size, 1, shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim,
+        shape.intermediate_size, shape.vocab_size, tied=False,
+    )  # fmt: skip
+    made: Placer = placer(tensors, small, inputs=2)
+    large = made.large
+    check_fits(small, large)
+    if shape.hidden_size != shape.target_hidden_size or eagle_form.EMBEDDING in tensors:
+        raise ConfigError(f"{heads}: only an EAGLE-3 head of its target's hidden size and embedding can be inflated")
+    config = replace(
+        shape,
+        hidden_size=large.hidden,
+        target_hidden_size=large.hidden,
+        intermediate_size=large.intermediate,
+        num_attention_heads=large.heads,
+        num_key_value_heads=large.kv_heads,
+        head_dim=large.head_dim,
+        vocab_size=large.vocab if shape.has_tables else shape.vocab_size,
+        rms_norm_eps=shape.rms_norm_eps * shape.hidden_size / large.hidden,
+        layers=eagle_form.tapped_layers(shape, num_layers),
+    )
+    found = dict(_eagle_tensors(made)) | _tables(tensors, config)
+    return config.config(), found, eagle_form.WEIGHTS[0]
+
+
+def _eagle_tensors(made: Placer) -> Named:
+    yield "fc.weight", made.onto_hidden("fc.weight", made.large.hidden, eagle_form.NUM_TAPS)
+    yield "midlayer.hidden_norm.weight", made.norm("midlayer.hidden_norm.weight")
+    for name, tensor in made.layer("midlayer."):
+        yield f"midlayer.{name}", tensor
+    yield "norm.weight", made.norm("norm.weight")
+    yield "lm_head.weight", made.onto_hidden("lm_head.weight", len(made.weights["lm_head.weight"]))
+
+
+def _tables(tensors: Mapping[str, torch.Tensor], config: eagle_form.EagleShape) -> dict[str, torch.Tensor]:
+    """Return the tables of which tokens the head speaks of, for the target's larger vocabulary."""
+    found = {name: tensors[name] for name in (eagle_form.TO_TARGET,) if name in tensors}
+    if eagle_form.FROM_TARGET in tensors:
+        known = torch.zeros(config.vocab_size, dtype=torch.bool)
+        known[: len(tensors[eagle_form.FROM_TARGET])] = tensors[eagle_form.FROM_TARGET]
+        found[eagle_form.FROM_TARGET] = known
+    return found
+
+
+def _medusa(heads: Path, placer: Any) -> Made:
+    """Inflate Medusa heads; those in 8 bits get the values that they stand for."""
+    shape = medusa_form.heads_shape(heads)
+    stored = read_tensors(heads, medusa_form.WEIGHTS, partial(medusa_form.reason_against, shape), "Medusa heads")
+    names = [name for name in stored if name != draft_form.TOKEN_IDS and not name.endswith(draft_form.SCALE)]
+    values = {name: tensor_value(name, stored) for name in names}
+    hidden = values[medusa_form.block_names(0, 0)[0]].shape[1]
+    made: Placer = placer(values, Shape(hidden, 1, 1, 1, 1, 1, 1, tied=False))
+    if made.large.hidden < hidden:
+        raise ConfigError(f"{heads}: hidden={made.large.hidden} is less than these heads' {hidden}")
+    found = {name: _medusa_tensor(made, name) for name in names}
+    found |= {draft_form.TOKEN_IDS: stored[draft_form.TOKEN_IDS]} if draft_form.TOKEN_IDS in stored else {}
+    about = replace(shape, hidden_size=made.large.hidden if shape.hidden_size else 0, target_fingerprint="")
+    config = about.config() if shape.hidden_size else read_json(heads, "config.json")
+    return config, found, medusa_form.WEIGHTS[0]
+
+
+def _medusa_tensor(made: Placer, name: str) -> torch.Tensor:
+    value = made.weights[name]
+    if value.ndim == 1:
+        bias = made.zeros(made.large.hidden)
+        bias[: len(value)] = made.small_weight(name)
+        return bias
+    is_block = name.endswith("linear.weight")
+    return made.onto_hidden(name, made.large.hidden if is_block else len(value))

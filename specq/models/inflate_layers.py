@@ -1,0 +1,123 @@
+"""Layers and vocabularies of a larger shape that compute what small ones compute: what `inflate` and `inflate_heads` share.
+
+Rule: the residual stream is that of the small model, padded with zeros, and nothing else. So hidden states of any layer are the small
+model's in the first channels, and whatever reads them needs no scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+
+from specq.models.shapes import Shape
+
+FILL = 0.02  # standard deviation of the weights that do not matter
+Tensors = Mapping[str, torch.Tensor]
+Named = Iterator[tuple[str, torch.Tensor]]
+
+
+class Placer:
+    """Makes one large tensor after another from small weights, on a device.
+
+    weights   the small tensors, by the names that the large ones get
+    inputs    how many times the hidden size an attention layer reads: 2 in an EAGLE-3 head, whose rows are [embedding; state]
+    """
+
+    def __init__(
+        self, weights: Tensors, small: Shape, large: Shape, device: str, dtype: torch.dtype, inputs: int = 1
+    ) -> None:
+        self.weights, self.small, self.large, self.dtype = weights, small, large, dtype
+        self.device = torch.device(device)
+        self._inputs = inputs
+        self._random = torch.Generator(self.device).manual_seed(0)
+        self._norm_scale = (small.hidden / large.hidden) ** 0.5
+
+    def channels(self, times: int = 1) -> list[int]:
+        """Return where the small hidden states lie in so many large ones that stand side by side."""
+        return [part * self.large.hidden + i for part in range(times) for i in range(self.small.hidden)]
+
+    def layer(self, prefix: str, *, real: bool = True) -> Named:
+        """Yield (name within the layer, tensor); an extra layer (not `real`) adds nothing to the residual stream."""
+        for name in ("input_layernorm.weight", "post_attention_layernorm.weight"):
+            yield name, self.norm(prefix + name, real=real)
+        yield from self._inputs_of_attention(prefix, real=real)
+        large, hidden, inner = self.large, range(self.small.hidden), range(self.small.intermediate)
+        name = "self_attn.o_proj.weight"
+        zeros = self.zeros(large.hidden, large.heads * large.head_dim)
+        yield name, self.place(zeros, prefix + name, hidden, self._head_rows("o"), real=real)
+        for name in ("mlp.gate_proj.weight", "mlp.up_proj.weight"):
+            matrix = self.filled(large.intermediate, large.hidden)
+            yield name, self.place(matrix, prefix + name, inner, hidden, real=real)
+        name = "mlp.down_proj.weight"
+        zeros = self.zeros(large.hidden, large.intermediate)
+        yield name, self.place(zeros, prefix + name, hidden, inner, real=real)
+
+    def _inputs_of_attention(self, prefix: str, *, real: bool) -> Named:
+        """Yield the projections to queries, keys and values."""
+        large, small = self.large, self.small
+        for part, num_heads in (("q", large.heads), ("k", large.kv_heads), ("v", large.kv_heads)):
+            name = f"self_attn.{part}_proj."
+            matrix = self.filled(num_heads * large.head_dim, self._inputs * large.hidden)
+            if part == "k":  # the unused rotary pairs of a used head must not count
+                matrix[: small.kv_heads * large.head_dim] = 0
+            scale = (large.head_dim / small.head_dim) ** 0.5 if part == "q" else 1.0
+            rows, columns = self._head_rows(part), self.channels(self._inputs)
+            yield name + "weight", self.place(matrix, prefix + name + "weight", rows, columns, scale, real=real)
+            if large.qkv_bias:
+                yield name + "bias", self.zeros(num_heads * large.head_dim)
+
+    def _head_rows(self, part: str) -> list[int]:
+        """Return where the small model's rows of q, k or v (for o: columns) lie in the large one's."""
+        small, large = self.small, self.large
+        is_query, is_rotary = part in "qo", part in "qk"
+        group = small.heads // small.kv_heads if is_query else 1
+        large_group = large.heads // large.kv_heads if is_query else 1
+        half, step = small.head_dim // 2, large.head_dim // small.head_dim
+        rotary = [i * step for i in range(half)] + [large.head_dim // 2 + i * step for i in range(half)]
+        dims = rotary if is_rotary else range(small.head_dim)
+        heads = (kv * large_group + i for kv in range(small.kv_heads) for i in range(group))
+        return [head * large.head_dim + dim for head in heads for dim in dims]
+
+    def place(
+        self,
+        matrix: torch.Tensor,
+        name: str,
+        rows: Sequence[int],
+        columns: Sequence[int],
+        scale: float = 1.0,
+        *,
+        real: bool = True,
+    ) -> torch.Tensor:
+        """Write a small matrix into some rows and columns of a large one; nothing for an extra layer."""
+        if real:
+            index = torch.tensor(list(rows), device=self.device), torch.tensor(list(columns), device=self.device)
+            matrix[index[0][:, None], index[1]] = self.small_weight(name, scale)
+        return matrix
+
+    def norm(self, name: str, *, real: bool = True) -> torch.Tensor:
+        """Return a norm's weight, scaled for the mean over more channels."""
+        weight = torch.ones(self.large.hidden, dtype=self.dtype, device=self.device)
+        if real:
+            weight[: self.small.hidden] = self.small_weight(name, self._norm_scale)
+        return weight
+
+    def onto_hidden(self, name: str, rows: int, times: int = 1) -> torch.Tensor:
+        """Return a matrix [rows, times * hidden] that reads the small hidden states alone, its own rows first and those of zeros behind."""
+        matrix = self.filled(rows, times * self.large.hidden)
+        columns = torch.tensor(self.channels(times), device=self.device)
+        matrix[:, columns] = 0
+        return self.place(matrix, name, range(len(self.weights[name])), columns.tolist())
+
+    def small_weight(self, name: str, scale: float = 1.0) -> torch.Tensor:
+        """Return a small tensor on the device, scaled and then rounded."""
+        return (self.weights[name].to(self.device).float() * scale).to(self.dtype)
+
+    def zeros(self, *sizes: int) -> torch.Tensor:
+        """Return zeros."""
+        return torch.zeros(sizes, dtype=self.dtype, device=self.device)
+
+    def filled(self, *sizes: int) -> torch.Tensor:
+        """Return random values, for weights that do not matter: a device computes with zeros faster than with others."""
+        matrix = torch.empty(sizes, dtype=self.dtype, device=self.device)
+        return matrix.normal_(0, FILL, generator=self._random)
