@@ -40,7 +40,7 @@ from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verification import Judgements
 from specq.verifier.arms import REMOTE, Arms
-from specq.verifier.flights import Done, Flight, Flights
+from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
@@ -99,6 +99,7 @@ class Verifier:
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
         self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
+        self._has_begun = False  # to draft for the next one
         self._handlers: dict[type[Message], Callable[..., list[Message]]] = {
             Open: self._open,
             Close: self._close,
@@ -202,13 +203,16 @@ class Verifier:
         return self._flights.newest is not None or self.sessions.has_work or self.sources.has_work
 
     def begin(self, now: float) -> None:
-        """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
-        self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
+        """Let sources begin to draft for the next step, unless they have. What the host does until `step` costs nothing meanwhile."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
 
     def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
         faults, began = Faults(), clock()
         self._follow_load()
+        self._has_begun = False
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):
@@ -238,9 +242,7 @@ class Verifier:
         """Plan and launch a step, behind the one in flight if there is one."""
         drafted = clock()
         shares = self._schedule(faults, before)
-        flight = Flight(
-            shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, planned=clock()
-        )
+        flight = Flight(shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, clock())
         self._flights.launch(flight, before, faults)
         if self.sources.read(clock):
             flight.waits_for_drafts(self.sources.waited_s, clock())
@@ -259,12 +261,14 @@ class Verifier:
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
         self.sources.observe(rounds, done, ended - started)
-        moments = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended)
-        self._measure(flight, moments, done, rounds)
-        verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), flight.drafted, faults)
+        moments, asked = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended), self._asked
+        self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
+        if self.engine.overlaps and self._flights.newest is None and not faults.found:
+            self.begin(clock())  # the device has nothing to do
+        self.meter.note_all(moments, done, flight.num_rows, rounds)
+        verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), flight.drafted, faults)
         if self.tracer.is_on:
             trace_step(self.tracer, flight.shares, rounds, moments, clock())
-        self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         failed = self._fail(faults)
         if not done:
             self._check_works(flight, faults)
@@ -274,11 +278,6 @@ class Verifier:
         """Raise EngineLostError if a step failed with every session, and so does one that is nobody's."""
         if len(flight.shares) and faults.is_unexpected and self._flights.newest is None:
             check_works(self.engine)
-
-    def _measure(self, flight: Flight, at: Moments, done: Done, rounds: Rounds) -> None:
-        if done:
-            judge_s = sum(output.judge_s for _, output in done)
-            self.meter.note(at, judge_s, flight.num_rows, sum(len(shares) for shares, _ in done), rounds)
 
     @property
     def curve(self) -> StepCurve:

@@ -24,10 +24,12 @@ from specq.protocol import (
     STEP_LIMITS_US,
     SUFFIX_LANE,
     Int64Array,
+    StepOutput,
     UInt8Array,
 )
 from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX, Arms
 from specq.verifier.rounds import Rounds
+from specq.verifier.shares import Shares
 from specq.verifier.sources import SourceSet
 from specq.verifier.trees import DraftTrees
 
@@ -84,6 +86,12 @@ class StepMeter:
             tuple[UInt8Array, UInt8Array]
         ] = []  # lanes and fates of nodes that are not counted yet, by step
         self._judged = np.zeros((256, 2), np.int64)  # by lane: verified and accepted nodes
+
+    def note_all(self, at: Moments, done: Sequence[tuple[Shares, StepOutput]], num_rows: int, rounds: Rounds) -> None:
+        """Count a step of so many rows, given what came of the calls that it took, if any of them went well."""
+        if done:
+            judge_s = sum(output.judge_s for _, output in done)
+            self.note(at, judge_s, num_rows, sum(len(shares) for shares, _ in done), rounds)
 
     def note(self, at: Moments, judge_s: float, num_rows: int, num_sessions: int, rounds: Rounds) -> None:
         """Count a step."""

@@ -240,6 +240,7 @@ def test_only_judged_tokens_are_learned_from() -> None:
     ):
         open_session(own)
         complete(own)
+        own.collect()
     assert {judged - accepted for judged, accepted in learned} == {0, 1}
     assert all(judged > 0 for judged, _ in learned)
 

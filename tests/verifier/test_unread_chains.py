@@ -79,6 +79,19 @@ def test_what_is_said_is_what_would_be_said_of_chains_that_were_read() -> None:
     assert tokens == toy_text(PROMPT, 60)
 
 
+@pytest.mark.parametrize("engine", [LateEngine, ToyEngine])
+def test_the_next_chains_begin_before_the_verdicts_are_made(engine: type[ToyEngine]) -> None:
+    """With an engine on a device, which has nothing to do meanwhile; and they begin once."""
+    world = World(1.0, engine=engine())
+    world.open(7)
+    for turn in range(1, 8):
+        world.verifier.begin(0.0)
+        assert len(world.chains.num_started) == turn - 1  # nothing to draft for before the prompt is computed
+        assert len(list(world.verifier.step(lambda: 0.0))) == 1
+        assert world.drafter.has_work is (engine is LateEngine)
+        assert len(world.chains.num_started) == turn - (engine is ToyEngine)
+
+
 @pytest.mark.parametrize(
     ("why", "is_unread"),
     [

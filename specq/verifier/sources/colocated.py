@@ -63,6 +63,10 @@ class _Begun:
     began: float
     is_usual: bool  # contexts were computed but for the last round's tokens
 
+    @property
+    def session_ids(self) -> list[int]:
+        return [session.session_id for session in self.sessions]
+
 
 class _Unread(NamedTuple):
     """Chains that hang on the trees unread: how many levels each session was offered, and for what their handles stand."""
@@ -99,6 +103,7 @@ class ColocatedDrafter(DraftSource):
         self.calibration = Calibration()
         self._usual = UsualScores(chain, fan_out)
         self._unread: _Unread | None = None
+        self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
         self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
         self._refused: dict[int, Session] = {}  # those for which it drafts no more
@@ -150,7 +155,7 @@ class ColocatedDrafter(DraftSource):
 
     def _start(self, begun: _Begun) -> None:
         try:
-            self.chains.start([session.session_id for session in begun.sessions], begun.depth, begun.width)
+            self.chains.start(begun.session_ids, begun.depth, begun.width)
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - drafts are hints
@@ -177,6 +182,7 @@ class ColocatedDrafter(DraftSource):
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
+        self._learn()
         chains = self._collect_chains(budget, clock)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
@@ -234,15 +240,14 @@ class ColocatedDrafter(DraftSource):
             drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
             scores = self._scores(chains)
             trees.score[nodes] = trees.predicted[nodes] = scores.swapaxes(0, 1).reshape(-1)[of_nodes]
-            self._offer(begun, counts, chains)
+            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
         trees.token[nodes] = drafted.values[of_nodes]
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
         """Return how many levels of chains of so many are offered, i64[sessions]."""
-        found: IntpArray = np.minimum(counts, _rooms(begun.sessions))
-        for i, session in enumerate(begun.sessions) if self._gone else ():
-            found[i] = 0 if session.session_id in self._gone else found[i]
-        return np.maximum(found, 0)
+        is_here = np.array([session_id not in self._gone for session_id in begun.session_ids])
+        found: IntpArray = np.clip(_rooms(begun.sessions), 0, counts) * is_here
+        return found
 
     def _scores(self, chains: Chains) -> Float32Array:
         """Return calibrated scores, f32[sessions, depth, width]; learn what is usual."""
@@ -251,17 +256,12 @@ class ColocatedDrafter(DraftSource):
         found: Float32Array = np.log(np.maximum(accept_probs, LEAST_CHANCE)).astype(np.float32)
         return found
 
-    def _offer(self, begun: _Begun, counts: IntpArray, chains: Chains) -> None:
-        """Note what is offered, so that the source learns what became of it."""
-        ids = [session.session_id for session in begun.sessions]
-        self._offered = OfferedChains(ids, counts, chains.scores[:, :, 0])
-
     def _batches(self, begun: _Begun, chains: Chains) -> Sequence[DraftBatch]:
         """Return the chains with calibrated scores: those that stand alone as arrays, those with siblings or draft distributions as
         drafts."""
         scores = self._scores(chains)  # [sessions, depth, width]
         counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
-        self._offer(begun, counts, chains)
+        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
         offered = np.flatnonzero(counts > 0).tolist()
         drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
         alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]
@@ -280,7 +280,7 @@ class ColocatedDrafter(DraftSource):
         return batches
 
     def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
-        """Let contexts follow the rounds, and learn what became of the chains."""
+        """Let contexts follow the rounds; what became of the chains is learned when the next ones are collected."""
         if self.shaped is not None:
             self.shaped.observe(rounds, self._min_accept_prob)
         known = [i for i, session in enumerate(rounds.sessions) if self._known.get(session.session_id) is session]
@@ -289,7 +289,7 @@ class ColocatedDrafter(DraftSource):
         self._drop_gone()
 
     def _follow(self, rounds: Rounds) -> None:
-        """Let the source follow rounds of sessions that it knows, and learn from them."""
+        """Let the source follow rounds of sessions that it knows."""
         faults = Faults()
         num_followed = self._commit(rounds, faults)
         if faults.found:
@@ -297,13 +297,20 @@ class ColocatedDrafter(DraftSource):
                 self.refuse(session)
             rest = np.array([i for i, one in enumerate(rounds.sessions) if one not in faults], np.intp)
             rounds, num_followed = rounds.take(rest), num_followed[rest]
-        outcomes = self._offered.outcomes(rounds, num_followed)
-        if len(outcomes.num_judged):
-            self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
-            self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
+        self._unlearned, self._offered = (self._offered, rounds, num_followed), NO_CHAINS
         for session in rounds.sessions:
             if session.finish:
                 self.close(session)
+
+    def _learn(self) -> None:
+        """Learn what became of the last round's chains: not before the next ones have begun, which the device would wait for."""
+        if self._unlearned is None:
+            return
+        (offered, rounds, num_followed), self._unlearned = self._unlearned, None
+        outcomes = offered.outcomes(rounds, num_followed)
+        if len(outcomes.num_judged):
+            self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
+            self.choice.learn_chains(outcomes.num_judged.tolist(), outcomes.num_accepted.tolist())
 
     def _commit(self, rounds: Rounds, faults: Faults) -> IntpArray:
         """Append what rounds committed to the contexts, of all sessions at once or, where that raises, one by one; return how much of it
