@@ -349,10 +349,10 @@ class Verifier:
         self._last_end = ended if len(flight.shares) and self.has_work else None
 
     def _learn(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
-        """Learn what a step takes; and, where no session waits for a drafter, which sources of drafts pay. Long prompts say more about
-        the curve than about these."""
+        """Learn what a step takes that is waited for, as drafted ones are; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
-        self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
+        if not flight.is_late:
+            self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
         if shares.modes not in ({"async"}, {"async", "plain"}):
             return
         num_rows, num_first = shares.prompts()
