@@ -48,6 +48,7 @@ from specq.verifier.rounds import Rounds, commit, in_one
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
+from specq.verifier.source_yields import Yields
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.tracing import trace_close, trace_open, trace_step
@@ -201,15 +202,15 @@ class Verifier:
     def has_work(self) -> bool:
         return self._flights.newest is not None or self.sessions.has_work or self.sources.has_work
 
-    def begin(self, now: float) -> None:
-        """Let sources begin to draft for the next step. What the host does until `step` costs nothing meanwhile."""
-        self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
+    def begin(self, now: float, clock: Callable[[], float] | None = None) -> None:
+        """Let sources begin to draft for the next step; what the host does until `step` costs nothing meanwhile. `clock`: to see what they take."""
+        self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
 
     def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
         faults, began = Faults(), clock()
         self._follow_load()
-        self._propose(clock)
+        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):
             return self._finish(before, faults, clock)
@@ -256,7 +257,7 @@ class Verifier:
         self.sessions.changed()
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
-        self.sources.observe(rounds, done, ended - started)
+        self.sources.observe(rounds, done, ended - started, clock)
         moments = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended)
         self._measure(flight, moments, done, rounds)
         verdicts = verdicts_of(rounds, self._asked, int((ended - started) * 1e6), flight.drafted, faults)
@@ -301,10 +302,6 @@ class Verifier:
     def _budget(self) -> Budget:
         return Budget(self.curve, self.min_accept_prob)
 
-    def _propose(self, clock: Callable[[], float]) -> None:
-        """Hang what has been drafted onto the trees."""
-        self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
-
     def _schedule(self, faults: Faults, before: Flight | None) -> Shares:
         """Return the shares of those sessions that can be planned together, behind the step in flight if there is one."""
         self.sessions.drafted()
@@ -344,11 +341,12 @@ class Verifier:
 
     def _end_step(self, flight: Flight, rounds: Rounds, ended: float, *, is_whole: bool) -> None:
         """Learn from a step that came at once after another and went well."""
+        yields = self.sources.clock.yields(rounds, flight.num_rows, self.curve)
         if is_whole and self._last_end is not None:
-            self._learn(flight, rounds, ended - self._last_end)
+            self._learn(flight, rounds, ended - self._last_end, yields)
         self._last_end = ended if len(flight.shares) and self.has_work else None
 
-    def _learn(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
+    def _learn(self, flight: Flight, rounds: Rounds, seconds: float, yields: Yields) -> None:
         """Learn what a step takes that is waited for, as drafted ones are; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
         if not flight.is_late:
@@ -359,7 +357,7 @@ class Verifier:
         if num_rows <= MOST_PROMPT_ROWS:
             beyond = max(seconds - self.curves[-1].profiled(num_rows), 0.0) if num_rows else seconds
             num_tokens = max(len(rounds.token_ids) - num_first, 0)
-            self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, is_decoding=not num_rows)
+            self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -337,7 +337,7 @@ class TimedService:
         verifier, machine = self.verifier, self.machine
         while verifier.has_work or verifier.sessions:
             before, arm = machine.now, verifier.arms.allowed
-            verifier.begin(machine.now)
+            verifier.begin(machine.now, machine)
             machine.work(self._loop_s + self._session_loop_s * len(verifier.sessions))
             for verdict in list(verifier.step(machine)):
                 assert isinstance(verdict, Verdict)
