@@ -184,9 +184,7 @@ class LoadLevel:
     def close(self, heard: Arm, round_trip_s: float = 0.0) -> None:
         """Take a window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
         window, self.window = self.window, Window()
-        self.yields |= {
-            source: own.over(window.steps) for source, own in window.of_sources.items() if source in self.arm
-        }
+        self.yields |= window.yields(self.arm)
         if self.trial is not None:
             self._end_trial(self.trial, window, is_short=window.part(round_trip_s) < 1)
             return
@@ -195,7 +193,7 @@ class LoadLevel:
             arm, tried = self.tried
             self._compare(arm, tried.log_rate - (self.before.log_rate + window.log_rate) / 2)
             self.tried = None
-        self.before, self.step = window, Yield(window.seconds, window.tokens).over(window.steps)
+        self.before, self.step = window, window.step
         self._choose_trial(silent=self.used - heard)
 
     def _end_trial(self, arm: Arm, window: Window, *, is_short: bool) -> None:
@@ -268,8 +266,7 @@ class LoadLevel:
 
     def _guess(self, window: Window, silent: Arm = frozenset()) -> tuple[Arm, float]:
         """Return the arm without the sources that bring less than they take, and its gain, as a logarithm, given a window of the arm in use."""
-        own = {source: one for source, one in window.of_sources.items() if source in self.used - silent}
-        dropped, gain = leanest(Yield(window.seconds, window.tokens), own)
+        dropped, gain = leanest(window.step, window.yields(self.used - silent))
         return self.used - dropped, gain
 
     def _promise(self, arm: Arm) -> float:

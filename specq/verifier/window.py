@@ -26,6 +26,7 @@ class Window:
     verdicts: int = 0
     senders: Arm = frozenset()  # sources that sent something
     of_sources: dict[str, Yield] = field(default_factory=dict)
+    longest: dict[str, float] = field(default_factory=dict)  # seconds of each source in one step
 
     def add(
         self,
@@ -43,6 +44,21 @@ class Window:
         self.senders |= senders
         for source, own in yields.items():
             self.of_sources[source] = self.of_sources.get(source, NOTHING).plus(own)
+            self.longest[source] = max(self.longest.get(source, 0.0), own.seconds)
+
+    @property
+    def step(self) -> Yield:
+        """Return what a step took and brought."""
+        return Yield(self.seconds, self.tokens).over(self.steps)
+
+    def yields(self, sources: Arm) -> dict[str, Yield]:
+        """Return what each of some sources took and brought in a step. Its longest seconds do not count: what is done once, as compiling is, says
+        nothing of the next steps."""
+        found = {}
+        for source in sources & self.of_sources.keys():
+            seconds, tokens = self.of_sources[source]
+            found[source] = Yield((seconds - self.longest[source]) / max(self.steps - 1, 1), tokens / self.steps)
+        return found
 
     @property
     def log_rate(self) -> float:

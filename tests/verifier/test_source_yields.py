@@ -15,6 +15,7 @@ from specq.verifier.source_clock import SourceClock, by_lane
 from specq.verifier.source_yields import Yield, leanest, promise
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.step_curve import StepCurve
+from specq.verifier.window import Window
 
 TICK_S = 1e-6
 STEP = Yield(0.1, 3.0)  # of which 0.01 s and a token are the target's own
@@ -88,6 +89,17 @@ def test_scratch_rows_cost_what_rows_cost():
     clock.add(EAGLE, 0.5, num_scratch=10)
     yields = clock.yields(NO_ROUNDS, 11, StepCurve([1, 11], [0.01, 0.06]))
     assert yields == {EAGLE: Yield(pytest.approx(0.55), 0), SUFFIX: Yield(0.0, 0)}
+
+
+def test_what_is_done_once_is_no_price():
+    """A source that compiles in one step of ten took 10 ms in each of the others; what others took counts as it is, but for the longest."""
+    window = Window()
+    for i in range(10):
+        took = {EAGLE: Yield(2.0 if i == 4 else 0.01, 1.0), SUFFIX: Yield(0.001, 0.0)}
+        window.add(2, 0.02, 1, frozenset({EAGLE}), yields=took)
+    assert window.yields(frozenset({EAGLE})) == {EAGLE: Yield(pytest.approx(0.01), 1.0)}
+    assert window.yields(frozenset({EAGLE, SUFFIX, REMOTE}))[SUFFIX].seconds == pytest.approx(0.001)
+    assert window.step == Yield(pytest.approx(0.02), 2.0)
 
 
 def test_nodes_are_counted_by_lane():
