@@ -71,7 +71,7 @@ class VerifierLoop:
 
         While the device drafts for the next step, the host sends and receives.
         """
-        self.verifier.begin(time.monotonic())
+        self.verifier.begin(time.monotonic(), time.monotonic)
         unsent, self._unsent = self._unsent, NO_REPORTS
         self._send(unsent)
         wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()

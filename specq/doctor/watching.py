@@ -106,7 +106,7 @@ class Watched:
             self.verifier.handle(Close(session_id=session_id, epoch=1), time.monotonic())
 
     def _turn(self) -> list[Verdict]:
-        self.verifier.begin(time.monotonic())
+        self.verifier.begin(time.monotonic(), time.monotonic)
         verdicts = [_verdict(message) for message in self.verifier.step(time.monotonic)]
         for verdict in verdicts:
             self.texts[verdict.session_id] += verdict.token_ids.tolist()

@@ -146,7 +146,7 @@ class VerifierProcess(Process):
 
     def work(self, started: float) -> bool:
         verifier, clock = self.worker, _WorkClock(self, started)
-        verifier.begin(started)
+        verifier.begin(started, clock)
         if not verifier.has_work:
             return False
         before = verifier.sources.num_sent.get(SUFFIX, 0)

@@ -4,7 +4,9 @@ What a draft costs cannot be summed up from prices: a drafter on the next core t
 the verifier looks up itself may be the same tokens. So each set of sources is an arm, and for each load level (1 session, 2, 3 to
 5, 6 to 11, ...) arms are measured in windows of service. An arm that is not in use is tried for a window now and then, between
 two windows of the one in use, and what counts is the ratio of each such triple: both sides of it have met the same machine and
-nearly the same texts. The more an arm loses, the more rarely it is tried: all trials together may cost a hundredth of the tokens.
+nearly the same texts. The more an arm loses, the more rarely it is tried: all trials together may cost a hundredth of the tokens. What each
+source takes and brings by itself says which arm is tried first, and a window ends early where its answer is evident: a source that takes several
+plain steps a round is dropped within some rounds.
 
 A source that has never sent anything is not compared, so that whoever joins is used; nor is a trial of one that sends nothing.
 
@@ -15,9 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from specq.verifier.load_level import Arm, LoadLevel, Window
+from specq.verifier.load_level import LoadLevel
+from specq.verifier.source_yields import Arm, Yields
+from specq.verifier.window import Window
 
 # Draft workers, suffix decoding, lookahead decoding, the verifier's own draft model, heads on the target's hidden states.
 REMOTE, SUFFIX, LOOKAHEAD, COLOCATED = "remote", "suffix", "lookahead", "colocated"
@@ -67,11 +72,12 @@ class Arms:
         num_tokens: int,
         seconds: float,
         num_added: Mapping[str, int],
+        yields: Yields = MappingProxyType({}),
         *,
         is_decoding: bool = True,
     ) -> None:
         """Take in a step of the load that was met: its sessions, the tokens that they committed, its seconds since the step before, and
-        how much each source has added to steps in all. Of a step that computes prompts, too, only what it took beyond them counts, and
+        how much each source has added to steps in all, and took and brought in this one. Of a step that computes prompts, too, only what it took beyond them counts, and
         it makes no window longer."""
         senders = frozenset(source for source, count in num_added.items() if count > self._num_added.get(source, 0))
         self._num_added = dict(num_added)
@@ -80,9 +86,9 @@ class Arms:
             return
         level = self._levels[self._number]
         if _number(num_sessions) == self._number and self._is_warm(seconds, self._awaited_s(level)):
-            level.window.add(num_tokens, seconds, num_sessions if is_decoding else 0, senders, steps=is_decoding)
-            if level.window.part(self._awaited_s(level)) >= 1:
-                level.close(self._heard)
+            level.window.add(num_tokens, seconds, num_sessions if is_decoding else 0, senders, is_decoding, yields)
+            if level.is_over(awaited_s := self._awaited_s(level)):
+                level.close(self._heard, awaited_s)
         self._allow(level.arm)
 
     def _allow(self, arm: Arm) -> None:

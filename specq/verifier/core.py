@@ -48,6 +48,7 @@ from specq.verifier.rounds import Rounds, commit, in_one
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
+from specq.verifier.source_yields import Yields
 from specq.verifier.sources import Budget, DraftSource, SourceSet
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.tracing import trace_close, trace_open, trace_step
@@ -202,11 +203,11 @@ class Verifier:
     def has_work(self) -> bool:
         return self._flights.newest is not None or self.sessions.has_work or self.sources.has_work
 
-    def begin(self, now: float) -> None:
-        """Let sources begin to draft for the next step, unless they have. What the host does until `step` costs nothing meanwhile."""
+    def begin(self, now: float, clock: Callable[[], float] | None = None) -> None:
+        """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to see what they take."""
         if not self._has_begun:
             self._has_begun = True
-            self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now)
+            self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
 
     def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
@@ -260,11 +261,11 @@ class Verifier:
         self.sessions.changed()
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
-        self.sources.observe(rounds, done, ended - started)
+        self.sources.observe(rounds, done, ended - started, clock)
         moments, asked = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended), self._asked
         self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
-            self.begin(clock())  # the device has nothing to do
+            self.begin(clock(), clock)  # the device has nothing to do
         self.meter.note_all(moments, done, flight.num_rows, rounds)
         verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), flight.drafted, faults)
         if self.tracer.is_on:
@@ -343,22 +344,23 @@ class Verifier:
 
     def _end_step(self, flight: Flight, rounds: Rounds, ended: float, *, is_whole: bool) -> None:
         """Learn from a step that came at once after another and went well."""
+        yields = self.sources.clock.yields(rounds, flight.num_rows, self.curve)
         if is_whole and self._last_end is not None:
-            self._learn(flight, rounds, ended - self._last_end)
+            self._learn(flight, rounds, ended - self._last_end, yields)
         self._last_end = ended if len(flight.shares) and self.has_work else None
 
-    def _learn(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
-        """Learn what a step takes; and, where no session waits for a drafter, which sources of drafts pay. Long prompts say more about
-        the curve than about these."""
+    def _learn(self, flight: Flight, rounds: Rounds, seconds: float, yields: Yields) -> None:
+        """Learn what a step takes that is waited for, as drafted ones are; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
-        self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
+        if not flight.is_late:
+            self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
         if shares.modes not in ({"async"}, {"async", "plain"}):
             return
         num_rows, num_first = shares.prompts()
         if num_rows <= MOST_PROMPT_ROWS:
             beyond = max(seconds - self.curves[-1].profiled(num_rows), 0.0) if num_rows else seconds
             num_tokens = max(len(rounds.token_ids) - num_first, 0)
-            self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, is_decoding=not num_rows)
+            self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

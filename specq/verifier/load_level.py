@@ -1,7 +1,9 @@
 """The arms at one load: what is known of each set of sources beside the one in use, and which is measured next.
 
-Rules: what counts of a trial is the ratio to the windows of the arm in use before and after it. An arm that differs in several sources is
-tried later, and not at all for a while if what is known of each of them says that it loses. (`specq.verifier.arms` has the whole.)
+Rules: what counts of a trial is the ratio to the windows of the arm in use before and after it. The arms are those that differ in one source, those
+of one source, and that of none; and the one without all sources that are seen to bring less than they take, which is tried first. An arm that
+differs in several sources is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises
+a loss at best. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
 
 No clock: seconds are given.
 """
@@ -10,59 +12,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from itertools import combinations
 
 import structlog
 
+from specq.verifier.source_yields import NOTHING, Arm, Yield, leanest, promise
+from specq.verifier.window import Window
+
 log = structlog.get_logger(__name__)
 
-Arm = frozenset[str]
-
-# A window is the longest of: seconds; round trips, where draft workers are heard; LEAST_STEPS steps; and so many that they
-# have WINDOW_VERDICTS verdicts, of all sessions, or WINDOW_STEPS.
-WINDOW_S, WINDOW_ROUND_TRIPS, WINDOW_STEPS, WINDOW_VERDICTS, LEAST_STEPS = 0.25, 5, 20, 40, 8
 # Windows before an arm's next trial: at first, later, at most.
 FIRST_PATIENCE, LEAST_PATIENCE, MOST_PATIENCE = 1, 4, 256
+MOST_OF_LOSERS = 1024  # where it was seen to lose so much
 FAR_PATIENCE, MOST_FAR_PATIENCE = 12, 64  # at first, of an arm that differs in several sources
+GUESSED, EVIDENTLY_GUESSED = (
+    0.05,
+    0.4,
+)  # gains, in logarithms: an arm that is guessed to be so much better is tried next; and at once
 FAIR_PART = 0.1  # of a window: what a visit to a load must bring for a trial to go on at the next
 # Of the tokens: what all trials together may cost while little is known, and where the answer has stood for STANDING trials.
 TRIALS_COST, STANDING_COST, STANDING = 0.01, 0.005, 4.0
 # Standard errors that an arm has lost by; growth of the patience, from trial to trial.
-GROWTH = ((3.0, 32), (1.0, 8), (0.0, 2))
+GROWTH = ((6.0, 256), (3.0, 32), (1.0, 8), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
 EVIDENT = 2.0  # standard deviations; a trial that is so much better than the window before awaits none after it
 MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
 MEMORY = 12.0  # trials after which one has faded to 1/e
 
 
-@dataclass(slots=True)
-class Window:
-    """What was measured of one arm without a break for another."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    verdicts: int = 0
-    senders: Arm = frozenset()  # sources that sent something
-
-    def add(self, tokens: int, seconds: float, verdicts: int, senders: Arm = frozenset(), steps: int = 1) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
-        self.steps += steps
-        self.verdicts += verdicts
-        self.senders |= senders
-
-    def part(self, round_trip_s: float) -> float:
-        """Return how long it is, as a part of what it must be."""
-        enough = max(self.steps / WINDOW_STEPS, min(self.steps / LEAST_STEPS, self.verdicts / WINDOW_VERDICTS))
-        return min(enough, self.seconds / max(WINDOW_S, WINDOW_ROUND_TRIPS * round_trip_s))
-
-
 def affordable(gain: float, weight: float, num_challengers: int) -> int:
     """Return how many windows must lie between trials of an arm that is better by this, as so many trials say, so that they cost no more
     than its share."""
     cost = TRIALS_COST + (STANDING_COST - TRIALS_COST) * min(weight / STANDING, 1.0)
-    return min(math.ceil(max(-gain, 0.0) * num_challengers / cost), MOST_PATIENCE)
+    return min(math.ceil(max(-gain, 0.0) * num_challengers / cost), MOST_OF_LOSERS)
 
 
 @dataclass(slots=True)
@@ -71,6 +52,7 @@ class Challenger:
 
     gain, variance, weight  the mean of ln(its rate / that of the arm in use) over trials, its variance between them, and how many
                 trials they stand for; older ones fade
+    is_put_off  whether its first trial was put off, since it promises a loss
     """
 
     patience: int = FIRST_PATIENCE
@@ -78,6 +60,7 @@ class Challenger:
     gain: float = 0.0
     variance: float = NOISE**2
     weight: float = 0.0
+    is_put_off: bool = False
 
     def learn(self, gain: float) -> None:
         """Take a trial in."""
@@ -109,32 +92,51 @@ class Challenger:
 class LoadLevel:
     """The arms at one load.
 
-    used    the arm in use; trial: the one that is being tried instead, if any
+    sources  all that there are; used: the arm in use; trial: the one that is being tried instead, if any
     had     the part of the trial's window that was there when the load came back; is_second: whether a visit brought too little before
     num_trials  at this load itself
-    before  ln of the rate before the trial; tried: the arm and rate of a trial which awaits the window after it
+    before  the window of the arm in use before the trial; tried: the arm and its window, of a trial which awaits the window after it
+    debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put off begins
+    step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
     """
 
+    sources: Arm
     used: Arm
-    challengers: dict[Arm, Challenger]
+    challengers: dict[Arm, Challenger] = field(default_factory=dict)
     num_trials: int = 0
     trial: Arm | None = None
     had: float = 0.0
     is_second: bool = False
     window: Window = field(default_factory=Window)
-    before: float = 0.0
-    tried: tuple[Arm, float] | None = None
+    before: Window = field(default_factory=Window)
+    tried: tuple[Arm, Window] | None = None
+    debt_s: float = 0.0
+    step: Yield = NOTHING
+    yields: dict[str, Yield] = field(default_factory=dict)
 
     @classmethod
     def of(cls, sources: Arm) -> LoadLevel:
         """Return the state before anything is known: all sources are used."""
-        subsets = (frozenset(some) for count in range(len(sources)) for some in combinations(sorted(sources), count))
-        patience = {arm: FIRST_PATIENCE if len(sources - arm) == 1 else FAR_PATIENCE for arm in subsets}
-        return cls(sources, {arm: Challenger(windows, windows) for arm, windows in patience.items()})
+        level = cls(sources, sources)
+        level._meet_challengers(silent=frozenset())
+        return level
 
     def like(self) -> LoadLevel:
         """Return the state at a load that has not been measured, where this is the nearest that was."""
-        return LoadLevel(self.used, {arm: one.like() for arm, one in self.challengers.items()})
+        challengers = {arm: one.like() for arm, one in self.challengers.items()}
+        return LoadLevel(self.sources, self.used, challengers, step=self.step, yields=dict(self.yields))
+
+    def _meet_challengers(self, silent: Arm) -> None:
+        """Let those arms be tried that differ in one source from the one in use, those of one source, and that of none; `silent`: sources that
+        need not be left out."""
+        others = sorted(self.sources - silent)
+        arms = [self.used ^ {other} for other in others] + [silent, *(silent | {other} for other in others)]
+        for arm in arms:
+            if arm != self.used:
+                patience = FIRST_PATIENCE if len(arm ^ self.used) == 1 else FAR_PATIENCE
+                self.challengers.setdefault(arm, Challenger(patience, patience))
+        for arm in [arm for arm, one in self.challengers.items() if not one.weight and arm not in arms]:
+            del self.challengers[arm]
 
     @property
     def arm(self) -> Arm:
@@ -157,46 +159,53 @@ class LoadLevel:
             self.trial = None
         self.is_second = not self.is_second
 
-    def close(self, heard: Arm) -> None:
-        """Take a full window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
-        window, self.window = self.window, Window()
-        rate = math.log(max(window.tokens, 1) / window.seconds)
+    # --- windows ------------------------------------------------------------------------------------------------------
+
+    def is_over(self, round_trip_s: float) -> bool:
+        """Return whether the window has said enough: it is full, or, of a trial, the answer is evident; or, of the arm in use, it is evident that
+        another should be tried."""
+        if self.window.part(round_trip_s) >= 1:
+            return True
+        if not self.window.says_something(round_trip_s):
+            return False
         if self.trial is not None:
-            self._end_trial(self.trial, rate, window.senders)
-            return
+            return self._is_evident(self.trial, self.window)
         if self.tried is not None:
-            self._compare(self.tried[0], self.tried[1] - (self.before + rate) / 2)
+            return False
+        arm, gain = self._guess(self.window)
+        return gain > EVIDENTLY_GUESSED and not self._weight(arm)
+
+    def _is_evident(self, arm: Arm, window: Window) -> bool:
+        """Return whether the window of a trial differs by so much from the one before that none after it is awaited."""
+        parts = (1 / min(one.size, 1.0) for one in (window, self.before))
+        noise = math.sqrt(self.challengers[arm].variance * sum(parts) / 2)
+        return abs(window.log_rate - self.before.log_rate) > EVIDENT * noise
+
+    def close(self, heard: Arm, round_trip_s: float = 0.0) -> None:
+        """Take a window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
+        window, self.window = self.window, Window()
+        self.yields |= window.yields(self.arm)
+        if self.trial is not None:
+            self._end_trial(self.trial, window, is_short=window.part(round_trip_s) < 1)
+            return
+        self.debt_s = max(self.debt_s - TRIALS_COST * window.seconds, 0.0)
+        if self.tried is not None:
+            arm, tried = self.tried
+            self._compare(arm, tried.log_rate - (self.before.log_rate + window.log_rate) / 2)
             self.tried = None
-        self.before = rate
+        self.before, self.step = window, window.step
         self._choose_trial(silent=self.used - heard)
 
-    def _end_trial(self, arm: Arm, rate: float, senders: Arm) -> None:
+    def _end_trial(self, arm: Arm, window: Window, *, is_short: bool) -> None:
         self.trial, self.had, self.is_second = None, 0.0, False
-        challenger = self.challengers[arm]
-        if not arm - self.used <= senders:
-            challenger.miss()
-        elif rate - self.before > EVIDENT * math.sqrt(challenger.variance):
-            self._compare(arm, rate - self.before)
+        gain = window.log_rate - self.before.log_rate
+        self.debt_s += window.seconds * max(1 - math.exp(gain), 0.0)
+        if not arm - self.used <= window.senders:
+            self.challengers[arm].miss()
+        elif self._is_evident(arm, window) and (gain > 0 or is_short):
+            self._compare(arm, gain)
         else:
-            self.tried = arm, rate
-
-    def _choose_trial(self, silent: Arm) -> None:
-        """Begin the trial that is most overdue, if one is; arms that lack a source which was never heard wait."""
-        open_to_trial = {arm: one for arm, one in self.challengers.items() if not silent - arm}
-        for arm, challenger in open_to_trial.items():
-            challenger.until_trial -= 1
-            if challenger.until_trial == 0 and challenger.patience == FAR_PATIENCE:
-                self._postpone(arm, challenger)
-        due = {arm: one.until_trial for arm, one in open_to_trial.items() if one.until_trial <= 0}
-        self.trial = min(due, key=lambda arm: due[arm], default=None)
-
-    def _postpone(self, arm: Arm, challenger: Challenger) -> None:
-        """Try an arm that differs in several sources later, if what is known of each of them says that it loses."""
-        each = [self.challengers[self.used ^ {source}].gain for source in arm ^ self.used]
-        patience = min(affordable(sum(each), 0.0, len(self.challengers)), MOST_FAR_PATIENCE)
-        challenger.until_trial = challenger.patience = max(patience, challenger.patience + 1)
-        if patience <= FAR_PATIENCE:
-            challenger.until_trial = 0
+            self.tried = arm, window
 
     def _compare(self, arm: Arm, gain: float) -> None:
         """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that pays."""
@@ -220,10 +229,59 @@ class LoadLevel:
         winner = self.challengers.pop(arm)
         for other in self.challengers.values():
             other.gain -= winner.gain
-        self.challengers[self.used] = replace(
-            winner, gain=-winner.gain, patience=FIRST_PATIENCE, until_trial=FIRST_PATIENCE
-        )
-        self.used = arm
+        former = replace(winner, gain=-winner.gain, patience=FIRST_PATIENCE, until_trial=FIRST_PATIENCE)
+        self.challengers[self.used], self.used = former, arm
+        if winner.gain > EVIDENTLY_GUESSED:
+            former.wait(len(self.challengers))
         for near, challenger in self.challengers.items():
             if len(near ^ arm) == 1 and not challenger.weight:
                 challenger.patience = challenger.until_trial = FIRST_PATIENCE
+                challenger.is_put_off = False
+
+    # --- which is tried -----------------------------------------------------------------------------------------------
+
+    def _choose_trial(self, silent: Arm) -> None:
+        """Begin the trial of the arm that is guessed to be better and was not tried, or the one that is most overdue, and of several that which
+        promises most. Arms that lack a source which was never heard wait."""
+        self._meet_challengers(silent)
+        open_to_trial = {arm: one for arm, one in self.challengers.items() if not silent - arm}
+        for arm, challenger in open_to_trial.items():
+            challenger.until_trial -= 1
+            if challenger.until_trial == 0 and not challenger.weight and not challenger.is_put_off:
+                self._put_off(arm, challenger)
+        guessed, gain = self._guess(self.before, silent)
+        if gain > GUESSED and not self._weight(guessed):
+            self.challengers.setdefault(guessed, Challenger())
+            self.trial = guessed
+            return
+        due = {
+            arm: one.until_trial
+            for arm, one in open_to_trial.items()
+            if one.until_trial <= 0 and not (one.is_put_off and self.debt_s)
+        }
+        self.trial = min(due, key=lambda arm: (due[arm], -self._promise(arm)), default=None)
+
+    def _weight(self, arm: Arm) -> float:
+        return self.challengers[arm].weight if arm in self.challengers else 0.0
+
+    def _guess(self, window: Window, silent: Arm = frozenset()) -> tuple[Arm, float]:
+        """Return the arm without the sources that bring less than they take, and its gain, as a logarithm, given a window of the arm in use."""
+        dropped, gain = leanest(window.step, window.yields(self.used - silent))
+        return self.used - dropped, gain
+
+    def _promise(self, arm: Arm) -> float:
+        """Return the gain that an arm promises at best, as a logarithm, by what each source was seen to take and bring."""
+        return promise(self.step, self.yields, arm - self.used, self.used - arm) if self.step.tokens else 0.0
+
+    def _put_off(self, arm: Arm, challenger: Challenger) -> None:
+        """Try an arm for the first time later, if it promises a loss at best; or, where it differs in several sources, what is known of each of
+        them says that it loses."""
+        differs = arm ^ self.used
+        gain = self._promise(arm)
+        if len(differs) > 1:
+            near = [self.challengers.get(self.used ^ {source}) for source in differs]
+            gain = min(gain, sum(one.gain for one in near if one is not None))
+        windows = min(affordable(gain, 0.0, len(self.challengers)), MOST_FAR_PATIENCE)
+        if windows > challenger.patience:
+            challenger.until_trial = challenger.patience = windows
+            challenger.is_put_off = True

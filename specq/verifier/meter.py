@@ -12,36 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specq.protocol import (
-    COLOCATED_LANE,
-    COUNTED_DEPTHS,
-    EAGLE_LANE,
-    LEAST_OWN_LANE,
-    LOOKAHEAD_LANE,
-    MEDUSA_LANE,
-    PHASES,
-    ROW_LIMITS,
-    STEP_LIMITS_US,
-    SUFFIX_LANE,
-    Int64Array,
-    StepOutput,
-    UInt8Array,
-)
-from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX, Arms
+from specq.protocol import COUNTED_DEPTHS, PHASES, ROW_LIMITS, STEP_LIMITS_US, Int64Array, StepOutput, UInt8Array
+from specq.verifier.arms import Arms
 from specq.verifier.rounds import Rounds
 from specq.verifier.shares import Shares
+from specq.verifier.source_clock import LANES, by_lane
 from specq.verifier.sources import SourceSet
 from specq.verifier.trees import DraftTrees
 
 KEPT_STEPS = 64  # whose nodes are not counted yet
-LANES = {
-    REMOTE: slice(0, LEAST_OWN_LANE),
-    COLOCATED: slice(COLOCATED_LANE, COLOCATED_LANE + 1),
-    LOOKAHEAD: slice(LOOKAHEAD_LANE, LOOKAHEAD_LANE + 1),
-    SUFFIX: slice(SUFFIX_LANE, SUFFIX_LANE + 1),
-    MEDUSA: slice(MEDUSA_LANE, MEDUSA_LANE + 1),
-    EAGLE: slice(EAGLE_LANE, EAGLE_LANE + 1),
-}
 
 
 class Moments(NamedTuple):
@@ -112,7 +91,7 @@ class StepMeter:
         """Count the nodes of the steps that were kept."""
         if self._kept:
             lanes, is_accepted = map(np.concatenate, zip(*self._kept, strict=True))
-            self._judged += _by_lane(lanes, is_accepted)
+            self._judged += by_lane(lanes, is_accepted)
             self._kept.clear()
 
     def metrics(self) -> dict[str, Any]:
@@ -131,12 +110,6 @@ def verifier_metrics(meter: StepMeter, trees: DraftTrees, sources: SourceSet, ar
     counts, verified_at = trees.totals()
     others = {"sent": sources.num_sent, "drafts_dropped": sources.num_dropped}
     return counts | by_depth(verified_at) | meter.metrics() | others | arms.metrics()
-
-
-def _by_lane(lanes: UInt8Array, is_accepted: UInt8Array) -> Int64Array:
-    """Return i64[256, 2]: verified and accepted nodes of each lane."""
-    accepted = np.bincount(lanes[is_accepted.astype(bool)], minlength=256)
-    return np.stack([np.bincount(lanes, minlength=256), accepted], 1)
 
 
 def by_depth(verified_at: Int64Array) -> dict[str, list[int]]:

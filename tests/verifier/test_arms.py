@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from specq.verifier.arms import COLOCATED, REMOTE, SUFFIX, WARM_UP_STEPS, Arms
-from specq.verifier.load_level import FIRST_PATIENCE, LEAST_STEPS, MOST_PATIENCE, WINDOW_S, LoadLevel
+from specq.verifier.load_level import FIRST_PATIENCE, MOST_PATIENCE, LoadLevel
+from specq.verifier.window import LEAST_STEPS, WINDOW_S
 
 STEP_S = 0.01
 NONE, R, L, C = frozenset(), frozenset({REMOTE}), frozenset({SUFFIX}), frozenset({COLOCATED})

@@ -18,6 +18,7 @@ from specq.verifier.arms import REMOTE, SUFFIX, Arms
 from specq.verifier.core import Verifier
 from specq.verifier.meter import KEPT_STEPS, Histogram, Moments, StepMeter, by_depth
 from specq.verifier.rounds import NO_ROUNDS
+from specq.verifier.source_clock import LANES
 from specq.verifier.step_curve import StepCurve
 
 JUDGED_S = 0.25
@@ -175,11 +176,11 @@ def test_the_fullest_heartbeat_arrives():
         for limit in (*histogram.limits, histogram.limits[-1] + 1):
             histogram.observe(limit)
     verifier.trees._closed_verified_at[:] = 2**40
-    verifier.arms = Arms([REMOTE, SUFFIX, "colocated"])
+    verifier.arms = Arms(LANES)
     for load in range(13):
         for _ in range(40):
             verifier.arms.meet(2**load)
-            verifier.arms.learn(2**load, 100, 0.02, {REMOTE: 1})
+            verifier.arms.learn(2**load, 100, 0.02, dict.fromkeys(LANES, 1))
     for level in verifier.arms._levels.values():
         for challenger in level.challengers.values():
             challenger.learn(-0.1)
@@ -187,5 +188,6 @@ def test_the_fullest_heartbeat_arrives():
     metrics = decode(encode(verifier.heartbeat())).metrics
     assert len(metrics["step_us"]["host"]) == len(STEP_LIMITS_US) + 2
     assert len(metrics["step_rows"]) == len(ROW_LIMITS) + 2
-    assert len(metrics["arms"]) == 13 * 8
+    num_sources = len(LANES)
+    assert len(metrics["arms"]) == 13 * (1 + num_sources + 1 + num_sources), "all, without each, none, each alone"
     assert len(str(metrics).split(",")) + 300 < MOST_ENTRIES  # room for more

@@ -186,7 +186,7 @@ def test_sources_that_do_not_pay_are_not_used(allowed: frozenset[str]) -> None:
     session = verifier.sessions[7]
     commit(session, PROMPT * 2)  # text that repeats itself
     session.kv_len = session.length - 1
-    verifier.sources.collect(verifier._decoding(), verifier.arms.allowed, verifier._budget(), lambda: 0.0)
+    verifier.sources.collect(verifier._decoding(), allowed, verifier._budget(), lambda: 0.0)
     assert bool(verifier.sources.num_sent[SUFFIX]) == (SUFFIX in allowed)
 
 

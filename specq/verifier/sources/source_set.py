@@ -26,10 +26,11 @@ from specq.runtime import traced
 from specq.verification import DeviceTokens
 from specq.verifier.arms import Arms
 from specq.verifier.grafting import DraftBatch, hang
-from specq.verifier.load_level import Arm
 from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
 from specq.verifier.shares import Shares
+from specq.verifier.source_clock import SourceClock
+from specq.verifier.source_yields import Arm
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.mailbox import Mailbox
 
@@ -50,6 +51,7 @@ class SourceSet:
     num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
     num_dropped  drafts for which there was no time or no room
     drafted      what hangs unread on the trees, from `collect` until `read`
+    clock        what each source took since the last step was learned from
     """
 
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
@@ -71,6 +73,7 @@ class SourceSet:
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
         self.num_sent = {source.name: 0 for source in self.sources}
         self.num_scratch = dict(self.num_sent)
+        self.clock = SourceClock(self.num_sent)
 
     @property
     def has_work(self) -> bool:
@@ -110,15 +113,24 @@ class SourceSet:
         """Take in what it took to receive the drafts that have arrived since the last `collect`."""
         self._receiving_s += seconds
 
-    def begin(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, now: float) -> None:
+    def begin(
+        self,
+        sessions: Sequence[Session],
+        allowed: Arm,
+        budget: Budget,
+        now: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous ones."""
-        begun = self._ask("begin", lambda source: source.begin(_drafted_for(sessions, source, allowed), budget, now))
+        begun = self._ask(
+            "begin", lambda source: source.begin(_drafted_for(sessions, source, allowed), budget, now), clock
+        )
         self._began_at = now if any(begun) else None
 
     def collect(self, sessions: Sequence[Session], allowed: Arm, budget: Budget, clock: Callable[[], float]) -> None:
         """Hang what the sources have drafted onto the trees; `sessions` and `allowed` as for `begin`."""
         self._take_mail(budget, clock)
-        self._ask("collect", lambda source: self._collect(source, sessions, allowed, budget, clock))
+        self._ask("collect", lambda source: self._collect(source, sessions, allowed, budget, clock), clock)
         if self._uses_scratch:
             self._set_scratch(sessions, allowed)
         if self.drafted is None:
@@ -157,7 +169,8 @@ class SourceSet:
         if drafted is None or source is None:
             return False
         try:
-            source.read(clock)
+            with self.clock.of(source.name, clock):
+                source.read(clock)
         except EngineLostError:
             raise
         except Exception as error:  # noqa: BLE001 - drafts are hints
@@ -179,6 +192,7 @@ class SourceSet:
             if not session.scratch.num_rows:
                 session.scratch = source.scratch(session)
                 self.num_scratch[source.name] += session.scratch.num_rows
+                self.clock.add(source.name, 0.0, session.scratch.num_rows)
 
     def tap(self, shares: Shares) -> Tap:
         """Return the hidden states that the sources want of these shares."""
@@ -199,6 +213,7 @@ class SourceSet:
                 self._hang(self.mailbox, batch, started)
             if clock() > last:
                 self.num_dropped += self.mailbox.clear()
+        self.clock.add(self.mailbox.name, self._receiving_s + clock() - started)
         num_sent = self.num_sent[self.mailbox.name]
         num_nodes, self._num_counted = num_sent - self._num_counted, num_sent
         if num_nodes:
@@ -219,24 +234,33 @@ class SourceSet:
             session.forget_drafts()
             source.refuse(session)
 
-    def observe(self, rounds: Rounds, done: Sequence[tuple[Shares, StepOutput]], step_s: float) -> None:
+    def observe(
+        self,
+        rounds: Rounds,
+        done: Sequence[tuple[Shares, StepOutput]],
+        step_s: float,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
         computed = [Computed(*part) for part in done]
         self._ask(
-            "observe", lambda source: source.observe(rounds, [part.of_layers(source.layers) for part in computed])
+            "observe",
+            lambda source: source.observe(rounds, [part.of_layers(source.layers) for part in computed]),
+            clock,
         )
 
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""
         self._ask("close", lambda source: source.close(session))
 
-    def _ask(self, doing: str, ask: Callable[[DraftSource], R]) -> list[R]:
-        """Ask each source; one that raises is asked no more."""
+    def _ask(self, doing: str, ask: Callable[[DraftSource], R], clock: Callable[[], float] | None = None) -> list[R]:
+        """Ask each source, and count what it takes if there is a clock; one that raises is asked no more."""
         answers = []
         for source in tuple(self.sources):
             try:
-                answers.append(ask(source))
+                with self.clock.of(source.name, clock):
+                    answers.append(ask(source))
             except EngineLostError:
                 raise
             except Exception as error:  # noqa: BLE001 - drafts are hints

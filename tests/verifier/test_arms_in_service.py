@@ -1,0 +1,98 @@
+"""Which sources of drafts a verifier uses, where steps and drafts take time: by a virtual clock, with a device beside the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from specq.protocol import EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
+from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.verifier.grafting import DraftBatch
+from specq.verifier.source_clock import SourceClock
+from specq.verifier.sources import SOURCES, ColocatedDrafter
+from specq.verifier.step_curve import StepCurve
+from tests.verifier.timed_service import Machine, TimedChains, TimedService, TimedSource, TimedTarget, gpu
+
+
+def rate_of(service: TimedService, mode: str, num_sessions: int) -> float:
+    """Return the tokens a second of a mode that measures nothing, once it has settled."""
+    service.mode = mode
+    service.serve(0.3, num_sessions)
+    return service.serve(max(1.0, 6 / num_sessions), num_sessions).rate
+
+
+@pytest.mark.parametrize("num_sessions", [1, 8, 32])
+def test_drafts_that_pay_more_than_overlapped_steps_are_used(num_sessions: int) -> None:
+    """Plain steps overlap and drafted ones do not; after 3 s the default is what forced drafts are. What overlapped steps take says nothing of
+    what a node costs: otherwise drafts become shallow after each plain window, and lose."""
+    service = gpu(suffix=0)
+    plain, forced = (rate_of(service, mode, num_sessions) for mode in ("plain", "sync"))
+    assert forced > 1.05 * plain
+    service.mode = "async"
+    service.serve(3.0, num_sessions)
+    served = service.serve(max(1.5, 6 / num_sessions), num_sessions)
+    assert served.rate > 0.93 * forced
+    assert served.share(COLOCATED) > 0.9
+
+
+@pytest.mark.parametrize("num_sessions", [8, 64])
+def test_drafts_that_lose_to_overlapped_steps_fall_silent(num_sessions: int) -> None:
+    """Of which two thirds are wrong: within 3 s, and from then on the default is plain decoding."""
+    service = gpu(chance=0.3, suffix=0)
+    plain = rate_of(service, "plain", num_sessions)
+    service.mode = "async"
+    service.serve(3.0, num_sessions)
+    assert service.serve(1.5, num_sessions).rate > 0.97 * plain
+
+
+def everything(only: Iterable[str] = SOURCES) -> TimedService:
+    """Return a service as of `smollm2` on two cores with these sources: the draft model takes microseconds, heads in torch take tens of
+    milliseconds, and lookahead's rows are dear."""
+    machine = Machine()
+    steps = [(1, 8.7), (4, 9.5), (8, 11.0), (16, 14.5), (80, 80.0)]
+    target = TimedTarget(machine, steps, overlaps=False, launch_s=0.0003, collect_s=0.0003)
+    levels = [(1, 0.28), (8, 1.0)]
+    chains = TimedChains(machine, levels, 0.7, context_ms=0.1, catch_up_ms=0.1, start_s=0.0001, finish_s=0.0001)
+    curve = StepCurve([1, 8], [milliseconds / 1000 for _, milliseconds in levels])
+    own = ColocatedDrafter(chains, curve, fan_out=1, chain=6)
+    heads = TimedSource(machine, MEDUSA, MEDUSA_LANE, 0.008, 0.25, 3)
+    trees = TimedSource(machine, EAGLE, EAGLE_LANE, 0.04, 0.5, begin_s=0.008)
+    texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, 0.25, 3)
+    window = TimedSource(machine, LOOKAHEAD, LOOKAHEAD_LANE, 0.002, 0.25, 3, num_scratch=56)
+    sources = [source for source in (own, heads, trees, texts, window) if source.name in only]
+    return TimedService(target, sources, loop_s=0.0004, prompt_len=40, num_tokens=64)
+
+
+def test_what_is_dear_is_dropped_within_two_seconds() -> None:
+    """Five sources, three of which take several plain steps a round: what they take by themselves says what to try first. From then on, trials
+    cost little, the first ones of what was not tried yet, too."""
+    alone = everything({COLOCATED})
+    best = alone.serve(20.0, 1).rate
+    service = everything()
+    service.serve(2.0, 1)
+    assert service.verifier.arms.allowed <= {REMOTE, COLOCATED, SUFFIX}
+    served = service.serve(20.0, 1)
+    assert served.rate > 0.93 * best
+    assert max(served.share(source) for source in (EAGLE, MEDUSA, LOOKAHEAD)) < 0.04
+
+
+def test_a_guess_that_is_wrong_is_not_used() -> None:
+    """What a source is seen to take is not what it costs: here it is believed to be dear, and costs nothing. The trial without it says so."""
+
+    class Dear(TimedSource):
+        def collect(self, *asked: Any) -> Sequence[DraftBatch]:
+            self.source_clock.add(self.name, 0.05)
+            return super().collect(*asked)
+
+        source_clock: SourceClock
+
+    target = TimedTarget(Machine(), [(1, 8.0), (8, 8.5)], overlaps=False, launch_s=0.0, collect_s=0.0)
+    source = Dear(target.machine, EAGLE, EAGLE_LANE, 0.0, 0.8)
+    service = TimedService(target, [source])
+    source.source_clock = service.verifier.sources.clock
+    service.serve(3.0, 1)
+    served = service.serve(10.0, 1)
+    assert service.verifier.arms._levels[0].num_trials > 0
+    assert served.share(EAGLE) > 0.95

@@ -1,0 +1,376 @@
+"""A verifier on a machine that only takes time: a device beside the host, by a virtual clock, for tests of which sources of drafts are used.
+
+The text is that of `specq.simulate`; what a source foresees of it is drawn by a hash. Sessions come in waves, as a benchmark's jobs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from specq.engines import Launched
+from specq.proposers import Chains
+from specq.protocol import (
+    NO_SCRATCH,
+    NO_TAP,
+    SUFFIX_LANE,
+    Close,
+    Int32Array,
+    IntpArray,
+    Judgement,
+    ModelInfo,
+    Open,
+    SamplingParams,
+    ScratchRows,
+    SessionStep,
+    Speculation,
+    StepOutput,
+    Tap,
+    Verdict,
+)
+from specq.simulate.curve import HardwareCurve, Points
+from specq.simulate.stub_text import StubText, mix
+from specq.verification import StepBatch
+from specq.verifier.arms import SUFFIX
+from specq.verifier.core import Verifier
+from specq.verifier.grafting import DraftBatch
+from specq.verifier.session import Session
+from specq.verifier.sources import Budget, ColocatedDrafter, DraftSource
+from specq.verifier.step_curve import StepCurve
+from specq.verifier.trees import NEXT_IDS
+
+TEXT = StubText()
+INFO = ModelInfo(
+    name="timed", fingerprint="timed", dtype="none", engine="stub", vocab_size=TEXT.vocab_size, num_tokens=TEXT.vocab_size,
+    eos_ids=(0,), max_length=1_000_000, tokenizer_hash="timed", kv_slots=10_000_000,
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Machine:
+    """A host and a device; `now`: the host's clock, seconds; `is_free_at`: when the device has done all it was given."""
+
+    now: float = 0.0
+    is_free_at: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self, seconds: float) -> None:
+        """Let the host compute."""
+        self.now += seconds
+
+    def launch(self, seconds: float) -> float:
+        """Give the device work; return when it will be done."""
+        self.is_free_at = max(self.is_free_at, self.now) + seconds
+        return self.is_free_at
+
+    def wait(self, until: float) -> None:
+        """Let the host wait for the device."""
+        self.now = max(self.now, until)
+
+
+@dataclass(eq=False)
+class TimedStep:
+    """A step in flight; fulfils `specq.engines.Launched`."""
+
+    target: TimedTarget
+    batch: StepBatch
+    after: TimedStep | None
+    done_at: float
+    tokens: Int32Array | None = None  # of the judged sessions, once collected
+
+    @property
+    def feeds(self) -> bool:
+        """See `Launched`."""
+        return not len(self.batch.parents)
+
+    def collect(self) -> StepOutput:
+        """See `Launched`."""
+        return self.target.collect(self)
+
+    def discard(self) -> None:
+        """See `Launched`."""
+        raise AssertionError("no step fails here")
+
+
+class TimedTarget:
+    """An engine whose steps take their curve's time on the device, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
+
+    max_chain = num_tap_layers = 0
+    is_helped = False
+    jumps: tuple[int, ...] = ()
+    takes_scratch = True
+    info = INFO
+    free_slots = 1_000_000
+
+    def __init__(
+        self,
+        machine: Machine,
+        step_ms: Points,
+        *,
+        overlaps: bool,
+        launch_s: float,
+        collect_s: float,
+        session_s: float = 0.0,
+    ) -> None:
+        self.machine, self.overlaps, self._curve = machine, overlaps, HardwareCurve(step_ms)
+        self._launch_s, self._collect_s, self._session_s = launch_s, collect_s, session_s
+
+    def open(self, session_id: int, token_ids: Int32Array) -> int:
+        """See `Engine`."""
+        return 0
+
+    def close(self, session_id: int) -> None:
+        """See `Engine`."""
+
+    def step_times(self, sizes: Sequence[int]) -> list[float]:
+        """See `Engine`."""
+        return [self._curve(size) for size in sizes]
+
+    def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
+        """See `Engine`."""
+        return self.launch(steps, tap).collect()
+
+    def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> TimedStep:
+        """See `OverlappingEngine`."""
+        batch = StepBatch.of(steps)
+        self.machine.work(self._launch_s + self._session_s * len(batch))
+        assert after is None or isinstance(after, TimedStep)
+        num_rows = sum(step.num_rows for step in batch)
+        return TimedStep(self, batch, after, self.machine.launch(self._curve(num_rows)))
+
+    def collect(self, late: TimedStep) -> StepOutput:
+        """Wait for a step and judge it."""
+        self.machine.wait(late.done_at)
+        self.machine.work(self._collect_s + self._session_s * len(late.batch))
+        batch = late.batch
+        if batch.fed_by is not None:
+            assert late.after is not None
+            assert late.after.tokens is not None
+            batch = batch.fed(late.after.tokens[batch.fed_by])
+        late.after = None
+        judgements = [_judge(step) for step in batch if step.judged]
+        late.tokens = np.array([one.token_ids[0] for one in judgements], np.int32)
+        return StepOutput(judgements)
+
+
+def _judge(step: SessionStep) -> Judgement:
+    position, at, path = step.base_len, -1, list[int]()
+    tokens = [TEXT.token(step.session_id, position, int(step.token_ids[-1]))]
+    for i, (token, parent) in enumerate(zip(step.tree.token_ids.tolist(), step.tree.parents.tolist(), strict=True)):
+        if parent == at and token == tokens[-1]:
+            position, at = position + 1, i
+            path.append(i)
+            tokens.append(TEXT.token(step.session_id, position, token))
+    return Judgement(step.session_id, tuple(path), np.array(tokens, np.int32))
+
+
+def foreseen(session_id: int, length: int, last: int, depth: int, chance: float, seed: int = 0) -> list[int]:
+    """Return a chain: up to the first place that is not foreseen the target's own tokens."""
+    found, is_right = list[int](), True
+    for position in range(length, length + depth):
+        token = TEXT.token(session_id, position, last)
+        key = session_id * 1_000_003 + position * 7919 + seed * 104_729
+        is_right = is_right and mix(mix(key)) / 2**64 < chance
+        last = token if is_right else 1 + token % (TEXT.vocab_size - 1)
+        found.append(last)
+    return found
+
+
+class TimedChains:
+    """A draft model on the device: a level takes its curve's time by the number of sessions, contexts that lag behind `context_ms` for each
+    of their tokens and `catch_up_ms` in all; the host `start_s` and `finish_s`, and `session_s` for each session."""
+
+    info = INFO
+
+    def __init__(
+        self, machine: Machine, level_ms: Points, chance: float, *, context_ms: float = 0.01, catch_up_ms: float = 2.0,
+        start_s: float = 0.0006, finish_s: float = 0.0006, session_s: float = 0.000005,
+    ) -> None:  # fmt: skip
+        self._machine, self._levels, self._chance = machine, HardwareCurve(level_ms), chance
+        self._context_s, self._catch_up_s = context_ms / 1000, catch_up_ms / 1000
+        self._start_s, self._finish_s, self._session_s = start_s, finish_s, session_s
+        self._texts: dict[int, list[int]] = {}
+        self._computed: dict[int, int] = {}  # tokens that have KV
+        self._chains: dict[int, list[int]] = {}
+        self._begun: Sequence[int] = ()
+        self._done_at = 0.0
+
+    def open(self, session_id: int, token_ids: Int32Array, params: SamplingParams) -> None:
+        """See `ChainSource`."""
+        self._texts[session_id], self._computed[session_id] = token_ids.tolist(), 0
+
+    def close(self, session_id: int) -> None:
+        """See `ChainSource`."""
+        for known in (self._texts, self._computed, self._chains):
+            known.pop(session_id, None)
+
+    def commit(self, session_ids: Sequence[int], num_tokens: IntpArray, token_ids: Int32Array) -> IntpArray:
+        """See `ChainSource`."""
+        found, start, tokens = [], 0, token_ids.tolist()
+        for session_id, count in zip(session_ids, num_tokens.tolist(), strict=True):
+            own, start = tokens[start : start + count], start + count
+            chain = self._chains.pop(session_id, [])
+            pairs = enumerate(zip(own, chain, strict=False))
+            followed = next((i for i, (a, b) in pairs if a != b), min(len(own), len(chain)))
+            self._texts[session_id] += own
+            self._computed[session_id] += followed
+            found.append(followed)
+        return np.array(found, np.intp)
+
+    def start(self, session_ids: Sequence[int], depth: int, width: int) -> None:
+        """See `ChainSource`."""
+        self._machine.work(self._start_s + self._session_s * len(session_ids))
+        behind = sum(max(len(self._texts[i]) - self._computed[i] - 2, 0) for i in session_ids)
+        seconds = depth * self._levels(len(session_ids)) + (self._catch_up_s + behind * self._context_s) * (behind > 0)
+        self._done_at, self._begun = self._machine.launch(seconds), session_ids
+        for i in session_ids:
+            self._computed[i] = len(self._texts[i])
+            self._chains[i] = foreseen(i, len(self._texts[i]), self._texts[i][-1], depth, self._chance)
+
+    def finish(self) -> Chains:
+        """See `ChainSource`."""
+        self._machine.wait(self._done_at)
+        self._machine.work(self._finish_s + self._session_s * len(self._begun))
+        token_ids = np.array([self._chains[i] for i in self._begun], np.int32)[:, :, None]
+        return Chains(token_ids, np.full(token_ids.shape, np.log(self._chance), np.float32), [()] * len(self._begun))
+
+
+class TimedSource(DraftSource):
+    """Drafts chains on the host, in so many seconds a round, whether or not they are used; `num_scratch` rows of each session come along."""
+
+    uses_scratch = True
+
+    def __init__(
+        self, machine: Machine, name: str, lane: int, seconds: float, chance: float, depth: int = 4, num_scratch: int = 0,
+        begin_s: float = 0.0,
+    ) -> None:  # fmt: skip
+        self.name, self._lane = name, lane  # type: ignore[misc]
+        self._machine, self._seconds, self._chance, self._depth = machine, seconds, chance, depth
+        self._num_scratch, self._begin_s = num_scratch, begin_s
+
+    def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
+        """See `DraftSource`."""
+        self._machine.work(self._begin_s if sessions else 0.0)
+        return False
+
+    def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
+        """See `DraftSource`."""
+        sessions = [session for session in sessions if session.takes_drafts and not session.is_sync]
+        if not sessions:
+            return ()
+        self._machine.work(self._seconds)
+        chains = [
+            foreseen(one.session_id, one.length, one.token_ids[-1], self._depth, self._chance, self._lane)
+            for one in sessions
+        ]
+        parents = np.tile(np.arange(-1, self._depth - 1), len(sessions)).astype(np.int32)
+        return [
+            DraftBatch(
+                sessions=sessions,
+                lanes=self._lane,
+                base_lens=[one.length for one in sessions],
+                first_ids=NEXT_IDS,
+                sizes=np.full(len(sessions), self._depth),
+                token_ids=np.array(chains, np.int32).reshape(-1),
+                parent_ids=parents,
+                scores=np.full(parents.shape, np.log(self._chance), np.float32),
+            )
+        ]
+
+    def scratch(self, session: Session) -> ScratchRows:
+        """See `DraftSource`."""
+        if not self._num_scratch:
+            return NO_SCRATCH
+        ids = np.ones(self._num_scratch, np.int32)
+        return ScratchRows(ids, ids * -1, ids * session.length)
+
+
+@dataclass(slots=True)
+class Served:
+    """What a time of service gave: `seconds_of` by the set of sources in use."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    seconds_of: dict[frozenset[str], float] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    def share(self, source: str) -> float:
+        """Return the part of the time in which a source was used."""
+        return sum(seconds for arm, seconds in self.seconds_of.items() if source in arm) / self.seconds
+
+
+class TimedService:
+    """A verifier, and waves of jobs for it. `loop_s`: what the host does between two steps, and `session_loop_s` for each session of them."""
+
+    def __init__(
+        self, target: TimedTarget, sources: Iterable[DraftSource], *, mode: str = "async", loop_s: float = 0.0,
+        session_loop_s: float = 0.0, prompt_len: int = 100, num_tokens: int = 128, **options: Any,
+    ) -> None:  # fmt: skip
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        self.machine, self.mode = target.machine, mode
+        self.verifier = Verifier(
+            target, StepCurve(sizes, target.step_times(sizes)), sources, incarnation=1, max_sessions=256, **options
+        )
+        self._loop_s, self._session_loop_s = loop_s, session_loop_s
+        self._prompt_len, self._num_tokens = prompt_len, num_tokens
+        self._next_id = 1
+
+    def serve(self, seconds: float, num_sessions: int) -> Served:
+        """Serve waves of so many jobs for so long; the last one ends."""
+        served, began = Served(), self.machine.now
+        while self.machine.now - began < seconds:
+            self._wave(num_sessions, served)
+        served.seconds = self.machine.now - began
+        return served
+
+    def _wave(self, num_sessions: int, served: Served) -> None:
+        for _ in range(num_sessions):
+            self._open()
+        verifier, machine = self.verifier, self.machine
+        while verifier.has_work or verifier.sessions:
+            before, arm = machine.now, verifier.arms.allowed
+            verifier.begin(machine.now, machine)
+            machine.work(self._loop_s + self._session_loop_s * len(verifier.sessions))
+            for verdict in list(verifier.step(machine)):
+                assert isinstance(verdict, Verdict)
+                served.tokens += len(verdict.token_ids)
+                if verdict.finish:
+                    text = verifier.sessions[verdict.session_id].token_ids
+                    prompt, own = text[: self._prompt_len], text[self._prompt_len :]
+                    assert len(own) == self._num_tokens
+                    assert TEXT.follows(verdict.session_id, prompt, own), "not what the target alone would say"
+                    verifier.handle(Close(session_id=verdict.session_id, epoch=1), machine.now)
+            served.seconds_of[arm] = served.seconds_of.get(arm, 0.0) + machine.now - before
+
+    def _open(self) -> None:
+        session_id, self._next_id = self._next_id, self._next_id + 1
+        message = Open(
+            session_id=session_id, epoch=1, prompt_len=self._prompt_len, tokens_left=self._num_tokens,
+            params=SamplingParams(max_tokens=self._num_tokens), speculation=Speculation(mode=self.mode),
+            token_ids=TEXT.prompt(session_id, self._prompt_len),
+        )  # fmt: skip
+        assert self.verifier.handle(message, self.machine.now) == []
+
+
+def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: int = 8, **options: Any) -> TimedService:
+    """Return a service as on an H200 with a target of 7B, a draft model of 0.5B and suffix decoding, which foresee tokens with these chances."""
+    machine = Machine()
+    target = TimedTarget(
+        machine, [(1, 3.45), (8, 3.75), (64, 4.9), (128, 5.2), (256, 6.4), (512, 10.0)],
+        overlaps=True, launch_s=0.0007, collect_s=0.0005, session_s=0.000004,
+    )  # fmt: skip
+    levels = [(1, 0.5), (8, 0.52), (64, 0.8)]
+    curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
+    drafter = ColocatedDrafter(TimedChains(machine, levels, chance), curve, fan_out=1, chain=chain)
+    texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix)
+    return TimedService(
+        target, [drafter, texts][: 1 + (suffix > 0)], mode=mode, loop_s=0.0004, session_loop_s=0.00001, **options
+    )
