@@ -17,6 +17,7 @@ import numpy as np
 from specq.bench.lossless_vllm import first_difference
 from specq.bench.rivals.vllm import Vllm
 from specq.engines import ENGINES, Engine
+from specq.engines.vllm.options import prepare_environment
 from specq.protocol import EngineError, Int32Array, Open, SamplingParams, Verdict
 from specq.verifier import StepCurve, Verifier
 
@@ -136,6 +137,7 @@ def compared(texts: Sequence[list[int]], theirs: Sequence[Mapping[str, Any]]) ->
 def _completed(
     model: str, prompts: Sequence[Int32Array], num_tokens: int, options: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
+    prepare_environment("auto")  # vLLM reads it once: the engine, later in this process, needs the first model runner
     vllm = Vllm(model, DTYPE, **options)
     found = [vllm.complete(prompt.tolist(), num_tokens) for prompt in prompts]
     vllm.shutdown()

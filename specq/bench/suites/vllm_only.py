@@ -102,8 +102,8 @@ def _prefix(model: str, num_tokens: int, memory: dict[str, Any], sizes: dict[str
     from specq.bench.vllm_only import load, shared_prefix
 
     prompt = np.resize(np.concatenate(_prompts(64)), sizes["prefix_len"])
-    longest = sizes["prefix_len"] + num_tokens
-    engine = load(model, max_step_rows=ROWS, max_sessions=sizes["sessions"], options=memory | _longer(longest))
+    eager = memory | _longer(sizes["prefix_len"] + num_tokens) | {"enforce_eager": True}
+    engine = load(model, max_step_rows=ROWS, max_sessions=sizes["sessions"], options=eager)
     found = shared_prefix(engine, prompt, num_tokens, ROWS, sizes["sessions"])
     engine.shutdown()
     return found

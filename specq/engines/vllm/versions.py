@@ -4,7 +4,8 @@
     prompts    public API only; a request a round, several times slower; for where `sessions` does not work
 
 To add a version: run `make test-vllm` with it, and a line here. Those below were run on CPUs, but for 0.26.0, whose steps were
-run and compared on an H200 (`specq bench steps --engine vllm`).
+run and compared on an H200 (`specq bench steps --engine vllm`). Since `sessions` judges behind `execute_model` (`runner`), 0.32.0 on a CPU
+alone was run; the parts of vLLM that it takes were looked up in 0.26.0's files, too.
 """
 
 from __future__ import annotations
