@@ -34,7 +34,8 @@ TRIALS_COST, STANDING_COST, STANDING = 0.01, 0.005, 4.0
 # Standard errors that an arm has lost by; growth of the patience, from trial to trial.
 GROWTH = ((6.0, 256), (3.0, 32), (1.0, 8), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
-EVIDENT = 2.0  # standard deviations; a trial that is so much better than the window before awaits none after it
+# Standard deviations: a trial that is so much better than the window before awaits none after it; one that differs by so much ends early.
+EVIDENT, SOON_EVIDENT = 2.0, 3.0
 MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
 MEMORY = 12.0  # trials after which one has faded to 1/e
 
@@ -62,12 +63,13 @@ class Challenger:
     weight: float = 0.0
     is_put_off: bool = False
 
-    def learn(self, gain: float) -> None:
-        """Take a trial in."""
+    def learn(self, gain: float, noise: float = 0.0) -> None:
+        """Take a trial in; `noise`: the variance of its gain, as its steps show it."""
         self.weight = 1 + self.weight * math.exp(-1 / MEMORY)
         off = gain - self.gain
         self.gain += off / self.weight
         self.variance += (off * (gain - self.gain) - self.variance) / (self.weight + NOISE_WEIGHT)
+        self.variance = max(self.variance, noise)
 
     def wait(self, num_challengers: int) -> None:
         """Set when it is tried next: so late that its trials cost its share, but not at once."""
@@ -169,17 +171,21 @@ class LoadLevel:
         if not self.window.says_something(round_trip_s):
             return False
         if self.trial is not None:
-            return self._is_evident(self.trial, self.window)
+            return self._is_evident(self.trial, self.window, SOON_EVIDENT)
         if self.tried is not None:
             return False
         arm, gain = self._guess(self.window)
-        return gain > EVIDENTLY_GUESSED and not self._weight(arm)
+        return gain > max(EVIDENTLY_GUESSED, EVIDENT * math.sqrt(self.window.variance)) and not self._weight(arm)
 
-    def _is_evident(self, arm: Arm, window: Window) -> bool:
+    def _is_evident(self, arm: Arm, window: Window, deviations: float = EVIDENT) -> bool:
         """Return whether the window of a trial differs by so much from the one before that none after it is awaited."""
-        parts = (1 / min(one.size, 1.0) for one in (window, self.before))
-        noise = math.sqrt(self.challengers[arm].variance * sum(parts) / 2)
-        return abs(window.log_rate - self.before.log_rate) > EVIDENT * noise
+        noise = math.sqrt(self._noise(arm, window))
+        return abs(window.log_rate - self.before.log_rate) > deviations * noise
+
+    def _noise(self, arm: Arm, window: Window) -> float:
+        """Return the variance of the gain that a trial says: as trials of the arm showed it, or as the steps of both windows do, if that is more."""
+        of_trials = self.challengers[arm].variance * sum(1 / min(one.size, 1.0) for one in (window, self.before)) / 2
+        return max(of_trials, window.variance + self.before.variance)
 
     def close(self, heard: Arm, round_trip_s: float = 0.0) -> None:
         """Take a window in, and decide what is measured next; `heard`: sources that have ever sent anything."""
@@ -191,7 +197,8 @@ class LoadLevel:
         self.debt_s = max(self.debt_s - TRIALS_COST * window.seconds, 0.0)
         if self.tried is not None:
             arm, tried = self.tried
-            self._compare(arm, tried.log_rate - (self.before.log_rate + window.log_rate) / 2)
+            gain = tried.log_rate - (self.before.log_rate + window.log_rate) / 2
+            self._compare(arm, gain, tried.variance + (self.before.variance + window.variance) / 4)
             self.tried = None
         self.before, self.step = window, window.step
         self._choose_trial(silent=self.used - heard)
@@ -203,15 +210,16 @@ class LoadLevel:
         if not arm - self.used <= window.senders:
             self.challengers[arm].miss()
         elif self._is_evident(arm, window) and (gain > 0 or is_short):
-            self._compare(arm, gain)
+            self._compare(arm, gain, window.variance + self.before.variance)
         else:
             self.tried = arm, window
 
-    def _compare(self, arm: Arm, gain: float) -> None:
-        """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that pays."""
+    def _compare(self, arm: Arm, gain: float, noise: float = 0.0) -> None:
+        """Learn from a trial, whose arm was better by this, in logarithms, than the one in use; change arms if that pays. `noise`: the variance
+        of that, as its steps show it."""
         self.num_trials += 1
         challenger = self.challengers[arm]
-        challenger.learn(gain)
+        challenger.learn(gain, noise)
         log.debug(
             "sources_tried",
             sources=sorted(arm),

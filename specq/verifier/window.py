@@ -27,6 +27,11 @@ class Window:
     senders: Arm = frozenset()  # sources that sent something
     of_sources: dict[str, Yield] = field(default_factory=dict)
     longest: dict[str, float] = field(default_factory=dict)  # seconds of each source in one step
+    squares: tuple[float, float, float] = (
+        0.0,
+        0.0,
+        0.0,
+    )  # sums over steps: of tokens and seconds squared, and of their products
 
     def add(
         self,
@@ -42,6 +47,8 @@ class Window:
         self.steps += steps
         self.verdicts += verdicts
         self.senders |= senders
+        of_tokens, of_seconds, of_both = self.squares
+        self.squares = of_tokens + tokens**2, of_seconds + seconds**2, of_both + tokens * seconds
         for source, own in yields.items():
             self.of_sources[source] = self.of_sources.get(source, NOTHING).plus(own)
             self.longest[source] = max(self.longest.get(source, 0.0), own.seconds)
@@ -64,6 +71,15 @@ class Window:
     def log_rate(self) -> float:
         """Return the logarithm of its tokens a second."""
         return math.log(max(self.tokens, 1) / self.seconds)
+
+    @property
+    def variance(self) -> float:
+        """Return the variance of `log_rate`, as its steps show it (delta method): on a busy machine they differ by much."""
+        if self.steps < 2 or not self.tokens:
+            return 1.0
+        of_tokens, of_seconds, of_both = self.squares
+        spread = of_tokens / self.tokens**2 + of_seconds / self.seconds**2 - 2 * of_both / (self.tokens * self.seconds)
+        return max(spread, 0.0) * self.steps / (self.steps - 1)
 
     @property
     def size(self) -> float:
