@@ -377,6 +377,7 @@ class Verifier:
             return
         trace_close(self.tracer, session_id, session.length)
         self.sources.close(session)
+        self._has_begun &= self.sources.has_work  # else there is nothing to wait for before they forget it
         is_open = session.is_open
         session.close()
         if is_open:

@@ -160,11 +160,12 @@ def test_rounds_of_a_colocated_drafter_are_timed(monkeypatch, task):
     monkeypatch.setattr(colocated, "ROUNDS", 2)
     free = task.pair.engine.free_slots
     found = colocated.measure(task).figures
+    whats = "round", "tokens/s", "tokens a round", "node price"
     assert {name for name in found if "S=2" in name} == {
-        f"S=2, {what}" for what in ("round", "tokens/s", "tokens a round")
+        f"S=2 {way}, {what}" for way in colocated.WAYS for what in whats
     }
     assert all(len(one["repeats"]) == 2 for one in found.values())
-    assert min(found["S=2, tokens a round"]["repeats"]) > 1.3
+    assert min(found["S=2 read, tokens a round"]["repeats"]) > 1.3
     assert task.pair.engine.free_slots == free
 
 

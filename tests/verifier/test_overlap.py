@@ -24,7 +24,7 @@ from specq.verification import StepBatch
 from specq.verifier import core, flights, kv_admission, scheduler
 from specq.verifier.core import Verifier
 from specq.verifier.flights import Flights
-from specq.verifier.sources import SuffixDecoder
+from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.random_service import serve
 
@@ -116,9 +116,9 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
 }
 
 
-def _serve_some() -> None:
+def _serve_some(*, has_chains: bool = False) -> None:
     for seed in range(40):
-        serve(Random(seed), NUM_ACTS)
+        serve(Random(seed), NUM_ACTS, has_chains=has_chains)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -128,6 +128,21 @@ def test_the_random_service_finds(name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(owner, attribute, mutant)
     with pytest.raises((AssertionError, SpecqError, KeyError)):  # the text is wrong, or a check of the engine's fails
         _serve_some()
+
+
+CHAIN_MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
+    "chains hang unread beside other nodes": (colocated, "may_be_unread", lambda *_: True),
+    "what hangs unread is not read": (SourceSet, "read", lambda *_: False),
+}
+
+
+@pytest.mark.parametrize("name", CHAIN_MUTANTS)
+def test_the_random_service_with_chains_finds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same of chains that are verified before they are read."""
+    owner, attribute, mutant = CHAIN_MUTANTS[name]
+    monkeypatch.setattr(owner, attribute, mutant)
+    with pytest.raises((AssertionError, SpecqError)):
+        _serve_some(has_chains=True)
 
 
 # --- one by one ---------------------------------------------------------------------------------------------------------

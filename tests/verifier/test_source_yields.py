@@ -10,6 +10,7 @@ from specq.protocol import COLOCATED_LANE, SUFFIX_LANE, Open, SamplingParams
 from specq.testing.toy import ToyChains, ToyEngine, toy_text
 from specq.verifier.arms import COLOCATED, EAGLE, REMOTE, SUFFIX
 from specq.verifier.core import Verifier
+from specq.verifier.load_level import LoadLevel
 from specq.verifier.rounds import NO_ROUNDS
 from specq.verifier.source_clock import SourceClock, by_lane
 from specq.verifier.source_yields import Yield, leanest, promise
@@ -107,3 +108,32 @@ def test_nodes_are_counted_by_lane():
     found = by_lane(lanes, np.array([1, 0, 0], np.uint8))
     assert found[COLOCATED_LANE].tolist() == [2, 1]
     assert found[SUFFIX_LANE].tolist() == [1, 0]
+
+
+def test_the_variance_of_a_window_is_that_of_many_like_it():
+    """Steps that differ by much say little of the rate; equal ones say all."""
+    rng = np.random.default_rng(0)
+    windows = [Window() for _ in range(1000)]
+    for window in windows:
+        for tokens, seconds in zip(rng.integers(1, 6, 30), rng.exponential(0.02, 30) + 0.01, strict=True):
+            window.add(int(tokens), float(seconds), 1)
+    spread = np.var([window.log_rate for window in windows])
+    assert np.mean([window.variance for window in windows]) == pytest.approx(spread, rel=0.2)
+    even = Window()
+    for _ in range(30):
+        even.add(2, 0.02, 1)
+    assert even.variance == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_trial_of_steps_that_differ_by_much_does_not_end_early():
+    """One of five steps of a trial takes long, as on a crowded machine: the same mean loss by even steps is evident, and this is not."""
+    is_over = {}
+    for kind, seconds in {"even": [0.06] * 5, "uneven": [0.01] * 4 + [0.26]}.items():
+        level = LoadLevel.of(frozenset({EAGLE, SUFFIX}))
+        for _ in range(25):
+            level.before.add(2, 0.012, 1)
+        level.trial = frozenset({SUFFIX})
+        for one in seconds:
+            level.window.add(2, one, 1)
+        is_over[kind] = level.is_over(0.0)
+    assert is_over == {"even": True, "uneven": False}

@@ -2,7 +2,8 @@
 
 Everything runs that a verifier's process does but its sockets. Where the device's time goes is read from its own events: `draft` from the
 first copy of integers to the last token of the chains, `verify` from there likewise to the choice of the tokens, and between them `to verify`
-and `to draft`, in which the device waits for the host.
+and `to draft`, in which the device waits for the host. Chains are read before they are verified, or afterwards wherever that is possible, whatever a
+node costs; `node price` is the least acceptance probability that paid in the last step, by which the verifier chooses.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from specq.verifier import ColocatedDrafter, StepCurve, Verifier, profiled_rows,
 WARM_UP, STEPS = 8, 30
 DEPTH, FAN_OUT = 8, 3
 UNLIMITED, MOST_ROWS = 1 << 30, 512
+WAYS = {"read": -1.0, "unread": 1.0}  # the price up to which chains are verified unread
 
 
 class TimedChains(ChainModel):
@@ -70,12 +73,12 @@ def measure(task: Task) -> Found:
     curve = step_curves(task.pair.engine, profiled_rows(task.pair.engine.jumps, MOST_ROWS))
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for count in task.sessions:
-        for _ in range(ROUNDS):
-            drafter = ColocatedDrafter(chains, StepCurve(sizes, levels), fan_out=FAN_OUT, chain=DEPTH)
-            found = _serve(task, drafter, curve[-1], count)
-            for (name, unit), value in found.items():
-                values[f"S={count}, {name}", unit].append(value)
-        tell(", ".join(f"{name} {np.median(each):.4g}" for (name, _), each in values.items() if f"S={count}," in name))
+        for _, (way, price) in product(range(ROUNDS), WAYS.items()):
+            steps = StepCurve(sizes, levels)
+            drafter = ColocatedDrafter(chains, steps, fan_out=FAN_OUT, chain=DEPTH, unread_value=price)
+            for (name, unit), value in _serve(task, drafter, curve[-1], count).items():
+                values[f"S={count} {way}, {name}", unit].append(value)
+        tell(", ".join(f"{name} {np.median(each):.4g}" for (name, _), each in values.items() if f"S={count} " in name))
     figures: dict[str, Figure] = {name: figure(unit, each) for (name, unit), each in values.items()}
     return Found(figures)
 
@@ -89,12 +92,15 @@ def _serve(task: Task, drafter: ColocatedDrafter, curve: StepCurve, count: int) 
     )
     prompts = load_prompts(("gsm8k", "humaneval"), count, codec_of("tiny"))
     openings = [_opening(i, prompts[i % len(prompts)].token_ids, engine.info.num_tokens) for i in range(count)]
-    served = serve(verifier, openings, WARM_UP, STEPS, warmed=chains.spans.clear)
+    # The chains of the first step that counts have begun by then.
+    served = serve(verifier, openings, WARM_UP, STEPS, warmed=lambda: chains.spans.__delitem__(slice(-1)))
+    price = verifier.min_accept_prob
     verifier.begin(time.monotonic())  # lets the drafter forget them
     found = {
         ("round", "ms"): 1e3 * served.seconds / STEPS,
         ("tokens/s", "tokens/s"): served.num_tokens / served.seconds,
         ("tokens a round", "tokens"): served.num_tokens / STEPS / count,
+        ("node price", "probability"): price,
     }
     return found | _of_device(chains.spans[:STEPS], served.spans)
 

@@ -2,8 +2,7 @@
 
 A round is one chain for each session, then the step. `begin` gives the device its work, so that the host can send and receive
 until `collect`. All chains go onto the trees in one call, in a lane of their own, beside what other drafters have there; those with siblings or
-draft distributions as drafts like any other. Where little depends on what they say of themselves, the step is launched before they are read
-(`unread_chains`).
+draft distributions as drafts like any other. Where little depends on their scores, the step is launched before they are read (`unread_chains`).
 
 Sessions whose trees by other drafters promise much already are left out: a draft worker on another device runs ahead, and
 where it failed, this drafter drafts for the next round.
