@@ -18,7 +18,7 @@ from specq.engines.checkpoint import (
 from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
-from specq.engines.launching import launch
+from specq.engines.launching import launch, takes_unread
 from specq.runtime import Table
 
 ENGINES = Table(
@@ -45,5 +45,6 @@ __all__ = [
     "read_info",
     "resolve_checkpoint",
     "resolve_directory",
+    "takes_unread",
     "tokenizer_files",
 ]

@@ -95,6 +95,8 @@ class OverlappingEngine(Engine, Protocol):
     A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
     """
 
+    takes_unread: bool  # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)
+
     def launch(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP, after: Launched | None = None) -> Launched:
         """Begin a step: `step` is `launch(...).collect()`. `after`: the step that is in flight, if there is one. Each step's `start`
         equals the KV length as it will be when that is collected. Raises as `step` does, with nothing changed."""

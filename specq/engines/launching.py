@@ -24,6 +24,11 @@ class Computed:
         raise NotImplementedError("what was computed at once is the engine's already")
 
 
+def takes_unread(engine: Engine) -> bool:
+    """Return whether a step may be launched with drafted tokens that the host has not read; see `OverlappingEngine`."""
+    return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
+
+
 def launch(engine: Engine, steps: Sequence[SessionStep], tap: Tap, after: Launched | None = None) -> Launched:
     """Begin a step; see `OverlappingEngine.launch`."""
     if engine.overlaps:

@@ -51,7 +51,7 @@ class LateEngine(ToyEngine):
     most      steps that were ever in flight at once; num_discarded
     """
 
-    overlaps = True
+    overlaps = takes_unread = True
 
     def __init__(self, info: ModelInfo | None = None, *, max_chain: int = 0) -> None:
         super().__init__(info, max_chain=max_chain)

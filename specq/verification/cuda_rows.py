@@ -99,8 +99,8 @@ class CudaRows(TorchRows):
     def _choose(self, rows: Rows, is_warm: BoolArray) -> Pass:
         found = self._pass_over(rows)
         if (((rows["top_k"] > 0) | (rows["top_p"] < 1)) & is_warm).any():
-            found.find_distributions(of_all=False)
-        found.choose()
+            found.find_distributions(self, of_all=False)
+        found.choose(self)
         return found
 
     def _pass_over(self, rows: Rows) -> Pass:
@@ -112,11 +112,11 @@ class CudaRows(TorchRows):
     def distributions(self, rows: Rows) -> LookUp:
         """See `TargetRows`."""
         found = self._pass_over(rows)
-        found.find_distributions(of_all=True)
+        found.find_distributions(self, of_all=True)
         fetched = Fetched(found.distributions)
 
         def look_up(which: Int64Array, token_ids: Int64Array) -> tuple[Distributions, Float64Array]:
-            probs = found.look_up(which, token_ids)
+            probs = found.look_up(self, which, token_ids)
             distributions = Distributions(rows, fetched.wait())
             check_numbers(bool(np.isfinite(distributions.found[:, 0]).all()))
             return distributions, probs.wait()
@@ -181,14 +181,14 @@ def warm_up(like: torch.Tensor) -> None:
 
 
 class Pass:
-    """What the kernels find for some rows.
+    """What the kernels find for some rows of a target, which keeps it and is not kept by it: the logits are freed with their last user.
 
     best   i32[2, splits, rows]: bits of the largest scores of each part, and their tokens
     distributions   f64[rows, 4]: as in `Distributions`
     """
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:
-        self.rows, self._target, self._grid = rows, target, (len(rows), target.splits)
+        self.rows, self._grid = rows, (len(rows), target.splits)
         self._words = to_device(rows.view(np.int64), target.logits.device)
         self.best = target.empty((2, target.splits, len(rows)), torch.int32)
         # Until `find_distributions`, anything of the right type.
@@ -196,12 +196,12 @@ class Pass:
         self._counts = self._is_in_heads = self._head_ids
         self._has_some = self._has_all = False
 
-    def find_distributions(self, *, of_all: bool) -> None:
+    def find_distributions(self, target: CudaRows, *, of_all: bool) -> None:
         """Run `heads_kernel` and `distributions_kernel`, on all rows or on those with top-k or top-p, unless that is done."""
         if self._has_all or (self._has_some and not of_all):
             return
         self._has_some, self._has_all = True, of_all
-        target, (num_rows, splits) = self._target, self._grid
+        num_rows, splits = self._grid
         block = target.empty((5, num_rows, splits, ROOM), torch.int32)
         self._heads, scaled = block[0].view(torch.float32), block[1].view(torch.float32)
         self._head_ids, weights = block[2], block[3:].view(-1).view(torch.float64)
@@ -216,18 +216,17 @@ class Pass:
         distributions = ROOM, scaled, weights, sums, self.distributions, self._is_in_heads, int(of_all)
         target.run("distributions", (num_rows, 1), *rows, *distributions)
 
-    def look_up(self, which: Int64Array, token_ids: Int64Array) -> Fetched:
+    def look_up(self, target: CudaRows, which: Int64Array, token_ids: Int64Array) -> Fetched:
         """Run `probs_kernel`, after `find_distributions` of all rows; return f64[n, c], as `LookUp` does."""
-        target, (num, width) = self._target, token_ids.shape
+        num, width = token_ids.shape
         probs = target.empty((num, width), torch.float64)
         if num:
             asked = to_device(np.concatenate((which, token_ids.ravel())), target.logits.device)
             target.run("probs", (num, 1), self._words, self.distributions, asked, asked[num:], width, probs)
         return Fetched(probs)
 
-    def choose(self) -> None:
+    def choose(self, target: CudaRows) -> None:
         """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`."""
-        target = self._target
         rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.distributions
         found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]
         target.run("choose", self._grid, *rows, *found)

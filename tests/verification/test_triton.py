@@ -1,6 +1,8 @@
 """The Triton kernels without a GPU: `TRITON_INTERPRET=1 pytest tests/verification/test_triton.py` where Triton is installed."""
 
+import gc
 import os
+import weakref
 
 import numpy as np
 import pytest
@@ -134,3 +136,22 @@ def test_what_has_no_largest_logit_is_refused():
             which["logit_row"] = 1
             with pytest.raises(EngineError, match="not finite"):
                 CudaRows(logits).own_tokens(which)()
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[1:])
+def test_logits_are_freed_with_their_last_user(sampler, monkeypatch):
+    """Not with the next collection of garbage: with 152k tokens each step's are tens of megabytes of a GPU."""
+    make_small(monkeypatch)
+    logits = torch.zeros(2, 70)
+    rows = make_rows([SamplingParams(**sampler)] * 2, range(2))
+    gc.disable()
+    try:
+        target = CudaRows(logits)
+        own, look_up = target.own_tokens(rows), target.distributions(rows)
+        own()
+        look_up(np.arange(2), np.zeros((2, 1), np.int64))
+        kept = weakref.ref(target)
+        del target, own, look_up
+        assert kept() is None
+    finally:
+        gc.enable()

@@ -24,6 +24,12 @@ PROMPT = [5, 6, 7]
 LEVELS = 4
 
 
+class KnowingEngine(LateEngine):
+    """It overlaps, but drafted tokens are to be known when a step is launched, as for vLLM."""
+
+    takes_unread = False
+
+
 class World:
     """A verifier whose engine overlaps, and a colocated drafter of toy text."""
 
@@ -98,6 +104,7 @@ def test_the_next_chains_begin_before_the_verdicts_are_made(engine: type[ToyEngi
         ({}, True),
         ({"mode": "async"}, True),
         ({"engine": ToyEngine}, False),
+        ({"engine": KnowingEngine}, False),
         ({"unread_value": 0.0}, False),
         ({"presence_penalty": 0.1}, False),
         ({"logprobs": 0}, False),

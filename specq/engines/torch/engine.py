@@ -94,6 +94,7 @@ class TorchEngine:
         self._pool = KvPool(self.info.kv_slots)
         self._threads, self._is_helped = team, loaded.forward.is_helped
         self._verbose, self._has_judged = verbose, False
+        self.takes_unread = True
         self.overlaps = self._device.type == "cuda" and isinstance(loaded.forward, FedForward)
         self._flights: list[Flight] = []
 

@@ -36,6 +36,9 @@ class Way(Loaded, Protocol):
 
     max_chain: int
     overlaps: bool
+    takes_unread: bool = (
+        False  # a plan in which drafts are names of tokens would be checked, and sent to workers, as tokens
+    )
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 

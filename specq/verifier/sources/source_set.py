@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from specq.engines import Engine
+from specq.engines import Engine, takes_unread
 from specq.proposers import NO_TOKEN
 from specq.protocol import (
     NO_SCRATCH,
@@ -148,7 +148,7 @@ class SourceSet:
         budget: Budget,
         clock: Callable[[], float],
     ) -> None:
-        if budget.unread_vocab and (not self._engine.overlaps or self._is_followed(source, sessions, allowed)):
+        if budget.unread_vocab and (not takes_unread(self._engine) or self._is_followed(source, sessions, allowed)):
             budget = budget._replace(unread_vocab=0)
         for batch in source.collect(_drafted_for(sessions, source, allowed), budget, clock):
             if batch.drafted is not None:
