@@ -145,6 +145,17 @@ def test_who_learns_what_pays_serves_for_a_while_before_it_is_timed(monkeypatch)
     assert calls == [4, 4, 4]
 
 
+def test_after_a_run_that_fails_there_are_no_more_and_those_before_it_stay():
+    """The verifier may be lost, and each further job would wait for it in vain."""
+
+    def fails():
+        raise EngineError("out of memory")
+
+    runs = [("plain", "1", lambda: {"rates": [7.0]}), ("sync", "1", fails), ("sync", "8", lambda: {"rates": [9.0]})]
+    found = serving.until_one_fails(runs)
+    assert found == {"plain": {"1": {"rates": [7.0]}}, "sync": {"1": {"error": "EngineError: out of memory"}}}
+
+
 def test_warming_up_ends_before_the_first_repetition():
     calls = []
 

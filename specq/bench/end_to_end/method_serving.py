@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from specq.bench.end_to_end.listening import ListeningClient
-from specq.bench.end_to_end.serving import BRISK_MS, READY_S, Completer, run, verifier_config
+from specq.bench.end_to_end.serving import BRISK_MS, READY_S, Completer, run, until_one_fails, verifier_config
 from specq.bench.end_to_end.step_split import StepSplit
+from specq.bench.end_to_end.streams import Load
 from specq.bench.end_to_end.workload import Workload
 from specq.bench.methods import EAGLE, EVERYTHING, KINDS, MEDUSA, PLAIN, DraftFiles, choose, config_of
 from specq.bench.servers import Servers
 from specq.config import Config
 
+Variant = tuple[str, str, Mapping[str, Any]]  # a name, a mode, and options of the shape
 METHODS = tuple(kind for kind in KINDS if kind not in (PLAIN, EVERYTHING) and not kind.endswith("-worker"))
 DRAFTS = ("always", "measured")
 LEVELS = 5  # of both shapes; heads and parallel draft models that foresee fewer tokens draft as many as those
@@ -34,15 +37,19 @@ def measure(kind: str, work: Workload, drafts: str = "always", *, in_shapes: boo
     config = method_config(kind, work, drafts)
     with Servers(config) as servers, ListeningClient(servers.address) as client:
         servers.wait_ready(READY_S)
-        split, found = StepSplit(servers.client, config.broker.heartbeat_ms), {}
-        for number, (name, mode, shape) in enumerate(_variants(kind, in_shapes=in_shapes)):
-            loads = [load for load in work.loads if load.sessions == 1 or not shape]
-            completers = (
-                (load, Completer(client, load, mode, name=f"{kind} {name}", shape=shape, wave=len(work.prompts)))
-                for load in loads
-            )
-            found[name] = {load.key: run(completer, split, work, load, number) for load, completer in completers}
-        return found
+        split = StepSplit(servers.client, config.broker.heartbeat_ms)
+        return until_one_fails(
+            (name, load.key, partial(run, _completer(client, load, kind, variant, work), split, work, load, number))
+            for number, variant in enumerate(_variants(kind, in_shapes=in_shapes))
+            for name, _, shape in [variant]
+            for load in work.loads
+            if load.sessions == 1 or not shape
+        )
+
+
+def _completer(client: ListeningClient, load: Load, kind: str, variant: Variant, work: Workload) -> Completer:
+    name, mode, shape = variant
+    return Completer(client, load, mode, name=f"{kind} {name}", shape=shape, wave=len(work.prompts))
 
 
 def method_config(kind: str, work: Workload, drafts: str = "always") -> Config:
@@ -62,8 +69,8 @@ def _files(pair: Path) -> DraftFiles:
     return DraftFiles(draft, parallel, tuple(filter(None, heads)))
 
 
-def _variants(kind: str, *, in_shapes: bool) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield (name, mode, options of the shape) of what is measured."""
+def _variants(kind: str, *, in_shapes: bool) -> Iterator[Variant]:
+    """Yield what is measured."""
     yield "drafts", "async", {}
     if in_shapes and kind in SHAPED:
         yield "chain", "async", {"num_candidates": 1, "max_depth": LEVELS}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from types import MappingProxyType
 from typing import Any
@@ -13,7 +14,7 @@ from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.step_split import StepSplit
 from specq.bench.end_to_end.streams import Load, Stream
 from specq.bench.end_to_end.workload import MAX_LEN, VLLM, Workload, is_gpu
-from specq.bench.report import tell
+from specq.bench.report import attempt, tell
 from specq.bench.servers import Servers, pair_config
 from specq.client import Result
 from specq.config import Config
@@ -38,10 +39,23 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
     with Servers(_config(name, work)) as servers, ListeningClient(servers.address) as client:
         servers.wait_ready(READY_S)
         split = StepSplit(servers.client, servers.config.broker.heartbeat_ms)
-        return {
-            mode: {load.key: run(Completer(client, load, mode), split, work, load) for load in work.loads}
+        return until_one_fails(
+            (mode, load.key, partial(run, Completer(client, load, mode), split, work, load))
             for mode in modes(name, work)
-        }
+            for load in work.loads
+        )
+
+
+def until_one_fails(runs: Iterable[tuple[str, str, Callable[[], Any]]]) -> dict[str, Any]:
+    """Return {variant: {load: figures}} of runs (variant, load, what measures it) on one verifier. After one that fails, whose reason stands in
+    place of its figures, there are no more: the verifier may be lost."""
+    found: dict[str, Any] = {}
+    for variant, key, measured in runs:
+        one = attempt(f"{variant} {key}", measured)
+        found.setdefault(variant, {})[key] = one
+        if "error" in one:
+            break
+    return found
 
 
 def modes(name: str, work: Workload) -> list[str]:
