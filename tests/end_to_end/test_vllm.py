@@ -33,7 +33,7 @@ QUESTIONS = (
     "What is the capital of France?",
 )
 ASKED = (
-    {"temperature": 0.0},
+    {"temperature": 0.0, "mode": "sync"},  # drafts are waited for, so that there are some however fast the target is
     {"temperature": 0.8, "top_p": 0.95},
     {"temperature": 0.8, "frequency_penalty": 0.5, "min_tokens": 20},
 )
