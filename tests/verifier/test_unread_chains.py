@@ -110,8 +110,8 @@ def test_the_next_chains_begin_before_the_verdicts_are_made(engine: type[ToyEngi
         ({"logprobs": 0}, False),
         ({"strategy": "probabilistic", "temperature": 1.0}, False),
         ({"strategy": "probabilistic"}, False),
-        ({"sources": [SuffixDecoder()]}, True),
-        ({"sources": [SuffixDecoder()], "mode": "async"}, False),
+        ({"sources": [SuffixDecoder]}, True),
+        ({"sources": [SuffixDecoder], "mode": "async"}, False),
         ({"max_nodes": 4}, False),
     ],
     ids=str,
@@ -120,8 +120,8 @@ def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str,
     """By the plan, by the judge, or by another source."""
     why = {"unread_value": 1.0} | why
     shape = {name: why.pop(name) for name in ("mode", "max_nodes") if name in why}
-    engine = why.pop("engine", LateEngine)()
-    world = World(engine=engine, **why)
+    engine, sources = why.pop("engine", LateEngine)(), [make() for make in why.pop("sources", ())]
+    world = World(engine=engine, sources=sources, **why)
     world.open(7, **shape)
     verdicts = world.run()
     assert (world.chains.num_unread > 0) is is_unread
