@@ -101,6 +101,7 @@ class TimedTarget:
     """An engine whose steps take their curve's time on the device, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
 
     max_chain = num_tap_layers = 0
+    takes_unread = False
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = True
