@@ -36,9 +36,6 @@ class Way(Loaded, Protocol):
 
     max_chain: int
     overlaps: bool
-    takes_unread: bool = (
-        False  # a plan in which drafts are names of tokens would be checked, and sent to workers, as tokens
-    )
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 
@@ -77,6 +74,7 @@ class VllmEngine:
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
+    takes_unread = False  # drafts that are names of tokens would be checked, and sent to workers, as tokens
 
     def __init__(
         self,

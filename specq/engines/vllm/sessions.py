@@ -98,6 +98,7 @@ class Sessions:
         self.vocab_size = config.model_config.get_vocab_size()
         self.max_length = config.model_config.max_model_len
         self.kv_slots = self.free_slots
+        self._sampling = SamplingParams(temperature=0, max_tokens=self.max_length, detokenize=False)  # of no use: specq samples
 
     def _check(self) -> None:
         """Raise ConfigError for models whose KV cannot be cut back after rejected drafts, or shared among stages."""
@@ -126,7 +127,7 @@ class Sessions:
         request = Request(
             request_id=f"{session_id}.{next(self._numbers)}",
             prompt_token_ids=token_ids.tolist(),
-            sampling_params=SamplingParams(temperature=0, max_tokens=self.max_length, detokenize=False),
+            sampling_params=self._sampling,
             pooling_params=None,
             block_hasher=self._core.request_block_hasher,
         )
@@ -152,8 +153,9 @@ class Sessions:
         """Begin steps that were checked; see `OverlappingEngine.launch`."""
         places = self._table.find(batch.session_ids)
         holdings = [self._held[place] for place in places.tolist()]
-        if not self._table.is_next(batch, places):
-            self._check_transcripts(batch, places, holdings)
+        others = (~self._table.are_next(batch, places)).nonzero()[0]
+        if len(others):
+            self._check_transcripts(batch.take(others), places[others], [holdings[i] for i in others.tolist()])
         output = self._output(batch, places, holdings)
         self._free_slots = None
         request_ids = [holding.request.request_id for holding in holdings]
