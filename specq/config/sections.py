@@ -165,6 +165,11 @@ class TargetConfig(Section):
     own: Tables = hidden()
     max_sessions: int = option(64, "sessions in flight", low=1, high=65_536)
     max_step_rows: int = option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    max_prefill_rows: int = option(
+        0,
+        "most rows of a forward pass that computes prompts, if more than max_step_rows; 0: what suits the engine",
+        high=65_536,
+    )
     trust_drafts: bool = option(
         default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
     )

@@ -33,7 +33,7 @@ RESERVED = {
     "model": "--model",
     "dtype": "--dtype",
     "max_num_seqs": "--max-sessions",
-    "max_num_batched_tokens": "--max-step-rows",
+    "max_num_batched_tokens": "--max-prefill-rows",
     "num_gpu_blocks_override": "--kv-slots",
     "scheduler_cls": "",
     "worker_extension_cls": "",

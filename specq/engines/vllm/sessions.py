@@ -98,7 +98,9 @@ class Sessions:
         self.vocab_size = config.model_config.get_vocab_size()
         self.max_length = config.model_config.max_model_len
         self.kv_slots = self.free_slots
-        self._sampling = SamplingParams(temperature=0, max_tokens=self.max_length, detokenize=False)  # of no use: specq samples
+        self._sampling = SamplingParams(
+            temperature=0, max_tokens=self.max_length, detokenize=False
+        )  # of no use: specq samples
 
     def _check(self) -> None:
         """Raise ConfigError for models whose KV cannot be cut back after rejected drafts, or shared among stages."""
