@@ -65,8 +65,9 @@ class Loaded(Protocol):
     kv_slots: int
 
 
-def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str) -> ModelInfo:
-    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint."""
+def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str, tensors: str = "") -> ModelInfo:
+    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint. `tensors` as of
+    `describe`."""
     return describe(
         Path(arguments["model"]),
         engine="vllm",
@@ -75,6 +76,7 @@ def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str) -> Model
         vocab_size=loaded.vocab_size,
         max_length=loaded.max_length,
         kv_slots=loaded.kv_slots,
+        tensors=tensors,
         overrides={key: arguments[key] for key in CHANGES_TEXT if arguments.get(key) not in (None, "", "auto")},
     )
 
