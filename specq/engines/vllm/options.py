@@ -86,6 +86,10 @@ def prepare_environment(device: str, num_devices: int = 1) -> None:
     os.environ.update(_NEEDED)
     for name, value in _WISHED.items():
         os.environ.setdefault(name, value)
+    if num_devices == 1:
+        os.environ.setdefault(
+            "VLLM_HOST_IP", "127.0.0.1"
+        )  # nobody else is met; of the machine's own address the name may not be known
     if device.startswith("cuda:"):
         first = int(device.removeprefix("cuda:"))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

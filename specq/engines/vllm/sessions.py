@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from vllm import SamplingParams, envs
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
@@ -78,12 +80,19 @@ def engine_config(options: dict[str, Any]) -> VllmConfig:
     return EngineArgs(**options, **OPTIONS, speculative_config=DRAFTS).create_engine_config()
 
 
+def leave_groups() -> None:
+    """Leave torch's process groups, so that it does not complain when the process ends, however that comes about."""
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
 class Sessions:
     """Sessions as requests; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
 
     max_chain = MAX_CHAIN
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
+        atexit.register(leave_groups)
         config = engine_config(options)
         self._has_lost = False
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
