@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -72,6 +73,19 @@ def measure(
         for num_drafts in drafts:
             times = [texts.step(num_drafts) for _ in range(WARM_UP + repeats)]
             yield f"{name} S={count} K={num_drafts} step", [1e3 * seconds for seconds in times[WARM_UP:]]
+        texts.close()
+
+
+def greedy_steps(
+    engine: Engine, sessions: Sequence[int], drafts: Sequence[int], context: int
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield each kind of greedy step, warmed up, and what runs it once more: before the next one is asked for."""
+    for count in sessions:
+        texts = Texts(engine, count, context, GREEDY)
+        for num_drafts in drafts:
+            for _ in range(WARM_UP):
+                texts.step(num_drafts)
+            yield f"greedy S={count} K={num_drafts} step", partial(texts.step, num_drafts)
         texts.close()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.engine_steps import greedy_texts, measure, measure_openings
+from specq.bench.engine_steps import greedy_steps, greedy_texts, measure, measure_openings
 from specq.cli import main
 from specq.testing.toy import ToyEngine
 
@@ -28,6 +28,16 @@ def test_openings_are_timed():
     assert {len(times) for times in found.values()} == {4}
     assert engine.free_slots == engine.info.kv_slots
     assert engine.num_rows[-1] == 24
+
+
+def test_greedy_steps_run_where_they_are_looked_at():
+    """Each kind of step with the sessions and drafts that it is named after."""
+    engine, rows = ToyEngine(), {}
+    for kind, run in greedy_steps(engine, (1, 2), (0, 3), 8):
+        run()
+        rows[kind] = engine.num_rows[-1]
+    assert rows == {f"greedy S={s} K={k} step": s * (1 + k) for s in (1, 2) for k in (0, 3)}
+    assert engine.free_slots == engine.info.kv_slots
 
 
 def test_greedy_texts_do_not_depend_on_the_random_drafts():

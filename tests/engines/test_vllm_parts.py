@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from specq.engines.vllm import versions
-from specq.engines.vllm.options import _WISHED, prepare_environment
+from specq.engines.vllm.options import _NEEDED, _WISHED, prepare_environment
 from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.room import free_slots
 
@@ -52,6 +52,22 @@ def test_an_untested_version_is_tried_and_told():
 
 
 @pytest.mark.parametrize(
+    ("given", "count", "address"),
+    [("", 1, "127.0.0.1"), ("10.0.0.7", 1, "10.0.0.7"), ("", 2, "")],
+    ids=["alone", "given", "several workers"],
+)
+def test_a_single_worker_meets_nobody_on_the_network(monkeypatch, given, count, address):
+    """Torch asks for the name of the address at which it meets others, and complains where there is none."""
+    for name in (*_NEEDED, *_WISHED):
+        monkeypatch.setenv(name, os.environ.get(name, "as it was"))
+    monkeypatch.setenv("VLLM_HOST_IP", given)
+    if not given:
+        monkeypatch.delenv("VLLM_HOST_IP")
+    prepare_environment("auto", count)
+    assert os.environ.get("VLLM_HOST_IP", "") == address
+
+
+@pytest.mark.parametrize(
     ("visible", "device", "count", "shown"),
     [
         ("", "cuda:1", 1, "1"),
@@ -64,7 +80,7 @@ def test_an_untested_version_is_tried_and_told():
 def test_vllm_sees_the_devices_that_it_shall_use(monkeypatch, visible, device, count, shown):
     for name in ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_USE_V2_MODEL_RUNNER", "VLLM_LOGGING_LEVEL"):
         monkeypatch.setenv(name, "7")
-    for name in _WISHED.keys() - {"VLLM_LOGGING_LEVEL"}:
+    for name in {*_WISHED, "VLLM_HOST_IP"} - {"VLLM_LOGGING_LEVEL"}:
         monkeypatch.setenv(name, "as it was")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     prepare_environment(device, count)

@@ -47,7 +47,9 @@ def vllm(
     rival = _Vllm(llm, work)
     name = f"K={depth}" if depth else "plain"
     found = {load.key: attempt(f"{name} {load.key}", partial(rival.measure, load)) for load in work.loads}
-    return {name: found, f"engine {name}": _effective(llm) | {"num_processes": num_processes}}
+    effective = _effective(llm)
+    llm.llm_engine.engine_core.shutdown()
+    return {name: found, f"engine {name}": effective | {"num_processes": num_processes}}
 
 
 def _load(work: Workload, depth: int, scheduling: str, method: str = "draft_model") -> Any:

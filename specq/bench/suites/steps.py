@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from specq.bench.engine_steps import NUM_TEXTS, greedy_texts, measure, measure_openings
+from specq.bench.engine_steps import NUM_TEXTS, greedy_steps, greedy_texts, measure, measure_openings
 from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
 from specq.config import parsed, read_own
@@ -39,6 +39,11 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
     help="Also time how sessions are opened whose contexts were seen, their first step, and their end.",
 )
 @click.option(
+    "--kernels",
+    is_flag=True,
+    help="Also sum up the device's kernels of greedy steps: what is left of a step is the host's.",
+)
+@click.option(
     "--check-text",
     is_flag=True,
     help="Also run greedy texts in the torch engine; near ties may differ between engines.",
@@ -53,12 +58,13 @@ def command(
     context: int,
     repeats: int,
     openings: bool,
+    kernels: bool,
     check_text: bool,
     **options: Any,
 ) -> None:
     """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
     asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
-    report.update(settings=asked | options | {"repeats": repeats, "openings": openings})
+    report.update(settings=asked | options | {"repeats": repeats, "openings": openings, "kernels": kernels})
     began, rows = time.perf_counter(), max(max(sessions) * (1 + max(drafts)), MAX_STEP_ROWS)
     found: dict[str, Figure] = {}
     with _loaded(engine, model, max_sessions=max(*sessions, NUM_TEXTS), max_step_rows=rows, **options) as running:
@@ -69,9 +75,26 @@ def command(
             found[kind] = figure("ms", times)
             report.update(figures=found)
             tell(f"{kind}: {found[kind]['median']:.3f} ms")
+        if kernels:
+            found |= _kernels(report, running, sessions, drafts, context)
+            report.update(figures=found)
         texts = greedy_texts(running, context) if check_text else []
     notes = [_check(report, texts, model, context, **options)] if check_text else []
     show([("WHAT", "MS"), *((kind, one["median"]) for kind, one in found.items())], notes)
+
+
+def _kernels(
+    report: Report, running: Engine, sessions: tuple[int, ...], drafts: tuple[int, ...], context: int
+) -> dict[str, Figure]:
+    """Report the kernels of each kind of greedy step; return what they take in all."""
+    from specq.bench.gpu.profile import kernels  # brings torch
+
+    found, figures = dict[str, Any](), dict[str, Figure]()
+    for kind, run in greedy_steps(running, sessions, drafts, context):
+        found[kind] = kernels(run)
+        figures[f"{kind}, device"] = figure("ms", [sum(one["us_a_step"] for one in found[kind]) / 1e3])
+        report.update(results={"kernels": found})
+    return figures
 
 
 @contextmanager
