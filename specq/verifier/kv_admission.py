@@ -27,6 +27,30 @@ class Prefill(NamedTuple):
     kv_len: int
 
 
+class _Computing:
+    """What open sessions are about to compute of their contexts: who begins likewise waits for it, and shares it a step later. Where what
+    both begin with has KV already, as a system prompt soon has, nobody waits for what only the other needs."""
+
+    def __init__(self, prefilling: Iterable[Prefill]) -> None:
+        self._beginnings: dict[int, set[tuple[int, ...]]] = {}  # by how many tokens they have
+        for session, kv_len in prefilling:
+            self._add(session, kv_len)
+
+    def add(self, session: Session, kv_len: int) -> None:
+        """Take in a session; one that has nothing but its last token to compute shares nothing."""
+        if session.num_pending > 1:
+            self._add(session, kv_len)
+
+    def _add(self, session: Session, kv_len: int) -> None:
+        count = kv_len + SHARED_PREFIX
+        if session.is_open and count <= len(session.token_ids):
+            self._beginnings.setdefault(count, set()).add(tuple(session.token_ids[:count]))
+
+    def awaits(self, session: Session) -> bool:
+        """Return whether SHARED_PREFIX or more tokens that are being computed are this session's, too."""
+        return any(tuple(session.token_ids[:count]) in known for count, known in self._beginnings.items())
+
+
 def admit(
     running: Sequence[Session],
     most: int,
@@ -53,13 +77,17 @@ def admit(
     ids = {session.session_id for session in running}
     may_evict = prefilling is None
     parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
+    computing = _Computing(prefilling or ())
+    for session in turn:
+        computing.add(session, session.kv_len)
     for session in [s for s in turn if not s.is_open]:
-        if _awaits_prefix(session, turn, prefilling or ()):
+        if computing.awaits(session):
             continue
         if _fits(session, running, parked, engine) if may_evict else session.length < engine.free_slots:
             with faults.of(session, "opened"):
                 session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
                 session.is_open = True
+                computing.add(session, session.kv_len)
     if not may_evict and engine.free_slots < _num_open(turn):
         return ()
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
@@ -113,17 +141,6 @@ def _fits(session: Session, running: Sequence[Session], parked: list[Session], e
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
     return is_alone or session.length < engine.free_slots
-
-
-def _awaits_prefix(session: Session, running: Sequence[Session], prefilling: Collection[Prefill]) -> bool:
-    """Return whether another session is about to compute SHARED_PREFIX or more tokens that this one could share a step later. Where what
-    both begin with has KV already, as a system prompt soon has, nobody waits for what only the other needs."""
-    computing = [*prefilling, *(Prefill(other, other.kv_len) for other in running if other.num_pending > 1)]
-    for other, kv_len in computing:
-        least = kv_len + SHARED_PREFIX
-        if other.is_open and least <= len(other.token_ids) and session.token_ids[:least] == other.token_ids[:least]:
-            return True
-    return False
 
 
 def _evict(session: Session, engine: Engine) -> None:
