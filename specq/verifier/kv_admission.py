@@ -42,7 +42,7 @@ def admit(
 
     If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
     rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open always comes to its end.
-    `faults` gets the sessions that cannot be opened.
+    `faults` gets the sessions that cannot be opened. Of each session it is noted whether others decoded when its turn came first.
     """
     turn = _turn(running, most, engine)
     if not turn:
@@ -53,7 +53,10 @@ def admit(
     ids = {session.session_id for session in running}
     may_evict = prefilling is None
     parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
+    are_decoding = any(s.is_open and s.num_pending <= 1 for s in turn)
     for session in [s for s in turn if not s.is_open]:
+        if session.has_neighbours is None:
+            session.has_neighbours = are_decoding
         if _awaits_prefix(session, turn, prefilling or ()):
             continue
         if _fits(session, running, parked, engine) if may_evict else session.length < engine.free_slots:
