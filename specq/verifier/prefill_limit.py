@@ -2,8 +2,8 @@
 
 All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode, the prompts beside them get as many
 rows as keep the step's expected time below `max_slowdown` times that of the step without them; at least as many as take an eighth of it, so that each
-prompt comes to its end. Thus a long prompt takes at most max_slowdown / (max_slowdown - 1) times as long as alone, and nine times where the least is
-all that it gets. Where no session decodes, prompts take all rows that there are. So do short prompts that came when none did, as in a burst, whichever
+prompt comes to its end. One step in 17 has none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most
+17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 9.6 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short prompts that came when none did, as in a burst, whichever
 of them decode first.
 
 What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that only plain rows have), for
@@ -21,16 +21,15 @@ from specq.verifier.step_curve import StepCurve
 
 MAX_SLOWDOWN = 1.8
 LEAST = 1 / 8  # of the step without prompts, which prompts may always take
-FADE = 0.95  # of what was learned, in each step with prompts
+FADE = 0.97  # of what was learned, in each step with prompts
 OFFSET_FADE = 0.1
-RIDGE = (
-    0.1,
-    0.01,
-    0.01,
-)  # how little the step as such, rows, and tokens attended to explain where others explain as much
+# How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where they are taken for too
+# cheap, more of them show it in the next step, while of few rows that seem dear nothing would be learned.
+RIDGE = (0.1, 0.2, 0.1)
 SWEEPS = 20
-MOST_ERROR = 4.0  # times the expected seconds
-LEAST_ROW = 0.1  # of what a row takes by the curve, that it takes at least
+MOST_ERROR = 2.0  # times as long, or as short, as was expected: more is not learned from one step
+LEAST_ROW = 0.5  # of what a row takes by the curve, that it takes at least
+PLAIN_EVERY = 16  # steps with prompts at most, before one without tells what the others take by themselves, with contexts that grow
 
 Chunks = tuple[Int32Array, IntpArray]  # where parts of prompts start, i32[n], and how many rows they have, i64[n]
 
@@ -40,6 +39,7 @@ class PrefillLimit:
 
     def __init__(self, max_slowdown: float = MAX_SLOWDOWN) -> None:
         self.max_slowdown = max_slowdown
+        self._num_mixed = 0  # steps with prompts since the last one without
         self._offset_s = 0.0  # of steps that were launched before the last one was collected, to what the curve says
         self._costs = np.zeros(3)  # seconds: of a step with prompts, of a row, of a token that a row attends to
         self._seen, self._right = np.zeros((3, 3)), np.zeros(3)  # normal equations of weighted least squares
@@ -49,7 +49,7 @@ class PrefillLimit:
     def sizes(
         self, chunks: Chunks, is_free: BoolArray, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool
     ) -> IntpArray:
-        """Return i64[n]: how many rows n prompts get, in order of precedence, beside sessions that decode.
+        """Return i64[n]: how many rows n prompts get, in order of precedence, beside sessions that decode; seldom none.
 
         chunks    what is left of each prompt; is_free bool[n]: those that take all rows that there are
         room      rows that prompts may take in all, 1 at least
@@ -59,6 +59,8 @@ class PrefillLimit:
         sizes = filled(np.where(is_free, pending, 0), room)
         room -= int(sizes.sum())
         if self.max_slowdown and room and not is_free.all():
+            if self._num_mixed >= PLAIN_EVERY:
+                return sizes
             room = self._most(
                 (starts, sizes), (starts[~is_free], pending[~is_free]), num_decoding, room, curve, is_late
             )
@@ -103,6 +105,7 @@ class PrefillLimit:
         """Learn from the seconds of a step with so many rows, up to the start of the next. The curve learns from what it can explain:
         of steps without prompts those that were waited for."""
         num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts()
+        self._num_mixed = self._num_mixed + 1 if num_prefill else 0
         if num_prefill:
             chunks = shares.prompt_chunks()
             self._learn_prompts(chunks, num_rows - num_prefill, num_nodes, seconds, curve, is_late=is_late)
@@ -123,23 +126,21 @@ class PrefillLimit:
         without = self._without(num_rows, num_nodes, curve, is_late=is_late)
         by_curve = float(np.diff(curve.profiled_times(num_rows, len(attended) + 1)).sum())
         expected = without + float(self._seconds(num_rows, attended, curve)[-1])
-        explained = min(seconds, MOST_ERROR * expected) - without - by_curve
+        explained = min(max(seconds, expected / MOST_ERROR), MOST_ERROR * expected) - without - by_curve
         step = np.array([1.0, len(attended), attended[-1]]) / expected  # [costs]
         self._seen = FADE * self._seen + np.outer(step, step)
         self._right = FADE * self._right + step * explained / expected
-        self._costs = _fitted(self._seen, self._right, self._costs)
+        least = 0.0, -(1 - LEAST_ROW) * by_curve / len(attended), 0.0
+        self._costs = _fitted(self._seen, self._right, self._costs, least)
 
 
-def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array) -> Float64Array:
-    """Return better costs: Gauss-Seidel sweeps over the normal equations of ridge regression; only what a row takes may be negative, where it
-    takes less than by the curve."""
+def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array, least: tuple[float, ...]) -> Float64Array:
+    """Return better costs, each at least so much: Gauss-Seidel sweeps over the normal equations of ridge regression."""
     costs = costs.copy()
     for _ in range(SWEEPS):
         for i, ridge in enumerate(RIDGE):
             rest = right[i] - seen[i] @ costs + seen[i, i] * costs[i]
-            costs[i] = rest / (seen[i, i] * (1 + ridge))
-            if i != 1:
-                costs[i] = max(costs[i], 0.0)
+            costs[i] = max(rest / (seen[i, i] * (1 + ridge)), least[i])
     return costs
 
 
