@@ -44,6 +44,7 @@ from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
+from specq.verifier.prefill_limit import MAX_SLOWDOWN, PrefillLimit
 from specq.verifier.rounds import Rounds, commit, in_one
 from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
@@ -74,16 +75,18 @@ class Verifier:
         unhelped_curve: StepCurve | None = None,
         max_sessions: int = 64,
         max_step_rows: int = 512,
+        max_prefill_slowdown: float = MAX_SLOWDOWN,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part. `curves` are both,
-        that of unhelped steps first."""
+        that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`."""
         self.engine, self.incarnation = engine, incarnation
         self._can_be_helped, self.curves = engine.is_helped, (unhelped_curve or curve, curve)
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
+        self._prefill = PrefillLimit(max_prefill_slowdown)
         self.trust_drafts = trust_drafts
         self.sources = SourceSet(sources, engine)
         self._flights = Flights(engine, self.sources.tap)
@@ -323,6 +326,7 @@ class Verifier:
             max_chain=self.engine.max_chain,
             before=None if before is None else before.parts[0][0],
             drafted=self.sources.drafted,
+            prefill=self._prefill,
         )
         self._num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
@@ -350,10 +354,9 @@ class Verifier:
         self._last_end = ended if len(flight.shares) and self.has_work else None
 
     def _learn(self, flight: Flight, rounds: Rounds, seconds: float, yields: Yields) -> None:
-        """Learn what a step takes that is waited for, as drafted ones are; and which sources pay, where nobody waits for a drafter."""
+        """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
-        if not flight.is_late:
-            self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
+        self._prefill.learn(shares, flight.num_rows, seconds - flight.waited_s, self.curve, is_late=flight.is_late)
         if shares.modes not in ({"async"}, {"async", "plain"}):
             return
         num_rows, num_first = shares.prompts()

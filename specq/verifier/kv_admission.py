@@ -66,7 +66,7 @@ def admit(
 
     If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
     rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open always comes to its end.
-    `faults` gets the sessions that cannot be opened.
+    `faults` gets the sessions that cannot be opened. Of each session it is noted whether others decoded when its turn came first.
     """
     turn = _turn(running, most, engine)
     if not turn:
@@ -80,7 +80,10 @@ def admit(
     computing = _Computing(prefilling or ())
     for session in turn:
         computing.add(session, session.kv_len)
+    are_decoding = any(s.is_open and s.num_pending <= 1 for s in turn)
     for session in [s for s in turn if not s.is_open]:
+        if session.has_neighbours is None:
+            session.has_neighbours = are_decoding
         if computing.awaits(session):
             continue
         if _fits(session, running, parked, engine) if may_evict else session.length < engine.free_slots:

@@ -1,7 +1,7 @@
 """Which sessions, and which nodes of each, share the next forward pass.
 
 Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
-chunked to the room that is left. Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
+chunked to the room that is left, and beside decoding sessions to the time that these can spare (prefill_limit). Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
 goodput, which is (expected tokens) / (expected seconds). There is no fixed number of drafts and no second controller.
 
 The rule looks ahead, since a step's time is not a smooth function of its rows: a node that does not pay by itself is added where
@@ -33,6 +33,7 @@ from specq.protocol import (
 )
 from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
+from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, filled
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.step_curve import StepCurve
@@ -72,18 +73,19 @@ def plan(
     max_chain: int = 0,
     before: Shares | None = None,
     drafted: DeviceTokens | None = None,
+    prefill: PrefillLimit = UNLIMITED,
 ) -> StepPlan:
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
     `max_chain` is the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
     sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
-    trees stand, if there are any.
+    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
         return StepPlan(NO_SHARES, 0, 0.0)
-    chunks = _chunks(sessions, room, is_fed=before is not None)
+    chunks = _chunks(sessions, _Limits(max_rows, room, curve, prefill), is_fed=before is not None)
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
@@ -111,7 +113,16 @@ class _Chunks(NamedTuple):
         return [self.sessions[i] for i in self.is_judged.nonzero()[0].tolist()]
 
 
-def _chunks(sessions: Sequence[Session], room: int, *, is_fed: bool) -> _Chunks:
+class _Limits(NamedTuple):
+    """What bounds the rows of a step: `room` is `max_rows`, or less where KV slots run short."""
+
+    max_rows: int
+    room: int
+    curve: StepCurve
+    prefill: PrefillLimit
+
+
+def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
     """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will be."""
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
@@ -119,14 +130,30 @@ def _chunks(sessions: Sequence[Session], room: int, *, is_fed: bool) -> _Chunks:
     pending = (trees.length[places] - starts).astype(np.intp)
     if is_fed:
         np.maximum(pending, 1, out=pending)
-    ends = ends_of(pending)
-    num_tokens = int(ends[-1])
-    if num_tokens <= room:
+    if (num_tokens := int(pending.sum())) == len(chosen) <= limits.room:
         return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
-    sizes = np.clip(room - ends + pending, 0, pending)
+    sizes = filled(_beside_decoding(chosen, starts, pending, limits, is_late=is_fed), limits.room)
     some = sizes.nonzero()[0]
-    starts, pending, sizes = starts[some], pending[some], sizes[some]
-    return _Chunks([chosen[i] for i in some.tolist()], places[some], starts, sizes, sizes == pending, room)
+    if len(some) < len(chosen):
+        chosen = [chosen[i] for i in some.tolist()]
+        places, starts, pending, sizes = places[some], starts[some], pending[some], sizes[some]
+    return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()))
+
+
+def _beside_decoding(
+    sessions: list[Session], starts: Int32Array, pending: IntpArray, limits: _Limits, *, is_late: bool
+) -> IntpArray:
+    """Return how many tokens of each session the step may compute: of prompts only so many as sessions that decode can spare time for."""
+    is_prompt = pending > 1
+    num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
+    if num_decoding in (0, len(pending)):
+        return pending
+    prompts = is_prompt.nonzero()[0]
+    is_free = [not sessions[i].has_neighbours and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
+    chunks, room = (starts[prompts], pending[prompts]), max(limits.room - num_decoding, 1)
+    sizes = pending.copy()
+    sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
+    return sizes
 
 
 def _fit_scratch(sessions: Sequence[Session], room: int) -> int:

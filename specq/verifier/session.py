@@ -85,6 +85,7 @@ class Session:
         self.is_sync = message.speculation.mode == "sync"
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
+        self.has_neighbours: bool | None = None  # whether others decoded when its turn came; None: it has not come
         self.answered = 0  # the newest committed length that a remote drafter has been seen to know
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)

@@ -98,7 +98,8 @@ class TimedStep:
 
 
 class TimedTarget:
-    """An engine whose steps take their curve's time on the device, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
+    """An engine whose steps take their curve's time on the device, with prompts `mixed_s` more and `attended_s` for each token that a row of them
+    attends to, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
 
     max_chain = num_tap_layers = 0
     takes_unread = False
@@ -117,8 +118,11 @@ class TimedTarget:
         launch_s: float,
         collect_s: float,
         session_s: float = 0.0,
+        mixed_s: float = 0.0,
+        attended_s: float = 0.0,
     ) -> None:
         self.machine, self.overlaps, self._curve = machine, overlaps, HardwareCurve(step_ms)
+        self._mixed_s, self._attended_s = mixed_s, attended_s
         self._launch_s, self._collect_s, self._session_s = launch_s, collect_s, session_s
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
@@ -141,8 +145,11 @@ class TimedTarget:
         batch = StepBatch.of(steps)
         self.machine.work(self._launch_s + self._session_s * len(batch))
         assert after is None or isinstance(after, TimedStep)
-        num_rows = sum(step.num_rows for step in batch)
-        return TimedStep(self, batch, after, self.machine.launch(self._curve(num_rows)))
+        seconds = self._curve(sum(step.num_rows for step in batch))
+        prompts = [step for step in batch if not step.judged or len(step.token_ids) > 1]
+        attended = sum((step.base_len - step.start) * (step.base_len + step.start + 1) // 2 for step in prompts)
+        seconds += self._mixed_s * bool(prompts) + self._attended_s * attended
+        return TimedStep(self, batch, after, self.machine.launch(seconds))
 
     def collect(self, late: TimedStep) -> StepOutput:
         """Wait for a step and judge it."""
