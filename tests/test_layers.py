@@ -81,6 +81,7 @@ PACKAGES = {
 DOORS = {
     *("specq.engines.torch", "specq.engines.vllm.asking", "specq.engines.vllm.options", "specq.engines.vllm.spec"),
     *(
+        "specq.verification.ahead",
         "specq.verification.judge",
         "specq.verification.faults",
         "specq.verification.explain",

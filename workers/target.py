@@ -212,6 +212,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
     tell(f"loading {named}")
     spec: EngineSpec = ENGINES.resolve(config.engine)
     own = own_options(config, spec.options, ENGINES.names()).arguments()
+    prefill_rows = max(config.max_prefill_rows or spec.prefill_rows, config.max_step_rows)
     engine = spec.make(
         model,
         device=config.device,
@@ -221,7 +222,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         threads=config.threads,
         verbose=config.verbose,
         max_sessions=config.max_sessions,
-        max_step_rows=config.max_step_rows,
+        max_step_rows=prefill_rows,
         **own,
     )
     tell("measuring steps")
@@ -253,6 +254,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
         max_prefill_slowdown=config.max_prefill_slowdown,
+        max_prefill_rows=prefill_rows,
         trust_drafts=config.trust_drafts,
         measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),

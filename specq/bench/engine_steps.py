@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 
 from specq.engines import Engine
-from specq.protocol import NO_TREE, SamplingParams, SessionStep, Tree
+from specq.protocol import NO_TREE, Int32Array, SamplingParams, SessionStep, Tree
 
 GREEDY = SamplingParams(ignore_eos=True)
 KINDS = {"greedy": GREEDY, "sampled": SamplingParams(temperature=0.8, top_p=0.95, seed=1, ignore_eos=True)}
@@ -71,8 +71,35 @@ def measure(
         texts = Texts(engine, count, context, params)
         for num_drafts in drafts:
             times = [texts.step(num_drafts) for _ in range(WARM_UP + repeats)]
-            yield f"{name} S={count} K={num_drafts}", [1e3 * seconds for seconds in times[WARM_UP:]]
+            yield f"{name} S={count} K={num_drafts} step", [1e3 * seconds for seconds in times[WARM_UP:]]
         texts.close()
+
+
+def measure_openings(
+    engine: Engine, sessions: Sequence[int], context: int, repeats: int
+) -> Iterator[tuple[str, list[float]]]:
+    """Yield the milliseconds of opening so many sessions, of contexts that the engine has seen before, of the step to their first tokens,
+    and of closing them; of each repetition, after some that are not counted."""
+    for count in sessions:
+        texts = Texts(engine, count, context, GREEDY)
+        contexts = [np.array(tokens, np.int32) for tokens in texts.tokens]
+        texts.step(0)
+        texts.close()
+        times = [_begin(engine, contexts) for _ in range(WARM_UP + repeats)][WARM_UP:]
+        for kind, seconds in zip(("open", "first step", "close"), zip(*times, strict=True), strict=True):
+            yield f"{kind} S={count}", [1e3 * one for one in seconds]
+
+
+def _begin(engine: Engine, contexts: Sequence[Int32Array]) -> tuple[float, float, float]:
+    """Return the seconds of opening sessions with these contexts, of their first step, and of closing them."""
+    began = time.perf_counter()
+    starts = [engine.open(i, context) for i, context in enumerate(contexts)]
+    opened = time.perf_counter()
+    engine.step([SessionStep(i, starts[i], context[starts[i] :], GREEDY) for i, context in enumerate(contexts)])
+    stepped = time.perf_counter()
+    for i in range(len(contexts)):
+        engine.close(i)
+    return opened - began, stepped - opened, time.perf_counter() - stepped
 
 
 def greedy_texts(engine: Engine, context: int) -> list[list[int]]:

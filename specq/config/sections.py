@@ -176,6 +176,11 @@ class TargetConfig(Section):
         high=1e6,
         check=_check_slowdown,
     )
+    max_prefill_rows: int = option(
+        0,
+        "most rows of a forward pass that computes prompts, if more than max_step_rows; 0: what suits the engine",
+        high=65_536,
+    )
     trust_drafts: bool = option(
         default=True, text="believe what drafters say their tokens were sampled from; else judge each as a point mass"
     )

@@ -83,14 +83,16 @@ def describe(
     kv_slots: int,
     arithmetic: str = "",
     overrides: Mapping[str, Any] | None = None,
+    tensors: str = "",
 ) -> ModelInfo:
     """Return what a checkpoint's model is, as an engine runs it.
 
     arithmetic   which kernels compute, see `ModelInfo`; empty: the engine has one kind
     overrides    its options that change the text
+    tensors      its `tensors_hash`, where that is known already
     """
     tokens, tokenizer = _tokenizer(checkpoint, vocab_size)
-    tensors = tensors_hash(checkpoint)
+    tensors = tensors or tensors_hash(checkpoint)
     return ModelInfo(
         name=name or _name(checkpoint),
         fingerprint=fingerprint(checkpoint, overrides, tensors=tensors),

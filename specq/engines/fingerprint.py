@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from specq.checkpoints import is_gguf, read_json
@@ -24,6 +25,7 @@ LEFT_OUT = frozenset(
 )
 QUANTISATION = "quantization_config"  # below it every key counts, `dtype` too
 _FILES = ("config.json", "quantize_config.json", "hf_quant_config.json", "quant_config.json")
+CHUNK_BYTES = 16 << 20
 _MARK = "specq fingerprint 2"
 
 
@@ -44,17 +46,39 @@ def fingerprint(model: Path, overrides: Mapping[str, Any] | None = None, *, tens
 
 def tensors_hash(model: Path) -> str:
     """Hash the contents of the weight files, in the order of their names: all that fingerprints covered before."""
-    files = [model] if is_gguf(model) else _weight_files(model)
-    digest = hashlib.sha256()
-    with ThreadPoolExecutor() as pool:  # a large model has many files, and hashing leaves the interpreter free
-        for found in pool.map(_file_digest, files):
-            digest.update(found)
-    return digest.hexdigest()
+    return TensorsHash(model).result()
 
 
-def _file_digest(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+class TensorsHash:
+    """`tensors_hash` of a checkpoint, computed by threads from now on: beside whatever loads the weights.
+
+    A large model has many files, and hashing leaves the interpreter free but for a moment each CHUNK_BYTES.
+    """
+
+    def __init__(self, model: Path) -> None:
+        files = [model] if is_gguf(model) else _weight_files(model)
+        self._is_cancelled = Event()
+        pool = ThreadPoolExecutor()
+        self._digests = [pool.submit(self._file_digest, path) for path in files]
+        pool.shutdown(wait=False)
+
+    def result(self) -> str:
+        """Wait for all files, and return the hash; OSError for one that cannot be read."""
+        digest = hashlib.sha256()
+        for found in self._digests:
+            digest.update(found.result())
+        return digest.hexdigest()
+
+    def cancel(self) -> None:
+        """Let the threads end soon; nobody may ask for the result."""
+        self._is_cancelled.set()
+
+    def _file_digest(self, path: Path) -> bytes:
+        digest, chunk = hashlib.sha256(), memoryview(bytearray(min(CHUNK_BYTES, max(path.stat().st_size, 1))))
+        with path.open("rb", buffering=0) as file:
+            while (size := file.readinto(chunk)) and not self._is_cancelled.is_set():
+                digest.update(chunk[:size])
+        return digest.digest()
 
 
 def _weight_files(directory: Path) -> list[Path]:

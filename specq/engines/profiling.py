@@ -17,7 +17,7 @@ from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
 SESSIONS = 8
 CONTEXT = 8  # tokens
 REPEATS, LEAST_REPEATS = 7, 2
-PATIENCE_S = 5.0  # after which no round begins but for the least that there must be
+PATIENCE_S = 5.0
 QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after which no further size, and no further round of sizes, is begun
 QUICK_ROWS = 64
 REFINED_ROWS = 16  # up to here what is recalled is measured once more, and the less of both counts
@@ -26,12 +26,18 @@ CHECKED = (1, 8)  # rows: where what is recalled must still hold
 SAME = 1.3  # times as long, or as short
 
 
-def step_times(engine: Engine, sizes: Sequence[int], settle: Callable[[], None] = lambda: None) -> list[float]:
+def step_times(
+    engine: Engine,
+    sizes: Sequence[int],
+    settle: Callable[[], None] = lambda: None,
+    patience_s: float = PATIENCE_S,
+) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
-    only ever adds to it. `settle` waits until the device has done what it was given. See `Engine.step_times`."""
+    only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins but for the least
+    that there must be. See `Engine.step_times`."""
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
     started, rounds = time.monotonic(), list[list[float]]()
-    while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + PATIENCE_S):
+    while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + patience_s):
         rounds.append([_time_step(engine, size, random, settle) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
 

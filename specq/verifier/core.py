@@ -76,17 +76,19 @@ class Verifier:
         max_sessions: int = 64,
         max_step_rows: int = 512,
         max_prefill_slowdown: float = MAX_SLOWDOWN,
+        max_prefill_rows: int = 0,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
         measures_drafts: bool = True,
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part. `curves` are both,
-        that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`."""
+        that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`. `max_prefill_rows`: of a step that computes prompts, if more
+        than `max_step_rows`."""
         self.engine, self.incarnation = engine, incarnation
         self._can_be_helped, self.curves = engine.is_helped, (unhelped_curve or curve, curve)
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self._prefill = PrefillLimit(max_prefill_slowdown)
+        self._prefill, self._max_prefill_rows = PrefillLimit(max_prefill_slowdown), max_prefill_rows
         self.trust_drafts = trust_drafts
         self.sources = SourceSet(sources, engine)
         self._flights = Flights(engine, self.sources.tap)
@@ -201,6 +203,11 @@ class Verifier:
         return []
 
     # --- the step ---------------------------------------------------------------------------------------------------
+
+    @property
+    def max_prefill_rows(self) -> int:
+        """The most rows of a step that computes prompts."""
+        return max(self._max_prefill_rows, self.max_step_rows)
 
     @property
     def has_work(self) -> bool:
@@ -321,7 +328,7 @@ class Verifier:
         planned = plan(
             sessions,
             self.curve,
-            max_rows=self.max_step_rows,
+            max_rows=self.max_prefill_rows if self.sessions.has_prompts else self.max_step_rows,
             free_slots=self.engine.free_slots,
             max_chain=self.engine.max_chain,
             before=None if before is None else before.parts[0][0],
@@ -398,7 +405,7 @@ class Verifier:
             load=len(self.sessions),
             steps=self.num_steps,
             pending=self.sessions.num_running,
-            step_ms=int(1000 * self.curve(self.max_step_rows)),
+            step_ms=int(1000 * self.curve(self.max_prefill_rows)),
             free_slots=0 if self.state == "failed" else self.engine.free_slots,  # a lost engine cannot be asked
             metrics=verifier_metrics(self.meter, self.trees, self.sources, self.arms),
             **self.sessions.listed(),

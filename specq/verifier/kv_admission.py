@@ -27,30 +27,6 @@ class Prefill(NamedTuple):
     kv_len: int
 
 
-class _Computing:
-    """What open sessions are about to compute of their contexts: who begins likewise waits for it, and shares it a step later. Where what
-    both begin with has KV already, as a system prompt soon has, nobody waits for what only the other needs."""
-
-    def __init__(self, prefilling: Iterable[Prefill]) -> None:
-        self._beginnings: dict[int, set[tuple[int, ...]]] = {}  # by how many tokens they have
-        for session, kv_len in prefilling:
-            self._add(session, kv_len)
-
-    def add(self, session: Session, kv_len: int) -> None:
-        """Take in a session; one that has nothing but its last token to compute shares nothing."""
-        if session.num_pending > 1:
-            self._add(session, kv_len)
-
-    def _add(self, session: Session, kv_len: int) -> None:
-        count = kv_len + SHARED_PREFIX
-        if session.is_open and count <= len(session.token_ids):
-            self._beginnings.setdefault(count, set()).add(tuple(session.token_ids[:count]))
-
-    def awaits(self, session: Session) -> bool:
-        """Return whether SHARED_PREFIX or more tokens that are being computed are this session's, too."""
-        return any(tuple(session.token_ids[:count]) in known for count, known in self._beginnings.items())
-
-
 def admit(
     running: Sequence[Session],
     most: int,
@@ -77,20 +53,20 @@ def admit(
     ids = {session.session_id for session in running}
     may_evict = prefilling is None
     parked = [s for s in sessions if s.is_open and s.session_id not in ids] if may_evict else []
-    computing = _Computing(prefilling or ())
-    for session in turn:
-        computing.add(session, session.kv_len)
-    are_decoding = any(s.is_open and s.num_pending <= 1 for s in turn)
+    prefixes = _Prefixes(prefilling or (), turn)
+    is_alone = may_evict and not any(session.is_open for session in running)
+    places, trees = [session.place for session in turn], turn[0].trees
+    are_decoding = bool(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
     for session in [s for s in turn if not s.is_open]:
         if session.has_neighbours is None:
             session.has_neighbours = are_decoding
-        if computing.awaits(session):
+        if prefixes.are_awaited_by(session):
             continue
-        if _fits(session, running, parked, engine) if may_evict else session.length < engine.free_slots:
+        if _fits(session, parked, engine, is_alone=is_alone):
             with faults.of(session, "opened"):
                 session.kv_len = engine.open(session.session_id, np.array(session.token_ids, np.int32))
-                session.is_open = True
-                computing.add(session, session.kv_len)
+                session.is_open, is_alone = True, False
+                prefixes.add(session, session.kv_len)
     if not may_evict and engine.free_slots < _num_open(turn):
         return ()
     opened = sorted((session for session in running if session.is_open), key=lambda session: session.session_id)
@@ -138,12 +114,41 @@ def _malformed(message: Open) -> str:
     return reason_against(message.params.strategy)
 
 
-def _fits(session: Session, running: Sequence[Session], parked: list[Session], engine: Engine) -> bool:
+def _fits(session: Session, parked: list[Session], engine: Engine, *, is_alone: bool) -> bool:
     """Return whether a session's context fits; if no other session runs, parked ones are evicted for it."""
-    is_alone = not any(other.is_open for other in running)
     while is_alone and parked and session.length >= engine.free_slots:
         _evict(parked.pop(), engine)
     return is_alone or session.length < engine.free_slots
+
+
+class _Prefixes:
+    """What open sessions are about to compute: SHARED_PREFIX tokens more than they have KV of, by how many these are from the first on.
+
+    Where what a session begins with has KV already, as a system prompt soon has, nobody waits for what only the other needs.
+    """
+
+    def __init__(self, prefilling: Iterable[Prefill], running: Sequence[Session]) -> None:
+        self._known: dict[int, set[tuple[int, ...]]] = {}
+        for session, kv_len in prefilling:
+            if session.is_open:
+                self.add(session, kv_len)
+        trees, places = running[0].trees, [session.place for session in running]
+        computes = trees.is_open[places].astype(np.bool_) & (trees.length[places] - trees.kv_len[places] > 1)
+        for i in computes.nonzero()[0].tolist():
+            self.add(running[i], running[i].kv_len)
+
+    def add(self, session: Session, kv_len: int) -> None:
+        """Note what an open session is about to compute, so many of whose tokens have KV."""
+        least = kv_len + SHARED_PREFIX
+        if least <= session.length:
+            self._known.setdefault(least, set()).add(tuple(session.token_ids[:least]))
+
+    def are_awaited_by(self, session: Session) -> bool:
+        """Return whether the session could share SHARED_PREFIX or more of these tokens a step later."""
+        return any(
+            least <= session.length and tuple(session.token_ids[:least]) in prefixes
+            for least, prefixes in self._known.items()
+        )
 
 
 def _evict(session: Session, engine: Engine) -> None:

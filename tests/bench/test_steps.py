@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from specq.bench.engine_steps import greedy_texts, measure
+from specq.bench.engine_steps import greedy_texts, measure, measure_openings
 from specq.cli import main
 from specq.testing.toy import ToyEngine
 
@@ -14,10 +14,20 @@ def test_every_kind_of_step_is_timed():
     """Greedy and sampled, by sessions and drafts; steps that warm up are not counted; nothing stays open."""
     engine = ToyEngine()
     found = dict(measure(engine, (1, 2), (0, 3), 8, 5))
-    assert list(found) == [f"{kind} S={s} K={k}" for kind in ("greedy", "sampled") for s in (1, 2) for k in (0, 3)]
+    assert list(found) == [f"{kind} S={s} K={k} step" for kind in ("greedy", "sampled") for s in (1, 2) for k in (0, 3)]
     assert {len(times) for times in found.values()} == {5}
     assert all(milliseconds > 0 for times in found.values() for milliseconds in times)
     assert engine.free_slots == engine.info.kv_slots
+
+
+def test_openings_are_timed():
+    """Opening, the first step and closing, of all sessions at once; nothing stays open."""
+    engine = ToyEngine()
+    found = dict(measure_openings(engine, (1, 3), 8, 4))
+    assert list(found) == [f"{kind} S={s}" for s in (1, 3) for kind in ("open", "first step", "close")]
+    assert {len(times) for times in found.values()} == {4}
+    assert engine.free_slots == engine.info.kv_slots
+    assert engine.num_rows[-1] == 24
 
 
 def test_greedy_texts_do_not_depend_on_the_random_drafts():

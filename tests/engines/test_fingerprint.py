@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from specq.engines.checkpoint import describe
-from specq.engines.fingerprint import fingerprint, tensors_hash
+from specq.engines.fingerprint import TensorsHash, fingerprint, tensors_hash
 from specq.models import resolve_model
 from specq.protocol.errors import ConfigError
 from specq.protocol.types import ModelInfo
@@ -106,12 +106,30 @@ def test_the_former_fingerprint_is_what_older_journals_hold() -> None:
 
 def test_a_description_reads_the_weights_once(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may have many gigabytes."""
-    read: list[str] = []
-    monkeypatch.setattr(
-        hashlib, "file_digest", lambda file, kind: read.append(file.name) or hashlib.new(kind, file.read())
-    )
+    read: list[Path] = []
+    digest = TensorsHash._file_digest
+    monkeypatch.setattr(TensorsHash, "_file_digest", lambda self, path: read.append(path) or digest(self, path))
     describe(checkpoint, engine="e", name="", dtype="float32", vocab_size=4096, max_length=2048, kv_slots=1)
-    assert read == [str(checkpoint / "model.safetensors")]
+    assert read == [checkpoint / "model.safetensors"]
+
+
+def test_weights_are_hashed_beside_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several chunks, and an empty one, in the order of their names; what was cancelled ends without reading them to the end."""
+    monkeypatch.setitem(TensorsHash._file_digest.__globals__, "CHUNK_BYTES", 7)
+    contents = {f"{name}.safetensors": name.encode() * count for name, count in (("b", 100), ("a", 3), ("c", 0))}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    expected = hashlib.sha256(b"".join(hashlib.sha256(contents[name]).digest() for name in sorted(contents)))
+    assert TensorsHash(tmp_path).result() == tensors_hash(tmp_path) == expected.hexdigest()
+    stopped = TensorsHash(tmp_path)
+    stopped.cancel()
+    stopped.result()
+
+
+def test_weights_that_cannot_be_read_are_an_error_where_the_hash_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").mkdir()
+    with pytest.raises(OSError, match=r"a\.safetensors"):
+        TensorsHash(tmp_path).result()
 
 
 def test_a_file_that_cannot_be_read_is_named(checkpoint: Path) -> None:

@@ -91,8 +91,8 @@ def test_sessions_come_and_go_and_keep_their_own(seed: int) -> None:
             steps.append(SessionStep(i, computed[i], tokens, PARAMS, tree, judged=is_end))
         batch = StepBatch.of(steps)
         places = table.find(batch.session_ids)
-        is_next = all(s.judged and s.token_ids.tolist() == texts[s.session_id][-1:] for s in steps)
-        assert table.is_next(batch, places) == is_next
+        are_next = [s.judged and s.token_ids.tolist() == texts[s.session_id][-1:] for s in steps]
+        assert table.are_next(batch, places).tolist() == are_next
         judged = [random_judgement(rng, step) for step in steps if step.judged]
         is_open, feeds = np.ones(len(batch), np.bool_), bool(rng.random() < 0.5)
         for _ in range(int(rng.integers(1, 3))):  # once, or discarded and launched again
@@ -120,7 +120,7 @@ def test_a_step_that_says_another_token_than_the_transcripts_last_is_not_next() 
         for start, token in ((2, 7), (2, 8), (1, 7))
     )
     places = table.find([3])
-    assert [table.is_next(batch, places) for batch in (right, wrong, early)] == [True, False, False]
+    assert [bool(table.are_next(batch, places).all()) for batch in (right, wrong, early)] == [True, False, False]
 
 
 def test_a_session_that_is_not_open_is_named() -> None:
@@ -155,9 +155,9 @@ def test_a_session_that_is_closed_in_flight_is_nobodys() -> None:
     table.launch(batch, places, feeds=True)
     assert table.lengths[places].tolist() == [3, 3]
     behind = StepBatch.of([SessionStep(2, 2, np.array([0], np.int32), PARAMS)])
-    assert not table.is_next(behind, places[1:])
+    assert not table.are_next(behind, places[1:]).any()
     behind.fed_by = np.array([1], np.int32)
-    assert table.is_next(behind, places[1:])
+    assert table.are_next(behind, places[1:]).all()
     table.remove(1)
     assert table.add(3, np.array([7], np.int32), 0, 16) == places[0]
     said = [Judgement(i, (), np.array([8 + i], np.int32)) for i in (1, 2)]

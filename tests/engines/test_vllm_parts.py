@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 
+import numpy as np
 import pytest
 import structlog
 
@@ -24,7 +25,7 @@ def fits(num_free: int, block_size: int, slacks: tuple[int, ...], rows: tuple[in
 @pytest.mark.parametrize("num_free", [0, 1, 2, 4])
 @pytest.mark.parametrize("slacks", [(0,), (2,), (0, 0), (1, 2), (5, 0, 1)])
 def test_free_slots_fit_however_they_are_divided_and_no_more_do(num_free, block_size, slacks):
-    found = free_slots(num_free, block_size, slacks)
+    found = free_slots(num_free, block_size, np.array(slacks))
     most = found + 2
     divided = [rows for rows in itertools.product(range(most), repeat=len(slacks)) if sum(rows) < most]
     assert all(fits(num_free, block_size, slacks, rows) for rows in divided if sum(rows) <= found)
@@ -32,7 +33,7 @@ def test_free_slots_fit_however_they_are_divided_and_no_more_do(num_free, block_
 
 
 def test_without_sessions_all_blocks_are_free():
-    assert free_slots(7, 16, ()) == 112
+    assert free_slots(7, 16, np.zeros(0, np.intp)) == 112
 
 
 def test_tested_versions_are_driven_as_they_were_tested(monkeypatch):

@@ -442,6 +442,24 @@ def test_a_step_with_a_prompt_counts_by_what_it_takes_beyond_it(monkeypatch, pro
     assert learned[2:] == ([(2, 1, pytest.approx(beyond), False)] if counts else [])
 
 
+def test_prompts_may_take_more_rows_than_drafts() -> None:
+    """A step that computes prompts has up to `max_prefill_rows`; one that does not, `max_step_rows`."""
+    engine = ToyEngine()
+    verifier = make_verifier(engine, max_step_rows=8, max_prefill_rows=30)
+    for i in range(2):
+        message = Open(
+            session_id=i, epoch=1, prompt_len=20, tokens_left=40, params=SamplingParams(),
+            token_ids=np.arange(20 * i, 20 * i + 20, dtype=np.int32),
+        )  # fmt: skip
+        verifier.handle(message, 0.0)
+    for _ in range(2):
+        step(verifier)
+    for i in range(2):
+        verifier.handle(chain([1] * 9, session_id=i, base_len=verifier.sessions[i].length), 0.0)
+    step(verifier)
+    assert engine.num_rows == [30, 11, 8]
+
+
 def test_an_engine_without_helpers_is_left_alone():
     engine = ToyEngine()
     verifier = make_verifier(engine)

@@ -18,6 +18,7 @@ from specq.bench.gpu.candidates import Kernels, candidates
 from specq.bench.gpu.parts import Found, Task
 from specq.bench.report import figure
 from specq.models import Shape
+from specq.verification.ahead import pretend_device
 
 CAPABILITY = 90
 ROWS = (1, 16, 32, 64, 96)
@@ -38,7 +39,7 @@ def measure(task: Task) -> Found:
 def compile_one(kernels: Kernels) -> None:
     """Compile what one shape launches for one padded number of rows."""
     shape, rows, tiles = kernels
-    pretend_device()
+    pretend_device(CAPABILITY)
     from specq.engines.torch.fused_layers import Batch
     from specq.engines.torch.fused_tiles import NARROW
 
@@ -76,27 +77,3 @@ def hollow_decoder(shape: Shape) -> Any:
     weights = DecoderWeights([layer], embedding, make(hidden), head, *tables, *sizes, 1e-6, dim**-0.5)
     kv = KvStore(*(make(1, shape.kv_heads, 64, dim) for _ in range(2)))
     return FusedDecoder(weights, kv, pdl=True)
-
-
-def pretend_device() -> None:
-    """Make Triton compile for the device's architecture and launch nothing."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-    from triton.runtime.jit import JITFunction
-
-    class Pretended:
-        def get_current_target(self) -> Any:
-            return GPUTarget("cuda", CAPABILITY, 32)
-
-        def get_current_device(self) -> int:
-            return 0
-
-        def get_current_stream(self, _device: Any = None) -> int:
-            return 0
-
-    driver.set_active(Pretended())
-
-    def compile_only(self: Any, grid: Any) -> Any:
-        return lambda *args, **options: self.warmup(*args, grid=grid, **options)
-
-    JITFunction.__getitem__ = compile_only

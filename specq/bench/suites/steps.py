@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import click
 
-from specq.bench.engine_steps import NUM_TEXTS, greedy_texts, measure
+from specq.bench.engine_steps import NUM_TEXTS, greedy_texts, measure, measure_openings
 from specq.bench.report import Figure, Report, figure, show, tell
 from specq.bench.suite import COUNT, suite
 from specq.config import parsed, read_own
@@ -31,6 +34,11 @@ MAX_STEP_ROWS, KV_SLOTS = 2048, 1 << 14
 @click.option("--context", type=click.IntRange(2), default=256, show_default=True, help="Tokens before the step.")
 @click.option("--repeats", type=COUNT, default=22, show_default=True, help="Steps of each kind that count.")
 @click.option(
+    "--openings",
+    is_flag=True,
+    help="Also time how sessions are opened whose contexts were seen, their first step, and their end.",
+)
+@click.option(
     "--check-text",
     is_flag=True,
     help="Also run greedy texts in the torch engine; near ties may differ between engines.",
@@ -44,42 +52,45 @@ def command(
     drafts: tuple[int, ...],
     context: int,
     repeats: int,
+    openings: bool,
     check_text: bool,
     **options: Any,
 ) -> None:
     """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
     asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
-    report.update(settings=asked | options | {"repeats": repeats})
-    began = time.perf_counter()
-    running = _load(engine, model, **options)
-    report.update(
-        results={
-            "dtype": running.info.dtype,
-            "kv_slots": running.info.kv_slots,
-            "start_s": round(time.perf_counter() - began, 1),
-        }
-    )
+    report.update(settings=asked | options | {"repeats": repeats, "openings": openings})
+    began, rows = time.perf_counter(), max(max(sessions) * (1 + max(drafts)), MAX_STEP_ROWS)
     found: dict[str, Figure] = {}
-    for kind, times in measure(running, sessions, drafts, context, repeats):
-        found[f"{kind} step"] = figure("ms", times)
-        report.update(figures=found)
-        tell(f"{kind}: {found[f'{kind} step']['median']:.3f} ms")
-    texts = greedy_texts(running, context) if check_text else []
-    running.shutdown()  # frees the device for the engine that it is compared with
+    with _loaded(engine, model, max_sessions=max(*sessions, NUM_TEXTS), max_step_rows=rows, **options) as running:
+        about = {"dtype": running.info.dtype, "kv_slots": running.info.kv_slots}
+        report.update(results=about | {"start_s": round(time.perf_counter() - began, 1)})
+        parts = [measure_openings(running, sessions, context, repeats)] if openings else []
+        for kind, times in chain(*parts, measure(running, sessions, drafts, context, repeats)):
+            found[kind] = figure("ms", times)
+            report.update(figures=found)
+            tell(f"{kind}: {found[kind]['median']:.3f} ms")
+        texts = greedy_texts(running, context) if check_text else []
     notes = [_check(report, texts, model, context, **options)] if check_text else []
-    show([("STEP", "MS"), *((kind, one["median"]) for kind, one in found.items())], notes)
+    show([("WHAT", "MS"), *((kind, one["median"]) for kind, one in found.items())], notes)
 
 
-def _load(engine: str, model: str, *, engine_option: tuple[str, ...], **options: Any) -> Engine:
-    own = {"max_step_rows": MAX_STEP_ROWS} if engine == "vllm" else {"kv_slots": KV_SLOTS}
+@contextmanager
+def _loaded(engine: str, model: str, *, engine_option: tuple[str, ...], **options: Any) -> Iterator[Engine]:
+    """Make an engine, and let it free the device afterwards."""
+    own = {} if engine == "vllm" else {"kv_slots": KV_SLOTS}
     spec: EngineSpec = ENGINES.resolve(engine)
     given = read_own(spec.options, parsed(engine_option)).arguments()
-    return spec.make(resolve_model(model, "target"), **options, **own, **given)
+    running = spec.make(resolve_model(model, "target"), **options, **own, **given)
+    try:
+        yield running
+    finally:
+        running.shutdown()
 
 
 def _check(report: Report, texts: list[list[int]], model: str, context: int, **options: Any) -> str:
     """Report how many of the texts differ from the torch engine's."""
-    theirs = greedy_texts(_load("torch", model, **options | {"engine_option": ()}), context)
+    with _loaded("torch", model, **options | {"engine_option": ()}) as torch:
+        theirs = greedy_texts(torch, context)
     num_different = sum(a != b for a, b in zip(texts, theirs, strict=True))
     report.update(results={"greedy_texts": NUM_TEXTS, "greedy_texts_that_differ": num_different})
     return f"{num_different} of {NUM_TEXTS} greedy texts differ from the torch engine's"

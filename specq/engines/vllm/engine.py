@@ -6,24 +6,32 @@ place of vLLM's samplers, so every strategy works. `specq.engines.vllm` has the 
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import structlog
 
+from specq.checkpoints import read_config
 from specq.engines.checkpoint import resolve_directory
 from specq.engines.checks import check_asked, check_steps, check_tokens, misfit
+from specq.engines.fingerprint import TensorsHash
 from specq.engines.interface import Launched
 from specq.engines.profiling import step_times
 from specq.engines.vllm.options import Loaded, make_options, model_info, prepare_environment
 from specq.engines.vllm.refusals import refusal
 from specq.engines.vllm.versions import ways_to_try
 from specq.protocol import NO_TAP, ConfigError, EngineError, Int32Array, IntpArray, SessionStep, StepOutput, Tap
-from specq.runtime import resolve
-from specq.verification import StepBatch, ends_of
+from specq.runtime import reap, resolve
+from specq.verification import StepBatch, ahead, ends_of
 
 log = structlog.get_logger(__name__)
+
+PATIENCE_S = 1.0  # of the profile at start
+COMPILING_S = 10.0  # what is not compiled so long after vLLM has started, is compiled here
+HALVES = ("bfloat16", "float16")  # types of logits, unless they are converted
 
 WAYS = {
     "sessions": "specq.engines.vllm.sessions:Sessions",
@@ -36,9 +44,6 @@ class Way(Loaded, Protocol):
 
     max_chain: int
     overlaps: bool
-    takes_unread: bool = (
-        False  # a plan in which drafts are names of tokens would be checked, and sent to workers, as tokens
-    )
 
     def open(self, session_id: int, token_ids: Int32Array) -> int: ...
 
@@ -77,6 +82,7 @@ class VllmEngine:
     is_helped = False
     jumps: tuple[int, ...] = ()
     takes_scratch = False
+    takes_unread = False  # drafts that are names of tokens would be checked, and sent to workers, as tokens
 
     def __init__(
         self,
@@ -105,10 +111,10 @@ class VllmEngine:
             max_step_rows=max_step_rows,
             given={**({"enforce_eager": True} if eager else {}), **(options or {})},
         )
-        self._way = _start((way,) if way else _ways(), arguments, verbose=verbose)
+        self._way, tensors = _start_beside((way,) if way else _ways(), arguments, verbose=verbose)
         self._most_sessions, self._most_rows = arguments["max_num_seqs"], arguments["max_num_batched_tokens"]
         self.max_chain, self.overlaps = self._way.max_chain, self._way.overlaps
-        self.info = model_info(arguments, self._way, name)
+        self.info = model_info(arguments, self._way, name, tensors)
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session; see `Engine.open`."""
@@ -139,7 +145,7 @@ class VllmEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
-        return step_times(self, sizes)
+        return step_times(self, sizes, patience_s=PATIENCE_S)
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
@@ -165,6 +171,33 @@ class VllmEngine:
                 f"a step of {len(batch)} sessions and {num_rows} rows; vLLM was made for "
                 f"{self._most_sessions} and {self._most_rows}"
             )
+
+
+def _start_beside(ways: Sequence[str], arguments: dict[str, Any], *, verbose: bool) -> tuple[Way, str]:
+    """Start vLLM; meanwhile hash the weights and compile the judge. Return also the hash. Where vLLM forks workers, no thread of ours runs: ""."""
+    compiling = _begin_compiling(arguments)
+    is_alone = arguments.get("tensor_parallel_size", 1) == 1
+    tensors = TensorsHash(Path(arguments["model"])) if is_alone else None
+    try:
+        return _start(ways, arguments, verbose=verbose), tensors.result() if tensors else ""
+    finally:
+        if tensors:
+            tensors.cancel()
+        if compiling:
+            reap(compiling, COMPILING_S)
+
+
+def _begin_compiling(arguments: Mapping[str, Any]) -> subprocess.Popen[bytes] | None:
+    """Begin to compile the judge's kernels, where the device has some and the checkpoint says for what."""
+    from vllm.platforms import current_platform
+
+    said = read_config(Path(arguments["model"]))
+    vocab_size = said.get("vocab_size")
+    dtype = arguments["dtype"] if arguments["dtype"] != "auto" else said.get("dtype") or said.get("torch_dtype")
+    if not (current_platform.is_cuda() and vocab_size and dtype in HALVES):
+        return None
+    capability = current_platform.get_device_capability()
+    return ahead.begin(vocab_size, dtype, capability.to_int()) if capability else None
 
 
 def _ways() -> tuple[str, ...]:

@@ -33,7 +33,7 @@ RESERVED = {
     "model": "--model",
     "dtype": "--dtype",
     "max_num_seqs": "--max-sessions",
-    "max_num_batched_tokens": "--max-step-rows",
+    "max_num_batched_tokens": "--max-prefill-rows",
     "num_gpu_blocks_override": "--kv-slots",
     "scheduler_cls": "",
     "worker_extension_cls": "",
@@ -65,8 +65,9 @@ class Loaded(Protocol):
     kv_slots: int
 
 
-def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str) -> ModelInfo:
-    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint."""
+def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str, tensors: str = "") -> ModelInfo:
+    """Return what the model is that was loaded with these arguments; those that change its text are in its fingerprint. `tensors` as of
+    `describe`."""
     return describe(
         Path(arguments["model"]),
         engine="vllm",
@@ -75,6 +76,7 @@ def model_info(arguments: Mapping[str, Any], loaded: Loaded, name: str) -> Model
         vocab_size=loaded.vocab_size,
         max_length=loaded.max_length,
         kv_slots=loaded.kv_slots,
+        tensors=tensors,
         overrides={key: arguments[key] for key in CHANGES_TEXT if arguments.get(key) not in (None, "", "auto")},
     )
 
@@ -84,6 +86,10 @@ def prepare_environment(device: str, num_devices: int = 1) -> None:
     os.environ.update(_NEEDED)
     for name, value in _WISHED.items():
         os.environ.setdefault(name, value)
+    if num_devices == 1:
+        os.environ.setdefault(
+            "VLLM_HOST_IP", "127.0.0.1"
+        )  # nobody else is met; of the machine's own address the name may not be known
     if device.startswith("cuda:"):
         first = int(device.removeprefix("cuda:"))
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")

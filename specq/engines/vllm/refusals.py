@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-_SMALLER = "a smaller --max-model-len, --max-step-rows or --max-sessions, --quantization, or --tensor-parallel-size over more devices"
+_SMALLER = "a smaller --max-model-len, --max-prefill-rows or --max-sessions, --quantization, or --tensor-parallel-size over more devices"
 
 # What vLLM or torch says (in small letters), and what helps then. The first that fits counts.
 _REMEDIES: tuple[tuple[tuple[str, ...], str], ...] = (

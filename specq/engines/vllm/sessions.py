@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, count
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from vllm import SamplingParams, envs
 from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine.core import EngineCore
@@ -78,12 +80,19 @@ def engine_config(options: dict[str, Any]) -> VllmConfig:
     return EngineArgs(**options, **OPTIONS, speculative_config=DRAFTS).create_engine_config()
 
 
+def leave_groups() -> None:
+    """Leave torch's process groups, so that it does not complain when the process ends, however that comes about."""
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
 class Sessions:
     """Sessions as requests; made with the arguments of `EngineArgs`; see `specq.engines.vllm.engine.Way`."""
 
     max_chain = MAX_CHAIN
 
     def __init__(self, options: dict[str, Any], *, verbose: bool) -> None:
+        atexit.register(leave_groups)
         config = engine_config(options)
         self._has_lost = False
         self._core = EngineCore(config, Executor.get_class(config), log_stats=False, executor_fail_callback=self._lose)
@@ -98,6 +107,9 @@ class Sessions:
         self.vocab_size = config.model_config.get_vocab_size()
         self.max_length = config.model_config.max_model_len
         self.kv_slots = self.free_slots
+        self._sampling = SamplingParams(
+            temperature=0, max_tokens=self.max_length, detokenize=False
+        )  # of no use: specq samples
 
     def _check(self) -> None:
         """Raise ConfigError for models whose KV cannot be cut back after rejected drafts, or shared among stages."""
@@ -126,7 +138,7 @@ class Sessions:
         request = Request(
             request_id=f"{session_id}.{next(self._numbers)}",
             prompt_token_ids=token_ids.tolist(),
-            sampling_params=SamplingParams(temperature=0, max_tokens=self.max_length, detokenize=False),
+            sampling_params=self._sampling,
             pooling_params=None,
             block_hasher=self._core.request_block_hasher,
         )
@@ -152,8 +164,9 @@ class Sessions:
         """Begin steps that were checked; see `OverlappingEngine.launch`."""
         places = self._table.find(batch.session_ids)
         holdings = [self._held[place] for place in places.tolist()]
-        if not self._table.is_next(batch, places):
-            self._check_transcripts(batch, places, holdings)
+        others = (~self._table.are_next(batch, places)).nonzero()[0]
+        if len(others):
+            self._check_transcripts(batch.take(others), places[others], [holdings[i] for i in others.tolist()])
         output = self._output(batch, places, holdings)
         self._free_slots = None
         request_ids = [holding.request.request_id for holding in holdings]

@@ -8,6 +8,8 @@ from typing import Any
 from specq.config import Options, OwnOptions, hidden, option, parsed
 from specq.engines.interface import Engine, EngineSpec
 
+PREFILL_ROWS = 2048  # the ends of some hundred prompts whose blocks are cached fit in
+
 
 @dataclass(frozen=True, slots=True)
 class VllmModelOptions(OwnOptions):
@@ -39,4 +41,4 @@ def _make(model: str, **arguments: Any) -> Engine:
     return VllmEngine(model, **arguments)
 
 
-VLLM = EngineSpec(_make, VllmOptions, renumbers_devices=True)
+VLLM = EngineSpec(_make, VllmOptions, renumbers_devices=True, prefill_rows=PREFILL_ROWS)

@@ -19,6 +19,7 @@ class SessionTable:
     lengths      i64[places]: tokens of the transcript, one that is not known yet included; num_prompt i64[places]: those of them that the session was opened with
     rooms        i64[places]: tokens that fit into the blocks of KV memory that the session holds
     last_tokens  i32[places]: the transcript's last token that the host knows
+    is_taken     bool[places]: a session is there
     """
 
     def __init__(self) -> None:
@@ -29,6 +30,7 @@ class SessionTable:
         self.num_prompt: IntpArray = np.zeros(0, np.intp)
         self.rooms: IntpArray = np.zeros(0, np.intp)
         self.last_tokens: Int32Array = np.zeros(0, np.int32)
+        self.is_taken: BoolArray = np.zeros(0, np.bool_)
 
     def __contains__(self, session_id: int) -> bool:
         return session_id in self._places
@@ -41,12 +43,14 @@ class SessionTable:
         place = self._places[session_id] = self._free.pop()
         self.computed[place], self.rooms[place], self.last_tokens[place] = num_computed, room, token_ids[-1]
         self.lengths[place] = self.num_prompt[place] = len(token_ids)
+        self.is_taken[place] = True
         return place
 
     def remove(self, session_id: int) -> int | None:
         """Forget a session; return the place that it had, None if it is unknown."""
         place = self._places.pop(session_id, None)
         if place is not None:
+            self.is_taken[place] = False
             self._free.append(place)
         return place
 
@@ -57,20 +61,20 @@ class SessionTable:
         except KeyError as error:
             raise EngineError(f"session {error.args[0]} is not open") from None
 
-    def slacks(self) -> list[int]:
-        """Return how many more tokens fit into the blocks of each open session."""
-        places = list(self._places.values())
-        found: list[int] = (self.rooms[places] - self.computed[places]).tolist()
+    def slacks(self) -> IntpArray:
+        """Return how many more tokens fit into the blocks of each open session, i64[n]."""
+        found: IntpArray = (self.rooms - self.computed)[self.is_taken]
         return found
 
-    def is_next(self, batch: StepBatch, places: IntpArray) -> bool:
-        """Return whether all steps are judged and compute their transcript's last token alone: what most steps are."""
-        if not batch.are_judged or len(batch.token_ids) != len(batch) + len(batch.parents):
-            return False
-        is_last = batch.token_ids[batch.ends - batch.sizes] == self.last_tokens[places]
+    def are_next(self, batch: StepBatch, places: IntpArray) -> BoolArray:
+        """Return bool[n]: which steps are judged and compute their transcript's last token alone, as most do."""
+        are_next: BoolArray = batch.is_judged & (batch.num_tokens == 1) & (batch.base_lens == self.lengths[places])
+        at = are_next.nonzero()[0]
+        is_last = batch.token_ids[(batch.ends - batch.sizes)[at]] == self.last_tokens[places[at]]
         if batch.fed_by is not None:
-            is_last |= batch.fed_by >= 0
-        return bool(((batch.base_lens == self.lengths[places]) & is_last).all())
+            is_last |= batch.fed_by[at] >= 0
+        are_next[at] = is_last
+        return are_next
 
     def launch(self, batch: StepBatch, places: IntpArray, *, feeds: bool) -> None:
         """Note what a step computes, and, if it feeds the next one, that each judged session says one token."""
@@ -97,7 +101,7 @@ class SessionTable:
     def _grow(self) -> None:
         size = len(self.computed)
         more = max(FIRST_PLACES, size)
-        for name in ("computed", "lengths", "num_prompt", "rooms", "last_tokens"):
+        for name in ("computed", "lengths", "num_prompt", "rooms", "last_tokens", "is_taken"):
             array = getattr(self, name)
             setattr(self, name, np.concatenate([array, np.zeros(more, array.dtype)]))
         self._free = list(range(size + more - 1, size - 1, -1))

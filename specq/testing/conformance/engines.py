@@ -100,3 +100,7 @@ class EngineConformance(StepOutputConformance):
 
     def test_step_times_has_one_time_a_size(self, engine: Engine) -> None:
         assert len(engine.step_times([1, 8])) == 2
+
+    def test_an_engine_that_launches_steps_says_whether_drafts_may_be_unread(self, engine: Engine) -> None:
+        """Whether it `overlaps` may depend on the device, so this is asked of every engine that could."""
+        assert isinstance(getattr(engine, "takes_unread", None), bool) == hasattr(engine, "launch")
