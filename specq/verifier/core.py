@@ -266,6 +266,7 @@ class Verifier:
         drafted = clock()
         shares = self._schedule(faults, before)
         flight = Flight(shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, clock())
+        flight.is_behind = before is not None
         self._flights.launch(flight, before, faults)
         if self.sources.read(clock):
             flight.waits_for_drafts(self.sources.waited_s, clock())
@@ -395,15 +396,17 @@ class Verifier:
             return
         num_rows, num_first = shares.prompts()
         if num_rows <= MOST_PROMPT_ROWS:
-            beyond = max(seconds - self.curves[-1].profiled(num_rows), 0.0) if num_rows else seconds
+            of_prompts = self.curves[-1].profiled(flight.num_rows) - self.curves[-1].profiled(flight.num_rows - num_rows)
+            beyond = max(seconds - of_prompts, 0.0) if num_rows else seconds
             num_tokens = max(len(rounds.token_ids) - num_first, 0)
             self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
 
     def _learn_step(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
         """Learn what a step takes: one that is waited for, or one that was launched early."""
         num_rows, shares, are_fed = flight.num_rows, flight.shares, self._are_fed(flight.shares)
-        if flight.is_late:
+        if flight.is_behind:
             self.waiting.learn_early(num_rows, len(shares), seconds, self.curve, are_fed=are_fed)
+        if flight.is_late:
             return
         self.curve.learn(num_rows, seconds - flight.waited_s, len(shares.nodes))
         if are_fed and self.engine.overlaps:

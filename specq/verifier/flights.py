@@ -36,7 +36,8 @@ class Flight:
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
     began, drafted, planned     as of `Moments`
-    is_late   whether messages may have been handled, or another step ended, before this one was collected
+    is_behind whether it was launched behind another one, which had not ended; is_late: whether messages may have been handled, or another step
+              ended, before this one was collected
     """
 
     shares: Shares
@@ -47,6 +48,7 @@ class Flight:
     drafted: float
     planned: float
     parts: list[Part] = field(default_factory=list)
+    is_behind: bool = False
     is_late: bool = False
 
     def waits_for_drafts(self, waited_s: float, now: float) -> None:

@@ -36,7 +36,8 @@ GROWTH = ((6.0, 256), (3.0, 32), (1.0, 8), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
 # Standard deviations: a trial that is so much better than the window before awaits none after it; one that differs by so much ends early.
 EVIDENT, SOON_EVIDENT = 2.0, 3.0
-MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
+CHANGED = 3.0  # standard deviations: a trial that differs by so much from those before says that they hold no more
+MARGIN = 0.02  # of the logarithm of the ratio: what an arm with a source more must gain; one that only lacks sources need not lose
 MEMORY = 12.0  # trials after which one has faded to 1/e
 
 
@@ -67,6 +68,9 @@ class Challenger:
         """Take a trial in; `noise`: the variance of its gain, as its steps show it."""
         self.weight = 1 + self.weight * math.exp(-1 / MEMORY)
         off = gain - self.gain
+        if self.weight > 1 and abs(off) > CHANGED * math.sqrt(max(self.variance, noise)):
+            self.weight, self.gain, self.patience = 1.0, gain, FIRST_PATIENCE  # what was is no more
+            return
         self.gain += off / self.weight
         self.variance += (off * (gain - self.gain) - self.variance) / (self.weight + NOISE_WEIGHT)
         self.variance = max(self.variance, noise)
@@ -227,7 +231,7 @@ class LoadLevel:
             gain=round(gain, 3),
             mean_gain=round(challenger.gain, 3),
         )
-        if challenger.gain > MARGIN:
+        if challenger.gain > (MARGIN if arm - self.used else 0.0):
             self._use(arm)
         else:
             challenger.wait(len(self.challengers))
