@@ -46,7 +46,7 @@ from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
 from specq.verifier.round_trips import RoundTrips
 from specq.verifier.rounds import Rounds, commit, in_one
-from specq.verifier.scheduler import plan, promised_beyond
+from specq.verifier.scheduler import are_worth_waiting_for, plan
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.source_yields import Yields
@@ -254,8 +254,10 @@ class Verifier:
         sessions = [shares.sessions[i] for i in drafted]
         if any(session.takes_distributions for session in sessions):
             return True
-        promised = promised_beyond(sessions) if sessions else 0.0
-        return self.waiting.pays(len(shares), self.curve, promised, are_fed=are_fed)
+        if are_fed and self.waiting.pays(len(shares)):
+            return True
+        saved_s = self.waiting.saved_s(self.curve)
+        return bool(sessions) and are_worth_waiting_for(sessions, len(shares), self.curve, saved_s)
 
     def _are_fed(self, shares: Shares) -> bool:
         """Return whether draft workers draft for some of these sessions."""
@@ -360,7 +362,7 @@ class Verifier:
             return 0.0
         if self.sources.are_own_awaited(sessions, self.arms.allowed):
             return 0.0
-        if self.arms.uses(REMOTE) and self.waiting.pays(len(sessions), self.curve):
+        if self.arms.uses(REMOTE) and self.waiting.pays(len(sessions)):
             return 0.0
         return self.waiting.saved_s(self.curve)
 
@@ -396,7 +398,9 @@ class Verifier:
             return
         num_rows, num_first = shares.prompts()
         if num_rows <= MOST_PROMPT_ROWS:
-            of_prompts = self.curves[-1].profiled(flight.num_rows) - self.curves[-1].profiled(flight.num_rows - num_rows)
+            of_prompts = self.curves[-1].profiled(flight.num_rows) - self.curves[-1].profiled(
+                flight.num_rows - num_rows
+            )
             beyond = max(seconds - of_prompts, 0.0) if num_rows else seconds
             num_tokens = max(len(rounds.token_ids) - num_first, 0)
             self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
@@ -405,12 +409,13 @@ class Verifier:
         """Learn what a step takes: one that is waited for, or one that was launched early."""
         num_rows, shares, are_fed = flight.num_rows, flight.shares, self._are_fed(flight.shares)
         if flight.is_behind:
-            self.waiting.learn_early(num_rows, len(shares), seconds, self.curve, are_fed=are_fed)
+            num_tokens = len(rounds.token_ids)
+            self.waiting.learn_early(num_rows, len(shares), num_tokens, seconds, self.curve, are_fed=are_fed)
         if flight.is_late:
             return
         self.curve.learn(num_rows, seconds - flight.waited_s, len(shares.nodes))
         if are_fed and self.engine.overlaps:
-            self.waiting.learn_waited(len(shares), len(rounds.token_ids), self.curve)
+            self.waiting.learn_waited(len(shares), len(rounds.token_ids), seconds)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ GUESSED, EVIDENTLY_GUESSED = (
 FAIR_PART = 0.1  # of a window: what a visit to a load must bring for a trial to go on at the next
 # Of the tokens: what all trials together may cost while little is known, and where the answer has stood for STANDING trials.
 TRIALS_COST, STANDING_COST, STANDING = 0.01, 0.005, 4.0
+CHANGING = 0.1  # of a window: what a trial costs beside its gain, as arms are changed twice
 # Standard errors that an arm has lost by; growth of the patience, from trial to trial.
 GROWTH = ((6.0, 256), (3.0, 32), (1.0, 8), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
@@ -45,7 +46,7 @@ def affordable(gain: float, weight: float, num_challengers: int) -> int:
     """Return how many windows must lie between trials of an arm that is better by this, as so many trials say, so that they cost no more
     than its share."""
     cost = TRIALS_COST + (STANDING_COST - TRIALS_COST) * min(weight / STANDING, 1.0)
-    return min(math.ceil(max(-gain, 0.0) * num_challengers / cost), MOST_OF_LOSERS)
+    return min(math.ceil((max(-gain, 0.0) + CHANGING) * num_challengers / cost), MOST_OF_LOSERS)
 
 
 @dataclass(slots=True)

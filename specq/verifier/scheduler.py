@@ -37,6 +37,7 @@ from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
+from specq.verifier.waiting import MARGIN
 
 FLOOR = 0.02  # nodes less likely than this are not considered
 
@@ -88,7 +89,9 @@ def plan(
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
-    most = room - num_rows if before is None else 0  # nodes: of a session that will be fed it is not known what they follow
+    most = (
+        room - num_rows if before is None else 0
+    )  # nodes: of a session that will be fed it is not known what they follow
     chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s)
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
@@ -252,7 +255,9 @@ def choose_nodes(
     firsts, nodes = offered(sessions, max_chain)
     reach_prob = trees.reach_prob[nodes]  # [num_offered]
     order = np.argsort(-_precedence(sessions, firsts, reach_prob), kind="stable")  # [num_offered]
-    count = best_count(reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve, saved_s)
+    count = best_count(
+        reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve, saved_s
+    )
     chosen = np.sort(order[:count])
     return Chosen(chosen.searchsorted(firsts), nodes[chosen], float(reach_prob[chosen].sum()))
 
@@ -293,11 +298,20 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
     return np.bincount(of_sessions, trees.reach_prob[nodes] * is_known, len(places)).astype(np.float64, copy=False)
 
 
-def promised_beyond(sessions: Sequence[Session]) -> float:
-    """Return how many tokens the trees promise after the next one of each session, of point masses. All are in the same draft trees."""
-    trees, places = sessions[0].trees, [session.place for session in sessions]
+def are_worth_waiting_for(drafted: Sequence[Session], num_sessions: int, curve: StepCurve, saved_s: float) -> bool:
+    """Return whether what hangs on some sessions' trees, all of it point masses, promises a step of `num_sessions` with more tokens a second than
+    one that begins before the step in flight has ended, given what this one may say of it.
+
+    saved_s   as of `plan`; neither the step that waits nor the one after it saves that
+    """
+    trees, places = drafted[0].trees, [session.place for session in drafted]
     _, nodes = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
-    return float(trees.reach_prob[nodes[trees.parent[nodes] != NONE]].sum())
+    beyond = nodes[trees.parent[nodes] != NONE]  # the next token is the step's in flight
+    if not len(beyond):
+        return False
+    tokens = num_sessions + np.cumsum(np.sort(trees.reach_prob[beyond])[::-1])
+    times = curve.times(num_sessions, len(beyond) + 1)
+    return bool((tokens / (times[1:] + saved_s)).max() > MARGIN * num_sessions / (times[0] - saved_s))
 
 
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:

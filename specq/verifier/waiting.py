@@ -1,68 +1,86 @@
 """Whether the next step waits for drafts of draft workers, or begins behind the one in flight.
 
 A step with drafted nodes needs the last step's tokens, so the device stands still while the host plans it; a plain step is launched early
-(`specq.verifier.flights`). So nodes must bring more than what that costs, which is learned: steps that were waited for take longer beyond
-their profile than steps that were launched early. What waiting brings is either seen on the trees (nodes that live on if the step in
-flight says what they expect), or known from the last steps that were waited for. Where neither pays, steps overlap as if nobody drafted;
-now and then some steps wait, more rarely each time that does not pay.
+(`specq.verifier.flights`). So nodes must bring more than what that costs. Steps wait where those that waited lately gave more tokens a
+second than those that were launched early; else they overlap, as if nobody drafted, unless so much hangs on the trees that it pays by itself
+(`specq.verifier.scheduler.are_worth_waiting_for`). Now and then some steps wait for a trial, more rarely each time that does not pay.
 
-Pure: seconds are given.
+No clock: seconds are given.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specq.verifier.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
 
-GAIN_FADE = 0.05  # of what waiting brings, with each step that was waited for
-# A trial: verdicts of it, and steps at least; the first of these say nothing, since drafts are still on their way; and after so many steps it ends
-# if it has brought less than half of what it must.
-TRIAL_VERDICTS, LEAST_STEPS, LEFT_OUT, FEW_STEPS = 24, 8, 3, 8
+MARGIN = 1.05  # times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is certain
+FADE = 0.05  # of what is known of steps, with each one
+# A trial: verdicts of it, and steps at least; the first of these say nothing, since drafts are still on their way. After so many steps it ends
+# if it gave less than so much of what steps give that were launched early.
+TRIAL_VERDICTS, LEAST_STEPS, LEFT_OUT, FEW_STEPS, HOPELESS = 24, 6, 3, 5, 0.9
 FIRST_PATIENCE, MOST_PATIENCE = 256, 8192  # steps between trials
 
 
 @dataclass(slots=True)
-class _Load:
-    """What is known at one load. gain: tokens that a session gets beyond its own in a step that was waited for; num_steps: of the trial under
-    way, None if there is none; sums of what its steps brought; until_trial: steps until the next."""
+class _Rate:
+    """Tokens a second: sums over steps, of which older ones fade."""
 
-    gain: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, tokens: int, seconds: float, fade: float = FADE) -> None:
+        self.tokens, self.seconds = (1 - fade) * self.tokens + tokens, (1 - fade) * self.seconds + seconds
+
+    @property
+    def value(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is known at one load, of steps that were waited for and those that were launched early; num_steps: of the trial under way, None if
+    there is none; until_trial: steps until the next."""
+
+    waited: _Rate = field(default_factory=_Rate)
+    early: _Rate = field(default_factory=_Rate)
     num_steps: int | None = 0
-    brought: float = 0.0
     num_verdicts: int = 0
     until_trial: int = FIRST_PATIENCE
     patience: int = FIRST_PATIENCE
 
-    def begin_trial(self) -> None:
-        self.num_steps, self.brought, self.num_verdicts = 0, 0.0, 0
+    @property
+    def has_paid(self) -> bool:
+        """Whether steps gave enough that were waited for."""
+        return self.waited.value >= MARGIN * self.early.value
 
-    def learn(self, num_sessions: int, num_more: int, least: float) -> None:
-        """Take in a step that was waited for, which brought so many tokens more; `least`: what a session must gain for that to pay."""
+    def learn_waited(self, num_sessions: int, num_tokens: int, seconds: float) -> None:
+        """Take in a step that was waited for."""
         if self.num_steps is None:
-            self.gain += GAIN_FADE * (num_more / num_sessions - self.gain)
+            self.waited.add(num_tokens, seconds)
             return
         self.num_steps += 1
         if self.num_steps <= LEFT_OUT:
             return
-        self.brought, self.num_verdicts = self.brought + num_more, self.num_verdicts + num_sessions
-        self.gain = self.brought / self.num_verdicts
-        is_hopeless = self.num_steps >= FEW_STEPS and self.gain < least / 2
+        self.waited.add(num_tokens, seconds, 0.0)
+        self.num_verdicts += num_sessions
+        is_hopeless = self.num_steps >= FEW_STEPS and self.waited.value < HOPELESS * self.early.value
         if is_hopeless or (self.num_steps >= LEAST_STEPS and self.num_verdicts >= TRIAL_VERDICTS):
             self.num_steps = None
-            self.patience = FIRST_PATIENCE if self.gain > least else min(2 * self.patience, MOST_PATIENCE)
-            self.until_trial = self.patience
+            self.patience = self.until_trial = (
+                FIRST_PATIENCE if self.has_paid else min(2 * self.patience, MOST_PATIENCE)
+            )
 
     def pass_by(self) -> None:
-        """Take in a step that was launched early."""
+        """Take in a step that was launched early while draft workers drafted."""
         self.until_trial -= 1
         if self.until_trial <= 0 and self.num_steps is None:
-            self.begin_trial()
+            self.waited, self.num_steps, self.num_verdicts = _Rate(), 0, 0
 
 
 class Waiting:
-    """What steps take that are launched early, and what waiting brings at each load."""
+    """What steps bring and take that are waited for, and those that are launched early, at each load."""
 
     def __init__(self) -> None:
         self._early_s = 0.0  # seconds that a step launched early takes beyond its profile
@@ -72,33 +90,24 @@ class Waiting:
         """Return the seconds that a plain step saves which is launched early."""
         return max(curve.extra_s - self._early_s, 0.0)
 
-    def pays(self, num_sessions: int, curve: StepCurve, promised: float = 0.0, *, are_fed: bool = True) -> bool:
-        """Return whether to wait with the next step of so many sessions, whose trees promise so many tokens for it. `are_fed`: draft workers draft
-        for them now."""
-        expected = promised
-        if are_fed:
-            load = self._load(num_sessions)
-            if load.num_steps is not None:
-                return True
-            expected = max(promised, num_sessions * load.gain)
-        return expected > num_sessions * self._least(num_sessions, expected, curve)
+    def pays(self, num_sessions: int) -> bool:
+        """Return whether steps of so many sessions wait, whatever hangs on the trees now."""
+        load = self._load(num_sessions)
+        return load.num_steps is not None or load.has_paid
 
-    def learn_early(self, num_rows: int, num_sessions: int, seconds: float, curve: StepCurve, *, are_fed: bool) -> None:
-        """Take in a plain step that was launched early."""
-        profiled = curve.profiled(num_rows)
+    def learn_early(
+        self, num_rows: int, num_sessions: int, num_tokens: int, seconds: float, curve: StepCurve, *, are_fed: bool
+    ) -> None:
+        """Take in a step that was launched early; `are_fed`: draft workers drafted for its sessions."""
+        profiled, load = curve.profiled(num_rows), self._load(num_sessions)
         self._early_s += EXTRA_FADE * (min(max(seconds - profiled, 0.0), MOST_EXTRA * profiled) - self._early_s)
+        load.early.add(num_tokens, seconds)
         if are_fed:
-            self._load(num_sessions).pass_by()
+            load.pass_by()
 
-    def learn_waited(self, num_sessions: int, num_tokens: int, curve: StepCurve) -> None:
-        """Take in a step that was waited for while draft workers drafted for its sessions, which committed so many tokens."""
-        num_more = max(num_tokens - num_sessions, 0)
-        self._load(num_sessions).learn(num_sessions, num_more, self._least(num_sessions, num_more, curve))
-
-    def _least(self, num_sessions: int, num_nodes: float, curve: StepCurve) -> float:
-        """Return the tokens that a session must gain for a step with about so many nodes to pay."""
-        early_s = curve(num_sessions) - self.saved_s(curve)
-        return (self.saved_s(curve) + num_nodes * curve.slope(num_sessions)) / early_s
+    def learn_waited(self, num_sessions: int, num_tokens: int, seconds: float) -> None:
+        """Take in a step that was waited for while draft workers drafted for its sessions."""
+        self._load(num_sessions).learn_waited(num_sessions, num_tokens, seconds)
 
     def _load(self, num_sessions: int) -> _Load:
         return self._loads.setdefault(round(math.log2(max(num_sessions, 1))), _Load())
