@@ -38,6 +38,7 @@ from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
+from specq.verifier.waiting import MARGIN
 
 FLOOR = 0.02  # nodes less likely than this are not considered
 
@@ -74,13 +75,15 @@ def plan(
     before: Shares | None = None,
     drafted: DeviceTokens | None = None,
     prefill: PrefillLimit = UNLIMITED,
+    saved_s: float = 0.0,
 ) -> StepPlan:
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
     `max_chain` is the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
     sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
-    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode.
+    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`: seconds that a step without
+    nodes takes less than the curve says, since the next is launched early.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
@@ -89,7 +92,10 @@ def plan(
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
-    chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
+    most = (
+        room - num_rows if before is None else 0
+    )  # nodes: of a session that will be fed it is not known what they follow
+    chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s)
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
     return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
@@ -257,12 +263,19 @@ def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[in
     return found
 
 
-def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
+def choose_nodes(
+    sessions: Sequence[Session],
+    num_rows: int,
+    room: int,
+    curve: StepCurve,
+    max_chain: int = 0,
+    saved_s: float = 0.0,
+) -> Chosen:
     """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
     A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled, their order
     of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain from each session; at
-    most `room` rows may be added.
+    most `room` rows may be added. `saved_s`: as of `plan`.
     """
     if room <= 0 or not sessions or not sessions[0].trees.num_nodes:
         return Chosen(np.zeros(len(sessions) + 1, np.int64), NO_TOKENS, 0.0)
@@ -270,7 +283,9 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     firsts, nodes = offered(sessions, max_chain)
     reach_prob = trees.reach_prob[nodes]  # [num_offered]
     order = np.argsort(-_precedence(sessions, firsts, reach_prob), kind="stable")  # [num_offered]
-    count = best_count(reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve)
+    count = best_count(
+        reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve, saved_s
+    )
     chosen = np.sort(order[:count])
     return Chosen(chosen.searchsorted(firsts), nodes[chosen], float(reach_prob[chosen].sum()))
 
@@ -311,6 +326,22 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
     return np.bincount(of_sessions, trees.reach_prob[nodes] * is_known, len(places)).astype(np.float64, copy=False)
 
 
+def are_worth_waiting_for(drafted: Sequence[Session], num_sessions: int, curve: StepCurve, saved_s: float) -> bool:
+    """Return whether what hangs on some sessions' trees, all of it point masses, promises a step of `num_sessions` with more tokens a second than
+    one that begins before the step in flight has ended, given what this one may say of it.
+
+    saved_s   as of `plan`; neither the step that waits nor the one after it saves that
+    """
+    trees, places = drafted[0].trees, [session.place for session in drafted]
+    _, nodes = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
+    beyond = nodes[trees.parent[nodes] != NONE]  # the next token is the step's in flight
+    if not len(beyond):
+        return False
+    tokens = num_sessions + np.cumsum(np.sort(trees.reach_prob[beyond])[::-1])
+    times = curve.times(num_sessions, len(beyond) + 1)
+    return bool((tokens / (times[1:] + saved_s)).max() > MARGIN * num_sessions / (times[0] - saved_s))
+
+
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
     choice no more than that of the nodes before."""
@@ -341,17 +372,24 @@ def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpA
 
 
 def best_count(
-    reach_prob: Float64Array, needed: IntpArray, num_sessions: int, num_rows: int, room: int, curve: StepCurve
+    reach_prob: Float64Array,
+    needed: IntpArray,
+    num_sessions: int,
+    num_rows: int,
+    room: int,
+    curve: StepCurve,
+    saved_s: float = 0.0,
 ) -> int:
     """Return how many of the nodes, likeliest first, to add, at most `room`; 0 is a legal answer.
 
     It stops at the first count at which no number of further nodes, of those that are known by then, would raise the goodput.
 
-    reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`
+    reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`; saved_s as of `plan`
     """
     # With 0, 1, ... nodes added.
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))  # [num_offered + 1]
     times = curve.times(num_rows, min(len(reach_prob), room) + 1)  # [most + 1]
+    times[0] -= saved_s
     goodput = tokens[: len(times)] / times  # [most + 1]
     if not needed.any():
         return int(np.argmax(goodput))
