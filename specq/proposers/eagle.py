@@ -101,10 +101,10 @@ class Eagle:
     @torch.no_grad()
     def follow(self, session_ids: Sequence[int]) -> None:
         """Compute the rows that wait of sessions that are known."""
-        texts = [self.texts[session_id] for session_id in session_ids]
+        texts, most_rows = [self.texts[session_id] for session_id in session_ids], self.cache.most_rows
         for text in texts:
-            if text.num_waiting and text.length + text.num_waiting > self.cache.most_rows:
-                text.keep_last(self.cache.most_rows // 2)
+            if text.num_waiting and text.length + text.num_waiting > most_rows:
+                text.keep_last(most_rows // 2)
         self.cache.reserve(max(text.length + text.num_waiting for text in texts))
         while waiting := [text for text in texts if text.num_waiting]:
             many = [text for text in waiting if text.num_waiting > FEW_ROWS]

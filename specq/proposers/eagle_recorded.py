@@ -6,13 +6,22 @@ one copy of integers there, and trees one copy back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
-from specq.engines.torch import EagleHead, Inbox, Replays, RowNoise, Sampling, fetch, noise_of, rank_rows
+from specq.engines.torch import (
+    BATCH_SIZES,
+    EagleHead,
+    Replays,
+    RowNoise,
+    Sampling,
+    fetch,
+    noise_of,
+    padded_batch,
+    rank_rows,
+)
 from specq.proposers.eagle_levels import Level
 from specq.proposers.eagle_rows import Roots, TextRows, compute_rows, grow
 from specq.proposers.eagle_texts import EagleText, taps_of
@@ -23,25 +32,9 @@ FEW_ROWS = 16  # of a text; more are computed in a pass of their own shape
 LEAST_ROWS = 4
 MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass, where there are several
 USUAL_ROOM = 512  # rows of contexts whose passes are recorded beforehand
-NUM_INBOXES = 4
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # numbers of sessions that passes are recorded for
 LEAST_CONTEXT = 256  # rows
 
 Wait = Callable[[], np.ndarray]
-
-
-@dataclass(eq=False)
-class _Buffers:
-    """What a pass reads and writes, in memory that stays: integers, and results once they are known."""
-
-    ints: torch.Tensor
-    results: list[torch.Tensor] = field(default_factory=list)
-
-    def keep(self, found: torch.Tensor) -> None:
-        """Copy results to where they stay."""
-        if not self.results:
-            self.results.append(torch.empty_like(found))
-        self.results[0].copy_(found)
 
 
 class Recorded:
@@ -50,8 +43,6 @@ class Recorded:
     def __init__(self, head: EagleHead, cache: StateCache, replays: Replays) -> None:
         self._head, self._cache, self._replays = head, cache, replays
         self._device = replays.device
-        self._buffers: dict[Hashable, _Buffers] = {}
-        self._inboxes: list[Inbox] = []
         self._num_moves = cache.num_moves
         fc = head.network.fc
         self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
@@ -73,7 +64,7 @@ class Recorded:
             np.array(each) for each in zip(*((text.first, text.length, text.place) for text in texts), strict=True)
         )
         parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
-        size, num_rows = _power(len(texts)), _power(max(int(counts.max()), LEAST_ROWS))
+        size, num_rows = padded_batch(len(texts)), _power(max(int(counts.max()), LEAST_ROWS))
         taps = taps_of(parts)
         grid = np.zeros((5, size, num_rows), np.int32)  # rows of the taps, tokens, positions, places, slots
         grid[3] = NOBODY
@@ -90,27 +81,27 @@ class Recorded:
         of_texts[:, : len(texts)] = places, counts - 1
         self._compute((size, num_rows, room), taps.values, grid, of_texts)
 
-    def _compute(
-        self, shape: tuple[int, int, int], values: torch.Tensor, grid: Int32Array, of_texts: Int32Array
-    ) -> None:
+    def _compute(self, shape: tuple[int, int, int], values: torch.Tensor, grid: Int32Array, lasts: Int32Array) -> None:
         """Run a pass of so many texts, rows of each and rows of a context."""
         size, num_rows, room = shape
         self._reserve(room, size * num_rows)
-        ints = self._send(("rows", *shape), np.concatenate([grid.reshape(-1), of_texts.reshape(-1)])).ints
+        ints = self._replays.send(("rows", *shape), np.concatenate([grid.reshape(-1), lasts.reshape(-1)]))
         count = size * num_rows
         here = self._taps[:count]
         here.copy_(values.index_select(0, ints[:count].to(values.device)))
         network, cache = self._head.network, self._cache
 
-        def work() -> None:
+        def work() -> torch.Tensor:
             _, token_ids, positions, row_places, slots = ints[: 5 * count].view(5, size, num_rows).long()
-            places, lasts = ints[5 * count :].view(2, size).long()
+            of_texts = ints[5 * count :].view(2, size).long()
+            places, last_rows = of_texts.unbind(0)
             is_seen = torch.arange(room, device=self._device) <= slots[:, :, None]
             states = network.project(here).view(size, num_rows, -1)
             found = compute_rows(
                 network, cache, TextRows(places, states, token_ids, positions, row_places, slots, is_seen)
             )
-            cache.keep_lasts(places, found[torch.arange(size, device=self._device), lasts])
+            cache.keep_lasts(places, found[torch.arange(size, device=self._device), last_rows])
+            return of_texts
 
         self._replays.run(("rows", *shape), work)
 
@@ -139,16 +130,15 @@ class Recorded:
     def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Int32Array) -> Wait:
         """Begin trees; roots i32[3, n]: places, lengths, ends; noise i32[n, 1 + 2 * levels]: bits of an inverse temperature, and keys."""
         num_trees = roots.shape[1]
-        size = _power(num_trees)
+        size = padded_batch(num_trees)
         self._reserve(room, 0)
         ints = np.zeros((size, 3 + noise.shape[1]), np.int32)
         ints[num_trees:, :3] = NOBODY, 1, 1
         ints[:num_trees, :3], ints[:num_trees, 3:] = roots.T, noise
         key = ("trees", size, room, id(levels))
-        buffers = self._send(key, ints.reshape(-1))
-        rows = buffers.ints.view(size, -1)
+        rows = self._replays.send(key, ints.reshape(-1)).view(size, -1)
 
-        def work() -> None:
+        def work() -> torch.Tensor:
             places, lengths, ends = rows[:, :3].long().unbind(1)
             inverse, keys = rows[:, 3].contiguous().view(torch.float32), rows[:, 4:].reshape(size, -1, 2)
 
@@ -158,10 +148,10 @@ class Recorded:
                 tokens, scores = rank_rows(logits.flatten(0, 1), noise, count, self._names)
                 return tokens.view(size, num_rows, count), scores.view(size, num_rows, count)
 
-            buffers.keep(grow(self._head, self._cache, Roots(places, lengths, ends, room), levels, rank, None))
+            roots = Roots(places, lengths, ends, room)
+            return grow(self._head, self._cache, roots, levels, rank, None)
 
-        self._replays.run(key, work)
-        wait = fetch(buffers.results[0])
+        wait = fetch(self._replays.run(key, work))
         return lambda: wait()[:, :num_trees]
 
     # --- memory -----------------------------------------------------------------------------------------------------------
@@ -176,31 +166,15 @@ class Recorded:
             self._replays.forget()
             self._num_moves = self._cache.num_moves
 
-    def _send(self, key: Hashable, values: Int32Array) -> _Buffers:
-        """Copy integers to where the pass of this key reads them."""
-        buffers = self._buffers.get(key)
-        if buffers is None:
-            ints = torch.zeros(len(values), dtype=torch.int32, device=self._device)
-            buffers = self._buffers[key] = _Buffers(ints)
-        if not self._inboxes or len(values) > len(self._inboxes[0].array):
-            self._inboxes = [Inbox(2 * len(values), self._device) for _ in range(NUM_INBOXES)]
-        self._inboxes.append(self._inboxes.pop(0))
-        inbox = self._inboxes[0]
-        inbox.wait()
-        inbox.array[: len(values)] = values
-        inbox.copy(len(values), buffers.ints)
-        return buffers
-
     def forget_trees(self) -> None:
         """Forget the kinds of trees."""
         self._replays.forget()
-        self._buffers.clear()
 
     def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
         """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
-        self._cache.reserve(USUAL_ROOM, min(most_sessions, SIZES[-1]) + 1)
+        self._cache.reserve(USUAL_ROOM, min(most_sessions, BATCH_SIZES[-1]) + 1)
         values = self._taps.new_zeros(1, self._taps.shape[1])
-        for size in _halves(_power(min(most_sessions, SIZES[-1])), 1):
+        for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
                 for num_rows in _halves(FEW_ROWS, LEAST_ROWS):
                     nothing = np.zeros((5, size, num_rows), np.int32), np.zeros((2, size), np.int32)
@@ -229,7 +203,9 @@ def _parts(lengths: IntpArray) -> Iterator[IntpArray]:
     """Yield which of some texts run in a pass together: as a rule all; those of long contexts apart from the others."""
     order = np.argsort(lengths, kind="stable")
     while len(order):
-        rooms = [_room(lengths[order[:count]]) for count in SIZES if count < 2 * len(order)]
-        count = max(size for size, room in zip(SIZES, rooms, strict=False) if size == 1 or size * room <= MOST_CONTEXTS)
+        rooms = [_room(lengths[order[:count]]) for count in BATCH_SIZES if count < 2 * len(order)]
+        count = max(
+            size for size, room in zip(BATCH_SIZES, rooms, strict=False) if size == 1 or size * room <= MOST_CONTEXTS
+        )
         yield np.sort(order[:count])
         order = order[count:]

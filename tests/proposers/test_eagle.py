@@ -5,11 +5,10 @@ In the shapes that are needed; in recorded ones, with a stand-in that replays wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from specq.engines.torch import EagleHead, EagleNetwork, Replays, load_eagle
+from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
 from specq.proposers import Followed, Grown, Ranked, Ranks, TreeRequest, draws_children
 from specq.proposers import eagle as module
 from specq.proposers.eagle import Eagle
@@ -29,6 +28,7 @@ from specq.testing.growth import grow
 from specq.verification.sampling import perturbed_scores
 from specq.verifier.sources.rank_trees import tree_for
 from tests.devices import NEEDS_CUDA
+from tests.replaying import StandIn
 
 HIDDEN, COLUMNS = 40, 23
 SHAPE = eagle_shape_of(HIDDEN, VOCAB, COLUMNS, layers=(0, 1, 2))
@@ -48,23 +48,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint("llama", tmp_path_factory.mktemp("target"))
-
-
-class StandIn(Replays):
-    """Replays work as a CUDA graph does: as it was first given, whatever is given later."""
-
-    def __init__(self) -> None:
-        super().__init__(torch.device("cpu"), uses_graphs=True)
-        self.num_recorded = self.num_replayed = 0
-
-    def _record(self, work: Callable[[], None]) -> Any:
-        self.num_recorded += 1
-
-        def replay() -> None:
-            self.num_replayed += 1
-            work()
-
-        return SimpleNamespace(replay=replay)
 
 
 def on_gpu(head: EagleHead) -> EagleHead:

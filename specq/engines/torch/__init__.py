@@ -30,13 +30,14 @@ from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.medusa_heads import MedusaHeads, load_heads, tensor_value
 from specq.engines.torch.native import ALONE, Threads
-from specq.engines.torch.replays import Replays
+from specq.engines.torch.replays import BATCH_SIZES, Replays, padded_batch
 from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.rows import ChainStarts, PackedRows, RowPacker, pack_nodes, pack_tokens
 from specq.engines.torch.top import rank_rows, rank_tokens
 
 __all__ = [
     "ALONE",
+    "BATCH_SIZES",
     "ChainStarts",
     "EagleHead",
     "EagleNetwork",
@@ -61,6 +62,7 @@ __all__ = [
     "noise_of",
     "pack_nodes",
     "pack_tokens",
+    "padded_batch",
     "pick_device",
     "rank_rows",
     "rank_tokens",

@@ -1,7 +1,7 @@
 """Work of fixed shapes on a device, run again and again: on a GPU one CUDA graph for each kind of it.
 
-The work reads its inputs from memory that stays where it is, and writes its results there. What it allocates meanwhile is shared by all graphs of
-the same `Replays`, so nothing of it is left when another one runs.
+The work reads its inputs from memory that stays where it is. What it allocates meanwhile is shared by all graphs of the same `Replays`, so nothing
+of it is left when another one runs, but for its results, which are copied to where they stay.
 """
 
 from __future__ import annotations
@@ -10,6 +10,20 @@ from collections.abc import Callable, Hashable
 from typing import Any, Protocol
 
 import torch
+
+from specq.engines.torch.inbox import Inbox
+from specq.protocol import Int32Array
+
+NUM_INBOXES = 4  # so many copies to the device may be on their way before the host waits
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)  # contexts that work is recorded for
+
+Work = Callable[[], torch.Tensor]
+
+
+def padded_batch(count: int) -> int:
+    """Return the least of BATCH_SIZES that so many fit into."""
+    return 1 << (count - 1).bit_length()
 
 
 class Recorded(Protocol):
@@ -24,6 +38,9 @@ class Replays:
     def __init__(self, device: torch.device, *, uses_graphs: bool) -> None:
         self.device, self.uses_graphs = device, uses_graphs
         self._recorded: dict[Hashable, Recorded] = {}
+        self._inputs: dict[Hashable, torch.Tensor] = {}
+        self._results: dict[Hashable, torch.Tensor] = {}
+        self._inboxes: list[Inbox] = []
         self._memory: Any = None  # what torch calls a pool
 
     @classmethod
@@ -32,17 +49,37 @@ class Replays:
         is_nvidia = device.type == "cuda" and torch.version.hip is None
         return cls(device, uses_graphs=True) if is_nvidia else None
 
-    def run(self, key: Hashable, work: Callable[[], None]) -> None:
-        """Run the work of this key; what the first one of a key was given counts for all later ones."""
-        if not self.uses_graphs:
-            work()
-            return
+    def send(self, key: Hashable, values: Int32Array) -> torch.Tensor:
+        """Copy integers i32[n], as many each time, to where the work of this key reads them, without waiting; return that."""
+        block = self._inputs.get(key)
+        if block is None:
+            block = self._inputs[key] = torch.zeros(len(values), dtype=torch.int32, device=self.device)
+        if not self._inboxes or len(values) > len(self._inboxes[0].array):
+            self._inboxes = [Inbox(2 * len(values), self.device) for _ in range(NUM_INBOXES)]
+        self._inboxes.append(self._inboxes.pop(0))
+        inbox = self._inboxes[0]
+        inbox.wait()
+        inbox.array[: len(values)] = values
+        inbox.copy(len(values), block)
+        return block
+
+    def run(self, key: Hashable, work: Work) -> torch.Tensor:
+        """Run the work of this key, and return its results, which stay until it runs again. What the first work of a key reads is what all later
+        ones read."""
         recorded = self._recorded.get(key)
-        if recorded is None:
-            work()  # compiles what is not compiled yet, which a recording must not
-            self._recorded[key] = self._record(work)
-            return
-        recorded.replay()
+        if recorded is not None:
+            recorded.replay()
+            return self._results[key]
+        found = work()  # this compiles what is not compiled yet, too, which a recording must not
+        if not self.uses_graphs:
+            return found
+        kept = self._results[key] = found.clone()
+
+        def again() -> None:
+            kept.copy_(work())
+
+        self._recorded[key] = self._record(again)
+        return kept
 
     def _record(self, work: Callable[[], None]) -> Recorded:
         if self._memory is None:
@@ -53,7 +90,8 @@ class Replays:
         return graph
 
     def forget(self) -> None:
-        """Forget all that was recorded: the memory that it reads or writes has moved."""
+        """Forget all that was recorded: memory that it reads or writes has moved."""
         if self._recorded and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # one of them may be running
-        self._recorded.clear()
+        for kept in (self._recorded, self._inputs, self._results):
+            kept.clear()
