@@ -144,7 +144,10 @@ class Recorded:
 
             def rank(logits: torch.Tensor, depth: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
                 num_rows = logits.shape[1]
-                noise = RowNoise(inverse.repeat_interleave(num_rows), keys[:, depth].repeat_interleave(num_rows, 0))
+                noise = RowNoise(
+                    inverse[:, None].expand(-1, num_rows).reshape(-1),
+                    keys[:, depth, None].expand(-1, num_rows, -1).reshape(-1, 2),
+                )
                 tokens, scores = rank_rows(logits.flatten(0, 1), noise, count, self._names)
                 return tokens.view(size, num_rows, count), scores.view(size, num_rows, count)
 

@@ -7,6 +7,7 @@ of it is left when another one runs, but for its results, which are copied to wh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -60,12 +61,17 @@ class Replays:
         inbox = self._inboxes[0]
         inbox.wait()
         inbox.array[: len(values)] = values
-        inbox.copy(len(values), block)
+        with self._on_device():
+            inbox.copy(len(values), block)
         return block
 
     def run(self, key: Hashable, work: Work) -> torch.Tensor:
         """Run the work of this key, and return its results, which stay until it runs again. What the first work of a key reads is what all later
         ones read."""
+        with self._on_device():
+            return self._run(key, work)
+
+    def _run(self, key: Hashable, work: Work) -> torch.Tensor:
         recorded = self._recorded.get(key)
         if recorded is not None:
             recorded.replay()
@@ -88,6 +94,9 @@ class Replays:
         with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             work()
         return graph
+
+    def _on_device(self) -> AbstractContextManager[None]:
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def forget(self) -> None:
         """Forget all that was recorded: memory that it reads or writes has moved."""
