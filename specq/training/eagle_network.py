@@ -63,7 +63,7 @@ def trained_states(
     states = network.project(taps)
     for step in range(num_steps):
         read = functional.pad(token_ids[:, 1 + step :], (0, min(1 + step, length)))[:, :length]
-        states = network(states, read, positions + step, attention)
+        states = network(states, read, network.rotations(positions + step, states.dtype), attention)
         yield states
 
 

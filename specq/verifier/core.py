@@ -349,10 +349,10 @@ class Verifier:
         return planned[0][1] if planned else NO_SHARES
 
     def _plan(self, before: Flight | None, sessions: Sequence[Session]) -> Shares:
-        """Plan a step of these sessions."""
+        """Plan a step of these sessions. What waiting for drafts has taken counts among the round's time, so that nodes seem the cheaper."""
         planned = plan(
             sessions,
-            self.curve,
+            self.curve.after(self.sources.waited_s),
             max_rows=self.max_prefill_rows if self.sessions.has_prompts else self.max_step_rows,
             free_slots=self.engine.free_slots,
             max_chain=self.engine.max_chain,

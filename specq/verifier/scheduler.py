@@ -40,7 +40,7 @@ from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
 from specq.verifier.waiting import MARGIN
 
-FLOOR = 0.02  # nodes less likely than this are not considered
+FLOOR = 0.01  # nodes less likely than this are not considered
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ larger one took, since what disturbs a measurement only ever adds to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 
@@ -51,6 +53,12 @@ class StepCurve:
     def __call__(self, num_rows: int, num_nodes: int = 0) -> float:
         """Return the expected seconds of a step with this many rows, so many of which are drafted nodes."""
         return self.profiled(num_rows) + self.extra_s + num_nodes * self.node_s
+
+    def after(self, seconds: float) -> Self:
+        """Return what steps take in rounds that begin so many seconds before them, as where drafts are waited for."""
+        found = copy(self)
+        found.extra_s += seconds
+        return found
 
     def profiled(self, num_rows: int) -> float:
         """Return the seconds of so many rows alone, as they were measured."""
