@@ -103,8 +103,9 @@ class JointSettings(MedusaSettings):
 
 @dataclass(frozen=True)
 class EagleSettings(RunSettings):
-    """Those of `specq train eagle3`; intermediate_size 0: the target's."""
+    """Those of `specq train eagle3`; start: a head that was written before; intermediate_size 0: the target's."""
 
+    start: Path | None
     num_steps: int
     intermediate_size: int
     depth_decay: float

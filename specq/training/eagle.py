@@ -3,7 +3,8 @@
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
 head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the training-time test
            (`eagle_network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
-           `depth_decay` times that of the one before it. A run that was cut off goes on; the head is written in bfloat16
+           `depth_decay` times that of the one before it. It begins with the values of the head in `start`, if one is named. A run that
+           was cut off goes on; the head is written in bfloat16
 evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
 """
 
@@ -14,22 +15,22 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from torch.nn import functional
 
 from specq.checkpoints import eagle_form
 from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
-from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches, token_losses
+from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
 from specq.training.draft_settings import EagleSettings
-from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, trained_states
+from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, start_eagle, trained_states
 from specq.training.foresight import info_of, measure_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.ranks import CHAIN, TREE
 from specq.training.rollouts import Rollouts
 from specq.training.runs import Run, depth_weights
+from specq.training.teaching import mean_loss, teach
 
 __all__ = ["evaluate", "roll_out", "train_head"]
 
@@ -59,11 +60,16 @@ def train_head(settings: EagleSettings) -> None:
         f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels; "
         f"states behind layers {', '.join(map(str, shape.layers))}"
     )
+    scales = _scales(target, rollouts, shape.layers, settings)
+    if settings.start:
+        head = load_eagle(
+            str(settings.start), str(settings.target), info_of(target, settings.target), str(settings.device)
+        )
+        start_eagle(network, head, token_ids, scales, settings.start)
     rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
     optimizers = build_optimizers(network, weight_decay=0.0, outside=OUTSIDE, **rates)
     run = Run(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
     run.resume(settings.device)
-    scales = _scales(target, rollouts, shape.layers, settings)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
         lambda: step_losses(network, target, output, scales, next(batches), settings),
@@ -120,7 +126,7 @@ def _about(settings: EagleSettings, shape: eagle_form.EagleShape, token_ids: Int
     """Return what must be the same for a run to go on."""
     own = settings.num_steps, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
-    return f"eagle3 scaled {settings.target} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
+    return f"eagle3 scaled {settings.target} {settings.start} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
 
 
 def step_losses(
@@ -132,20 +138,17 @@ def step_losses(
     settings: EagleSettings,
 ) -> torch.Tensor:
     """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's own."""
-    length = int((batch.counted > 0).any(0).nonzero().max()) + 2  # behind it nothing is learned
-    token_ids, is_said = batch.token_ids[:, :length], batch.counted[:, :length] > 0
-    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among the places whose next token is the target's own
-    losses = []
+    length, is_said, losses = batch.token_ids.shape[1], batch.counted.flatten(), []
     with settings.autocast():
         with torch.no_grad():
-            taps, hidden = tapped_states(target, token_ids, network.shape.layers)
-            taught = functional.linear(hidden[is_said], output)  # [n, columns]
-        for step, states in enumerate(trained_states(network, taps / scales, token_ids, settings.num_steps)):
+            taps, hidden = tapped_states(target, batch.token_ids, network.shape.layers)
+            taught = teach(hidden, output, batch, settings.hard_weight)
+        for step, states in enumerate(trained_states(network, taps / scales, batch.token_ids, settings.num_steps)):
             ahead = step + 1
-            both = is_said[:, :-ahead] & is_said[:, ahead:]
-            logits = network.logits(states[:, :-ahead][both])
-            each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), settings.hard_weight)
-            losses.append(each.sum() / max(len(each), 1))
+            places = (taught.places - ahead).clamp(min=0)
+            counted = taught.counted * is_said[places] * (taught.places % length >= ahead)
+            said = network.norm(states.flatten(0, 1).index_select(0, places))
+            losses.append(mean_loss(said, network.lm_head.weight, taught.wanted, taught.floor, counted))
     return torch.stack(losses)
 
 

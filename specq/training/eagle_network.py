@@ -14,20 +14,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
 from specq.checkpoints import eagle_form
-from specq.engines.torch import EagleNetwork
-from specq.protocol import Int32Array
+from specq.engines.torch import EagleHead, EagleNetwork
+from specq.protocol import ConfigError, Int32Array
 
 INITIAL_STD = 0.02
 LEAST_SCALE = 1e-3
+MAY_DIFFER = ("draft_vocab_size", "max_position_embeddings")  # of a head that training starts from
 
 
 def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array) -> EagleNetwork:
@@ -43,6 +46,29 @@ def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array
         network.lm_head.weight.copy_(target.lm_head.weight[torch.from_numpy(token_ids).long().to(target.device)])
     nn.Module.to(network, target.device)
     return network
+
+
+def start_eagle(
+    network: EagleNetwork, head: EagleHead, token_ids: Int32Array, scales: torch.Tensor, path: Path
+) -> None:
+    """Give a network the values of a head that was written before, to `path`. Of tokens that it does not know the output matrix stays as it is.
+
+    Raises ConfigError for a head of another shape.
+    """
+    shape, found = network.shape, replace(head.network.shape, layers=head.layers)
+    wrong = [name for name, value in asdict(shape).items() if name not in MAY_DIFFER and getattr(found, name) != value]
+    if wrong:
+        raise ConfigError(
+            f"{path} is a head of another shape: {wrong[0]} is {getattr(found, wrong[0])}, and of the head to be trained "
+            f"{getattr(shape, wrong[0])}"
+        )
+    known = np.arange(head.network.shape.draft_vocab_size) if head.token_ids is None else head.token_ids
+    _, ours, theirs = np.intersect1d(token_ids, known, return_indices=True)
+    state = network.state_dict() | head.network.float().state_dict()
+    state["fc.weight"] = state["fc.weight"] * scales
+    state["lm_head.weight"] = network.lm_head.weight.detach().clone()
+    state["lm_head.weight"][torch.from_numpy(ours)] = head.network.lm_head.weight.detach()[torch.from_numpy(theirs)]
+    network.load_state_dict(state)
 
 
 def channel_scales(taps: torch.Tensor) -> torch.Tensor:
@@ -88,7 +114,8 @@ class _OwnSteps:
             return found.transpose(1, 2)
         before = (queries @ first_keys.mT).masked_fill(self._hidden, -torch.inf)  # [b, heads, length, length]
         since = torch.stack([(queries * own_keys).sum(-1) for own_keys, _ in own], -1)  # [b, heads, length, steps]
-        shares = torch.cat([before, since], -1).softmax(-1)
+        with torch.autocast(before.device.type, enabled=False):  # it would copy all of them to float32 first
+            shares = torch.cat([before, since], -1).softmax(-1)
         found = shares[..., : before.shape[-1]] @ first_values
         for i, (_, own_values) in enumerate(own):
             found = found + shares[..., before.shape[-1] + i, None] * own_values

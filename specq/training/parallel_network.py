@@ -19,6 +19,7 @@ from specq.engines import read_info
 from specq.engines.torch import load_network
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.training.architecture import fuse_norms
 from specq.training.draft_network import FactorisedEmbedding
 
 
@@ -68,6 +69,7 @@ def open_draft(
     network.model.embed_tokens = FactorisedEmbedding(weight, lift, masks)
     network.lm_head = nn.Linear(head.shape[1], len(known), bias=False, device=device)
     network.lm_head.weight = nn.Parameter(head.clone())
+    fuse_norms(network)
     network.requires_grad_(requires_grad=True)
     return ParallelDraft(network, _shape(network, len(known), (size, tokenizer_hash(tokenizer))), known)
 

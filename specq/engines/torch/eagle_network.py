@@ -21,6 +21,14 @@ from specq.checkpoints import eagle_form
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+class RmsNorm(nn.RMSNorm):
+    """torch's, in one kernel also where its weight has another format than what it reads, as in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None
+        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class _Attention(nn.Module):
     """Projections to queries, keys and values, from [embedding; state], and back."""
 
@@ -118,8 +126,8 @@ class EagleNetwork(nn.Module):
         return found
 
 
-def _norm(shape: eagle_form.EagleShape) -> nn.RMSNorm:
-    return nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+def _norm(shape: eagle_form.EagleShape) -> RmsNorm:
+    return RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
