@@ -1,7 +1,7 @@
 """The models that specq knows by name, and what a model's name means.
 
     tiny       a pair that ships with specq; for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model that ships with specq
+    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model and Medusa heads that ship with specq
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
 `checkpoints.medusa_form`) beside this file, and a README.md in NAME or NAME/ROLE
