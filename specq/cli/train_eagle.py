@@ -20,7 +20,7 @@ from specq.training import EAGLE_STAGES
     "--start",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     default=None,
-    help="Directory of a head of the same shape to go on from.  [default: none]",
+    help="Directory of a head of the same shape to go on from, with its tokens.  [default: none]",
 )
 @click.option("--num-steps", type=click.IntRange(1, 16), default=8, help="Steps of the training-time test.")
 @click.option("--intermediate-size", type=click.IntRange(min=0), default=0, help="Feed-forward size; 0: the target's.")

@@ -116,6 +116,7 @@ class ParallelSettings(RunSettings):
     """Those of `specq train parallel`."""
 
     draft: Path
+    share: bool
     num_places: int
     keep: float
     least_keep: float

@@ -3,13 +3,14 @@
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
 head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the training-time test
            (`eagle_network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
-           `depth_decay` times that of the one before it. It begins with the values of the head in `start`, if one is named. A run that
-           was cut off goes on; the head is written in bfloat16
+           `depth_decay` times that of the one before it. It begins with the values and the tokens of the head in `start`, if one is named. A run
+           that was cut off goes on; the head is written in bfloat16
 evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
@@ -52,7 +53,8 @@ def train_head(settings: EagleSettings) -> None:
     rollouts = all_rollouts(settings)
     check_rollouts(rollouts, settings.target, target, settings.num_steps + 1, f"{settings.num_steps} steps")
     torch.manual_seed(settings.seed)
-    token_ids = frequent_tokens(rollouts, settings.head_size)
+    start = _start(settings, target)
+    token_ids = frequent_tokens(rollouts, settings.head_size) if start is None else _columns(start)
     shape = head_shape(settings, target, len(token_ids))
     network = build_eagle(shape, target, token_ids)
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
@@ -61,11 +63,8 @@ def train_head(settings: EagleSettings) -> None:
         f"states behind layers {', '.join(map(str, shape.layers))}"
     )
     scales = _scales(target, rollouts, shape.layers, settings)
-    if settings.start:
-        head = load_eagle(
-            str(settings.start), str(settings.target), info_of(target, settings.target), str(settings.device)
-        )
-        start_eagle(network, head, token_ids, scales, settings.start)
+    if start is not None:
+        start_eagle(network, start, scales, Path(str(settings.start)))
     rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
     optimizers = build_optimizers(network, weight_decay=0.0, outside=OUTSIDE, **rates)
     run = Run(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
@@ -78,6 +77,20 @@ def train_head(settings: EagleSettings) -> None:
         "step",
     )
     save_eagle(network, shape, token_ids, scales, settings.out)
+
+
+def _start(settings: EagleSettings, target: Any) -> EagleHead | None:
+    """Return the head to go on from, if one is named."""
+    if settings.start is None:
+        return None
+    info = info_of(target, settings.target)
+    return load_eagle(str(settings.start), str(settings.target), info, str(settings.device))
+
+
+def _columns(head: EagleHead) -> Int32Array:
+    """Return the tokens that a head may say."""
+    all_tokens: Int32Array = np.arange(head.network.shape.draft_vocab_size, dtype=np.int32)
+    return all_tokens if head.token_ids is None else head.token_ids
 
 
 @torch.no_grad()

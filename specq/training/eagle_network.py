@@ -18,7 +18,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -30,7 +29,7 @@ from specq.protocol import ConfigError, Int32Array
 
 INITIAL_STD = 0.02
 LEAST_SCALE = 1e-3
-MAY_DIFFER = ("draft_vocab_size", "max_position_embeddings")  # of a head that training starts from
+MAY_DIFFER = ("max_position_embeddings",)  # of a head that training starts from
 
 
 def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array) -> EagleNetwork:
@@ -48,10 +47,8 @@ def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array
     return network
 
 
-def start_eagle(
-    network: EagleNetwork, head: EagleHead, token_ids: Int32Array, scales: torch.Tensor, path: Path
-) -> None:
-    """Give a network the values of a head that was written before, to `path`. Of tokens that it does not know the output matrix stays as it is.
+def start_eagle(network: EagleNetwork, head: EagleHead, scales: torch.Tensor, path: Path) -> None:
+    """Give a network the values of a head that was written before, to `path`; its states will be divided by `scales`.
 
     Raises ConfigError for a head of another shape.
     """
@@ -62,13 +59,8 @@ def start_eagle(
             f"{path} is a head of another shape: {wrong[0]} is {getattr(found, wrong[0])}, and of the head to be trained "
             f"{getattr(shape, wrong[0])}"
         )
-    known = np.arange(head.network.shape.draft_vocab_size) if head.token_ids is None else head.token_ids
-    _, ours, theirs = np.intersect1d(token_ids, known, return_indices=True)
-    state = network.state_dict() | head.network.float().state_dict()
-    state["fc.weight"] = state["fc.weight"] * scales
-    state["lm_head.weight"] = network.lm_head.weight.detach().clone()
-    state["lm_head.weight"][torch.from_numpy(ours)] = head.network.lm_head.weight.detach()[torch.from_numpy(theirs)]
-    network.load_state_dict(state)
+    state = head.network.float().state_dict()
+    network.load_state_dict(state | {"fc.weight": state["fc.weight"] * scales})
 
 
 def channel_scales(taps: torch.Tensor) -> torch.Tensor:
@@ -115,7 +107,7 @@ class _OwnSteps:
         before = (queries @ first_keys.mT).masked_fill(self._hidden, -torch.inf)  # [b, heads, length, length]
         since = torch.stack([(queries * own_keys).sum(-1) for own_keys, _ in own], -1)  # [b, heads, length, steps]
         with torch.autocast(before.device.type, enabled=False):  # it would copy all of them to float32 first
-            shares = torch.cat([before, since], -1).softmax(-1)
+            shares = torch.cat([before, since.to(before.dtype)], -1).softmax(-1)
         found = shares[..., : before.shape[-1]] @ first_values
         for i, (_, own_values) in enumerate(own):
             found = found + shares[..., before.shape[-1] + i, None] * own_values

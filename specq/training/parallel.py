@@ -5,8 +5,8 @@ rollouts   as of `specq train draft`: the target answers prompts of the corpus
 draft      the draft learns, for so many seconds, what the target says at each place behind a token: half its distribution there and half the
            likeliest token, from the token's own row and from masks behind it. Of the tokens, a random share of `keep` gets a first mask, of
            these a share of `keep` a second, and so on, but a mask at no place fewer than `least_keep` of all ("conditional drop", section
-           3.2). The loss of a place counts `depth_decay` times that of the one before it. A run that was cut off goes on; the draft is
-           written in 8 bits
+           3.2). The loss of a place counts `depth_decay` times that of the one before it. With `share` the embedding and
+           the head stay those of the model it starts from. A run that was cut off goes on; the draft is written in 8 bits
 evaluate   how many of the target's tokens the 8-bit draft foresees, benchmark by benchmark and depth by depth, beside the draft model that
            it was started from
 """
@@ -27,7 +27,7 @@ from specq.training.draft_network import save_draft
 from specq.training.draft_settings import ParallelSettings
 from specq.training.optimizer import build_optimizers
 from specq.training.parallel_evaluation import evaluate
-from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
+from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft, share
 from specq.training.runs import Run, depth_weights
 from specq.training.teaching import fill_up, mean_loss, teach
 
@@ -50,6 +50,8 @@ def train_draft(settings: ParallelSettings) -> None:
         lambda: frequent_tokens(rollouts, settings.head_size),
         settings.head_size,
     )
+    if settings.share:
+        draft = share(draft, settings.draft, settings.out)
     network, shape, token_ids = draft
     click.echo(f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels")
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
@@ -71,7 +73,7 @@ def _about(settings: ParallelSettings, draft: ParallelDraft) -> str:
     """Return what must be the same for a run to go on."""
     own = settings.num_places, settings.keep, settings.least_keep, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
-    return f"{settings.target} {settings.draft} {own} {rates} {len(draft.token_ids)} {int(draft.token_ids.sum())}"
+    return f"{settings.target} {settings.draft} {draft.shape.shared} {own} {rates} {len(draft.token_ids)} {int(draft.token_ids.sum())}"
 
 
 def draw_masks(counted: np.ndarray, settings: ParallelSettings, rng: np.random.Generator) -> Int64Array:

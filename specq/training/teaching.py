@@ -39,10 +39,13 @@ class Taught:
 
 
 def fill_up(indices: Int64Array, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return indices i64[n], filled up with zeros, and f32[n], 1 where they are not filled up."""
+    """Return indices i64[n], filled up with some (each another, since gradients that meet in one row wait for one another), and f32[n], 1
+    where they are not filled up."""
     block = -(-batch.on_host.size // BLOCKS)
-    filled = np.zeros((2, max(-(-len(indices) // block), 1) * block), np.int64)
-    filled[:, : len(indices)] = indices, np.ones_like(indices)
+    num_filled = max(-(-len(indices) // block), 1) * block - len(indices)
+    filled = np.stack(
+        [np.append(indices, np.arange(num_filled)), np.append(np.ones_like(indices), np.zeros(num_filled, np.int64))]
+    )
     places, counted = send(filled, batch.token_ids.device)
     return places, counted.float()
 
@@ -80,8 +83,9 @@ class _CrossEntropy(torch.autograd.Function):
         ctx: Any, states: torch.Tensor, matrix: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor
     ) -> torch.Tensor:
         rows, columns = states.to(wanted.dtype), matrix.to(wanted.dtype)
-        logits = rows @ columns.T
-        shares = logits.softmax(-1)
+        with torch.autocast(states.device.type, enabled=False):  # it would make float32 of what softmax gives
+            logits = rows @ columns.T
+            shares = logits.softmax(-1)
         logarithm = logits.amax(-1).float() - shares.amax(-1).float().log()  # of the sum of all exponentials
         ctx.save_for_backward(rows, columns, shares, wanted, weights)
         ctx.formats = states.dtype, matrix.dtype

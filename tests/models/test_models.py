@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from specq import models
 from specq.doctor import pair
 from specq.doctor.checks import OK
 from specq.models import HEADS, known_models, resolve_model
@@ -52,3 +53,17 @@ def test_bundled_heads_are_known_by_the_name_of_their_target():
         ]
         assert check.status == OK, check
         assert check.found.startswith("4 Medusa heads")
+
+
+def test_a_parallel_draft_model_of_a_pair_has_a_name_of_its_own(tmp_path, monkeypatch):
+    for role in ("target", "draft", "parallel"):
+        (tmp_path / "small" / role).mkdir(parents=True)
+        (tmp_path / "small" / role / "config.json").write_text("{}")
+    monkeypatch.setattr(models, "_HOME", tmp_path)
+
+    assert resolve_model("small-parallel", "draft") == str(tmp_path / "small" / "parallel")
+    assert models.tokenizer_of("small-parallel", "draft") == str(tmp_path / "small" / "target")
+    assert models.draft_for("small") == "small"
+    assert [(model.name, model.role) for model in known_models()] == [
+        *(("small", "target"), ("small", "draft"), ("small-parallel", "draft"))
+    ]

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from specq.checkpoints import draft_form
 from specq.cli import main
 from specq.engines.torch import load, load_network
 from specq.models import resolve_model
+from specq.protocol import ConfigError
 from specq.testing.checkpoints import make_checkpoint
-from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, draft_logits, make_draft, places_logits
+from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, change_draft, draft_logits, make_draft, places_logits
 from specq.training import PARALLEL_STAGES
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch
@@ -242,6 +244,35 @@ def test_it_starts_from_a_model_of_our_form_and_keeps_its_masks(tmp_path):
     expected, ours = (places_logits(path, [5, 90, 17], 4) for path in (directory, tmp_path / "out"))
     known = draft.token_ids
     torch.testing.assert_close(ours[:, known], expected[:, known], atol=0.3, rtol=0.05)
+
+
+def test_a_draft_may_share_the_embedding_and_the_head_of_the_model_it_starts_from(tmp_path):
+    """They stay as they are and are not written; what is loaded has them, and needs the other beside it."""
+    target_hash = load(str(TARGET), device="cpu", kv_slots=64).info.tokenizer_hash
+    shape = replace(MADE, vocab_size=4096, num_tokens=4096, tokenizer_hash=target_hash)
+    start, out = make_draft(tmp_path / "draft", shape), tmp_path / "parallel"
+    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    places = {"work": tmp_path / "work", "out": out}
+    arguments = (f"--rollouts={tmp_path / 'a.npz'}", f"--draft={start}", "--share", "--seconds=1", "draft")
+    result = run(places, *arguments)
+    assert result.exit_code == 0, result.output
+
+    assert draft_form.draft_shape(out).shared == "../draft"
+    ours, theirs = load_network(out, CPU), load_network(start, CPU)
+    rows = slice(0, shape.vocab_size)
+    assert torch.equal(ours.model.embed_tokens.weight[rows], theirs.model.embed_tokens.weight[rows])
+    assert torch.equal(ours.lm_head.weight, theirs.lm_head.weight)
+    assert ours.lm_head.token_ids.tolist() == theirs.lm_head.token_ids.tolist()
+    assert not torch.equal(ours.model.layers[0].mlp.up_proj.weight, theirs.model.layers[0].mlp.up_proj.weight)
+    assert load(str(out), device="cpu", kv_slots=64).num_masks == 2
+    saved = (draft_form.EMBEDDING, draft_form.LIFT, draft_form.HEAD)
+    assert not set(saved) & set(load_file(out / draft_form.WEIGHTS))
+
+    change_draft(start, hidden_size=64)
+    with pytest.raises(ConfigError, match=r"has the embedding and the head of the one in .*draft"):
+        load_network(out, CPU)
+    refused = run(places, *(argument for argument in arguments if "--draft=" not in argument))
+    assert "only such a model can share" in refusal(refused)
 
 
 @pytest.mark.parametrize(

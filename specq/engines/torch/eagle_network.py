@@ -22,11 +22,12 @@ Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class RmsNorm(nn.RMSNorm):
-    """torch's, in one kernel also where its weight has another format than what it reads, as in training."""
+    """torch's, in one kernel in the format of what it reads, also where its weight has another one, as in training."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.weight is not None
-        return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class _Attention(nn.Module):
