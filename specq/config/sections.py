@@ -209,7 +209,7 @@ class TargetConfig(Section):
     vocabulary: str = _vocabulary()
     heads: str = option(
         "",
-        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory; empty: none",
+        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory, or a name of `specq models`; empty: none",
     )
     heads_tree: str = option(
         "",

@@ -22,7 +22,7 @@ engine and the draft-model proposer use any without knowing which.
 """
 
 from specq.engines.torch.eagle_head import EagleHead, is_eagle, load_eagle
-from specq.engines.torch.eagle_network import EagleNetwork
+from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.head_files import read_tensors
 from specq.engines.torch.inbox import Inbox, fetch
@@ -48,6 +48,7 @@ __all__ = [
     "MedusaHeads",
     "PackedRows",
     "Replays",
+    "RmsNorm",
     "RowNoise",
     "RowPacker",
     "Sampling",

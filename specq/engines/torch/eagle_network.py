@@ -44,6 +44,15 @@ class _Fused:
         return found
 
 
+class RmsNorm(nn.RMSNorm):
+    """torch's, in one kernel in the format of what it reads, also where its weight has another one, as in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
 class _Attention(nn.Module):
     """Projections to queries, keys and values, from [embedding; state], and back."""
 
@@ -149,8 +158,8 @@ class EagleNetwork(nn.Module):
         return found
 
 
-def _norm(shape: eagle_form.EagleShape) -> nn.RMSNorm:
-    return nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+def _norm(shape: eagle_form.EagleShape) -> RmsNorm:
+    return RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
