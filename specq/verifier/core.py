@@ -423,10 +423,7 @@ class Verifier:
         if flight.is_behind:
             num_tokens = len(rounds.token_ids)
             self.waiting.learn_early(num_rows, len(shares), num_tokens, seconds, self.curve, are_fed=are_fed)
-        if flight.is_late:
-            return
-        self.curve.learn(num_rows, seconds - flight.waited_s, len(shares.nodes))
-        if are_fed and self.engine.overlaps:
+        if are_fed and self.engine.overlaps and not flight.is_late:
             self.waiting.learn_waited(len(shares), len(rounds.token_ids), seconds)
 
     # --- failures and state -----------------------------------------------------------------------------------------
