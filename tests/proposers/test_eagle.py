@@ -231,7 +231,7 @@ def test_passes_are_recorded_once(plain: EagleHead) -> None:
     """A shape's first batch, or the warm-up; after that they are replayed, near the end of a text too, until the cache moves."""
     replays = StandIn()
     head = Eagle(plain, replays)
-    head.warm_up(2, 4, ())
+    head.warm_up(2, (4, 2), ())
     text = Text(1, 400)
     recorded = replays.num_recorded
     for end in range(4, 9):

@@ -155,6 +155,34 @@ def paths_of(batch: Any, context: Sequence[int]) -> set[tuple[int, ...]]:
     return {ranks for ranks, _ in found}
 
 
+def test_many_sessions_have_trees_of_fewer_levels() -> None:
+    """Since each has few nodes; a job that asks for nodes, or for a shape, has as many levels as it may."""
+    asked: list[TreeRequest] = []
+
+    class Asked(ToyTrees):
+        def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+            asked.extend(requests)
+            return super().start(requests)
+
+    for count, shape, expected in (
+        (1, {}, {8}),
+        (40, {}, {5}),
+        (40, {"max_nodes": 8}, {8}),
+        (40, {"max_depth": 3}, {3}),
+    ):
+        asked.clear()
+        source = EagleDrafter(Asked(), 8)
+        started = Serving([source], lambda verifier: None)
+        for i in range(count):
+            started.open(i, seed=i, **shape)
+        started.turn()
+        sessions = list(started.verifier.sessions.values())
+        asked.clear()
+        assert source.begin(sessions, None, 0.0)  # type: ignore[arg-type]
+        assert {request.depth for request in asked} == expected
+        assert sum(len(request.session_ids) for request in asked) == count
+
+
 # --- trees ----------------------------------------------------------------------------------------------------------------
 
 

@@ -64,8 +64,8 @@ def _measure_eagle(times: Times, task: Task) -> None:
     shape = task.pair.shapes["target"]
     eagle = Eagle(_eagle(shape, torch.device(task.pair.device), task.pair.dtype))
     most = max(task.sessions)
-    _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, DEPTH, ()))
-    _time(times, "eagle3 warm-up of a chain", partial(eagle.warm_up, most, DEPTH, (FIXED,)))
+    _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, (DEPTH,), ()))
+    _time(times, "eagle3 warm-up of a chain", partial(eagle.warm_up, most, (), (FIXED,)))
     for count in task.sessions:
         _eagle_rounds(times, eagle, count, shape.hidden)
 
