@@ -66,7 +66,7 @@ class Eagle:
         self._device = like.device
         self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}
         self._levels: dict[Ranks | int, list[Level]] = {}
-        self._depth = 0
+        self._depths: list[int] = []  # of trees that are recorded best first
         replays = replays or Replays.on(like.device)
         self._recorded = None if replays is None else Recorded(head, self.cache, replays)
 
@@ -90,10 +90,11 @@ class Eagle:
         if text is not None:
             self.cache.close(text.place)
 
-    def warm_up(self, most_sessions: int, depth: int, trees: Sequence[Ranks]) -> None:
-        """Record what sessions as a rule need, so that none waits for it: these trees, best first where there are none."""
+    def warm_up(self, most_sessions: int, depths: Sequence[int], trees: Sequence[Ranks]) -> None:
+        """Record what sessions as a rule need, so that none waits for it: trees of so many levels best first, and of these shapes."""
         if self._recorded is not None:
-            kinds = [self._levels_of(depth, tree) for tree in trees] or [self._levels_of(depth, None)]
+            self._depths = sorted({*self._depths, *depths})
+            kinds = [self._levels_of(depth, None) for depth in depths] + [self._levels_of(0, tree) for tree in trees]
             self._recorded.warm_up(most_sessions, kinds)
 
     # --- rows of texts ----------------------------------------------------------------------------------------------------
@@ -191,10 +192,12 @@ class Eagle:
         return lambda: _grown(_joined(parts, len(texts)), levels)
 
     def _levels_of(self, depth: int, ranks: Ranks | None) -> list[Level]:
-        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded has as many levels as were ever
-        asked for: near the end of a text some are of no use."""
-        if self._recorded is not None:
-            depth = self._depth = max(depth, self._depth)
+        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best first has a number of levels that
+        was recorded before, where one suffices: near the end of a text some are of no use."""
+        if self._recorded is not None and ranks is None:
+            enough = [known for known in self._depths if known >= depth]
+            self._depths += [] if enough else [depth]
+            depth = min(enough, default=depth)
         key = depth if ranks is None else ranks
         if key not in self._levels:
             if len(self._levels) >= MANY_TREES:

@@ -175,7 +175,7 @@ class Recorded:
 
     def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
         """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
-        self._cache.reserve(USUAL_ROOM, min(most_sessions, BATCH_SIZES[-1]) + 1)
+        self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, BATCH_SIZES[-1]) + 1)
         values = self._taps.new_zeros(1, self._taps.shape[1])
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):

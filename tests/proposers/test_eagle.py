@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -230,7 +231,7 @@ def test_passes_are_recorded_once(plain: EagleHead) -> None:
     """A shape's first batch, or the warm-up; after that they are replayed, near the end of a text too, until the cache moves."""
     replays = StandIn()
     head = Eagle(plain, replays)
-    head.warm_up(2, 4, ())
+    head.warm_up(2, (4, 2), ())
     text = Text(1, 400)
     recorded = replays.num_recorded
     for end in range(4, 9):
@@ -239,6 +240,26 @@ def test_passes_are_recorded_once(plain: EagleHead) -> None:
     assert (replays.num_recorded, replays.num_replayed) == (recorded, 10)
     observe(head, text.states, [text.part(i, 1, 400) for i in range(2, 9)])
     check(head, plain, {0: (text, 8, 1)})
+
+
+def test_what_cannot_be_recorded_is_run_as_it_is(plain: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device without memory for a recording costs time, and no trees; it is logged."""
+    replays, texts = StandIn(), [Text(seed, 20) for seed in range(2)]
+    head = Eagle(plain, replays)
+    known: Known = {i: (text, 9, 1) for i, text in enumerate(texts)}
+    for i, text in enumerate(texts):
+        observe(head, text.states, [text.part(i, 1, 9)])
+    check(head, plain, {0: known[0]})
+
+    def fail(work: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(replays, "_record", fail)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            check(head, plain, known)
+            check(head, plain, {1: known[1]})
+    assert [entry["event"] for entry in logs] == ["work_not_recorded"]
 
 
 def test_what_is_less_likely_than_the_floor_may_be_left_out(plain: EagleHead) -> None:

@@ -32,6 +32,7 @@ from specq.verifier import Setup, StepCurve, Verifier, make_sources
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.rank_trees import likeliest, tree_for
+from tests.replaying import StandIn
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
 from tests.verifier.test_medusa import (
     TappedMemoryless,
@@ -154,6 +155,34 @@ def paths_of(batch: Any, context: Sequence[int]) -> set[tuple[int, ...]]:
     return {ranks for ranks, _ in found}
 
 
+def test_many_sessions_have_trees_of_fewer_levels() -> None:
+    """Since each has few nodes; a job that asks for nodes, or for a shape, has as many levels as it may."""
+    asked: list[TreeRequest] = []
+
+    class Asked(ToyTrees):
+        def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+            asked.extend(requests)
+            return super().start(requests)
+
+    for count, shape, expected in (
+        (1, {}, {8}),
+        (40, {}, {5}),
+        (40, {"max_nodes": 8}, {8}),
+        (40, {"max_depth": 3}, {3}),
+    ):
+        asked.clear()
+        source = EagleDrafter(Asked(), 8)
+        started = Serving([source], lambda verifier: None)
+        for i in range(count):
+            started.open(i, seed=i, **shape)
+        started.turn()
+        sessions = list(started.verifier.sessions.values())
+        asked.clear()
+        assert source.begin(sessions, None, 0.0)  # type: ignore[arg-type]
+        assert {request.depth for request in asked} == expected
+        assert sum(len(request.session_ids) for request in asked) == count
+
+
 # --- trees ----------------------------------------------------------------------------------------------------------------
 
 
@@ -263,11 +292,14 @@ def random_eagle(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_eagle(tmp_path_factory.mktemp("eagle"), shape, embedding=False, scale=0.05)
 
 
-def drafting(tiny: str, heads: Path, drafted: dict[str, int]) -> Callable[[TorchEngine], list[Any]]:
+def drafting(
+    tiny: str, heads: Path, drafted: dict[str, int], *, is_recorded: bool = False
+) -> Callable[[TorchEngine], list[Any]]:
     """Return what makes an EAGLE-3 source that counts its nodes."""
 
     def make(engine: TorchEngine) -> list[Any]:
-        source = EagleDrafter(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu")))
+        replays = StandIn() if is_recorded else None
+        source = EagleDrafter(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu"), replays))
         collect = source.collect
 
         def counted(*asked: Any) -> Any:
@@ -281,7 +313,8 @@ def drafting(tiny: str, heads: Path, drafted: dict[str, int]) -> Callable[[Torch
     return make
 
 
-def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path) -> None:
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["as needed", "recorded"])
+def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, is_recorded: bool) -> None:
     """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for token."""
     ways = [
         (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
@@ -292,7 +325,8 @@ def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path) -> None:
     jobs = [_open(i, params, way, prompts[i]) for i, (params, way) in enumerate(ways)]
     plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
     drafted = dict[str, int]()
-    assert texts(tiny, drafting(tiny, random_eagle, drafted), jobs) == texts(tiny, lambda engine: [], plain)
+    found = texts(tiny, drafting(tiny, random_eagle, drafted, is_recorded=is_recorded), jobs)
+    assert found == texts(tiny, lambda engine: [], plain)
     assert drafted["nodes"] > 200
 
 

@@ -21,7 +21,7 @@ from specq.bench.gpu.models import check_device
 from specq.bench.gpu.parts import Found, Task
 from specq.bench.gpu.timing import event
 from specq.bench.report import figure, tell
-from specq.checkpoints.eagle_form import NUM_TAPS, EagleShape
+from specq.checkpoints import eagle_form
 from specq.engines.torch import EagleHead, EagleNetwork, MedusaHeads
 from specq.models import Shape
 from specq.proposers import Followed, HiddenRow, TreeRequest
@@ -64,8 +64,8 @@ def _measure_eagle(times: Times, task: Task) -> None:
     shape = task.pair.shapes["target"]
     eagle = Eagle(_eagle(shape, torch.device(task.pair.device), task.pair.dtype))
     most = max(task.sessions)
-    _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, DEPTH, ()))
-    _time(times, "eagle3 warm-up of a chain", partial(eagle.warm_up, most, DEPTH, (FIXED,)))
+    _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, (DEPTH,), ()))
+    _time(times, "eagle3 warm-up of a chain", partial(eagle.warm_up, most, (), (FIXED,)))
     for count in task.sessions:
         _eagle_rounds(times, eagle, count, shape.hidden)
 
@@ -115,7 +115,7 @@ def _eagle_rounds(times: Times, eagle: Eagle, count: int, hidden: int) -> None:
     sessions = list(range(count))
 
     def go_on(first: int, num_tokens: int) -> None:
-        taps = torch.randn(count * num_tokens, NUM_TAPS * hidden, device=weight.device, dtype=weight.dtype)
+        taps = torch.randn(count * num_tokens, eagle_form.NUM_TAPS * hidden, device=weight.device, dtype=weight.dtype)
         token_ids = rng.integers(0, eagle.network.num_tokens, (count, num_tokens)).tolist()
         rows = [range(i * num_tokens, (i + 1) * num_tokens) for i in sessions]
         observed = [Followed(i, first, token_ids[i], rows[i]) for i in sessions]
@@ -186,7 +186,7 @@ def _eagle(shape: Shape, device: torch.device, dtype: torch.dtype) -> EagleHead:
     }
     embedding = torch.randn(shape.vocab, shape.hidden, device=device, dtype=dtype)
     with torch.device(device):
-        network = EagleNetwork(EagleShape(**sizes), embedding).to(dtype).eval()
+        network = EagleNetwork(eagle_form.EagleShape(**sizes), embedding).to(dtype).eval()
     network.requires_grad_(requires_grad=False)
     network.fuse()
     tokens: Int32Array = np.sort(np.random.default_rng(1).permutation(shape.vocab)[:num_columns]).astype(np.int32)

@@ -1,7 +1,8 @@
 """Work of fixed shapes on a device, run again and again: on a GPU one CUDA graph for each kind of it.
 
 The work reads its inputs from memory that stays where it is. What it allocates meanwhile is shared by all graphs of the same `Replays`, so nothing
-of it is left when another one runs, but for its results, which are copied to where they stay.
+of it is left when another one runs, but for its results, which are copied to where they stay. Where the device cannot record something, nothing
+more is recorded: it is run as it is from then on, which takes the host longer.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import structlog
 import torch
 
 from specq.engines.torch.inbox import Inbox
 from specq.protocol import Int32Array
+from specq.runtime import traced
+
+log = structlog.get_logger(__name__)
 
 NUM_INBOXES = 4  # so many copies to the device may be on their way before the host waits
 
@@ -84,7 +89,11 @@ class Replays:
         def again() -> None:
             kept.copy_(work())
 
-        self._recorded[key] = self._record(again)
+        try:
+            self._recorded[key] = self._record(again)
+        except RuntimeError as error:  # of the device: no memory, or what it cannot record
+            log.warning("work_not_recorded", **traced(error))
+            self.uses_graphs = False
         return kept
 
     def _record(self, work: Callable[[], None]) -> Recorded:

@@ -81,7 +81,7 @@ class EagleDrafter(DraftSource):
         alike: dict[_Plan, list[Session]] = {}  # as a rule all have the same tree
         for session in sessions:
             alike.setdefault(self._plan(session, len(sessions)), []).append(session)
-        depths = [[self._depth_of(session) for session in own] for own in alike.values()]
+        depths = [[self._depth_of(session, plan) for session in own] for plan, own in alike.items()]
         requests = [
             TreeRequest(
                 *([one.session_id for one in own], [self._params.of(one) for one in own]),
@@ -107,8 +107,11 @@ class EagleDrafter(DraftSource):
         begun, self._begun = self._begun, []
         return [_batch(one) for one in begun]
 
-    def _depth_of(self, session: Session) -> int:
-        return min(session.speculation.max_depth or self._depth, self._depth, room_of(session))
+    def _depth_of(self, session: Session, plan: _Plan) -> int:
+        speculation = session.speculation
+        is_asked = plan.tree is not None or speculation.max_nodes
+        most = self._depth if is_asked else levels_for(plan.most, self._depth)
+        return min(speculation.max_depth or most, most, room_of(session))
 
     def _plan(self, session: Session, num_sessions: int) -> _Plan:
         speculation = session.speculation
@@ -161,6 +164,12 @@ class EagleDrafter(DraftSource):
         self.head.close(session_id)
 
 
+def levels_for(num_nodes: int, most: int) -> int:
+    """Return how many levels are grown best first for so many nodes, at most: with few, where there are many sessions, the last would take long
+    and rarely be among them."""
+    return min(most, 1 + num_nodes // 2)
+
+
 def _batch(begun: _Begun) -> DraftBatch:
     """Return the drafts of sessions that have the same tree."""
     grown, plan = begun.wait(), begun.plan
@@ -186,7 +195,11 @@ def make(setup: Setup) -> EagleDrafter | None:
     head = load_eagle(setup.heads, setup.target, setup.info, setup.device)
     tree = checked_tree(config.heads_tree, config.chain, f"target.chain is {config.chain}")
     eagle = Eagle(head)
+    setup.tell("preparing the passes of an EAGLE-3 head")
     depth = config.chain
-    eagle.warm_up(config.max_sessions, depth, [tree_for(NO_SHAPE, depth, tree)] if tree else [])
+    depths = {depth, levels_for(max(depth, ALL_NODES // config.max_sessions), depth)}  # of few sessions, and of all
+    eagle.warm_up(
+        config.max_sessions, () if tree else sorted(depths), [tree_for(NO_SHAPE, depth, tree)] if tree else ()
+    )
     log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
     return EagleDrafter(eagle, depth, tree)
