@@ -17,7 +17,7 @@ from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
 SESSIONS = 8
 CONTEXT = 8  # tokens
 REPEATS, LEAST_REPEATS = 7, 2
-PATIENCE_S = 5.0  # after which no round begins but for the least that there must be
+PATIENCE_S = 2.0  # after which no round begins but for the least that there must be
 QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after which no further size, and no further round of sizes, is begun
 QUICK_ROWS = 64
 REFINED_ROWS = 16  # up to here what is recalled is measured once more, and the less of both counts
