@@ -26,13 +26,16 @@ CHECKED = (1, 8)  # rows: where what is recalled must still hold
 SAME = 1.3  # times as long, or as short
 
 
-def step_times(engine: Engine, sizes: Sequence[int], settle: Callable[[], None] = lambda: None) -> list[float]:
+def step_times(
+    engine: Engine, sizes: Sequence[int], settle: Callable[[], None] = lambda: None, most_sessions: int = SESSIONS
+) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
-    only ever adds to it. `settle` waits until the device has done what it was given. See `Engine.step_times`."""
+    only ever adds to it. `settle` waits until the device has done what it was given; `most_sessions`: that a step may have.
+    See `Engine.step_times`."""
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
     started, rounds = time.monotonic(), list[list[float]]()
     while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + PATIENCE_S):
-        rounds.append([_time_step(engine, size, random, settle) for size in sizes])
+        rounds.append([_time_step(engine, size, random, settle, most_sessions=most_sessions) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
@@ -76,10 +79,15 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
 
 
 def _time_step(
-    engine: Engine, num_rows: int, random: np.random.Generator, settle: Callable[[], None], context: int = CONTEXT
+    engine: Engine,
+    num_rows: int,
+    random: np.random.Generator,
+    settle: Callable[[], None],
+    context: int = CONTEXT,
+    most_sessions: int = SESSIONS,
 ) -> float:
     """Return the seconds of a step with so many rows, divided among a few short sessions."""
-    num_sessions = min(num_rows, SESSIONS)
+    num_sessions = min(num_rows, SESSIONS, most_sessions)
     shares = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
     steps = [
         _profiled(-1 - i, rows, engine, random, context) for i, rows in enumerate(shares)

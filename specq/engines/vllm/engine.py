@@ -139,7 +139,7 @@ class VllmEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
-        return step_times(self, sizes)
+        return step_times(self, sizes, most_sessions=self._most_sessions)
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""
