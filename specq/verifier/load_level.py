@@ -31,14 +31,12 @@ GUESSED, EVIDENTLY_GUESSED = (
 FAIR_PART = 0.1  # of a window: what a visit to a load must bring for a trial to go on at the next
 # Of the tokens: what all trials together may cost while little is known, and where the answer has stood for STANDING trials.
 TRIALS_COST, STANDING_COST, STANDING = 0.01, 0.005, 4.0
-CHANGING = 0.1  # of a window: what a trial costs beside its gain, as arms are changed twice
 # Standard errors that an arm has lost by; growth of the patience, from trial to trial.
 GROWTH = ((6.0, 256), (3.0, 32), (1.0, 8), (0.0, 2))
 NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed before trials show it; in trials
 # Standard deviations: a trial that is so much better than the window before awaits none after it; one that differs by so much ends early.
 EVIDENT, SOON_EVIDENT = 2.0, 3.0
-CHANGED = 3.0  # standard deviations: a trial that differs by so much from those before says that they hold no more
-MARGIN = 0.02  # of the logarithm of the ratio: what an arm with a source more must gain; one that only lacks sources need not lose
+MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
 MEMORY = 12.0  # trials after which one has faded to 1/e
 
 
@@ -46,7 +44,7 @@ def affordable(gain: float, weight: float, num_challengers: int) -> int:
     """Return how many windows must lie between trials of an arm that is better by this, as so many trials say, so that they cost no more
     than its share."""
     cost = TRIALS_COST + (STANDING_COST - TRIALS_COST) * min(weight / STANDING, 1.0)
-    return min(math.ceil((max(-gain, 0.0) + CHANGING) * num_challengers / cost), MOST_OF_LOSERS)
+    return min(math.ceil(max(-gain, 0.0) * num_challengers / cost), MOST_OF_LOSERS)
 
 
 @dataclass(slots=True)
@@ -69,9 +67,6 @@ class Challenger:
         """Take a trial in; `noise`: the variance of its gain, as its steps show it."""
         self.weight = 1 + self.weight * math.exp(-1 / MEMORY)
         off = gain - self.gain
-        if self.weight > 1 and abs(off) > CHANGED * math.sqrt(max(self.variance, noise)):
-            self.weight, self.gain, self.patience = 1.0, gain, FIRST_PATIENCE  # what was is no more
-            return
         self.gain += off / self.weight
         self.variance += (off * (gain - self.gain) - self.variance) / (self.weight + NOISE_WEIGHT)
         self.variance = max(self.variance, noise)
@@ -232,7 +227,7 @@ class LoadLevel:
             gain=round(gain, 3),
             mean_gain=round(challenger.gain, 3),
         )
-        if challenger.gain > (MARGIN if arm - self.used else 0.0):
+        if challenger.gain > MARGIN:
             self._use(arm)
         else:
             challenger.wait(len(self.challengers))
