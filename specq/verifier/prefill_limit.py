@@ -79,8 +79,8 @@ class PrefillLimit:
         starts, pending = limited
         limited = starts, filled(pending, room)
         attended = np.cumsum(np.concatenate([_attended(free), _attended(limited)]))  # [rows]
-        seconds = self._seconds(num_decoding, attended, curve)
         without = self._without(num_decoding, 0, curve, is_late=is_late)
+        seconds = self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
         num_free = int(free[1].sum())
         taken = seconds[num_free - 1] if num_free else self._costs[0]
         least = np.searchsorted(seconds[num_free:] - taken, LEAST * without) + 1
@@ -92,10 +92,9 @@ class PrefillLimit:
         expected = curve(num_rows, num_nodes)
         return max(expected + self._offset_s * is_late, LEAST * expected)
 
-    def _seconds(self, num_rows: int, attended: Int64Array, curve: StepCurve) -> Float64Array:
-        """Return f64[n]: what 1, 2, ... n rows of prompts add to a step with so many other rows; they attend to so many tokens together."""
+    def _seconds(self, by_curve: Float64Array, attended: Int64Array) -> Float64Array:
+        """Return f64[n]: what 1, 2, ... n rows of prompts add to a step; they attend to so many tokens together."""
         step_s, row_s, attended_s = self._costs
-        by_curve = np.diff(curve.profiled_times(num_rows, len(attended) + 1)).cumsum()
         rows = np.maximum(by_curve + row_s * np.arange(1, len(attended) + 1), LEAST_ROW * by_curve)
         return np.maximum.accumulate(step_s + rows + attended_s * attended)
 
@@ -124,14 +123,22 @@ class PrefillLimit:
         """Fit the costs to steps with prompts, the last ones first, each by its relative error."""
         attended = np.cumsum(_attended(chunks))
         without = self._without(num_rows, num_nodes, curve, is_late=is_late)
-        by_curve = float(np.diff(curve.profiled_times(num_rows, len(attended) + 1)).sum())
-        expected = without + float(self._seconds(num_rows, attended, curve)[-1])
+        of_rows = _by_curve(num_rows, len(attended), without, curve)
+        by_curve, expected = float(of_rows[-1]), without + float(self._seconds(of_rows, attended)[-1])
         explained = min(max(seconds, expected / MOST_ERROR), MOST_ERROR * expected) - without - by_curve
         step = np.array([1.0, len(attended), attended[-1]]) / expected  # [costs]
         self._seen = FADE * self._seen + np.outer(step, step)
         self._right = FADE * self._right + step * explained / expected
         least = 0.0, -(1 - LEAST_ROW) * by_curve / len(attended), 0.0
         self._costs = _fitted(self._seen, self._right, self._costs, least)
+
+
+def _by_curve(num_rows: int, count: int, without: float, curve: StepCurve) -> Float64Array:
+    """Return f64[count]: what 1, 2, ... rows add to a step with so many others by the curve. Where that step takes longer than was measured, as on a
+    machine that others use by now, so do they."""
+    times = curve.profiled_times(num_rows, count + 1)
+    by_curve: Float64Array = (times[1:] - times[0]) * max(without / times[0], 1.0)
+    return by_curve
 
 
 def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array, least: tuple[float, ...]) -> Float64Array:

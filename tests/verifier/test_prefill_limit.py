@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from specq.protocol import Open, SamplingParams, Verdict
+from specq.simulate.curve import HardwareCurve
 from specq.verifier.core import Verifier
-from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit
+from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, _by_curve
 from specq.verifier.scheduler import plan
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import DraftTrees
@@ -201,6 +202,23 @@ def test_sessions_that_generate_take_part_in_each_step(limit: PrefillLimit) -> N
         assert shares.batch.num_tokens.tolist() == [num_left, *[1] * 10]
 
 
+def test_a_machine_that_became_slower_is_noticed_before_a_prompt_comes() -> None:
+    """Plain steps take three times as long as was measured; so will rows of prompts, and the first of them already are as many as fit."""
+
+    def slow(machine: Machine) -> TimedTarget:
+        target = on_cpu(machine)
+        target._curve = HardwareCurve([(1, 27.0), (512, 27.0 + 511 * 2.7)])
+        return target
+
+    service = Service(slow)
+    service.verifier.curves = (StepCurve(SIZES, on_cpu(Machine()).step_times(SIZES)),) * 2
+    shorts = [service.open(20) for _ in range(8)]
+    service.until(shorts, 80)
+    plain_s, began = median(gaps(shorts, 0.0)), service.machine.now
+    service.until([service.open(600)], 1)
+    assert max(gaps(shorts, began)) < 2.2 * plain_s
+
+
 def test_what_rows_take_is_told_from_what_their_contexts_take() -> None:
     """Steps with more and more context, of different sizes, beside other numbers of sessions."""
     rng, curve = np.random.default_rng(0), StepCurve([1, 512], [0.004, 0.009])
@@ -211,5 +229,6 @@ def test_what_rows_take_is_told_from_what_their_contexts_take() -> None:
         seconds = curve(others + rows) + 0.001 + rows * 2e-6 + attended * 1e-9
         limit._learn_prompts((np.array([start], np.int32), np.array([rows])), others, 0, seconds, curve, is_late=False)
     expected = 200 * (0.005 / 511 + 2e-6) + 0.001 + np.arange(20_001, 20_201).sum() * 1e-9
-    found = limit._seconds(64, np.arange(20_001, 20_201).cumsum(), curve)[-1]
+    attended = np.arange(20_001, 20_201).cumsum()
+    found = limit._seconds(_by_curve(64, 200, curve(64), curve), attended)[-1]
     assert found == pytest.approx(expected, rel=0.1)
