@@ -253,6 +253,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         unhelped_curve=unhelped,
         max_sessions=config.max_sessions,
         max_step_rows=config.max_step_rows,
+        max_prefill_slowdown=config.max_prefill_slowdown,
         max_prefill_rows=prefill_rows,
         trust_drafts=config.trust_drafts,
         measures_drafts=config.drafts == "measured",

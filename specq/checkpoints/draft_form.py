@@ -14,6 +14,8 @@ little for a large vocabulary:
 A parallel draft model (PARD, An et al. 2025, arXiv 2504.18583) says `num_places` in config.json, 2 or more: so many tokens it drafts in one
 pass, from the last token of a text and from masks behind it. Its file has one tensor more, `model.embed_tokens.masks` float32
 [num_places - 1, hidden_size]: the embedding of the mask at each place. Their token ids are those from `vocab_size` on.
+A draft model that says `shared` in config.json, the path from its directory to that of another of this form, has that one's input embedding and
+output head; its own file lacks them, and `lm_head.token_ids`.
 A Llama in Hugging Face layout whose config.json says `num_places` is a parallel draft model, too: the last num_places - 1 of its vocab_size
 rows are the masks.
 
@@ -38,6 +40,7 @@ EMBEDDING, LIFT = "model.embed_tokens.weight", "model.embed_tokens.lift"
 MASKS = "model.embed_tokens.masks"
 HEAD, TOKEN_IDS = "lm_head.weight", "lm_head.token_ids"
 SCALE = ".scale"
+SHARED = (EMBEDDING, LIFT, HEAD)  # what another model may have in its stead
 HASH_LENGTH = 64
 MOST_INT8 = 127
 MOST_PLACES = 16
@@ -63,10 +66,12 @@ class DraftShape:
     head_size: int  # rows of the output head
     tokenizer_hash: str
     num_places: int = 1  # tokens that a pass drafts; config.json need not say 1
+    shared: str = ""  # the path to the model that has the embedding and the head; config.json need not say ""
 
     def config(self) -> dict[str, Any]:
         """Return the content of config.json."""
-        return {"model_type": MODEL_TYPE, **asdict(self)}
+        said = {"model_type": MODEL_TYPE, **asdict(self)}
+        return said if self.shared else {key: value for key, value in said.items() if key != "shared"}
 
     def llama_config(self) -> dict[str, Any]:
         """Return the arguments of transformers' configuration of a Llama with this body."""
@@ -92,7 +97,7 @@ def draft_shape(model: Path) -> DraftShape | None:
     """Return what a checkpoint's config.json says, None if it is of another form; ConfigError if it is not usable."""
     if not model.is_dir() or (said := read_json(model, "config.json")).get("model_type") != MODEL_TYPE:
         return None
-    said = {"num_places": 1, **said}
+    said = {"num_places": 1, "shared": "", **said}
     found = {field.name: _value(model, field.name, str(field.type), said) for field in fields(DraftShape)}
     shape = DraftShape(**found)
     _check(model, shape)
@@ -115,7 +120,9 @@ def num_places(model: Path) -> int:
 
 def _value(model: Path, key: str, kind: str, said: dict[str, Any]) -> Any:
     value = said.get(key)
-    if kind == "str":
+    if key == "shared":
+        fits, wanted = isinstance(value, str), "the path to another"
+    elif kind == "str":
         fits = isinstance(value, str) and len(value) == HASH_LENGTH
         wanted = f"{HASH_LENGTH} hex digits"
     else:
@@ -172,12 +179,35 @@ def norm_names(shape: DraftShape) -> list[str]:
 
 def tensor_forms(shape: DraftShape) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return the number format and the shape of each tensor in the file."""
-    forms: dict[str, tuple[str, tuple[int, ...]]] = {TOKEN_IDS: ("int32", (shape.head_size,))}
+    forms: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, (rows, columns) in matrix_shapes(shape).items():
         forms |= {name: ("int8", (rows, columns)), name + SCALE: ("float32", (rows,))}
+    forms[TOKEN_IDS] = "int32", (shape.head_size,)
+    if shape.shared:
+        forms = {name: form for name, form in forms.items() if not is_shared(name)}
     if shape.num_places > 1:
         forms[MASKS] = ("float32", (shape.num_places - 1, shape.hidden_size))
     return forms | dict.fromkeys(norm_names(shape), ("float32", (shape.hidden_size,)))
+
+
+def is_shared(tensor: str) -> bool:
+    """Return whether a tensor of this name is what another model may have in its stead."""
+    return tensor == TOKEN_IDS or tensor.removesuffix(SCALE) in SHARED
+
+
+def owner(model: Path, shape: DraftShape) -> tuple[Path, DraftShape]:
+    """Return the directory that has a model's embedding and head, and what its config.json says; ConfigError if it cannot have them."""
+    if not shape.shared:
+        return model, shape
+    place = model / shape.shared
+    found = draft_shape(place)
+    same = ("hidden_size", "vocab_size", "embedding_rank", "head_size", "num_tokens", "tokenizer_hash")
+    if found is None or found.shared or any(getattr(found, name) != getattr(shape, name) for name in same):
+        raise ConfigError(
+            f"{model / 'config.json'}: this draft model has the embedding and the head of the one in {place} (`shared`), where there is none of "
+            "its sizes that has them itself"
+        )
+    return place, found
 
 
 def to_int8(values: Float32Array) -> tuple[npt.NDArray[np.int8], Float32Array]:

@@ -18,7 +18,10 @@ DEFAULT_SESSIONS = (1, 8)
 @config_option
 @click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: as specq up]")
 @click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
-@click.option("--heads", help="Directory of Medusa heads, or of an EAGLE-3 head, for the target.  [default: none]")
+@click.option(
+    "--heads",
+    help="Medusa heads, or an EAGLE-3 head, for the target: a directory, or a name of `specq models`.  [default: none]",
+)
 @click.option(
     "--sessions",
     type=click.IntRange(1, 1024),

@@ -16,6 +16,12 @@ from specq.training import EAGLE_STAGES
 @click.argument("stage", type=click.Choice([*EAGLE_STAGES, ALL_STAGES]))
 @run_options("eagle", "the head goes")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=400.0, help="How long to train.")
+@click.option(
+    "--start",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    default=None,
+    help="Directory of a head of the same shape to go on from, with its tokens.  [default: none]",
+)
 @click.option("--num-steps", type=click.IntRange(1, 16), default=8, help="Steps of the training-time test.")
 @click.option("--intermediate-size", type=click.IntRange(min=0), default=0, help="Feed-forward size; 0: the target's.")
 @click.option("--head-size", type=click.IntRange(min=1), default=16384, help="Most tokens that the head may say.")

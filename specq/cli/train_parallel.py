@@ -25,6 +25,11 @@ _SHARE = click.FloatRange(0, 1, min_open=True)
     show_default="the one that comes with the target",
     help="The draft model to start from: a name of `specq models`, or a directory.",
 )
+@click.option(
+    "--share/--no-share",
+    default=False,
+    help="Whether the embedding and the head stay those of the model that it starts from, and are left out of what is written.",
+)
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=800.0, help="How long to train.")
 @click.option("--num-places", type=click.IntRange(2, 16), default=5, help="How many tokens one pass drafts.")
 @click.option(

@@ -14,7 +14,10 @@ from specq.config import Config, UpConfig, load, override
 @section_options(UpConfig)
 @click.option("--model", help="Target model: a name of `specq models`, a path, or a hub name.  [default: smollm2]")
 @click.option("--draft-model", help="Draft model, likewise.  [default: the target's own, if it has one]")
-@click.option("--heads", help="Directory of Medusa heads, or of an EAGLE-3 head, for the target.  [default: none]")
+@click.option(
+    "--heads",
+    help="Medusa heads, or an EAGLE-3 head, for the target: a directory, or a name of `specq models`.  [default: none]",
+)
 @click.option("--broker", "address", help="Address to bind the broker to.  [default: tcp://127.0.0.1:5750]")
 @click.option("--keys", help="Directory of CURVE keys (specq keys) for all of them; none: no encryption.")
 @click.option("--api-keys", help="File of API keys for --serve (specq keys api); none: everyone may ask.")

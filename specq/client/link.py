@@ -42,6 +42,7 @@ class Link:
         self._waker, self._woken = sockets.socketpair()
         self._woken.setblocking(False)
         self._actions: deque[Action] = deque()
+        self._is_woken = False  # it has been, and has not looked at the actions since
         self._sinks: dict[int | str, list[Sink]] = {}
         self._closed = self._leaving = False
         self._thread = threading.Thread(target=self._run, name="specq-client", daemon=True)
@@ -67,8 +68,10 @@ class Link:
         if self._closed:
             raise _closed()
         self._actions.append(action)
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        if not self._is_woken:
+            self._is_woken = True
+            with contextlib.suppress(OSError):
+                self._waker.send(b"\0")
 
     def abandon(self, keys: Iterable[int | str], sink: Sink) -> None:
         """Send a sink nothing more of these requests. Those that nobody else waits for are forgotten; jobs that were
@@ -157,6 +160,7 @@ class Link:
         """Do what other threads asked for."""
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(4096)
+        self._is_woken = False  # before the look, so that nothing is overlooked
         while self._actions:
             self._actions.popleft()(self._core, time.monotonic())
 

@@ -88,6 +88,11 @@ def _threads() -> int:
     return option(0, "compute threads; 0: as many as the cores given, else as the library likes", high=4096)
 
 
+def _check_slowdown(key: str, value: float) -> None:
+    if 0 < value < 1:
+        raise ConfigError(f"{key} is {value:g}; give at least 1, as in 1.8, or 0 for no limit")
+
+
 # --- the sections ---------------------------------------------------------------------------------------------------
 
 
@@ -165,6 +170,12 @@ class TargetConfig(Section):
     own: Tables = hidden()
     max_sessions: int = option(64, "sessions in flight", low=1, high=65_536)
     max_step_rows: int = option(512, "most rows (tokens and draft nodes) in one forward pass", low=1, high=65_536)
+    max_prefill_slowdown: float = option(
+        1.8,
+        "how many times as long a step may become by the prompts that it computes beside sessions that generate; at least 1; 0: no limit",
+        high=1e6,
+        check=_check_slowdown,
+    )
     max_prefill_rows: int = option(
         0,
         "most rows of a forward pass that computes prompts, if more than max_step_rows; 0: what suits the engine",
@@ -198,7 +209,7 @@ class TargetConfig(Section):
     vocabulary: str = _vocabulary()
     heads: str = option(
         "",
-        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory; empty: none",
+        "Medusa heads, or an EAGLE-3 head, that draft in this process from the target's hidden states: a directory, or a name of `specq models`; empty: none",
     )
     heads_tree: str = option(
         "",

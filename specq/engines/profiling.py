@@ -17,7 +17,7 @@ from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
 SESSIONS = 8
 CONTEXT = 8  # tokens
 REPEATS, LEAST_REPEATS = 7, 2
-PATIENCE_S = 5.0
+PATIENCE_S = 2.0  # after which no round begins but for the least that there must be
 QUICK_ROUND_S, QUICK_S = 1.0, 2.0  # after which no further size, and no further round of sizes, is begun
 QUICK_ROWS = 64
 REFINED_ROWS = 16  # up to here what is recalled is measured once more, and the less of both counts
@@ -31,14 +31,15 @@ def step_times(
     sizes: Sequence[int],
     settle: Callable[[], None] = lambda: None,
     patience_s: float = PATIENCE_S,
+    most_sessions: int = SESSIONS,
 ) -> list[float]:
     """Return the least seconds of a step with so many rows, of a few rounds over all sizes: what disturbs a measurement
     only ever adds to it. `settle` waits until the device has done what it was given; after `patience_s` no round begins but for the least
-    that there must be. See `Engine.step_times`."""
+    that there must be; `most_sessions`: that a step may have. See `Engine.step_times`."""
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
     started, rounds = time.monotonic(), list[list[float]]()
     while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + patience_s):
-        rounds.append([_time_step(engine, size, random, settle) for size in sizes])
+        rounds.append([_time_step(engine, size, random, settle, most_sessions=most_sessions) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
 
 
@@ -82,10 +83,15 @@ def _quick_step(engine: Engine, num_rows: int, random: np.random.Generator) -> f
 
 
 def _time_step(
-    engine: Engine, num_rows: int, random: np.random.Generator, settle: Callable[[], None], context: int = CONTEXT
+    engine: Engine,
+    num_rows: int,
+    random: np.random.Generator,
+    settle: Callable[[], None],
+    context: int = CONTEXT,
+    most_sessions: int = SESSIONS,
 ) -> float:
     """Return the seconds of a step with so many rows, divided among a few short sessions."""
-    num_sessions = min(num_rows, SESSIONS)
+    num_sessions = min(num_rows, SESSIONS, most_sessions)
     shares = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
     steps = [
         _profiled(-1 - i, rows, engine, random, context) for i, rows in enumerate(shares)

@@ -1,10 +1,10 @@
 """The models that specq knows by name, and what a model's name means.
 
     tiny       a pair that ships with specq; for tests
-    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model that ships with specq
+    smollm2    a small chat model, whose weights a package brings (`packaged`), and a draft model and Medusa heads that ship with specq
 
 To bundle another: a directory NAME/ROLE in Hugging Face layout (or of the form `checkpoints.draft_form`; as NAME/heads, of
-`checkpoints.medusa_form`) beside this file, and a README.md in NAME or NAME/ROLE
+`checkpoints.medusa_form`; as NAME/parallel, a parallel draft model, which is known as NAME-parallel) beside this file, and a README.md in NAME or NAME/ROLE
 that says "licensed under ...".
 
 Large stand-ins for the bundled models come from `inflate` (which needs torch) in one of the shapes of `shapes`.
@@ -42,6 +42,7 @@ __all__ = [
 ]
 
 ROLES = ("target", "draft")  # of a pair
+PARALLEL = "parallel"  # a pair's parallel draft model, whose name is NAME-parallel
 HEADS = "heads"  # Medusa heads or an EAGLE-3 head for a target, which lie beside a pair
 PREFERRED, FALLBACK = "smollm2", "tiny"  # the default model where it is there, and elsewhere
 SHOWN_PAIR = f"{PREFERRED}, or {FALLBACK} where its draft model is not there"  # for help texts
@@ -67,7 +68,7 @@ def known_models() -> list[KnownModel]:
     return [
         model
         for pair in sorted(path for path in _HOME.iterdir() if path.is_dir())
-        for role in (*ROLES, HEADS)
+        for role in (*ROLES, PARALLEL, HEADS)
         if (model := _known(pair, role))
     ]
 
@@ -75,7 +76,8 @@ def known_models() -> list[KnownModel]:
 def _known(pair: Path, role: str) -> KnownModel | None:
     home = pair / role
     if _is_model(home):
-        return KnownModel(pair.name, role, home, _num_bytes(home), _licence(home), "bundled")
+        name, role = (f"{pair.name}-{PARALLEL}", "draft") if role == PARALLEL else (pair.name, role)
+        return KnownModel(name, role, home, _num_bytes(home), _licence(home), "bundled")
     if role != "target" or pair.name not in PACKAGED:
         return None
     found, num_bytes = find_packaged(pair.name), PACKAGED[pair.name].num_bytes
@@ -99,14 +101,20 @@ def draft_for(model: str) -> str:
     return model if _HUB_NAME.fullmatch(model) and _is_model(_HOME / model / "draft") else ""
 
 
+def _home(name: str, role: str) -> Path:
+    """Return where a model of ours lies, if there is one of this name."""
+    pair, _, kind = name.rpartition("-")
+    return _HOME / pair / PARALLEL if pair and (kind, role) == (PARALLEL, "draft") else _HOME / name / role
+
+
 def resolve_model(name: str, role: str) -> str:
     """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is.
 
     Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, and for a model that
     must be fetched first.
     """
-    if _is_model(_HOME / name / role) and _HUB_NAME.fullmatch(name):
-        return str(_HOME / name / role)
+    if _HUB_NAME.fullmatch(name) and _is_model(home := _home(name, role)):
+        return str(home)
     path = Path(name).expanduser()
     if path.exists() or not _HUB_NAME.fullmatch(name) or name.startswith(".") or is_gguf(name):
         return str(_checked(path, role))
@@ -120,9 +128,10 @@ def resolve_model(name: str, role: str) -> str:
 def tokenizer_of(name: str, role: str) -> str:
     """Return where a model's tokenizer is, as `resolve_model` does: a draft model of ours may have its target's."""
     path = resolve_model(name, role)
-    lacks_own = path == str(_HOME / name / role) and read_text(Path(path), "tokenizer.json") is None
-    has_target = _is_model(_HOME / name / "target") or (name in PACKAGED and find_packaged(name))
-    return resolve_model(name, "target") if lacks_own and has_target else path
+    home = _home(name, role)
+    lacks_own, pair = path == str(home) and read_text(Path(path), "tokenizer.json") is None, home.parent.name
+    has_target = _is_model(_HOME / pair / "target") or (pair in PACKAGED and find_packaged(pair))
+    return resolve_model(pair, "target") if lacks_own and has_target else path
 
 
 def _packaged(name: str) -> Path:

@@ -26,7 +26,7 @@ from specq.proposers.suffix import NO_TEXT, TOO_OLD, NotReady, SuffixTexts, Suff
 from specq.proposers.suffix import Requests as SuffixRequests
 from specq.proposers.suffix import make_texts as make_suffix_texts
 from specq.proposers.suffix import make_tree as make_suffix_tree
-from specq.proposers.tree_head import Contexts, Followed, Growth, TreeHead
+from specq.proposers.tree_head import BEAM, WIDTH, Followed, Grown, Ranks, TreeHead, TreeRequest
 from specq.proposers.vocabulary import SAME, bridge
 from specq.runtime import Table
 
@@ -42,6 +42,7 @@ PROPOSERS = Table(
 )
 
 __all__ = [
+    "BEAM",
     "CONTEXT",
     "NO_TEXT",
     "NO_TOKEN",
@@ -49,15 +50,15 @@ __all__ = [
     "SAME",
     "SUFFIX_DEPTH",
     "TOO_OLD",
+    "WIDTH",
     "ActivationReader",
     "ChainProposer",
     "ChainSource",
     "Chains",
     "Children",
-    "Contexts",
     "Expansion",
     "Followed",
-    "Growth",
+    "Grown",
     "HeadSource",
     "HiddenRow",
     "NotReady",
@@ -65,11 +66,13 @@ __all__ = [
     "ProposerChains",
     "ProposerSpec",
     "Ranked",
+    "Ranks",
     "SuffixRequests",
     "SuffixTexts",
     "SuffixTree",
     "TextDrafts",
     "TreeHead",
+    "TreeRequest",
     "bridge",
     "chain_by_passes",
     "draft_trees",

@@ -6,64 +6,33 @@ anew, by what the target says.
 
 Tokens are ranked as a draft model's are: by the scores that the target's own noise perturbs; where the verifier draws otherwise, by what
 the head says alone.
+
+On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the trees (`eagle_recorded`).
+Elsewhere, and for long prompts and sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import functional
 
-from specq.engines.torch import EagleHead, rank_tokens
-from specq.proposers.head_source import Ranked
+from specq.engines.torch import EagleHead, Replays, Sampling, fetch, rank_tokens
+from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks
+from specq.proposers.eagle_recorded import FEW_ROWS, Recorded
+from specq.proposers.eagle_rows import Rank, Roots, TextRows, compute_rows, grow
+from specq.proposers.eagle_texts import EagleText, taps_of
 from specq.proposers.interface import ranking_params
 from specq.proposers.state_cache import StateCache
-from specq.proposers.tree_head import Followed
+from specq.proposers.tree_head import Followed, Grown, Ranks, TreeRequest
 from specq.protocol import BoolArray, Int32Array, IntpArray, SamplingParams
 from specq.verification import ends_of
 
 MOST_WAITING = 4096  # rows of a text for which no tree was asked; beyond them the earlier ones are forgotten
 MOST_ROWS = 512  # of a text in a pass
-
-
-@dataclass(slots=True)
-class EagleText:
-    """What is known of a session's text: `length` rows in the cache at `place`, the first of which reads the token at `first`, and rows
-    that wait, with the target's hidden states before them."""
-
-    place: int
-    first: int
-    length: int = 0
-    taps: list[torch.Tensor] = field(default_factory=list)  # of [n, width] each
-    token_ids: list[int] = field(default_factory=list)  # of the rows that wait
-    last: torch.Tensor | None = None  # [hidden]: what the last row in the cache gave
-
-    @property
-    def end(self) -> int:
-        return self.first + self.length + len(self.token_ids)
-
-    def begin_at(self, first: int) -> None:
-        """Forget all; the next row reads the token at `first`."""
-        self.first, self.length, self.last = first, 0, None
-        self.taps, self.token_ids = [], []
-
-    def keep_last(self, count: int) -> None:
-        """Forget all but at most so many rows that wait."""
-        taps, token_ids = torch.cat(self.taps)[-count:], self.token_ids[-count:]
-        self.begin_at(self.end - len(token_ids))
-        self.taps, self.token_ids = [taps], token_ids
-
-    def take(self, most: int) -> tuple[torch.Tensor, list[int]]:
-        """Return the first rows that wait, at most so many, which have places in the cache from now on."""
-        taps = self.taps[0] if len(self.taps) == 1 else torch.cat(self.taps)
-        token_ids, self.token_ids = self.token_ids[:most], self.token_ids[most:]
-        self.taps = [taps[most:]] if self.token_ids else []
-        self.length += len(token_ids)
-        return taps[:most], token_ids
+MANY_TREES = 64  # kinds of them that are remembered
 
 
 class EagleRows(NamedTuple):
@@ -86,39 +55,28 @@ class EagleRows(NamedTuple):
 
 
 class Eagle:
-    """Fulfils `TreeHead`."""
+    """Fulfils `TreeHead`. `replays`: what records passes of fixed shapes; by default as the head's device can."""
 
-    def __init__(self, head: EagleHead) -> None:
+    def __init__(self, head: EagleHead, replays: Replays | None = None) -> None:
         self.layers = head.layers
         self.head, self.network, shape = head, head.network, head.network.shape
-        self.cache = StateCache(shape.num_key_value_heads, shape.head_dim, head.network.fc.weight)
+        like = head.network.fc.weight
+        self.cache = StateCache(shape.num_key_value_heads, shape.head_dim, shape.hidden_size, like)
         self.texts: dict[int, EagleText] = {}
+        self._device = like.device
+        self._sampling: dict[int, tuple[SamplingParams, Sampling]] = {}
+        self._levels: dict[Ranks | int, list[Level]] = {}
+        self._depths: list[int] = []  # of trees that are recorded best first
+        replays = replays or Replays.on(like.device)
+        self._recorded = None if replays is None else Recorded(head, self.cache, replays)
 
     def observe(self, values: torch.Tensor, followed: Sequence[Followed]) -> None:
         """Take in what texts go on with; see `TreeHead`."""
-        news = [new for one in followed if (new := self._new(one)) is not None]
-        if not news:
-            return
-        rows = torch.tensor([row for one in news for row in one.rows])
-        taps = values.index_select(0, rows.to(values.device, non_blocking=True))
-        for one, own in zip(news, torch.split(taps, [len(one.rows) for one in news]), strict=True):
-            text = self.texts[one.session_id]
-            text.taps.append(own)
-            text.token_ids += one.token_ids
-            if len(text.token_ids) > MOST_WAITING:
-                text.keep_last(MOST_WAITING // 2)
-
-    def _new(self, one: Followed) -> Followed | None:
-        """Return what is not known yet of a text, which begins anew behind a gap."""
-        text = self.texts.get(one.session_id)
-        if text is None:
-            text = self.texts[one.session_id] = EagleText(self.cache.open(), one.first)
-        if one.first > text.end:
-            text.begin_at(one.first)
-        known = text.end - one.first
-        if known >= len(one.rows):
-            return None
-        return one._replace(first=text.end, token_ids=one.token_ids[known:], rows=one.rows[known:])
+        for one in followed:
+            text = self.texts.get(one.session_id)
+            if text is None:
+                text = self.texts[one.session_id] = EagleText(self.cache.open(), one.first)
+            text.add(values, one, MOST_WAITING)
 
     def known(self, session_id: int) -> int:
         """Return up to where a text is known; see `TreeHead`."""
@@ -128,145 +86,176 @@ class Eagle:
     def close(self, session_id: int) -> None:
         """Forget a session; see `TreeHead`."""
         text = self.texts.pop(session_id, None)
+        self._sampling.pop(session_id, None)
         if text is not None:
             self.cache.close(text.place)
 
-    @torch.inference_mode()
-    def start(self, session_ids: Sequence[int], params: Sequence[SamplingParams]) -> EagleContexts:
-        """Compute the rows that wait; see `TreeHead`."""
-        texts = [self.texts[session_id] for session_id in session_ids]
+    def warm_up(self, most_sessions: int, depths: Sequence[int], trees: Sequence[Ranks]) -> None:
+        """Record what sessions as a rule need, so that none waits for it: trees of so many levels best first, and of these shapes."""
+        if self._recorded is not None:
+            self._depths = sorted({*self._depths, *depths})
+            kinds = [self._levels_of(depth, None) for depth in depths] + [self._levels_of(0, tree) for tree in trees]
+            self._recorded.warm_up(most_sessions, kinds)
+
+    # --- rows of texts ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def follow(self, session_ids: Sequence[int]) -> None:
+        """Compute the rows that wait of sessions that are known."""
+        texts, most_rows = [self.texts[session_id] for session_id in session_ids], self.cache.most_rows
         for text in texts:
-            if text.token_ids and text.length + len(text.token_ids) > self.cache.most_rows:
-                text.keep_last(self.cache.most_rows // 2)
-            self.cache.reserve(text.length + len(text.token_ids))
-        while waiting := [text for text in texts if text.token_ids]:
-            self._compute(waiting)
-        return EagleContexts(self.head, self.cache, texts, [ranking_params(one) for one in params])
+            if text.num_waiting and text.length + text.num_waiting > most_rows:
+                text.keep_last(most_rows // 2)
+        self.cache.reserve(max(text.length + text.num_waiting for text in texts))
+        while waiting := [text for text in texts if text.num_waiting]:
+            many = [text for text in waiting if text.num_waiting > FEW_ROWS]
+            if self._recorded is None or many:
+                self._compute(waiting if self._recorded is None else many)
+            else:
+                self._recorded.follow(waiting)
 
     def _compute(self, texts: list[EagleText]) -> None:
-        """Compute some rows of each text that has some, in one pass."""
+        """Compute some rows of each text, in one pass."""
         befores = np.array([text.length for text in texts])
-        taken = [text.take(MOST_ROWS) for text in texts]
-        counts = np.array([len(token_ids) for _, token_ids in taken])
+        counts = np.array([min(text.num_waiting, MOST_ROWS) for text in texts])
+        parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
         slots = (befores - (ends_of(counts) - counts)).repeat(counts) + np.arange(counts.sum())
         # A row stands where the state before its token does.
         positions = slots + np.array([text.first for text in texts]).repeat(counts) - 1
         is_seen = np.arange((befores + counts).max()) <= befores[:, None, None] + np.arange(counts.max())[:, None]
-        states = self.network.project(torch.cat([taps for taps, _ in taken]))
-        token_ids = np.concatenate([token_ids for _, token_ids in taken])
-        found = self.run(
+        taps = taps_of(parts)
+        rows = torch.from_numpy(taps.rows).to(taps.values.device)
+        states = self.network.project(taps.values.index_select(0, rows).to(self._device))
+        token_ids = np.array([token for part in parts for token in part.token_ids])
+        found = self._run(
             EagleRows([text.place for text in texts], counts, states, token_ids, positions, slots, is_seen)
         )
-        for text, of_text in zip(texts, found, strict=True):
-            text.last = of_text[-1]
+        lasts = found[torch.arange(len(texts)), torch.from_numpy(counts - 1)]
+        self.cache.keep_lasts(self._index([text.place for text in texts]), lasts)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def run(self, rows: EagleRows) -> list[torch.Tensor]:
         """Compute rows of some texts in one pass, and keep their keys and values; return what each text's gave, [rows, hidden]."""
-        counts, device = rows.counts, self.network.fc.weight.device
-        place_of, at = (np.arange(counts.max()) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
-        grid = tuple(torch.from_numpy(index).to(device) for index in (place_of, at))
-        most = int(counts.max())
-        states = rows.states.new_zeros(len(counts), most, rows.states.shape[1])
-        states[grid] = rows.states
-        token_ids, positions = np.zeros((2, len(counts), most), np.int64)
-        token_ids[place_of, at] = np.clip(
-            rows.token_ids, 0, self.network.num_tokens - 1
-        )  # of no use where there is none
-        positions[place_of, at] = rows.positions
-        places = np.array(rows.places)
+        found = self._run(rows)
+        return [found[i, :count] for i, count in enumerate(rows.counts.tolist())]
 
-        def attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            self.cache.write(places[place_of], rows.slots, keys[grid], values[grid])
-            return _attend(
-                queries, *self.cache.read(places, rows.is_seen.shape[2]), torch.from_numpy(rows.is_seen).to(device)
-            )
+    def last(self, text: EagleText) -> torch.Tensor:
+        """Return what the last row of a text gave, [hidden]."""
+        return self.cache.lasts(self._index([text.place]))[0]
 
-        inputs = (torch.from_numpy(array).to(device) for array in (token_ids, positions))
-        found = self.network(states, *inputs, attend)
-        return [found[i, :count] for i, count in enumerate(counts.tolist())]
+    def _run(self, rows: EagleRows) -> torch.Tensor:
+        counts, most = rows.counts, int(rows.counts.max())
+        self.cache.reserve(rows.is_seen.shape[2])
+        text_of, at = (np.arange(most) < counts[:, None]).nonzero()  # of each row, in a grid [texts, most]
+        ints = np.zeros((4, len(counts), most), np.int64)  # rows that are not there are nobody's
+        known = np.clip(rows.token_ids, 0, self.network.num_tokens - 1)  # of no use where there is none
+        ints[:, text_of, at] = known, rows.positions, np.array(rows.places)[text_of], rows.slots
+        states = rows.states
+        if most * len(counts) > len(states):
+            states = states.new_zeros(len(counts) * most, states.shape[1])
+            states[self._index(text_of * most + at)] = rows.states
+        grid = states.view(len(counts), most, -1)
+        is_seen = torch.from_numpy(rows.is_seen).to(self._device)
+        token_ids, positions, places, slots = torch.from_numpy(ints).to(self._device)
+        text_rows = TextRows(self._index(rows.places), grid, token_ids, positions, places, slots, is_seen)
+        return compute_rows(self.network, self.cache, text_rows)
 
+    def _index(self, values: Sequence[int] | IntpArray) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
 
-class EagleContexts:
-    """Fulfils `Contexts`: texts that are computed."""
+    # --- trees ------------------------------------------------------------------------------------------------------------
 
-    def __init__(
-        self, head: EagleHead, cache: StateCache, texts: list[EagleText], params: Sequence[SamplingParams]
-    ) -> None:
-        self._head, self._cache, self._texts, self._params = head, cache, texts, params
+    def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+        """Compute the rows that wait, and begin trees; see `TreeHead`. What the device cannot do by itself is done when it is waited for."""
+        self.follow([session_id for one in requests for session_id in one.session_ids])
+        return [self._begin(one) for one in requests]
 
-    @torch.inference_mode()
-    def grow(self, which: IntpArray) -> EagleGrowth:
-        """Begin trees; see `Contexts`."""
-        texts = [self._texts[i] for i in which.tolist()]
-        lengths = np.array([text.length for text in texts])
-        keys, values = self._cache.read(np.array([text.place for text in texts]), int(lengths.max()))
-        is_seen = torch.from_numpy(np.arange(lengths.max()) < lengths[:, None]).to(keys.device)
-        lasts = [text.last for text in texts if text.last is not None]
-        assert len(lasts) == len(texts), "a text of no rows"
-        ends = np.array([text.end for text in texts])
-        return EagleGrowth(
-            self._head, torch.stack(lasts)[:, None], keys, values, is_seen, ends, [self._params[i] for i in which]
+    def _begin(self, request: TreeRequest) -> Callable[[], Grown]:
+        texts = [self.texts[session_id] for session_id in request.session_ids]
+        assert all(text.length for text in texts), "a text of no rows"
+        sampling = [self._sampling_of(*one) for one in zip(request.session_ids, request.params, strict=True)]
+        levels = self._levels_of(request.depth, request.ranks)
+        lengths, ends, places = (
+            np.array(each) for each in zip(*((t.length, t.end, t.place) for t in texts), strict=True)
         )
+        roots = places, lengths, ends
+        if self._recorded is None:
+            return lambda: _grown(self._grow(roots, sampling, levels, request.floor), levels)
+        is_free = np.array([one.is_free for one in sampling])
+        free, rest = is_free.nonzero()[0], (~is_free).nonzero()[0]
+        parts: list[tuple[IntpArray, Callable[[], np.ndarray]]] = []
+        if len(free):
+            parts += self._recorded.grow(free, *roots, sampling, levels)
+        if len(rest):
+            own = places[rest], lengths[rest], ends[rest]
+            parts.append((rest, lambda: self._grow(own, [sampling[i] for i in rest.tolist()], levels, None)))
+        return lambda: _grown(_joined(parts, len(texts)), levels)
 
+    def _levels_of(self, depth: int, ranks: Ranks | None) -> list[Level]:
+        """Return the levels of a tree; the same at every call, while few kinds are asked for. What is recorded best first has a number of levels that
+        was recorded before, where one suffices: near the end of a text some are of no use."""
+        if self._recorded is not None and ranks is None:
+            enough = [known for known in self._depths if known >= depth]
+            self._depths += [] if enough else [depth]
+            depth = min(enough, default=depth)
+        key = depth if ranks is None else ranks
+        if key not in self._levels:
+            if len(self._levels) >= MANY_TREES:
+                self._levels.clear()
+                if self._recorded is not None:
+                    self._recorded.forget_trees()
+            num_columns = self.network.lm_head.out_features
+            made = best_first(depth, num_columns, self._device) if ranks is None else None
+            self._levels[key] = made or of_ranks(ranks, num_columns, self._device)  # type: ignore[arg-type]
+        return self._levels[key]
 
-class EagleGrowth:
-    """Fulfils `Growth`.
+    def _sampling_of(self, session_id: int, params: SamplingParams) -> Sampling:
+        known = self._sampling.get(session_id)
+        if known is None or known[0] is not params:
+            known = self._sampling[session_id] = params, Sampling.of(ranking_params(params))
+        return known[1]
 
-    states        [b, rows, hidden]: what the last level gave; at first the contexts' last rows
-    keys, values  [b, context + nodes, kv_heads, dim]
-    is_seen       bool[b, context]; ends i64[b]: the place of the token behind each context
-    """
-
-    def __init__(
+    @torch.no_grad()
+    def _grow(
         self,
-        head: EagleHead,
-        states: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        is_seen: torch.Tensor,
-        ends: IntpArray,
-        params: Sequence[SamplingParams],
-    ) -> None:
-        self._head, self._states, self._keys, self._values = head, states, keys, values
-        self._is_seen = is_seen[:, None]  # [b, rows, context + nodes]: by the rows of the last level
-        self._ends, self._params, self._depth = ends, params, 0
+        roots: tuple[IntpArray, IntpArray, IntpArray],
+        sampling: list[Sampling],
+        levels: list[Level],
+        floor: float | None,
+    ) -> Int32Array:
+        """Grow trees below texts at these places, of these lengths and ends, where the host may rank tokens; see `eagle_rows.grow`."""
+        places, lengths, ends = (self._index(each) for each in roots)
+        contexts = Roots(places, lengths, ends, int(roots[1].max()))
+        found = grow(self.head, self.cache, contexts, levels, self._rank(sampling, roots[2]), floor)
+        ints: Int32Array = fetch(found)()
+        return ints
 
-    @torch.inference_mode()
-    def ranked(self, count: int) -> Ranked:
-        """Return the likeliest tokens; see `Growth`."""
-        logits = self._head.network.logits(self._states).float()  # [b, rows, columns]
-        num_contexts, num_rows, columns = logits.shape
-        params = [one for of_context in self._params for one in (of_context,) * num_rows]
-        positions = (self._ends + self._depth).repeat(num_rows).tolist()
-        flat = logits.flatten(0, 1)
-        token_ids, scores = rank_tokens(flat, params, positions, min(count, columns), self._head.token_ids)
-        shape = num_contexts, num_rows, -1
-        return Ranked(token_ids.reshape(shape), scores.reshape(shape))
+    def _rank(self, sampling: list[Sampling], ends: IntpArray) -> Rank:
+        def rank(logits: torch.Tensor, depth: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+            num_rows = logits.shape[1]
+            params = [one.params for one in sampling for _ in range(num_rows)]
+            positions = (ends + depth).repeat(num_rows).tolist()
+            flat = logits.flatten(0, 1).float()
+            found = rank_tokens(flat, params, positions, count, self.head.token_ids)
+            tokens, scores = (torch.from_numpy(each).to(self._device) for each in found)
+            return tokens.view(-1, num_rows, count), scores.view(-1, num_rows, count)
 
-    @torch.inference_mode()
-    def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
-        """Go one level down; see `Growth`."""
-        device, num_rows = self._states.device, parents.shape[1]
-        behind = torch.tensor(parents, device=device)[:, :, None]
-        states = self._states.gather(1, behind.expand(-1, -1, self._states.shape[2]))
-        seen = self._is_seen.gather(1, behind.expand(-1, -1, self._is_seen.shape[2]))
-        own = torch.eye(num_rows, dtype=torch.bool, device=device).expand(len(parents), -1, -1)
-        self._is_seen = torch.cat([seen, own], 2)
-        positions = np.broadcast_to((self._ends + self._depth - 1)[:, None], parents.shape).copy()
-        # Of no use where there is none.
-        known = np.clip(token_ids, 0, self._head.network.num_tokens - 1).astype(np.int64)
-        inputs = (torch.from_numpy(array).to(device) for array in (known, positions))
-        self._states = self._head.network(states, *inputs, self._attend)
-        self._depth += 1
-
-    def _attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        self._keys, self._values = torch.cat([self._keys, keys], 1), torch.cat([self._values, values], 1)
-        return _attend(queries, self._keys, self._values, self._is_seen)
+        return rank
 
 
-def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, is_seen: torch.Tensor) -> torch.Tensor:
-    """Return [b, rows, heads, dim] of queries of this shape; keys, values [b, n, kv_heads, dim], is_seen bool[b, rows, n]."""
-    queries, keys, values = queries.transpose(1, 2), keys.transpose(1, 2), values.transpose(1, 2)
-    found = functional.scaled_dot_product_attention(queries, keys, values, attn_mask=is_seen[:, None], enable_gqa=True)
-    return found.transpose(1, 2)
+def _joined(parts: list[tuple[IntpArray, Callable[[], np.ndarray]]], num_trees: int) -> Int32Array:
+    """Return i32[4, trees, n] of parts, each of some of the trees."""
+    if len(parts) == 1:
+        found: Int32Array = parts[0][1]()
+        return found
+    arrays = [(which, wait()) for which, wait in parts]
+    joined = np.empty((4, num_trees, arrays[0][1].shape[2]), np.int32)
+    for which, array in arrays:
+        joined[:, which] = array
+    return joined
+
+
+def _grown(ints: Int32Array, levels: list[Level]) -> Grown:
+    token_ids, parents, scores, reach = ints
+    depths = depths_of(levels)[: ints.shape[2]]  # where nothing was likely, there are fewer
+    return Grown(token_ids, scores.view(np.float32), reach.view(np.float32), parents, depths)

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from specq.engines.torch import EagleHead
-from specq.proposers.eagle import Eagle, EagleRows, EagleText
+from specq.proposers.eagle import Eagle, EagleRows
+from specq.proposers.eagle_texts import EagleText
 from specq.proposers.interface import CONTEXT, NO_CHILDREN, Children, Expansion
 from specq.proposers.kv_trees import NO_SLOT, Node, TreeSession
 from specq.proposers.making import ChildMaker, ChildRequest
@@ -27,7 +28,6 @@ from specq.proposers.tree_head import Followed
 from specq.protocol import (
     ActivationRequest,
     BoolArray,
-    EngineError,
     Float32Array,
     Int32Array,
     ModelInfo,
@@ -164,7 +164,7 @@ class EagleTrees:
             return found
         lines = self._lines([requests[i] for i in asked])
         self._compute(lines)
-        states = torch.stack([_state(line) for line in lines])
+        states = torch.stack([self._state(line) for line in lines])
         wanted = [
             ChildRequest(line.session.params, positions[i], len(requests[i].child_ids), requests[i].session_id)
             for i, line in zip(asked, lines, strict=True)
@@ -179,7 +179,7 @@ class EagleTrees:
     def _lines(self, requests: Sequence[Expansion]) -> list[_Line]:
         """Compute the rows of true states that are new; return what is below them for each request."""
         ids = list(dict.fromkeys(one.session_id for one in requests))
-        self._eagle.start(ids, [self._sessions[session_id].params for session_id in ids])
+        self._eagle.follow(ids)
         for session_id in ids:
             session, text = self._sessions[session_id], self._eagle.texts[session_id]
             if session.known != (text.first, text.length):
@@ -218,7 +218,7 @@ class EagleTrees:
             EagleRows(
                 [own[0][0].text.place for own in groups],
                 counts,
-                torch.stack([_state(line, depth) for line, depth in rows]),
+                torch.stack([self._state(line, depth) for line, depth in rows]),
                 np.array([node.token_id for node in nodes]),
                 np.array([node.position - 1 for node in nodes]),  # where the state before it does
                 slots,
@@ -228,6 +228,11 @@ class EagleTrees:
         given = [state for of_text in found for state in of_text]
         for (line, _), node, slot, state in zip(rows, nodes, slots.tolist(), given, strict=True):
             node.slot, line.session.states[slot] = slot, state
+
+    def _state(self, line: _Line, depth: int | None = None) -> torch.Tensor:
+        """Return the state [hidden] that stands before the node at this depth of a line, or behind all of it."""
+        before = line.nodes if depth is None else line.nodes[:depth]
+        return line.session.states[before[-1].slot] if before else self._eagle.last(line.text)
 
 
 def _seen(groups: Sequence[Sequence[tuple[_Line, int]]], firsts: Sequence[int]) -> BoolArray:
@@ -245,13 +250,3 @@ def _missing(line: _Line) -> Iterator[int]:
     """Yield the depths of a line's nodes whose rows are to be computed: behind the first that is missing, all are."""
     first = next((i for i, node in enumerate(line.nodes) if node.slot == NO_SLOT), len(line.nodes))
     return iter(range(first, len(line.nodes)))
-
-
-def _state(line: _Line, depth: int | None = None) -> torch.Tensor:
-    """Return the state [hidden] that stands before the node at this depth of a line, or behind all of it."""
-    before = line.nodes if depth is None else line.nodes[:depth]
-    if before:
-        return line.session.states[before[-1].slot]
-    if line.text.last is None:
-        raise EngineError("a text of no rows")
-    return line.text.last

@@ -1,64 +1,80 @@
-"""Keys and values of the rows of many texts, for a head of one layer: a range for each text, in one tensor that grows."""
+"""Keys and values of the rows of many texts, and what the last row of each gave, for a head of one layer: a range for each text, in tensors
+that grow."""
 
 from __future__ import annotations
 
 import torch
 
-from specq.protocol import IntpArray
-
 LEAST_ROOM = 128  # rows
 MOST_BYTES = 2 << 30  # of all ranges together, though each may have ALWAYS rows
 ALWAYS = 1024
+NOBODY = 0  # the place of no text: what fills up a batch is read there and written there
 
 
 class StateCache:
-    """Ranges of equal room, at places; `like`: a tensor of the device and number format."""
+    """Ranges of equal room, at places. Indices are integers on the cache's device. `num_moves`: how often all moved to other memory."""
 
-    def __init__(self, num_kv_heads: int, head_dim: int, like: torch.Tensor) -> None:
-        self._values = like.new_zeros(0, LEAST_ROOM, 2, num_kv_heads, head_dim)
+    def __init__(self, num_kv_heads: int, head_dim: int, hidden: int, like: torch.Tensor) -> None:
+        """`like`: a tensor of the device and number format."""
+        self._rows = like.new_zeros(2, 1, num_kv_heads, LEAST_ROOM, head_dim)  # keys, values
+        self._lasts = like.new_zeros(1, hidden)
         self._row_bytes = 2 * num_kv_heads * head_dim * like.element_size()
         self._free: list[int] = []
+        self.num_moves = 0
+
+    @property
+    def room(self) -> int:
+        """How many rows each range has."""
+        return self._rows.shape[3]
 
     @property
     def most_rows(self) -> int:
         """How many rows a text may have, at so many texts as there are."""
-        return max(MOST_BYTES // (max(len(self._values), 1) * self._row_bytes), ALWAYS)
+        return max(MOST_BYTES // (len(self._lasts) * self._row_bytes), ALWAYS)
 
     def open(self) -> int:
         """Return a free place."""
         if not self._free:
-            count, room = self._values.shape[:2]
-            self._grow(max(1, 2 * count), room)
-            self._free = list(range(len(self._values) - 1, count - 1, -1))
+            self.reserve(self.room, 2 * len(self._lasts))
         return self._free.pop()
 
     def close(self, place: int) -> None:
         """Give a place back."""
         self._free.append(place)
 
-    def reserve(self, num_rows: int) -> None:
-        """Make room for a text of so many rows."""
-        count, room = self._values.shape[:2]
-        if num_rows > room:
-            self._grow(count, 1 << (num_rows - 1).bit_length())
+    def reserve(self, num_rows: int, num_places: int = 0) -> None:
+        """Make room for texts of so many rows, and for so many texts."""
+        count, room = len(self._lasts), self.room
+        if num_rows > room or num_places > count:
+            self._free += range(max(num_places, count) - 1, count - 1, -1)
+            self._grow(max(num_places, count), max(room, 1 << (num_rows - 1).bit_length()))
 
     def _grow(self, count: int, room: int) -> None:
-        grown = self._values.new_zeros(count, room, *self._values.shape[2:])
-        grown[: len(self._values), : self._values.shape[1]] = self._values
-        self._values = grown
+        rows, lasts = self._rows, self._lasts
+        self._rows = rows.new_zeros(2, count, rows.shape[2], room, rows.shape[4])
+        self._rows[:, : rows.shape[1], :, : rows.shape[3]] = rows
+        self._lasts = lasts.new_zeros(count, lasts.shape[1])
+        self._lasts[: len(lasts)] = lasts
+        self.num_moves += 1
 
-    def write(self, places: IntpArray, rows: IntpArray, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keep keys and values [n, kv_heads, dim] of these rows of the texts at these places, i64[n] both."""
-        at = tuple(torch.from_numpy(index).to(keys.device, non_blocking=True) for index in (places, rows))
-        self._values[at] = torch.stack([keys, values], 1)
+    def write(self, places: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Keep keys and values [n, kv_heads, dim] of rows of the texts at these places [n], in these slots [n] of their ranges."""
+        self._rows[0][places, :, slots] = keys
+        self._rows[1][places, :, slots] = values
 
-    def read(self, places: IntpArray, num_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and the values [texts, num_rows, kv_heads, dim]; what stands behind a text's end means nothing. They may change
-        with the next `write`."""
-        if len(places) == 1:
-            found = self._values[int(places[0])][None, :num_rows]
-        else:
-            at = torch.from_numpy(places).to(self._values.device, non_blocking=True)
-            found = self._values[:, :num_rows].index_select(0, at)
-        keys, values = found.unbind(2)
+    def read(self, places: torch.Tensor, num_rows: int, num_more: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the keys and the values [texts, kv_heads, num_rows + num_more, dim] of texts at places [texts]: what stands behind a text's end
+        means nothing, what is more is 0."""
+        found = self._rows[:, :, :, :num_rows].index_select(1, places)
+        if num_more:
+            found = torch.nn.functional.pad(found, (0, 0, 0, num_more))
+        keys, values = found.unbind(0)
         return keys, values
+
+    def keep_lasts(self, places: torch.Tensor, states: torch.Tensor) -> None:
+        """Keep what the last rows [n, hidden] of the texts at these places [n] gave."""
+        self._lasts.index_copy_(0, places, states)
+
+    def lasts(self, places: torch.Tensor) -> torch.Tensor:
+        """Return what the last rows gave, [n, hidden]."""
+        return self._lasts.index_select(0, places)

@@ -1,15 +1,18 @@
-"""What a verifier needs of a head that reads the target's hidden states and its own: trees, level by level, in arrays.
+"""What a verifier needs of a head that reads the target's hidden states and its own: whole trees, in arrays.
 
-`specq.proposers.eagle` fulfils it; nothing here imports torch.
+Best first, as EAGLE-2's (Li et al. 2024, arXiv 2406.16858): at each level the BEAM likeliest of its nodes are expanded, by their cumulative
+probability, with WIDTH children each. Or of a shape. `specq.proposers.eagle` fulfils it; nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from specq.proposers.head_source import Ranked
-from specq.protocol import Int32Array, IntpArray, SamplingParams
+from specq.protocol import Float32Array, Int32Array, IntpArray, SamplingParams
+
+WIDTH = 8  # children of a node that is expanded
+BEAM = 4  # nodes of a tree that are expanded at a level
 
 
 class Followed(NamedTuple):
@@ -21,25 +24,51 @@ class Followed(NamedTuple):
     rows: Sequence[int]
 
 
-class Growth(Protocol):
-    """Trees that grow below some contexts, as many rows at each level for all of them."""
+class Ranks(Protocol):
+    """A tree of ranks, parents before children: each node is the how-manieth choice behind which other. Compared by identity; it does not
+    change.
 
-    def ranked(self, count: int) -> Ranked:
-        """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count]: at first behind the
-        contexts, one row each."""
-        ...
+    depths, ranks, parents i64[n]: from 0; a parent is a place among the nodes, -1 for the context
+    """
 
-    def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
-        """Go one level down: tokens i32[contexts, rows], behind these rows i64[contexts, rows] of the last level."""
-        ...
+    @property
+    def depths(self) -> IntpArray: ...
+
+    @property
+    def ranks(self) -> IntpArray: ...
+
+    @property
+    def parents(self) -> IntpArray: ...
 
 
-class Contexts(Protocol):
-    """Contexts that are computed."""
+class TreeRequest(NamedTuple):
+    """Trees of one kind for some sessions.
 
-    def grow(self, which: IntpArray) -> Growth:
-        """Begin trees below some of them, by index."""
-        ...
+    depth   how many levels they need; best first there may be more
+    ranks   their shape; None: best first
+    floor   a log-probability: best first, what is less likely may be left out
+    """
+
+    session_ids: Sequence[int]
+    params: Sequence[SamplingParams]
+    depth: int
+    ranks: Ranks | None
+    floor: float
+
+
+class Grown(NamedTuple):
+    """Nodes of m trees, as many of each, parents before children.
+
+    token_ids i32[m, n]; scores f32[m, n]: log-probabilities given the parent; reach f32[m, n]: with those above; -inf: no node
+    parents i32[m, n]: places among the tree's nodes; -1: the context
+    depths  i64[n]: the level of each, from 0
+    """
+
+    token_ids: Int32Array
+    scores: Float32Array
+    reach: Float32Array
+    parents: Int32Array
+    depths: IntpArray
 
 
 class TreeHead(Protocol):
@@ -51,7 +80,8 @@ class TreeHead(Protocol):
     layers: tuple[int, ...]
 
     def observe(self, values: Any, followed: Sequence[Followed]) -> None:
-        """Take in hidden states [n, width], wherever these are, and what the target's text goes on with. What is known is skipped."""
+        """Take in hidden states [n, width], wherever these are, and what the target's text goes on with. What is known is skipped. The values must
+        not change."""
         ...
 
     def known(self, session_id: int) -> int:
@@ -62,6 +92,6 @@ class TreeHead(Protocol):
         """Forget a session, known or not."""
         ...
 
-    def start(self, session_ids: Sequence[int], params: Sequence[SamplingParams]) -> Contexts:
-        """Begin to compute the contexts of sessions that are known."""
+    def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+        """Begin to grow trees of sessions that are known, each in one request; return what waits for those of each."""
         ...

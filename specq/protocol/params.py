@@ -7,7 +7,7 @@ those at their defaults are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from specq.protocol.bounds import (
@@ -55,13 +55,14 @@ class Values:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults, as JSON-able values."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        every = _fields(type(self)).items()
+        return {name: value for name, field in every if (value := getattr(self, name)) != field.default}
 
     @classmethod
     def check_names(cls, values: Mapping[str, Any]) -> None:
         """Raise JobError for an unknown name."""
-        known = [f.name for f in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        known = _fields(cls)
+        unknown = sorted(set(values) - known.keys())
         if unknown:
             raise JobError(f"unknown {cls.LABEL} {shown(unknown[0])}; known are {', '.join(known)}")
 
@@ -69,8 +70,18 @@ class Values:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """Build and validate from JSON values; unknown names and wrong types raise JobError."""
         cls.check_names(values)
-        known = {f.name: f for f in fields(cls)}
+        known = _fields(cls)
         return cls(**{name: _coerce(name, value, str(known[name].type)) for name, value in values.items()}).validate()
+
+
+_FIELDS: dict[type, dict[str, Field[Any]]] = {}  # by class: `dataclasses.fields` looks for them anew each time
+
+
+def _fields(cls: type[Values]) -> dict[str, Field[Any]]:
+    found = _FIELDS.get(cls)
+    if found is None:
+        found = _FIELDS[cls] = {field.name: field for field in fields(cls)}
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 from specq.protocol.bounds import MAX_INT64, MAX_NODES
@@ -33,7 +33,9 @@ class SessionStats:
     positions: list[list[int]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Return all counts by name, as JSON-able values of their own."""
+        counts = {name: getattr(self, name) for name in self.__slots__}
+        return counts | {"positions": [list(pair) for pair in self.positions]}
 
 
 class RenamedCounts(dict[str, Any]):

@@ -52,11 +52,20 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": {"model_type": "qwen3", **DECODER, "num_attention_heads": 14, "tie_word_embeddings": True},
     "opt": {"model_type": "opt", **_OPT},
 }
+# Mixtures of experts, which the torch engine does not load; vLLM's attention on a CPU wants heads of 64.
+_EXPERTS = {"num_experts_per_tok": 2, "hidden_size": 256, "head_dim": 64, "tie_word_embeddings": False}
+EXPERTS: dict[str, dict[str, Any]] = {
+    "mixtral": {"model_type": "mixtral", **DECODER, **_EXPERTS, "num_local_experts": 4},
+    "qwen2-moe": {
+        "model_type": "qwen2_moe", **DECODER, **_EXPERTS,
+        "num_experts": 4, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+    },
+}  # fmt: skip
 
 
 def make_checkpoint(kind: str, directory: Path, seed: int = 0) -> Path:
-    """Save a random model of a kind in CONFIGS, with weights large enough to matter; return its directory."""
-    settings = dict(CONFIGS[kind])
+    """Save a random model of a kind in CONFIGS or EXPERTS, with weights large enough to matter; return its directory."""
+    settings = dict((CONFIGS | EXPERTS)[kind])
     torch.manual_seed(seed)
     config = AutoConfig.for_model(settings.pop("model_type"), **settings)
     dtype = getattr(torch, settings.get("dtype", "float32"))

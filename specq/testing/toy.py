@@ -8,12 +8,24 @@ target and is wrong at known places.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from specq.engines import check_asked
-from specq.proposers import Chains, Children, Expansion, Followed, HiddenRow, ProposerChains, Ranked, draws_children
+from specq.proposers import (
+    Chains,
+    Children,
+    Expansion,
+    Followed,
+    Grown,
+    HiddenRow,
+    ProposerChains,
+    Ranked,
+    TreeRequest,
+    draws_children,
+)
 from specq.protocol import (
     NO_TAP,
     DraftDistribution,
@@ -29,6 +41,7 @@ from specq.protocol import (
     StepOutput,
     Tap,
 )
+from specq.testing.growth import Growth, grow
 
 VOCAB = 50
 EOS = 0
@@ -352,19 +365,14 @@ class ToyTrees:
     def close(self, session_id: int) -> None:
         self.texts.pop(session_id, None)
 
-    def start(self, session_ids: Sequence[int], params: Sequence[SamplingParams]) -> ToyContexts:
-        self.num_started.append(len(session_ids))
-        return ToyContexts(self, [list(self.texts[one]) for one in session_ids], [one.seed for one in params])
+    def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+        self.num_started.append(sum(len(one.session_ids) for one in requests))
+        return [partial(grow, self.growth(one), one) for one in requests]
 
-
-class ToyContexts:
-    """Texts for which a toy head grows trees."""
-
-    def __init__(self, head: ToyTrees, texts: list[list[int]], seeds: list[int]) -> None:
-        self._head, self._texts, self._seeds = head, texts, seeds
-
-    def grow(self, which: IntpArray) -> ToyGrowth:
-        return ToyGrowth(self._head, [[self._texts[i]] for i in which], [self._seeds[i] for i in which])
+    def growth(self, request: TreeRequest) -> Growth:
+        """Return what says of a request's trees what is likely, level by level."""
+        texts = [[list(self.texts[session_id])] for session_id in request.session_ids]
+        return ToyGrowth(self, texts, [params.seed for params in request.params])
 
 
 class ToyGrowth:

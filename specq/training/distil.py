@@ -28,7 +28,7 @@ from specq.training.rollouts import Rollouts, load_rollouts
 from specq.training.settings import BatchSettings, Settings
 from specq.training.vocabulary import load_tokenizer
 
-ROW_LENGTHS = (256, 512)  # rollouts are padded to one of these
+ROW_LENGTHS = (128, 192, 256, 320, 384, 512)  # rollouts are padded to one of these
 CORPUS_SHARE = 0.2
 CLOSING_SHARE = 0.6
 CHECK_ROLLOUTS = 256
@@ -41,6 +41,7 @@ class Batch:
 
     token_ids: torch.Tensor  # [num_rows, length] int64
     counted: torch.Tensor  # [num_rows, length] float32, 1 where the next token is the target's own
+    on_host: np.ndarray  # the same: what is read there makes nobody wait for a device
 
 
 def distil_draft(settings: Settings) -> float:
@@ -75,7 +76,13 @@ def make_batch(rollouts: Rollouts, indices: Sequence[int], length: int, settings
         rollout = rollouts.rollout(index)[:length]
         row[: len(rollout)] = rollout
         mask[rollouts.prompt_sizes[index] - 1 : len(rollout) - 1] = 1
-    return Batch(torch.from_numpy(rows).to(settings.device), torch.from_numpy(counted).to(settings.device))
+    return Batch(send(rows, settings.device), send(counted, settings.device), counted)
+
+
+def send(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Return an array on a device; the host goes on while it is copied."""
+    tensor = torch.from_numpy(values)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 def draw_batches(rollouts: Rollouts, settings: Settings, pad_id: int) -> Iterator[Batch]:
@@ -92,8 +99,9 @@ def draw_batches(rollouts: Rollouts, settings: Settings, pad_id: int) -> Iterato
     outputs = rollout_batches(rollouts, settings, pad_id, rng)
     for _ in range(settings.draft_steps):
         if rng.random() < CORPUS_SHARE:
-            token_ids = torch.from_numpy(next(corpus)).to(settings.device)
-            yield Batch(token_ids, (token_ids != pad_id).float())
+            rows = next(corpus)
+            counted = (rows != pad_id).astype(np.float32)
+            yield Batch(send(rows, settings.device), send(counted, settings.device), counted)
         else:
             yield next(outputs)
 

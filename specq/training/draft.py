@@ -25,7 +25,7 @@ from specq.engines.torch import load_network
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.acceptance import SAMPLED_TEMPERATURE, measure
-from specq.training.architecture import ROPE_THETA, hidden_states
+from specq.training.architecture import ROPE_THETA, fuse_norms, hidden_states
 from specq.training.chat_prompts import Chat, bench_prompts, chat_of, corpus_prompts
 from specq.training.decoding import generate
 from specq.training.distil import Batch, distil_loss, rollout_batches
@@ -51,6 +51,7 @@ def load_target(settings: RunSettings) -> tuple[Any, Chat]:
         raise ConfigError(
             f"{settings.target} is {network.config.model_type}; drafts are trained for {' and '.join(TARGETS)}"
         )
+    fuse_norms(network)
     network.requires_grad_(requires_grad=False)
     stops = network.generation_config.eos_token_id
     return network, chat_of(settings.target, tuple(stops if isinstance(stops, list) else [stops] if stops else []))

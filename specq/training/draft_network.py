@@ -73,9 +73,11 @@ def principal(embeddings: torch.Tensor, width: int) -> torch.Tensor:
 
 def save_draft(network: LlamaForCausalLM, shape: draft_form.DraftShape, token_ids: Int32Array, out: Path) -> None:
     """Write a network in 8 bits, as `specq.checkpoints.draft_form` says."""
-    tensors = {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
+    tensors = {} if shape.shared else {draft_form.TOKEN_IDS: torch.from_numpy(token_ids)}
     matrices = draft_form.matrix_shapes(shape)
     for name, parameter in network.named_parameters():
+        if shape.shared and draft_form.is_shared(name):
+            continue
         tensors[name] = parameter.detach().float().cpu().contiguous()
         if name in matrices:
             values, scales = draft_form.to_int8(tensors[name].numpy())

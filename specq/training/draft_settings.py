@@ -103,8 +103,9 @@ class JointSettings(MedusaSettings):
 
 @dataclass(frozen=True)
 class EagleSettings(RunSettings):
-    """Those of `specq train eagle3`; intermediate_size 0: the target's."""
+    """Those of `specq train eagle3`; start: a head that was written before; intermediate_size 0: the target's."""
 
+    start: Path | None
     num_steps: int
     intermediate_size: int
     depth_decay: float
@@ -115,6 +116,7 @@ class ParallelSettings(RunSettings):
     """Those of `specq train parallel`."""
 
     draft: Path
+    share: bool
     num_places: int
     keep: float
     least_keep: float

@@ -3,33 +3,35 @@
 rollouts   as of `specq train draft`: the target answers prompts of the corpus
 head       the head learns, for so many seconds, what the target says at the places that it foresees in each step of the training-time test
            (`eagle_network`): as a draft model does, half its distribution there and half the likeliest token. The loss of a step counts
-           `depth_decay` times that of the one before it. A run that was cut off goes on; the head is written in bfloat16
+           `depth_decay` times that of the one before it. It begins with the values and the tokens of the head in `start`, if one is named. A run
+           that was cut off goes on; the head is written in bfloat16
 evaluate   how many of the target's tokens the head foresees, benchmark by benchmark and depth by depth
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 import torch
-from torch.nn import functional
 
 from specq.checkpoints import eagle_form
 from specq.engines.torch import EagleHead, EagleNetwork, load_eagle
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
 from specq.training.architecture import ROPE_THETA, tapped_states
-from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches, token_losses
+from specq.training.distil import ROW_LENGTHS, Batch, make_batch, rollout_batches
 from specq.training.draft import all_rollouts, check_rollouts, frequent_tokens, load_target, roll_out
 from specq.training.draft_settings import EagleSettings
-from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, trained_states
+from specq.training.eagle_network import build_eagle, channel_scales, save_eagle, start_eagle, trained_states
 from specq.training.foresight import info_of, measure_heads
 from specq.training.optimizer import build_optimizers
 from specq.training.ranks import CHAIN, TREE
 from specq.training.rollouts import Rollouts
 from specq.training.runs import Run, depth_weights
+from specq.training.teaching import mean_loss, teach
 
 __all__ = ["evaluate", "roll_out", "train_head"]
 
@@ -51,7 +53,8 @@ def train_head(settings: EagleSettings) -> None:
     rollouts = all_rollouts(settings)
     check_rollouts(rollouts, settings.target, target, settings.num_steps + 1, f"{settings.num_steps} steps")
     torch.manual_seed(settings.seed)
-    token_ids = frequent_tokens(rollouts, settings.head_size)
+    start = _start(settings, target)
+    token_ids = frequent_tokens(rollouts, settings.head_size) if start is None else _columns(start)
     shape = head_shape(settings, target, len(token_ids))
     network = build_eagle(shape, target, token_ids)
     output = target.lm_head.weight[torch.from_numpy(token_ids).to(settings.device)]
@@ -59,11 +62,13 @@ def train_head(settings: EagleSettings) -> None:
         f"{sum(p.numel() for p in network.parameters()) / 1e6:.2f} M parameters; {rollouts.num_answered} labels; "
         f"states behind layers {', '.join(map(str, shape.layers))}"
     )
+    scales = _scales(target, rollouts, shape.layers, settings)
+    if start is not None:
+        start_eagle(network, start, scales, Path(str(settings.start)))
     rates = {"lr": settings.lr, "matrix_lr": settings.matrix_lr}
     optimizers = build_optimizers(network, weight_decay=0.0, outside=OUTSIDE, **rates)
     run = Run(network, optimizers, settings.state_file, _about(settings, shape, token_ids))
     run.resume(settings.device)
-    scales = _scales(target, rollouts, shape.layers, settings)
     batches = rollout_batches(rollouts, settings, chat.stops[0], np.random.default_rng([settings.seed, run.step]))
     run.fit(
         lambda: step_losses(network, target, output, scales, next(batches), settings),
@@ -72,6 +77,20 @@ def train_head(settings: EagleSettings) -> None:
         "step",
     )
     save_eagle(network, shape, token_ids, scales, settings.out)
+
+
+def _start(settings: EagleSettings, target: Any) -> EagleHead | None:
+    """Return the head to go on from, if one is named."""
+    if settings.start is None:
+        return None
+    info = info_of(target, settings.target)
+    return load_eagle(str(settings.start), str(settings.target), info, str(settings.device))
+
+
+def _columns(head: EagleHead) -> Int32Array:
+    """Return the tokens that a head may say."""
+    all_tokens: Int32Array = np.arange(head.network.shape.draft_vocab_size, dtype=np.int32)
+    return all_tokens if head.token_ids is None else head.token_ids
 
 
 @torch.no_grad()
@@ -120,7 +139,7 @@ def _about(settings: EagleSettings, shape: eagle_form.EagleShape, token_ids: Int
     """Return what must be the same for a run to go on."""
     own = settings.num_steps, settings.depth_decay, settings.seed
     rates = settings.lr, settings.matrix_lr, settings.hard_weight
-    return f"eagle3 scaled {settings.target} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
+    return f"eagle3 scaled {settings.target} {settings.start} {shape} {own} {rates} {len(token_ids)} {int(token_ids.sum())}"
 
 
 def step_losses(
@@ -132,20 +151,17 @@ def step_losses(
     settings: EagleSettings,
 ) -> torch.Tensor:
     """Return f32[steps]: the mean loss of each, over the rows of a batch whose token and whose label are the target's own."""
-    length = int((batch.counted > 0).any(0).nonzero().max()) + 2  # behind it nothing is learned
-    token_ids, is_said = batch.token_ids[:, :length], batch.counted[:, :length] > 0
-    place = is_said.flatten().cumsum(0).view_as(is_said) - 1  # among the places whose next token is the target's own
-    losses = []
+    length, is_said, losses = batch.token_ids.shape[1], batch.counted.flatten(), []
     with settings.autocast():
         with torch.no_grad():
-            taps, hidden = tapped_states(target, token_ids, network.shape.layers)
-            taught = functional.linear(hidden[is_said], output)  # [n, columns]
-        for step, states in enumerate(trained_states(network, taps / scales, token_ids, settings.num_steps)):
+            taps, hidden = tapped_states(target, batch.token_ids, network.shape.layers)
+            taught = teach(hidden, output, batch, settings.hard_weight)
+        for step, states in enumerate(trained_states(network, taps / scales, batch.token_ids, settings.num_steps)):
             ahead = step + 1
-            both = is_said[:, :-ahead] & is_said[:, ahead:]
-            logits = network.logits(states[:, :-ahead][both])
-            each = token_losses(logits.float(), taught[place[:, ahead:][both]].float(), settings.hard_weight)
-            losses.append(each.sum() / max(len(each), 1))
+            places = (taught.places - ahead).clamp(min=0)
+            counted = taught.counted * is_said[places] * (taught.places % length >= ahead)
+            said = network.norm(states.flatten(0, 1).index_select(0, places))
+            losses.append(mean_loss(said, network.lm_head.weight, taught.wanted, taught.floor, counted))
     return torch.stack(losses)
 
 

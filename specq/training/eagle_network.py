@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from torch import nn
 from torch.nn import functional
 
 from specq.checkpoints import eagle_form
-from specq.engines.torch import EagleNetwork
-from specq.protocol import Int32Array
+from specq.engines.torch import EagleHead, EagleNetwork
+from specq.protocol import ConfigError, Int32Array
 
 INITIAL_STD = 0.02
 LEAST_SCALE = 1e-3
+MAY_DIFFER = ("max_position_embeddings",)  # of a head that training starts from
 
 
 def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array) -> EagleNetwork:
@@ -43,6 +45,22 @@ def build_eagle(shape: eagle_form.EagleShape, target: Any, token_ids: Int32Array
         network.lm_head.weight.copy_(target.lm_head.weight[torch.from_numpy(token_ids).long().to(target.device)])
     nn.Module.to(network, target.device)
     return network
+
+
+def start_eagle(network: EagleNetwork, head: EagleHead, scales: torch.Tensor, path: Path) -> None:
+    """Give a network the values of a head that was written before, to `path`; its states will be divided by `scales`.
+
+    Raises ConfigError for a head of another shape.
+    """
+    shape, found = network.shape, replace(head.network.shape, layers=head.layers)
+    wrong = [name for name, value in asdict(shape).items() if name not in MAY_DIFFER and getattr(found, name) != value]
+    if wrong:
+        raise ConfigError(
+            f"{path} is a head of another shape: {wrong[0]} is {getattr(found, wrong[0])}, and of the head to be trained "
+            f"{getattr(shape, wrong[0])}"
+        )
+    state = head.network.float().state_dict()
+    network.load_state_dict(state | {"fc.weight": state["fc.weight"] * scales})
 
 
 def channel_scales(taps: torch.Tensor) -> torch.Tensor:
@@ -63,7 +81,7 @@ def trained_states(
     states = network.project(taps)
     for step in range(num_steps):
         read = functional.pad(token_ids[:, 1 + step :], (0, min(1 + step, length)))[:, :length]
-        states = network(states, read, positions + step, attention)
+        states = network(states, read, network.rotations(positions + step, states.dtype), attention)
         yield states
 
 
@@ -88,7 +106,8 @@ class _OwnSteps:
             return found.transpose(1, 2)
         before = (queries @ first_keys.mT).masked_fill(self._hidden, -torch.inf)  # [b, heads, length, length]
         since = torch.stack([(queries * own_keys).sum(-1) for own_keys, _ in own], -1)  # [b, heads, length, steps]
-        shares = torch.cat([before, since], -1).softmax(-1)
+        with torch.autocast(before.device.type, enabled=False):  # it would copy all of them to float32 first
+            shares = torch.cat([before, since.to(before.dtype)], -1).softmax(-1)
         found = shares[..., : before.shape[-1]] @ first_values
         for i, (_, own_values) in enumerate(own):
             found = found + shares[..., before.shape[-1] + i, None] * own_values

@@ -5,7 +5,9 @@ Its parameters have the names of `specq.checkpoints.draft_form`, in which `specq
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +21,7 @@ from specq.engines import read_info
 from specq.engines.torch import load_network
 from specq.protocol import ConfigError, Int32Array
 from specq.text import load_tokenizer_files, num_tokens, tokenizer_hash
+from specq.training.architecture import fuse_norms
 from specq.training.draft_network import FactorisedEmbedding
 
 
@@ -68,8 +71,27 @@ def open_draft(
     network.model.embed_tokens = FactorisedEmbedding(weight, lift, masks)
     network.lm_head = nn.Linear(head.shape[1], len(known), bias=False, device=device)
     network.lm_head.weight = nn.Parameter(head.clone())
+    fuse_norms(network)
     network.requires_grad_(requires_grad=True)
     return ParallelDraft(network, _shape(network, len(known), (size, tokenizer_hash(tokenizer))), known)
+
+
+def share(draft: ParallelDraft, start: Path, out: Path) -> ParallelDraft:
+    """Let a draft, to be written to `out`, keep the embedding and the head of the model it starts from, which is then needed beside it.
+
+    Raises ConfigError for a model that is not of specq's own form.
+    """
+    shape = draft_form.draft_shape(start)
+    if shape is None:
+        raise ConfigError(
+            f"{start} is not of the form that `specq train draft` writes; only such a model can share its embedding and head"
+        )
+    place, _ = draft_form.owner(start, shape)
+    embedding = draft.network.model.embed_tokens
+    for kept in (embedding.weight, embedding.lift, draft.network.lm_head.weight):
+        kept.requires_grad_(requires_grad=False)
+    way = os.path.relpath(place.resolve(), out.resolve())
+    return draft._replace(shape=replace(draft.shape, shared=Path(way).as_posix()))
 
 
 def _check_tokenizer(draft: Path, target: Path) -> None:

@@ -103,9 +103,10 @@ class Run:
         each        what there is a loss of, to be shown
         """
         started, said, saved = time.monotonic() - self.seconds, self.seconds, self.seconds
+        counts = torch.tensor(weights, device=next(self.network.parameters()).device)
         while (done := self.seconds / most_seconds) < 1:
             losses = losses_of()
-            (losses * losses.new_tensor(weights)).sum().backward()  # type: ignore[no-untyped-call]
+            (losses * counts).sum().backward()  # type: ignore[no-untyped-call]
             apply_gradients(self.network, self.optimizers, rate(self.step, done))
             self.step, self.seconds = self.step + 1, time.monotonic() - started
             if self.seconds - said >= REPORT_EVERY_S or self.seconds >= most_seconds:

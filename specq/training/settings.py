@@ -13,7 +13,7 @@ def choose_device(name: str, *, compiled: bool) -> torch.device:
     """Return the device, "" a GPU if there is one, and set torch up for training on it."""
     torch.set_float32_matmul_precision("high")
     if compiled:
-        # Three row lengths, two models, with and without gradients.
+        # Seven row lengths, two models, with and without gradients.
         torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - it has no public name
     return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 

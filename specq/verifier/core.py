@@ -39,13 +39,15 @@ from specq.protocol import (
 from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import StopMatcher, TextCodec, tokenizer_chunks
 from specq.verification import Judgements
-from specq.verifier.arms import REMOTE, Arms
+from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
 from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
 from specq.verifier.open_sessions import OpenSessions
+from specq.verifier.prefill_limit import MAX_SLOWDOWN, PrefillLimit
+from specq.verifier.round_trips import RoundTrips
 from specq.verifier.rounds import Rounds, commit, in_one
-from specq.verifier.scheduler import plan
+from specq.verifier.scheduler import are_worth_waiting_for, plan
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.source_yields import Yields
@@ -54,6 +56,7 @@ from specq.verifier.step_curve import StepCurve
 from specq.verifier.tracing import trace_close, trace_open, trace_step
 from specq.verifier.trees import DraftTrees
 from specq.verifier.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of
+from specq.verifier.waiting import Waiting
 
 log = structlog.get_logger(__name__)
 
@@ -74,6 +77,7 @@ class Verifier:
         unhelped_curve: StepCurve | None = None,
         max_sessions: int = 64,
         max_step_rows: int = 512,
+        max_prefill_slowdown: float = MAX_SLOWDOWN,
         max_prefill_rows: int = 0,
         max_uncommitted: int = 1024,
         trust_drafts: bool = True,
@@ -81,11 +85,12 @@ class Verifier:
         tokenizer_files: dict[str, str] | None = None,
     ) -> None:
         """`curve`: of steps as the engine is now; `unhelped_curve`: of those in which no thread on another core takes part. `curves` are both,
-        that of unhelped steps first. `max_prefill_rows`: of a step that computes prompts, if more than `max_step_rows`."""
+        that of unhelped steps first. `max_prefill_slowdown`: see `PrefillLimit`. `max_prefill_rows`: of a step that computes prompts, if more
+        than `max_step_rows`."""
         self.engine, self.incarnation = engine, incarnation
         self._can_be_helped, self.curves = engine.is_helped, (unhelped_curve or curve, curve)
         self.max_sessions, self.max_step_rows = max_sessions, max_step_rows
-        self._max_prefill_rows = max_prefill_rows
+        self._prefill, self._max_prefill_rows = PrefillLimit(max_prefill_slowdown), max_prefill_rows
         self.trust_drafts = trust_drafts
         self.sources = SourceSet(sources, engine)
         self._flights = Flights(engine, self.sources.tap)
@@ -100,6 +105,7 @@ class Verifier:
         self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
+        self.waiting, self._round_trips = Waiting(), RoundTrips(MOST_ROUND_TRIP_S)
         self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._has_begun = False  # to draft for the next one
@@ -177,9 +183,9 @@ class Verifier:
         reason = reason_against(message, self.engine.info.vocab_size)
         if reason:
             raise ProtocolError(f"a draft was dropped: {reason}")
-        if session.committed_at and session.answered < message.base_len == session.length:
-            self.arms.learn_round_trip(now - session.committed_at)
-            session.answered = session.length
+        took_s = self._round_trips.answer(message.session_id, message.base_len, now)
+        if took_s is not None:
+            self.arms.learn_round_trip(took_s)
         self.sources.put(session, message if self.trust_drafts else stripped(message))
         if self.tracer.is_on:
             values = (message.lane, len(message.token_ids), message.base_len)
@@ -244,13 +250,35 @@ class Verifier:
 
     def _can_follow(self, flight: Flight) -> bool:
         """Return whether another step may begin before this one has ended."""
-        return self._flights.can_follow(flight, lambda session: self.sources.draft_for(session, self.arms))
+        return self._flights.can_follow(flight, self._awaits_drafts)
+
+    def _awaits_drafts(self, shares: Shares) -> bool:
+        """Return whether the next step of these sessions, none of which is synchronous, waits for drafts. Whether drawn nodes are verified must not
+        depend on what hangs from them (decision 0008), so they are waited for in any case."""
+        if self.sources.are_own_awaited(shares.sessions, self.arms.allowed):
+            return True
+        are_fed = self._are_fed(shares)
+        drafted = (shares.sessions[0].trees.num_live[shares.places] > 0).nonzero()[0].tolist()
+        if not drafted and not are_fed:
+            return False
+        sessions = [shares.sessions[i] for i in drafted]
+        if any(session.takes_distributions for session in sessions):
+            return True
+        if are_fed and self.waiting.pays(len(shares)):
+            return True
+        saved_s = self.waiting.saved_s(self.curve)
+        return bool(sessions) and are_worth_waiting_for(sessions, len(shares), self.curve, saved_s)
+
+    def _are_fed(self, shares: Shares) -> bool:
+        """Return whether draft workers draft for some of these sessions."""
+        return self.arms.uses(REMOTE) and bool(shares.modes - {"plain"})
 
     def _begin_step(self, before: Flight | None, faults: Faults, began: float, clock: Callable[[], float]) -> Flight:
         """Plan and launch a step, behind the one in flight if there is one."""
         drafted = clock()
         shares = self._schedule(faults, before)
         flight = Flight(shares, self._num_rows, self._min_accept_prob, self.sources.waited_s, began, drafted, clock())
+        flight.is_behind = before is not None
         self._flights.launch(flight, before, faults)
         if self.sources.read(clock):
             flight.waits_for_drafts(self.sources.waited_s, clock())
@@ -321,21 +349,33 @@ class Verifier:
         return planned[0][1] if planned else NO_SHARES
 
     def _plan(self, before: Flight | None, sessions: Sequence[Session]) -> Shares:
-        """Plan a step of these sessions."""
+        """Plan a step of these sessions. What waiting for drafts has taken counts among the round's time, so that nodes seem the cheaper."""
         planned = plan(
             sessions,
-            self.curve,
+            self.curve.after(self.sources.waited_s),
             max_rows=self.max_prefill_rows if self.sessions.has_prompts else self.max_step_rows,
             free_slots=self.engine.free_slots,
             max_chain=self.engine.max_chain,
             before=None if before is None else before.parts[0][0],
             drafted=self.sources.drafted,
+            prefill=self._prefill,
+            saved_s=self._saved_s(sessions) if before is None else 0.0,
         )
         self._num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
         of_remote = self.min_accept_prob + planned.goodput * self.sources.node_s
         self._min_accept_prob = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
+
+    def _saved_s(self, sessions: Sequence[Session]) -> float:
+        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before it has ended."""
+        if not self.engine.overlaps or any(session.is_sync for session in sessions):
+            return 0.0
+        if self.sources.are_own_awaited(sessions, self.arms.allowed):
+            return 0.0
+        if self.arms.uses(REMOTE) and self.waiting.pays(len(sessions)):
+            return 0.0
+        return self.waiting.saved_s(self.curve)
 
     @property
     def _asked(self) -> int:
@@ -347,7 +387,12 @@ class Verifier:
     def _commit(self, flight: Flight, shares: Shares, output: StepOutput, ended: float, faults: Faults) -> Rounds:
         """Commit what the engine gave for these shares; return the rounds of those that could be judged."""
         judgements = Judgements.of(output.judgements)
-        return commit(shares, judgements, flight.min_accept_prob, ended, faults, is_late=flight.is_late)
+        rounds = commit(shares, judgements, flight.min_accept_prob, faults, is_late=flight.is_late)
+        if REMOTE in self.arms.allowed:
+            drafted = next((one for one in rounds.sessions if one.takes_drafts and not one.finish), None)
+            if drafted is not None:
+                self._round_trips.commit(drafted.session_id, drafted.length, ended)
+        return rounds
 
     def _end_step(self, flight: Flight, rounds: Rounds, ended: float, *, is_whole: bool) -> None:
         """Learn from a step that came at once after another and went well."""
@@ -357,17 +402,29 @@ class Verifier:
         self._last_end = ended if len(flight.shares) and self.has_work else None
 
     def _learn(self, flight: Flight, rounds: Rounds, seconds: float, yields: Yields) -> None:
-        """Learn what a step takes that is waited for, as drafted ones are; and which sources pay, where nobody waits for a drafter."""
+        """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
-        if not flight.is_late:
-            self.curve.learn(flight.num_rows, seconds - flight.waited_s, len(shares.nodes))
+        self._prefill.learn(shares, flight.num_rows, seconds - flight.waited_s, self.curve, is_late=flight.is_late)
+        self._learn_step(flight, rounds, seconds)
         if shares.modes not in ({"async"}, {"async", "plain"}):
             return
         num_rows, num_first = shares.prompts()
         if num_rows <= MOST_PROMPT_ROWS:
-            beyond = max(seconds - self.curves[-1].profiled(num_rows), 0.0) if num_rows else seconds
+            of_prompts = self.curves[-1].profiled(flight.num_rows) - self.curves[-1].profiled(
+                flight.num_rows - num_rows
+            )
+            beyond = max(seconds - of_prompts, 0.0) if num_rows else seconds
             num_tokens = max(len(rounds.token_ids) - num_first, 0)
             self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
+
+    def _learn_step(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
+        """Learn what a step takes: one that is waited for, or one that was launched early."""
+        num_rows, shares, are_fed = flight.num_rows, flight.shares, self._are_fed(flight.shares)
+        if flight.is_behind:
+            num_tokens = len(rounds.token_ids)
+            self.waiting.learn_early(num_rows, len(shares), num_tokens, seconds, self.curve, are_fed=are_fed)
+        if are_fed and self.engine.overlaps and not flight.is_late:
+            self.waiting.learn_waited(len(shares), len(rounds.token_ids), seconds)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Steps between their launch and their collection, as the verifier sees them.
 
 With an engine that overlaps, the next step is launched before the last one is collected, where that one can be *followed*: each session of it
-takes one token that the device knows first, and no draft. What is found out late, such as the end of a text, costs a row of the next step and
+takes one token that the device knows first, and no draft, and the next step waits for no drafts (`specq.verifier.waiting`). What is found out late, such as the end of a text, costs a row of the next step and
 nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
 failed step is repeated with some of its sessions.
 """
@@ -20,7 +20,6 @@ from specq.protocol import EngineLostError, StepOutput, Tap
 from specq.runtime import Faults, in_halves, traced
 from specq.verifier.kv_admission import Prefill
 from specq.verifier.open_sessions import SYNC
-from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 
 log = structlog.get_logger(__name__)
@@ -37,7 +36,8 @@ class Flight:
     num_rows, min_accept_prob   as of `StepPlan`, and as verdicts say it
     waited_s  as of `SourceSet`
     began, drafted, planned     as of `Moments`
-    is_late   whether messages may have been handled, or another step ended, before this one was collected
+    is_behind whether it was launched behind another one, which had not ended; is_late: whether messages may have been handled, or another step
+              ended, before this one was collected
     """
 
     shares: Shares
@@ -48,6 +48,7 @@ class Flight:
     drafted: float
     planned: float
     parts: list[Part] = field(default_factory=list)
+    is_behind: bool = False
     is_late: bool = False
 
     def waits_for_drafts(self, waited_s: float, now: float) -> None:
@@ -81,15 +82,14 @@ class Flights:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
-    def can_follow(self, flight: Flight, draft_for: Callable[[Session], bool]) -> bool:
-        """Return whether another step may be launched before this one is collected; draft_for: whether a session is drafted for."""
+    def can_follow(self, flight: Flight, awaits_drafts: Callable[[Shares], bool]) -> bool:
+        """Return whether another step may be launched before this one is collected; awaits_drafts: whether the next step of these sessions waits
+        for drafts."""
         if not self._engine.overlaps or len(flight.parts) != 1 or not flight.parts[0][1].feeds:
             return False
         shares = flight.parts[0][0]
         trees = shares.sessions[0].trees
-        if np.count_nonzero(trees.num_live[shares.places]) or np.count_nonzero(trees.mode[shares.places] == SYNC):
-            return False
-        return not any(map(draft_for, shares.sessions))
+        return not np.count_nonzero(trees.mode[shares.places] == SYNC) and not awaits_drafts(shares)
 
     def collect(self, flight: Flight, faults: Faults) -> Done:
         """Wait for the oldest step and return what came of it. Where that raises, whatever was launched behind it is discarded."""

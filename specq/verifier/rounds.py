@@ -198,7 +198,7 @@ def in_one(parts: Sequence[Rounds]) -> Rounds:
 
 
 def commit(
-    shares: Shares, judgements: Judgements, min_accept_prob: int, now: float, faults: Faults, *, is_late: bool = False
+    shares: Shares, judgements: Judgements, min_accept_prob: int, faults: Faults, *, is_late: bool = False
 ) -> Rounds:
     """Commit what was judged of these shares, of all sessions at once, and count it; return the rounds of those without a fault.
 
@@ -220,7 +220,6 @@ def commit(
     trees = shares.sessions[0].trees
     if not judgements.are_single:
         trees.kv_len[shares.places] += judgements.num_tokens - 1
-    trees.committed_at[shares.places] = now
     rounds = _rounds(shares, judgements, np.delete(kept.num_tokens, kept.failed) if kept.failed else kept.num_tokens)
     _append(rounds)
     for session, reason in kept.finished:

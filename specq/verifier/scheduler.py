@@ -1,7 +1,7 @@
 """Which sessions, and which nodes of each, share the next forward pass.
 
 Every decoding session takes part with at least its plain row (rule 5: never slower than no speculation). Prefills are
-chunked to the room that is left. Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
+chunked to the room that is left, and beside decoding sessions to the time that these can spare (prefill_limit). Then one rule: draft nodes are added, likeliest first, as long as that raises the step's
 goodput, which is (expected tokens) / (expected seconds). There is no fixed number of drafts and no second controller.
 
 The rule looks ahead, since a step's time is not a smooth function of its rows: a node that does not pay by itself is added where
@@ -33,12 +33,14 @@ from specq.protocol import (
 )
 from specq.verification import NO_SCORES, DeviceTokens, Extra, StepBatch, ends_of
 from specq.verifier.choice_order import order_of_choice
+from specq.verifier.prefill_limit import UNLIMITED, PrefillLimit, filled
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NO_LIMIT, NONE, DraftTrees
+from specq.verifier.waiting import MARGIN
 
-FLOOR = 0.02  # nodes less likely than this are not considered
+FLOOR = 0.01  # nodes less likely than this are not considered
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +74,28 @@ def plan(
     max_chain: int = 0,
     before: Shares | None = None,
     drafted: DeviceTokens | None = None,
+    prefill: PrefillLimit = UNLIMITED,
+    saved_s: float = 0.0,
 ) -> StepPlan:
     """Plan the next step.
 
     `sessions` come in order of precedence; `max_rows` bounds the rows of a step, `free_slots` the KV that it may take;
     `max_chain` is the engine's. All sessions are in the same draft trees. `before`: the step in flight, if there is one, which feeds the
     sessions whose last token is not known yet: all of their committed tokens have KV, or will have it then. `drafted`: for what the handles on the
-    trees stand, if there are any.
+    trees stand, if there are any. `prefill`: what limits the rows of prompts beside sessions that decode. `saved_s`: seconds that a step without
+    nodes takes less than the curve says, since the next is launched early.
     """
     room = min(max_rows, free_slots)
     if not sessions or room < 1:
         return StepPlan(NO_SHARES, 0, 0.0)
-    chunks = _chunks(sessions, room, is_fed=before is not None)
+    chunks = _chunks(sessions, _Limits(max_rows, room, curve, prefill), is_fed=before is not None)
     num_rows = chunks.num_tokens
     decoding = chunks.decoding()
     num_rows += _fit_scratch(decoding, room - num_rows)
-    chosen = choose_nodes(decoding, num_rows, room - num_rows, curve, max_chain)
+    most = (
+        room - num_rows if before is None else 0
+    )  # nodes: of a session that will be fed it is not known what they follow
+    chosen = choose_nodes(decoding, num_rows, most, curve, max_chain, saved_s)
     num_rows += len(chosen.nodes)
     goodput = (len(decoding) + chosen.tokens) / curve(num_rows, len(chosen.nodes))
     return StepPlan(_shares(chunks, chosen, before, drafted), num_rows, goodput)
@@ -111,7 +119,16 @@ class _Chunks(NamedTuple):
         return [self.sessions[i] for i in self.is_judged.nonzero()[0].tolist()]
 
 
-def _chunks(sessions: Sequence[Session], room: int, *, is_fed: bool) -> _Chunks:
+class _Limits(NamedTuple):
+    """What bounds the rows of a step: `room` is `max_rows`, or less where KV slots run short."""
+
+    max_rows: int
+    room: int
+    curve: StepCurve
+    prefill: PrefillLimit
+
+
+def _chunks(sessions: Sequence[Session], limits: _Limits, *, is_fed: bool) -> _Chunks:
     """Return what the step computes of each session, as far as there is room; is_fed: where no token is known, one will be."""
     trees, chosen = sessions[0].trees, list(sessions)
     places = np.array([session.place for session in chosen], np.intp)
@@ -119,14 +136,30 @@ def _chunks(sessions: Sequence[Session], room: int, *, is_fed: bool) -> _Chunks:
     pending = (trees.length[places] - starts).astype(np.intp)
     if is_fed:
         np.maximum(pending, 1, out=pending)
-    ends = ends_of(pending)
-    num_tokens = int(ends[-1])
-    if num_tokens <= room:
+    if (num_tokens := int(pending.sum())) == len(chosen) <= limits.room:
         return _Chunks(chosen, places, starts, pending, pending > 0, num_tokens)
-    sizes = np.clip(room - ends + pending, 0, pending)
+    sizes = filled(_beside_decoding(chosen, starts, pending, limits, is_late=is_fed), limits.room)
     some = sizes.nonzero()[0]
-    starts, pending, sizes = starts[some], pending[some], sizes[some]
-    return _Chunks([chosen[i] for i in some.tolist()], places[some], starts, sizes, sizes == pending, room)
+    if len(some) < len(chosen):
+        chosen = [chosen[i] for i in some.tolist()]
+        places, starts, pending, sizes = places[some], starts[some], pending[some], sizes[some]
+    return _Chunks(chosen, places, starts, sizes, sizes == pending, int(sizes.sum()))
+
+
+def _beside_decoding(
+    sessions: list[Session], starts: Int32Array, pending: IntpArray, limits: _Limits, *, is_late: bool
+) -> IntpArray:
+    """Return how many tokens of each session the step may compute: of prompts only so many as sessions that decode can spare time for."""
+    is_prompt = pending > 1
+    num_decoding = len(pending) - int(np.count_nonzero(is_prompt))
+    if num_decoding in (0, len(pending)):
+        return pending
+    prompts = is_prompt.nonzero()[0]
+    is_free = [not sessions[i].has_neighbours and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
+    chunks, room = (starts[prompts], pending[prompts]), max(limits.room - num_decoding, 1)
+    sizes = pending.copy()
+    sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)
+    return sizes
 
 
 def _fit_scratch(sessions: Sequence[Session], room: int) -> int:
@@ -230,12 +263,19 @@ def _extras(chunks: _Chunks, num_nodes: IntpArray, nodes: Int32Array) -> dict[in
     return found
 
 
-def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: StepCurve, max_chain: int = 0) -> Chosen:
+def choose_nodes(
+    sessions: Sequence[Session],
+    num_rows: int,
+    room: int,
+    curve: StepCurve,
+    max_chain: int = 0,
+    saved_s: float = 0.0,
+) -> Chosen:
     """Choose what to verify: the likeliest nodes of all sessions, as many as `best_count` says.
 
     A node is never likelier than its parent, so the likeliest n nodes always form whole trees; where nodes are sampled, their order
     of choice is kept (`order_of_choice`). `num_rows` rows are in the step already; one token is certain from each session; at
-    most `room` rows may be added.
+    most `room` rows may be added. `saved_s`: as of `plan`.
     """
     if room <= 0 or not sessions or not sessions[0].trees.num_nodes:
         return Chosen(np.zeros(len(sessions) + 1, np.int64), NO_TOKENS, 0.0)
@@ -243,7 +283,9 @@ def choose_nodes(sessions: Sequence[Session], num_rows: int, room: int, curve: S
     firsts, nodes = offered(sessions, max_chain)
     reach_prob = trees.reach_prob[nodes]  # [num_offered]
     order = np.argsort(-_precedence(sessions, firsts, reach_prob), kind="stable")  # [num_offered]
-    count = best_count(reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve)
+    count = best_count(
+        reach_prob[order], _num_needed(trees, nodes, order), len(sessions), num_rows, room, curve, saved_s
+    )
     chosen = np.sort(order[:count])
     return Chosen(chosen.searchsorted(firsts), nodes[chosen], float(reach_prob[chosen].sum()))
 
@@ -284,6 +326,22 @@ def promised(sessions: Sequence[Session]) -> Float64Array:
     return np.bincount(of_sessions, trees.reach_prob[nodes] * is_known, len(places)).astype(np.float64, copy=False)
 
 
+def are_worth_waiting_for(drafted: Sequence[Session], num_sessions: int, curve: StepCurve, saved_s: float) -> bool:
+    """Return whether what hangs on some sessions' trees, all of it point masses, promises a step of `num_sessions` with more tokens a second than
+    one that begins before the step in flight has ended, given what this one may say of it.
+
+    saved_s   as of `plan`; neither the step that waits nor the one after it saves that
+    """
+    trees, places = drafted[0].trees, [session.place for session in drafted]
+    _, nodes = trees.operations.candidates(places, [NO_LIMIT] * len(places), FLOOR)
+    beyond = nodes[trees.parent[nodes] != NONE]  # the next token is the step's in flight
+    if not len(beyond):
+        return False
+    tokens = num_sessions + np.cumsum(np.sort(trees.reach_prob[beyond])[::-1])
+    times = curve.times(num_sessions, len(beyond) + 1)
+    return bool((tokens / (times[1:] + saved_s)).max() > MARGIN * num_sessions / (times[0] - saved_s))
+
+
 def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Float64Array) -> Float64Array:
     """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
     choice no more than that of the nodes before."""
@@ -314,17 +372,24 @@ def _num_needed(trees: DraftTrees, nodes: Int32Array, order: IntpArray) -> IntpA
 
 
 def best_count(
-    reach_prob: Float64Array, needed: IntpArray, num_sessions: int, num_rows: int, room: int, curve: StepCurve
+    reach_prob: Float64Array,
+    needed: IntpArray,
+    num_sessions: int,
+    num_rows: int,
+    room: int,
+    curve: StepCurve,
+    saved_s: float = 0.0,
 ) -> int:
     """Return how many of the nodes, likeliest first, to add, at most `room`; 0 is a legal answer.
 
     It stops at the first count at which no number of further nodes, of those that are known by then, would raise the goodput.
 
-    reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`
+    reach_prob f64[num_offered], falling; needed i64[num_offered]: see `_num_needed`; saved_s as of `plan`
     """
     # With 0, 1, ... nodes added.
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob)))  # [num_offered + 1]
     times = curve.times(num_rows, min(len(reach_prob), room) + 1)  # [most + 1]
+    times[0] -= saved_s
     goodput = tokens[: len(times)] / times  # [most + 1]
     if not needed.any():
         return int(np.argmax(goodput))

@@ -55,10 +55,9 @@ class Session:
 
     kv_len        tokens whose KV is there; is_open: in the engine
     journaled     tokens that the broker has confirmed
-    committed_at  when the last round was; 0 before the first
     """
 
-    kv_len, limit, journaled, is_open, committed_at = State(int), State(int), State(int), State(bool), State(float)
+    kv_len, limit, journaled, is_open = State(int), State(int), State(int), State(bool)
     num_live = State(int)  # nodes on the tree
     explains = State(bool)  # verdicts say what was verified
     drafted_at = State(int)  # the newest position that a draft spoke of
@@ -85,7 +84,7 @@ class Session:
         self.is_sync = message.speculation.mode == "sync"
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
-        self.answered = 0  # the newest committed length that a remote drafter has been seen to know
+        self.has_neighbours: bool | None = None  # whether others decoded when its turn came; None: it has not come
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)
         self._set_states(message)
@@ -95,7 +94,7 @@ class Session:
         t.session_id[place], t.epoch[place] = message.session_id, message.epoch
         t.limit[place], t.journaled[place] = length + message.tokens_left, length
         t.last_token[place] = self.token_ids[-1]
-        for name in ("kv_len", "num_scratch", "committed_at", "is_open", "has_ended"):
+        for name in ("kv_len", "num_scratch", "is_open", "has_ended"):
             getattr(t, name)[place] = 0
         t.end_ids[place] = (*self.end_ids, *(NONE,) * MAX_END_IDS)[:MAX_END_IDS]
         t.ends_by_text[place] = len(self.end_ids) > MAX_END_IDS

@@ -9,7 +9,7 @@ from typing import overload
 
 import numpy as np
 
-from specq.protocol import MODES, NO_TOKENS, Int32Array, IntpArray, SessionStep
+from specq.protocol import MODES, NO_TOKENS, BoolArray, Int32Array, IntpArray, SessionStep
 from specq.verification import StepBatch, ends_of
 from specq.verifier.session import Session
 
@@ -46,8 +46,17 @@ class Shares(Sequence[ScheduledSession]):
         """Return how many rows are of prompts, and how many sessions come to the end of theirs, and so to their first token."""
         if self.batch.are_judged and np.count_nonzero(self.batch.num_tokens == 1) == len(self):
             return 0, 0
-        is_prompt = ~self.batch.is_judged | (self.batch.num_tokens > 1)
+        is_prompt = self._are_prompts()
         return int(self.batch.num_tokens[is_prompt].sum()), int(np.count_nonzero(self.batch.is_judged & is_prompt))
+
+    def prompt_chunks(self) -> tuple[Int32Array, IntpArray]:
+        """Return where the step's parts of prompts start, i32[n], and how many rows they have, i64[n]."""
+        is_prompt = self._are_prompts()
+        return self.batch.starts[is_prompt], self.batch.num_tokens[is_prompt]
+
+    def _are_prompts(self) -> BoolArray:
+        are_prompts: BoolArray = ~self.batch.is_judged | (self.batch.num_tokens > 1)
+        return are_prompts
 
     @property
     def modes(self) -> set[str]:

@@ -14,6 +14,8 @@ larger one took, since what disturbs a measurement only ever adds to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
+from typing import Self
 
 import numpy as np
 
@@ -52,6 +54,12 @@ class StepCurve:
         """Return the expected seconds of a step with this many rows, so many of which are drafted nodes."""
         return self.profiled(num_rows) + self.extra_s + num_nodes * self.node_s
 
+    def after(self, seconds: float) -> Self:
+        """Return what steps take in rounds that begin so many seconds before them, as where drafts are waited for."""
+        found = copy(self)
+        found.extra_s += seconds
+        return found
+
     def profiled(self, num_rows: int) -> float:
         """Return the seconds of so many rows alone, as they were measured."""
         if num_rows <= len(self._times):
@@ -62,7 +70,7 @@ class StepCurve:
         """Learn from the seconds of a step with this many rows, up to the start of the next; outliers are cut."""
         seconds -= num_nodes * self.node_s
         if num_rows > len(self._times):
-            self._learn_slope(num_rows - len(self._times), seconds)
+            self.learn_slope(num_rows, seconds)
             return
         profiled = self.profiled(num_rows)
         error = min(max(seconds - profiled, 0.0), MOST_EXTRA * profiled) - self.extra_s
@@ -85,11 +93,12 @@ class StepCurve:
         if self._since_nodes > FRESH_STEPS:
             self.node_s *= 1 - NODE_FADE
 
-    def _learn_slope(self, num_more: int, seconds: float) -> None:
-        """Learn from a step with so many more rows than were measured: few more say little of what one costs."""
-        last = float(self._times[-1])
-        slope = min(max(seconds - self.extra_s - last, 0.0) / num_more, MOST_EXTRA * last / len(self._times))
-        self._slope += EXTRA_FADE * min(num_more / len(self._times), 1.0) * (slope - self._slope)
+    def learn_slope(self, num_rows: int, seconds: float) -> None:
+        """Learn what a row takes beyond the largest size that was measured, from a step with more rows; few more say little of it."""
+        last, num_more = float(self._times[-1]), num_rows - len(self._times)
+        if num_more > 0:
+            slope = min(max(seconds - self.extra_s - last, 0.0) / num_more, MOST_EXTRA * last / len(self._times))
+            self._slope += EXTRA_FADE * min(num_more / len(self._times), 1.0) * (slope - self._slope)
 
     def slope(self, num_rows: int) -> float:
         """Return the expected seconds that one more node adds, as the mean over the next few."""
@@ -97,13 +106,16 @@ class StepCurve:
 
     def times(self, first: int, count: int) -> Float64Array:
         """Return f64[count]: the expected seconds of steps with `first` rows and 0, 1, ... drafted nodes."""
+        return self.profiled_times(first, count) + (self.extra_s + np.arange(count) * self.node_s)
+
+    def profiled_times(self, first: int, count: int) -> Float64Array:
+        """Return f64[count]: the seconds of `first`, `first` + 1, ... rows alone, as they were measured."""
         end, known = first + count, len(self._times)
-        added = self.extra_s + np.arange(count) * self.node_s
         if first >= 1 and end - 1 <= known:
-            return self._times[first - 1 : end - 1] + added
+            return self._times[first - 1 : end - 1]
         rows = np.arange(first, end)
-        beyond = np.maximum(rows - known, 0) * self._slope
-        return self._times[np.clip(rows, 1, known) - 1] + beyond + added
+        beyond: Float64Array = self._times[np.clip(rows, 1, known) - 1] + np.maximum(rows - known, 0) * self._slope
+        return beyond
 
 
 def step_curves(engine: Engine, sizes: Sequence[int]) -> tuple[StepCurve, StepCurve]:

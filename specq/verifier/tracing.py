@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
+
+import numpy as np
 
 from specq.protocol import Open, trace_events
 from specq.runtime import Tracer
 from specq.verifier.meter import Moments
 from specq.verifier.rounds import Round, Rounds
+from specq.verifier.session import Session
 from specq.verifier.shares import Shares
 
 
@@ -20,13 +24,19 @@ def trace_open(tracer: Tracer, message: Open, now: float) -> None:
 
 def trace_step(tracer: Tracer, shares: Shares, rounds: Rounds, at: Moments, committed: float) -> None:
     """Note what a step did for each traced session: the part of a prompt that it computed, and the round."""
-    step_us = int((committed - at.began) * 1e6)
-    for i, session in enumerate(shares.sessions):
-        if tracer.traces(session.session_id) and not shares[i].is_decoding:
-            tracer.note(session.session_id, trace_events.PREFILL, at.began, step_us, len(shares[i].step.token_ids))
-    for i, session in enumerate(rounds.sessions):
-        if tracer.traces(session.session_id):
-            _trace_round(tracer, rounds[i], at, committed)
+    step_us, batch = int((committed - at.began) * 1e6), shares.batch
+    for i in _traced(tracer, shares.sessions):
+        num_tokens = int(batch.num_tokens[i])
+        if num_tokens > 1 or not batch.is_judged[i]:
+            tracer.note(shares.sessions[i].session_id, trace_events.PREFILL, at.began, step_us, num_tokens)
+    which = _traced(tracer, rounds.sessions)
+    if which:
+        for done in rounds.take(np.array(which, np.intp)):  # no objects of the others' rounds
+            _trace_round(tracer, done, at, committed)
+
+
+def _traced(tracer: Tracer, sessions: Sequence[Session]) -> list[int]:
+    return [i for i, session in enumerate(sessions) if tracer.traces(session.session_id)]
 
 
 def _trace_round(tracer: Tracer, done: Round, at: Moments, committed: float) -> None:

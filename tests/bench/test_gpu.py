@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from specq.bench import chain_steps
-from specq.bench.gpu import chains, colocated, generic, parts, steps, text
+from specq.bench.gpu import chains, colocated, generic, heads, parts, steps, text
 from specq.bench.gpu.models import Pair
 from specq.bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
 from specq.bench.report import Report
@@ -167,6 +167,18 @@ def test_rounds_of_a_colocated_drafter_are_timed(monkeypatch, task):
     assert all(len(one["repeats"]) == 2 for one in found.values())
     assert min(found["S=2 read, tokens a round"]["repeats"]) > 1.3
     assert task.pair.engine.free_slots == free
+
+
+def test_rounds_of_heads_are_timed(monkeypatch, task):
+    """Of both kinds, by sessions; without a GPU there is one time alone."""
+    monkeypatch.setattr(heads, "CONTEXT", 20)
+    monkeypatch.setattr(heads, "ROUNDS", 2)
+    found = heads.measure(task).figures
+    whats = ("rows", "tree T=0", "tree T=0.8", "chain T=0")
+    timed = {f"S=2 eagle3 {what}, whole" for what in whats} | {f"S=2 medusa {said}, whole" for said in heads.PARAMS}
+    assert {name for name in found if "S=2" in name and "whole" in name} == timed
+    assert all(len(found[name]["repeats"]) in (1, 2) for name in timed)
+    assert min(found["S=1 eagle3 tree T=0, whole"]["repeats"]) > 0
 
 
 def test_text_does_not_depend_on_the_shape_nor_on_speculation(task):

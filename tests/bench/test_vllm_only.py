@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file
 
 from specq.bench import vllm_only
 from specq.bench.gpu.four_bit import HIGHEST, pack, quantise
+from specq.bench.suites.vllm_only import stretched
 from specq.testing.checkpoints import make_checkpoint
 from specq.testing.toy import ToyEngine
 
@@ -58,7 +60,7 @@ def prompts(count: int) -> list[np.ndarray]:
 
 
 def test_texts_are_held_against_the_rivals(monkeypatch) -> None:
-    """Alone and together, they are all there; one that differs says where."""
+    """Alone and together, they are all there; one that differs says where, and whether that was a near tie."""
     service = vllm_only.Service(ToyEngine(), 64)
     own = [service.open(i, prompt, 7) for i, prompt in enumerate(prompts(3))]
     service.run()
@@ -67,23 +69,45 @@ def test_texts_are_held_against_the_rivals(monkeypatch) -> None:
         for text in own
     ]
     theirs[1]["token_ids"][4] += 1
+    said, wanted = own[2].token_ids[3], own[2].token_ids[3] + 1
+    theirs[2]["token_ids"][3], theirs[2]["best"][3] = wanted, [(wanted, 5.0), (said, 4.96875)]
     monkeypatch.setattr(vllm_only, "load", lambda *_, **__: ToyEngine())
-    monkeypatch.setattr(vllm_only, "_completed", lambda *_: theirs)
-    found = vllm_only.quantised("toy", prompts(3), 7, 64, {})
+    monkeypatch.setattr(vllm_only, "completed", lambda *_: theirs)
+    found = vllm_only.quantised("toy", prompts(3), 7, 64, {}, "bfloat16")
     for way in ("alone", "together"):
-        assert (found[way]["texts"], found[way]["equal"]) == (3, 2)
-        (parting,) = found[way]["differing"]
-        assert (parting["text"], parting["token"], parting["near_tie"]) == (1, 4, False)
+        assert [found[way][name] for name in ("texts", "equal", "near_ties", "unexplained")] == [3, 1, 1, 1]
+        assert found[way]["largest_gap"] == 0.03125
+        places = [(one["text"], one["token"], one["near_tie"]) for one in found[way]["differing"]]
+        assert places == [(1, 4, False), (2, 3, True)]
 
 
 def test_a_prefix_is_shared_and_the_texts_are_one() -> None:
-    found = vllm_only.shared_prefix(ToyEngine(), np.arange(3, 43, dtype=np.int32), 5, 64, 4)
-    assert (found["equal"], found["texts"], found["prompt"]) == (4, 4, 40)
+    found, texts = vllm_only.shared_prefix(ToyEngine(), np.arange(3, 43, dtype=np.int32), 5, 64, 4)
+    assert found["prompt"] == 40
     assert 0 <= found["cached"] < 40
+    assert {name: len(own) for name, own in texts.items()} == {"first": 1, "cached, alone": 1, "cached, together": 4}
+    assert {len(text) for own in texts.values() for text in own} == {5}
+    assert len({tuple(text) for own in texts.values() for text in own}) == 1
 
 
-def test_short_texts_go_on_beside_a_long_prompt() -> None:
-    found = vllm_only.long_prompt(ToyEngine(), np.arange(200, dtype=np.int32) % 40 + 3, prompts(3), 16)
-    assert (found["prompt"], found["sessions"], found["rows"]) == (200, 3, 16)
+@pytest.mark.parametrize("slowdown", [0.0, 1.8])
+def test_short_texts_go_on_beside_a_long_prompt(slowdown: float) -> None:
+    engine, prompt = ToyEngine(), np.arange(200, dtype=np.int32) % 40 + 3
+    curve = vllm_only.measured_curve(engine, 16)()
+    found = vllm_only.long_prompt(engine, curve, prompt, prompts(3), 16, slowdown)
+    asked = [found[name] for name in ("prompt", "sessions", "rows", "slowdown")]
+    assert asked == [200, 3, 16, slowdown]
     assert found["p99_to_median"] >= 1
     assert found["first_ms"] > 0
+    assert found["steps"] >= 200 // (16 - 3) - 1
+
+
+def test_a_model_takes_longer_contexts(tmp_path) -> None:
+    """Another number in its config; the rest are the same files."""
+    source = make_checkpoint("llama-bf16", tmp_path / "whole")
+    before = json.loads((source / "config.json").read_text())
+    with stretched(str(source), 99_999) as longer:
+        config = json.loads((Path(longer) / "config.json").read_text())
+        assert config == before | {"max_position_embeddings": 99_999}
+        assert (Path(longer) / "model.safetensors").samefile(source / "model.safetensors")
+    assert json.loads((source / "config.json").read_text()) == before

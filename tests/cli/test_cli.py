@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -209,3 +210,35 @@ def test_what_is_no_job_is_told_where_jobs_are_listed(command, job):
     result = _run(command, job)
     assert result.exit_code == 2
     assert "is not the number of a job, which `specq jobs` shows first" in " ".join(result.stderr.split())
+
+
+INTERRUPTED = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "click":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+{before}
+from specq.__main__ import main
+assert signal.getsignal(signal.SIGINT) is {handler}
+"""
+
+
+def test_an_interrupt_while_modules_are_imported_is_no_traceback():
+    """The process ends by the signal, without a word."""
+    code = INTERRUPTED.format(before="", handler="None")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "handler"),
+    [("sys.meta_path.pop(0)", "signal.default_int_handler"), ("signal.signal(2, signal.SIG_IGN)", "signal.SIG_IGN")],
+)
+def test_later_interrupts_are_as_they_were(before, handler):
+    """Python's own handler, which click knows; ignored, where whoever started the process wants that."""
+    code = INTERRUPTED.format(before=before, handler=handler)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -47,7 +47,9 @@ def said_by(head, taps: torch.Tensor, token_ids: list[int]) -> torch.Tensor:
         return torch.nn.functional.scaled_dot_product_attention(*moved, attn_mask=mask, enable_gqa=True).transpose(1, 2)
 
     network = head.network
-    states = network(network.project(taps)[None], torch.tensor([token_ids]), torch.arange(count)[None], attend)
+    projected = network.project(taps)[None]
+    rotations = network.rotations(torch.arange(count)[None], projected.dtype)
+    states = network(projected, torch.tensor([token_ids]), rotations, attend)
     return network.logits(states)[0]
 
 

@@ -16,8 +16,10 @@ from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.loading import load
 from specq.engines.torch.native import NativeForward
 from specq.engines.torch.packing import BF16, BLOCK_TYPES, F32, Arena, BlockWeight, PackedMatrix, Weight, pack
+from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.rows import PackedRows, RowPacker
-from specq.engines.torch.top import top_tokens
+from specq.engines.torch.top import rank_rows, rank_tokens, top_tokens
+from specq.protocol import SamplingParams
 from specq.runtime import compiler
 from specq.testing.checkpoints import make_checkpoint, random_tokens, random_tree
 
@@ -234,3 +236,18 @@ def test_top_tokens_of_a_row_with_few_candidates():
 
 def test_of_equal_scores_the_lower_token_comes_first():
     assert top_tokens(torch.zeros(1, 40), 3)[0].tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("names", [None, [1, 2, 4, 8, 16, 32]])
+def test_rows_ranked_by_keys_are_those_of_the_sampler(names):
+    """Where the host has no part in it: greedy and sampled rows, tokens by name, in torch."""
+    width = 40 if names is None else len(names)
+    logits = torch.randn(3, width, generator=torch.Generator().manual_seed(width)) * 3
+    params = [SamplingParams(), SamplingParams(temperature=0.8, seed=3), SamplingParams(temperature=2.0, seed=5)]
+    token_ids = None if names is None else np.array(names, np.int32)
+    inverse, keys = noise_of([Sampling.of(own) for own in params], np.array([[7], [8], [9]]))
+    noise = RowNoise(torch.from_numpy(inverse), torch.from_numpy(keys[:, 0]))
+    found = rank_rows(logits, noise, 4, None if token_ids is None else torch.from_numpy(token_ids))
+    expected = rank_tokens(logits, params, [7, 8, 9], 4, token_ids)
+    assert found[0].tolist() == expected[0].tolist()
+    np.testing.assert_allclose(found[1], expected[1], atol=1e-4)

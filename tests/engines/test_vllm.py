@@ -279,3 +279,13 @@ def test_what_vllm_could_not_follow_is_refused(directory, vllm_device, tokens, j
     with pytest.raises(EngineError, match="a step of 2 sessions and 4 rows; vLLM was made for 1"):
         engine.step([SessionStep(i, 0, np.array([5, 6], np.int32), GREEDY) for i in (1, 2)])
     engine.shutdown()
+
+
+def test_steps_are_measured_with_as_few_sessions_as_it_was_made_for(directory, vllm_device):
+    """A verifier measures them at its start, whatever its --max-sessions."""
+    made = VllmEngine(str(directory), kv_slots=2048, max_sessions=2, max_step_rows=64, **vllm_arguments(vllm_device))
+    times = made.step_times([1, 8, 64])
+    assert len(times) == 3
+    assert all(seconds > 0 for seconds in times)
+    assert made.free_slots == made.info.kv_slots
+    made.shutdown()

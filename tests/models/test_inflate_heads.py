@@ -63,7 +63,9 @@ def said_by_eagle(heads: Path, target: Path, vocab: int) -> tuple[torch.Tensor, 
 
     given, found = network.project(taps)[None], []
     for _ in range(2):  # from the target's states, then from the head's own
-        given = network(given, torch.tensor([TEXT]), torch.arange(len(TEXT))[None], attend)
+        given = network(
+            given, torch.tensor([TEXT]), network.rotations(torch.arange(len(TEXT))[None], given.dtype), attend
+        )
         found.append(network.logits(given)[0])
     assert head.token_ids is not None
     return torch.cat(found), head.token_ids.tolist()

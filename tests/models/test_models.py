@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from specq.models import known_models, resolve_model
+from specq import models
+from specq.doctor import pair
+from specq.doctor.checks import OK
+from specq.models import HEADS, known_models, resolve_model
+from specq.models.packaged import find_packaged
 from specq.protocol.errors import ConfigError
 
 
@@ -35,3 +39,31 @@ def test_bundled_pair():
     assert all(model.licence != "unknown" for model in models.values())
     assert models["target"].num_bytes > models["draft"].num_bytes > 0
     assert resolve_model("tiny", "draft") == str(models["draft"].path)
+
+
+def test_bundled_heads_are_known_by_the_name_of_their_target():
+    """And fit it, where its weights are on this machine."""
+    (heads,) = [model for model in known_models() if model.role == HEADS]
+
+    assert (heads.name, heads.licence, heads.source) == ("smollm2", "Apache-2.0", "bundled")
+    assert resolve_model("smollm2", HEADS) == str(heads.path)
+    if find_packaged("smollm2"):
+        (check,) = [
+            check for check in pair.look("smollm2", "", 10**11, heads="smollm2").checks if check.name == "heads"
+        ]
+        assert check.status == OK, check
+        assert check.found.startswith("4 Medusa heads")
+
+
+def test_a_parallel_draft_model_of_a_pair_has_a_name_of_its_own(tmp_path, monkeypatch):
+    for role in ("target", "draft", "parallel"):
+        (tmp_path / "small" / role).mkdir(parents=True)
+        (tmp_path / "small" / role / "config.json").write_text("{}")
+    monkeypatch.setattr(models, "_HOME", tmp_path)
+
+    assert resolve_model("small-parallel", "draft") == str(tmp_path / "small" / "parallel")
+    assert models.tokenizer_of("small-parallel", "draft") == str(tmp_path / "small" / "target")
+    assert models.draft_for("small") == "small"
+    assert [(model.name, model.role) for model in known_models()] == [
+        *(("small", "target"), ("small", "draft"), ("small-parallel", "draft"))
+    ]

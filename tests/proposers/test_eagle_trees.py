@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from specq.engines.torch import load_eagle
-from specq.proposers import CONTEXT, PROPOSERS, ActivationReader, Expansion, Followed, eagle_trees
+from specq.proposers import CONTEXT, PROPOSERS, ActivationReader, Expansion, Followed, TreeRequest, eagle_trees
 from specq.proposers.eagle import Eagle
 from specq.proposers.eagle_trees import EagleTrees
 from specq.protocol import (
@@ -245,16 +245,24 @@ def test_drafts_are_those_of_the_head_beside_the_verifier(directory: Path, param
     info = ModelInfo("target", "", "", "torch", VOCAB, VOCAB, (), 600, "")
     colocated = Eagle(load_eagle(str(directory / "heads"), str(directory / "target"), info, "cpu"))
     colocated.observe(torch.from_numpy(from_bf16(halves)), [Followed(1, 1, text.token_ids[1:], range(39))])
-    growth = colocated.start([1], [params]).grow(np.array([0]))
-    node_ids = [CONTEXT]
+    (wait,) = colocated.start([TreeRequest([1], [params], 3, None, -np.inf)])
+    grown = wait()
+    below = {place: np.flatnonzero(grown.parents[0] == place) for place in range(-1, len(grown.depths))}
+    node_ids, places = [CONTEXT], [-1]
     for _ in range(3):
-        ranked = growth.ranked(4)
         requests = [text.request(node_id, 4) for node_id in node_ids]
-        for row, children in enumerate(trees.expand(requests)):
-            assert children.token_ids.tolist() == ranked.token_ids[0, row].tolist()
-            np.testing.assert_allclose(children.scores, ranked.scores[0, row], atol=1e-4)
-        growth.expand(np.array([[0, len(requests) - 1]]), ranked.token_ids[:, [0, -1], [0, 1]])
-        node_ids = [requests[0].child_ids[0], requests[-1].child_ids[1]]
+        for place, children in zip(places, trees.expand(requests), strict=True):
+            own = below[place][:4]
+            assert children.token_ids.tolist() == grown.token_ids[0, own].tolist()
+            np.testing.assert_allclose(children.scores, grown.scores[0, own], atol=1e-4)
+        # Of each node that was expanded there the first two children that were expanded, too.
+        following = [
+            (request.child_ids[i], child)
+            for place, request in zip(places, requests, strict=True)
+            for i, child in enumerate(below[place][:4].tolist())
+            if len(below[child])
+        ]
+        node_ids, places = [node_id for node_id, _ in following[:2]], [place for _, place in following[:2]]
 
 
 def test_eight_bits_are_near(directory: Path) -> None:

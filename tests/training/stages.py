@@ -7,7 +7,9 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from click.testing import CliRunner, Result
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specq.cli import main
 from specq.training.rollouts import save_rollouts
@@ -58,6 +60,22 @@ def refusal(result: Result) -> str:
     """Return why a run was refused, which must be said in one line."""
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1), result.output
     return result.stderr
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operations for which a host would wait for a device, as long as it is entered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = list[str]()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        is_mask = operation.overloadpacket.__name__ in ("index", "index_put_") and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if is_mask or operation.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "masked_select"):
+            self.found.append(str(operation))
+        return operation(*args, **(kwargs or {}))
 
 
 # Rollouts from which nothing can be learned, and why; who: what needs an answer of so many tokens at `least`.

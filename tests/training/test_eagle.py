@@ -22,10 +22,18 @@ from specq.protocol import NO_TREE, ConfigError, SamplingParams, SessionStep, Sp
 from specq.testing.checkpoints_eagle import eagle_logits, eagle_shape_of, make_eagle
 from specq.training import EAGLE_STAGES, runs
 from specq.training.architecture import tapped_states
-from specq.training.eagle import layers_of
-from specq.training.eagle_network import LEAST_SCALE, build_eagle, channel_scales, save_eagle, trained_states
+from specq.training.distil import Batch, token_losses
+from specq.training.eagle import layers_of, step_losses
+from specq.training.eagle_network import (
+    LEAST_SCALE,
+    build_eagle,
+    channel_scales,
+    save_eagle,
+    start_eagle,
+    trained_states,
+)
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
+from tests.training.stages import USELESS, Waits, empty_places, make_places, refusal, run_on, runner
 from tests.verifier.test_eagle import ASYNC, drafting
 from tests.verifier.test_medusa import _open, texts
 
@@ -131,6 +139,30 @@ def test_training_meets_the_rows_that_drafting_meets(tmp_path):
                 torch.testing.assert_close(network.logits(states[0, row]), expected, atol=5e-3, rtol=1e-3)
 
 
+def test_each_step_learns_what_the_target_says_behind_its_own_tokens(tmp_path):
+    """Of each answer, the rows whose token and whose label are the target's own; rows of one text say nothing of another."""
+    shape = eagle_shape_of(256, 4096, 50, layers=(1, 5, 8))
+    network = load_eagle(str(make_eagle(tmp_path, shape, scale=0.2)), TINY, info(), "cpu").network
+    target = load_network(TARGET, torch.device("cpu"))
+    token_ids = torch.randint(0, 4000, (3, 12), generator=torch.Generator().manual_seed(0))
+    counted = torch.tensor([[0] * 5 + [1] * 6 + [0], [1] * 11 + [0], [0] * 12], dtype=torch.float32)
+    output, scales = target.lm_head.weight[:50], torch.full((768,), 2.0)
+    settings = SimpleNamespace(num_steps=4, hard_weight=0.5, autocast=lambda: torch.autocast("cpu", enabled=False))
+    with torch.no_grad():
+        own = Batch(token_ids, counted, counted.numpy())
+        with Waits() as waits:
+            losses = step_losses(network, target, output, scales, own, settings)
+        assert not waits.found
+        taps, hidden = tapped_states(target, token_ids, shape.layers)
+        for step, states in enumerate(trained_states(network, taps / scales, token_ids, 4)):
+            pairs = [(row, t) for row in range(2) for t in range(11 - step - 1) if counted[row, t]]
+            each = [
+                token_losses(network.logits(states[row, t]), hidden[row, t + step + 1] @ output.T, 0.5)
+                for row, t in pairs
+            ]
+            assert losses[step].item() == pytest.approx(torch.stack(each).mean().item(), abs=1e-4)
+
+
 def test_scales_are_of_channels():
     """And never nothing: they are divided by."""
     scales = channel_scales(torch.tensor([[3.0, 0.0, 100.0], [-4.0, 0.0, 100.0]]))
@@ -172,6 +204,42 @@ def test_a_head_is_written_as_it_was_trained(tmp_path):
     for name, value in expected.items():
         torch.testing.assert_close(head.network.state_dict()[name], value.bfloat16().float(), atol=0, rtol=0)
     assert torch.equal(head.network.get_buffer("embedding"), network.get_buffer("embedding"))
+
+
+def test_training_goes_on_from_a_head_that_was_written(tmp_path):
+    """It says what that says, read with other scales."""
+    shape = replace(eagle_shape_of(256, 4096, 3, layers=(1, 5, 8)), num_tokens=info().num_tokens)
+    shape = replace(shape, tokenizer_hash=info().tokenizer_hash, max_position_embeddings=77)
+    target, ids = load_network(TARGET, torch.device("cpu")), np.array([4, 90, 1000], np.int32)
+    written = build_eagle(shape, target, ids)
+    with torch.no_grad():
+        for parameter in written.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    save_eagle(written, shape, ids, torch.rand(768) * 100 + 0.1, tmp_path)
+    head = load_eagle(str(tmp_path), TINY, info(), "cpu")
+    network, scales = build_eagle(shape, target, ids), torch.rand(768) + 0.5
+
+    start_eagle(network, head, scales, tmp_path)
+
+    tokens, taps = torch.tensor([[5, 90, 17, 1000]]), torch.randn(1, 4, 768)
+    with torch.inference_mode():
+        ways = (trained_states(network, taps / scales, tokens, 2), trained_states(head.network, taps, tokens, 2))
+        for ours, theirs in zip(*ways, strict=True):
+            torch.testing.assert_close(network.logits(ours), head.network.logits(theirs), atol=1e-4, rtol=1e-4)
+    wider = build_eagle(replace(shape, intermediate_size=64), target, ids)
+    with pytest.raises(ConfigError, match="another shape: intermediate_size is"):
+        start_eagle(wider, head, scales, tmp_path)
+
+
+@pytest.mark.usefixtures("output")
+def test_a_run_starts_from_a_head_with_its_tokens(places, tmp_path):
+    """Though the rollouts say others more often."""
+    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    own = {"work": tmp_path / "work", "out": tmp_path / "out"}
+    result = run(own, f"--rollouts={tmp_path / 'a.npz'}", f"--start={places['out']}", "--seconds=0.1", "head")
+    assert result.exit_code == 0, result.output
+    heads = [load_eagle(str(place), TINY, info(), "cpu") for place in (places["out"], tmp_path / "out")]
+    assert heads[0].token_ids.tolist() == heads[1].token_ids.tolist()
 
 
 @pytest.mark.parametrize(("num_layers", "layers"), [(3, (0, 1, 2)), (6, (0, 2, 5)), (7, (1, 2, 3)), (32, (1, 15, 28))])

@@ -14,13 +14,15 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import load_file
 
 from specq.checkpoints import draft_form
 from specq.cli import main
 from specq.engines.torch import load, load_network
 from specq.models import resolve_model
+from specq.protocol import ConfigError
 from specq.testing.checkpoints import make_checkpoint
-from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, draft_logits, make_draft, places_logits
+from specq.testing.checkpoints_draft import MADE, PARALLEL, VOCAB, change_draft, draft_logits, make_draft, places_logits
 from specq.training import PARALLEL_STAGES
 from specq.training.architecture import hidden_states
 from specq.training.distil import Batch
@@ -30,7 +32,7 @@ from specq.training.parallel_evaluation import place_ranks
 from specq.training.parallel_network import Masks, ParallelDraft, foresee, open_draft
 from specq.training.ranks import BEYOND, UNKNOWN
 from specq.training.rollouts import save_rollouts
-from tests.training.stages import USELESS, empty_places, make_places, refusal, run_on, runner
+from tests.training.stages import USELESS, Waits, empty_places, make_places, refusal, run_on, runner
 
 SMALL = [
     *("--device=cpu", "--rollout-rows=3", "--rollout-tokens=12", "--rollout-seconds=60", "--batch-tokens=512"),
@@ -115,22 +117,23 @@ def settings(**changes):
 
 def batch(counted):
     counted = torch.tensor(counted, dtype=torch.float32)
-    return Batch(torch.randint(0, VOCAB, counted.shape, generator=torch.Generator().manual_seed(0)), counted)
+    token_ids = torch.randint(0, VOCAB, counted.shape, generator=torch.Generator().manual_seed(0))
+    return Batch(token_ids, counted, counted.numpy())
 
 
 def test_masks_are_dropped_at_random_and_none_without_those_before_it():
     """A share of the tokens has a first mask, of these a share a second, down to a least share; none speaks of what lies behind the end."""
-    counted = [[0.0] * 5 + [1.0] * 40 + [0.0] * 3, [0.0] * 48]
-    masks = draw_masks(batch(counted), settings(), np.random.default_rng(0))
-    pairs = list(zip(masks.anchors[0].tolist(), masks.places[0].tolist(), strict=True))
+    counted = np.array([[0.0] * 5 + [1.0] * 40 + [0.0] * 3, [0.0] * 48])
+    anchors, places = draw_masks(counted, settings(), np.random.default_rng(0))
+    pairs = [(a, p) for a, p in zip(anchors[0].tolist(), places[0].tolist(), strict=True) if a >= 0]
     of_place = [{anchor for anchor, place in pairs if place == number} for number in (1, 2, 3)]
     assert len(pairs) == len(set(pairs))
     assert [18, 6, 6] <= [len(own) for own in of_place] <= [20, 10, 10]
     assert of_place[2] <= of_place[1] <= of_place[0]
     assert all(anchor >= 5 and anchor + place <= 44 for anchor, place in pairs)
-    assert masks.anchors[1].tolist() == [-1] * len(pairs)
-    other = draw_masks(batch(counted), settings(), np.random.default_rng(1))
-    assert not torch.equal(masks.anchors, other.anchors)
+    assert set(anchors[1].tolist()) == {-1}
+    other, _ = draw_masks(counted, settings(), np.random.default_rng(1))
+    assert not np.array_equal(anchors, other)
 
 
 @pytest.fixture
@@ -167,14 +170,16 @@ def test_each_place_is_taught_by_what_the_target_says_there(draft):
     own = batch([[0.0] * 3 + [1.0] * 8 + [0.0]])
     target = load_network(make_draft(directory.parent / "target", MADE, seed=4), CPU)
     output = target.lm_head.weight[:20].repeat(2, 1)[: len(token_ids)]
-    losses = place_losses(
-        ParallelDraft(network, shape, token_ids),
-        target,
-        output,
-        own,
-        settings(keep=1.0, hard_weight=1.0),
-        np.random.default_rng(0),
-    )
+    with Waits() as waits:
+        losses = place_losses(
+            ParallelDraft(network, shape, token_ids),
+            target,
+            output,
+            own,
+            settings(keep=1.0, hard_weight=1.0),
+            np.random.default_rng(0),
+        )
+    assert not waits.found
     text = own.token_ids[0].tolist()
     taught = (hidden_states(target, own.token_ids)[0] @ output.T).argmax(
         -1
@@ -239,6 +244,35 @@ def test_it_starts_from_a_model_of_our_form_and_keeps_its_masks(tmp_path):
     expected, ours = (places_logits(path, [5, 90, 17], 4) for path in (directory, tmp_path / "out"))
     known = draft.token_ids
     torch.testing.assert_close(ours[:, known], expected[:, known], atol=0.3, rtol=0.05)
+
+
+def test_a_draft_may_share_the_embedding_and_the_head_of_the_model_it_starts_from(tmp_path):
+    """They stay as they are and are not written; what is loaded has them, and needs the other beside it."""
+    target_hash = load(str(TARGET), device="cpu", kv_slots=64).info.tokenizer_hash
+    shape = replace(MADE, vocab_size=4096, num_tokens=4096, tokenizer_hash=target_hash)
+    start, out = make_draft(tmp_path / "draft", shape), tmp_path / "parallel"
+    save_rollouts(tmp_path / "a.npz", [([5, 6, 7], [40, 41, 42, 43] * 20)] * 4)
+    places = {"work": tmp_path / "work", "out": out}
+    arguments = (f"--rollouts={tmp_path / 'a.npz'}", f"--draft={start}", "--share", "--seconds=1", "draft")
+    result = run(places, *arguments)
+    assert result.exit_code == 0, result.output
+
+    assert draft_form.draft_shape(out).shared == "../draft"
+    ours, theirs = load_network(out, CPU), load_network(start, CPU)
+    rows = slice(0, shape.vocab_size)
+    assert torch.equal(ours.model.embed_tokens.weight[rows], theirs.model.embed_tokens.weight[rows])
+    assert torch.equal(ours.lm_head.weight, theirs.lm_head.weight)
+    assert ours.lm_head.token_ids.tolist() == theirs.lm_head.token_ids.tolist()
+    assert not torch.equal(ours.model.layers[0].mlp.up_proj.weight, theirs.model.layers[0].mlp.up_proj.weight)
+    assert load(str(out), device="cpu", kv_slots=64).num_masks == 2
+    saved = (draft_form.EMBEDDING, draft_form.LIFT, draft_form.HEAD)
+    assert not set(saved) & set(load_file(out / draft_form.WEIGHTS))
+
+    change_draft(start, hidden_size=64)
+    with pytest.raises(ConfigError, match=r"has the embedding and the head of the one in .*draft"):
+        load_network(out, CPU)
+    refused = run(places, *(argument for argument in arguments if "--draft=" not in argument))
+    assert "only such a model can share" in refusal(refused)
 
 
 @pytest.mark.parametrize(

@@ -33,4 +33,4 @@ def test_those_that_fit_keep_their_nodes() -> None:
 
 def test_as_many_judgements_as_sessions() -> None:
     with pytest.raises(EngineLostError, match="1 judgements for 0 sessions"):
-        commit(NO_SHARES, Judgements.of([judgement(7, (), 1)]), 0, 0.0, Faults())
+        commit(NO_SHARES, Judgements.of([judgement(7, (), 1)]), 0, Faults())

@@ -13,7 +13,7 @@ import pytest
 from specq.config import TargetConfig
 from specq.engines.torch import load_eagle
 from specq.engines.torch.engine import TorchEngine
-from specq.proposers import Ranked
+from specq.proposers import BEAM, WIDTH, Grown, Ranked, TreeRequest
 from specq.proposers.eagle import Eagle
 from specq.protocol import (
     EAGLE,
@@ -26,12 +26,13 @@ from specq.protocol import (
 )
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
+from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
 from specq.verifier import Setup, StepCurve, Verifier, make_sources
 from specq.verifier.sources.eagle import EagleDrafter
-from specq.verifier.sources.grown_trees import BEAM, WIDTH, Grown, grow_best_first, grow_shape
 from specq.verifier.sources.medusa import MedusaDrafter
-from specq.verifier.sources.rank_trees import tree_for
+from specq.verifier.sources.rank_trees import likeliest, tree_for
+from tests.replaying import StandIn
 from tests.verification.test_draft_distributions import LIMIT, PAIR_LIMIT, chi_squares
 from tests.verifier.test_medusa import (
     TappedMemoryless,
@@ -154,6 +155,34 @@ def paths_of(batch: Any, context: Sequence[int]) -> set[tuple[int, ...]]:
     return {ranks for ranks, _ in found}
 
 
+def test_many_sessions_have_trees_of_fewer_levels() -> None:
+    """Since each has few nodes; a job that asks for nodes, or for a shape, has as many levels as it may."""
+    asked: list[TreeRequest] = []
+
+    class Asked(ToyTrees):
+        def start(self, requests: Sequence[TreeRequest]) -> list[Callable[[], Grown]]:
+            asked.extend(requests)
+            return super().start(requests)
+
+    for count, shape, expected in (
+        (1, {}, {8}),
+        (40, {}, {5}),
+        (40, {"max_nodes": 8}, {8}),
+        (40, {"max_depth": 3}, {3}),
+    ):
+        asked.clear()
+        source = EagleDrafter(Asked(), 8)
+        started = Serving([source], lambda verifier: None)
+        for i in range(count):
+            started.open(i, seed=i, **shape)
+        started.turn()
+        sessions = list(started.verifier.sessions.values())
+        asked.clear()
+        assert source.begin(sessions, None, 0.0)  # type: ignore[arg-type]
+        assert {request.depth for request in asked} == expected
+        assert sum(len(request.session_ids) for request in asked) == count
+
+
 # --- trees ----------------------------------------------------------------------------------------------------------------
 
 
@@ -220,7 +249,8 @@ def plainly_best(seed: int, depth: int, most: int, floor: float) -> set[tuple[in
 def test_the_likeliest_nodes_are_grown(most: int) -> None:
     """Against the plain way, several trees at once."""
     seeds, floor = [1, 2, 3, 4], float(np.log(0.02))
-    grown, wanted = grow_best_first(Chances(seeds), len(seeds), 4, most, floor)
+    grown = grow_best_first(Chances(seeds), len(seeds), 4, floor)
+    wanted = likeliest(grown.reach, most, floor)
     assert found_paths(grown, wanted, seeds) == [plainly_best(seed, 4, most, floor) for seed in seeds]
 
 
@@ -228,10 +258,10 @@ def test_no_level_is_computed_that_nobody_could_want() -> None:
     """Where all that was found is less likely than the floor."""
     chances = Chances([1])
     floor = float(np.log(0.3))
-    grow_best_first(chances, 1, 8, 50, floor)
+    grow_best_first(chances, 1, 8, floor)
     assert chances.num_levels < 8
     every = Chances([1])
-    grow_best_first(every, 1, 8, 50, -np.inf)
+    grow_best_first(every, 1, 8)
     assert every.num_levels == 8
 
 
@@ -241,10 +271,11 @@ def test_a_shape_is_grown_as_it_is() -> None:
     wanted_paths = {(0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (0, 0, 0), (1, 1, 0)}
     seeds = [5, 6]
     chances = Chances(seeds)
-    grown, wanted = grow_shape(chances, 2, tree, 99)
+    grown = grow_shape(chances, 2, tree)
+    wanted = likeliest(grown.reach, 99, -np.inf)
     assert found_paths(grown, wanted, seeds) == [{(seed, *path) for path in wanted_paths} for seed in seeds]
     assert chances.num_levels == 3
-    grown, wanted = grow_shape(Chances(seeds), 2, tree, 4)
+    wanted = likeliest(grown.reach, 4, -np.inf)
     for seed, found in zip(seeds, found_paths(grown, wanted, seeds), strict=True):
         best = sorted(((seed, *path) for path in wanted_paths), key=lambda path: -reach_of(path))[:4]
         assert found == set(best)
@@ -261,11 +292,14 @@ def random_eagle(tiny: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_eagle(tmp_path_factory.mktemp("eagle"), shape, embedding=False, scale=0.05)
 
 
-def drafting(tiny: str, heads: Path, drafted: dict[str, int]) -> Callable[[TorchEngine], list[Any]]:
+def drafting(
+    tiny: str, heads: Path, drafted: dict[str, int], *, is_recorded: bool = False
+) -> Callable[[TorchEngine], list[Any]]:
     """Return what makes an EAGLE-3 source that counts its nodes."""
 
     def make(engine: TorchEngine) -> list[Any]:
-        source = EagleDrafter(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu")))
+        replays = StandIn() if is_recorded else None
+        source = EagleDrafter(Eagle(load_eagle(str(heads), tiny, engine.info, "cpu"), replays))
         collect = source.collect
 
         def counted(*asked: Any) -> Any:
@@ -279,7 +313,8 @@ def drafting(tiny: str, heads: Path, drafted: dict[str, int]) -> Callable[[Torch
     return make
 
 
-def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path) -> None:
+@pytest.mark.parametrize("is_recorded", [False, True], ids=["as needed", "recorded"])
+def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path, is_recorded: bool) -> None:
     """Greedy and sampled, sync and async, best first and in trees, several at once: that of plain decoding, token for token."""
     ways = [
         (SamplingParams(max_tokens=24, temperature=temperature, seed=7 * i, ignore_eos=True, top_k=top_k), speculation)
@@ -290,7 +325,8 @@ def test_a_random_head_changes_no_text(tiny: str, random_eagle: Path) -> None:
     jobs = [_open(i, params, way, prompts[i]) for i, (params, way) in enumerate(ways)]
     plain = [replace(job, speculation=Speculation(mode="plain")) for job in jobs]
     drafted = dict[str, int]()
-    assert texts(tiny, drafting(tiny, random_eagle, drafted), jobs) == texts(tiny, lambda engine: [], plain)
+    found = texts(tiny, drafting(tiny, random_eagle, drafted, is_recorded=is_recorded), jobs)
+    assert found == texts(tiny, lambda engine: [], plain)
     assert drafted["nodes"] > 200
 
 
@@ -359,11 +395,8 @@ class FixedTrees(ToyTrees):
     def known(self, session_id: int) -> int:
         return self.ends.get(session_id, 0)
 
-    def start(self, session_ids: Sequence[int], params: Any) -> Any:
-        return self
-
-    def grow(self, which: Any) -> Any:
-        self.shape = len(which), 1
+    def growth(self, request: TreeRequest) -> Growth:
+        self.shape: tuple[int, ...] = len(request.session_ids), 1
         return self
 
     def ranked(self, count: int) -> Ranked:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from specq.verifier import StepCurve
+from specq.verifier.scheduler import best_count
 
 ROW_S, FIRST_S = 0.0001, 0.004
 
@@ -63,3 +64,13 @@ def test_one_step_that_was_late_is_no_measurement(curve):
     assert curve.node_s <= 4.0 * curve(24) / 24
     serve(curve, 45, node_s=0.0)
     assert curve.node_s == pytest.approx(0.0, abs=2e-5)
+
+
+def test_a_round_that_waits_for_drafts_verifies_more_of_them() -> None:
+    """A node that does not raise tokens per second of steps alone raises those per second of whole rounds; the curve itself stays."""
+    curve = StepCurve([1, 2, 3], [0.005, 0.006, 0.007])
+    reach_prob, needed = np.array([0.3, 0.15]), np.zeros(2, np.intp)
+    counts = [best_count(reach_prob, needed, 1, 1, 8, curve.after(seconds)) for seconds in (0.0, 0.002, 0.02)]
+    assert counts == [1, 1, 2]
+    assert curve.extra_s == 0.0
+    assert curve.after(0.25)(2) == pytest.approx(0.256)

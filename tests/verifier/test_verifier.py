@@ -423,7 +423,7 @@ def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
 
 
 @pytest.mark.parametrize(("prompt", "counts"), [(3, True), (64, True), (65, False)])
-def test_a_step_with_a_prompt_counts_by_what_it_takes_beyond_it(monkeypatch, prompt, counts) -> None:
+def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, prompt, counts) -> None:
     """Of the tokens, the first one of the prompt's session does not; long prompts count for nothing."""
     verifier = make_verifier(max_step_rows=128)
     learned, ticks = [], count()
@@ -438,7 +438,8 @@ def test_a_step_with_a_prompt_counts_by_what_it_takes_beyond_it(monkeypatch, pro
     )  # fmt: skip
     verifier.handle(message, 0.0)
     verifier.step(lambda: 0.1 * next(ticks))
-    beyond = learned[0][2] - verifier.curve.profiled(prompt)
+    profiled = verifier.curve.profiled
+    beyond = learned[0][2] - (profiled(1 + prompt) - profiled(1))  # a step of the other session alone is left
     assert learned[2:] == ([(2, 1, pytest.approx(beyond), False)] if counts else [])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from specq.protocol import (
     NO_TAP,
     SUFFIX_LANE,
     Close,
+    Draft,
     Int32Array,
     IntpArray,
     Judgement,
@@ -98,7 +100,8 @@ class TimedStep:
 
 
 class TimedTarget:
-    """An engine whose steps take their curve's time on the device, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
+    """An engine whose steps take their curve's time on the device, with prompts `mixed_s` more and `attended_s` for each token that a row of them
+    attends to, and `launch_s` and `collect_s` of the host, for each session `session_s`."""
 
     max_chain = num_tap_layers = 0
     takes_unread = False
@@ -117,8 +120,11 @@ class TimedTarget:
         launch_s: float,
         collect_s: float,
         session_s: float = 0.0,
+        mixed_s: float = 0.0,
+        attended_s: float = 0.0,
     ) -> None:
         self.machine, self.overlaps, self._curve = machine, overlaps, HardwareCurve(step_ms)
+        self._mixed_s, self._attended_s = mixed_s, attended_s
         self._launch_s, self._collect_s, self._session_s = launch_s, collect_s, session_s
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
@@ -141,8 +147,11 @@ class TimedTarget:
         batch = StepBatch.of(steps)
         self.machine.work(self._launch_s + self._session_s * len(batch))
         assert after is None or isinstance(after, TimedStep)
-        num_rows = sum(step.num_rows for step in batch)
-        return TimedStep(self, batch, after, self.machine.launch(self._curve(num_rows)))
+        seconds = self._curve(sum(step.num_rows for step in batch))
+        prompts = [step for step in batch if not step.judged or len(step.token_ids) > 1]
+        attended = sum((step.base_len - step.start) * (step.base_len + step.start + 1) // 2 for step in prompts)
+        seconds += self._mixed_s * bool(prompts) + self._attended_s * attended
+        return TimedStep(self, batch, after, self.machine.launch(seconds))
 
     def collect(self, late: TimedStep) -> StepOutput:
         """Wait for a step and judge it."""
@@ -291,6 +300,56 @@ class TimedSource(DraftSource):
         return ScratchRows(ids, ids * -1, ids * session.length)
 
 
+class FarDrafters:
+    """Draft workers so far away. They answer a verdict by a chain, in `pass_s`, unless they are busy or it asks for silence; each drafts for some of
+    the sessions. A draft takes `draft_s` of the verifier's host."""
+
+    def __init__(
+        self,
+        round_trip_s: float,
+        chance: float,
+        *,
+        num_workers: int = 12,
+        depth: int = 8,
+        pass_s: float = 0.0025,
+        draft_s: float = 0.00005,
+    ) -> None:
+        self.round_trip_s, self.num_sent = round_trip_s, 0
+        self._chance, self._depth, self._pass_s, self._draft_s = chance, depth, pass_s, draft_s
+        self._coming: list[tuple[float, int, Draft]] = []  # by arrival
+        self._free_at = [0.0] * num_workers
+        self._next_ids: dict[int, int] = {}
+
+    def hear(self, verdict: Verdict, last: int, now: float) -> None:
+        """Take a verdict after which the text ends with this token."""
+        if verdict.finish or verdict.min_accept_prob > 1000:
+            return
+        session_id, length = verdict.session_id, verdict.base_len + len(verdict.token_ids)
+        heard, worker = now + self.round_trip_s / 2, session_id % len(self._free_at)
+        if self._free_at[worker] > heard:
+            return
+        self._free_at[worker] = sent = heard + self._pass_s
+        first_id = self._next_ids.get(session_id, 0)
+        self._next_ids[session_id] = first_id + self._depth
+        draft = Draft(
+            session_id=session_id, epoch=1, lane=0, base_len=length, first_id=first_id,
+            token_ids=np.array(foreseen(session_id, length, last, self._depth, self._chance), np.int32),
+            parent_ids=np.array([-1, *range(first_id, first_id + self._depth - 1)], np.int32),
+            scores=np.full(self._depth, np.log(self._chance), np.float16),
+        )  # fmt: skip
+        heappush(self._coming, (sent + self.round_trip_s / 2, self.num_sent, draft))
+        self.num_sent += 1
+
+    def deliver(self, verifier: Verifier, machine: Machine) -> None:
+        """Hand over what has arrived by now."""
+        before = machine.now
+        while self._coming and self._coming[0][0] <= before:
+            arrived, _, draft = heappop(self._coming)
+            machine.work(self._draft_s)
+            verifier.handle(draft, arrived)
+        verifier.sources.account(machine.now - before)
+
+
 @dataclass(slots=True)
 class Served:
     """What a time of service gave: `seconds_of` by the set of sources in use."""
@@ -309,11 +368,12 @@ class Served:
 
 
 class TimedService:
-    """A verifier, and waves of jobs for it. `loop_s`: what the host does between two steps, and `session_loop_s` for each session of them."""
+    """A verifier, and waves of jobs for it. `loop_s`: what the host does between two steps, and `session_loop_s` for each session of them;
+    `far`: draft workers, if there are any."""
 
     def __init__(
         self, target: TimedTarget, sources: Iterable[DraftSource], *, mode: str = "async", loop_s: float = 0.0,
-        session_loop_s: float = 0.0, prompt_len: int = 100, num_tokens: int = 128, **options: Any,
+        session_loop_s: float = 0.0, prompt_len: int = 100, num_tokens: int = 128, far: FarDrafters | None = None, **options: Any,
     ) -> None:  # fmt: skip
         sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
         self.machine, self.mode = target.machine, mode
@@ -322,7 +382,7 @@ class TimedService:
         )
         self._loop_s, self._session_loop_s = loop_s, session_loop_s
         self._prompt_len, self._num_tokens = prompt_len, num_tokens
-        self._next_id = 1
+        self._next_id, self._far = 1, far
 
     def serve(self, seconds: float, num_sessions: int) -> Served:
         """Serve waves of so many jobs for so long; the last one ends."""
@@ -340,9 +400,13 @@ class TimedService:
             before, arm = machine.now, verifier.arms.allowed
             verifier.begin(machine.now, machine)
             machine.work(self._loop_s + self._session_loop_s * len(verifier.sessions))
+            if self._far is not None:
+                self._far.deliver(verifier, machine)
             for verdict in list(verifier.step(machine)):
                 assert isinstance(verdict, Verdict)
                 served.tokens += len(verdict.token_ids)
+                if self._far is not None and self.mode != "plain":
+                    self._far.hear(verdict, int(verdict.token_ids[-1]), machine.now)
                 if verdict.finish:
                     text = verifier.sessions[verdict.session_id].token_ids
                     prompt, own = text[: self._prompt_len], text[self._prompt_len :]
@@ -361,13 +425,18 @@ class TimedService:
         assert self.verifier.handle(message, self.machine.now) == []
 
 
-def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: int = 8, **options: Any) -> TimedService:
-    """Return a service as on an H200 with a target of 7B, a draft model of 0.5B and suffix decoding, which foresee tokens with these chances."""
-    machine = Machine()
-    target = TimedTarget(
+def h200_target(machine: Machine) -> TimedTarget:
+    """Return a target of 7B as on an H200."""
+    return TimedTarget(
         machine, [(1, 3.45), (8, 3.75), (64, 4.9), (128, 5.2), (256, 6.4), (512, 10.0)],
         overlaps=True, launch_s=0.0007, collect_s=0.0005, session_s=0.000004,
     )  # fmt: skip
+
+
+def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: int = 8, **options: Any) -> TimedService:
+    """Return a service as on an H200 with a target of 7B, a draft model of 0.5B and suffix decoding, which foresee tokens with these chances."""
+    machine = Machine()
+    target = h200_target(machine)
     levels = [(1, 0.5), (8, 0.52), (64, 0.8)]
     curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
     drafter = ColocatedDrafter(TimedChains(machine, levels, chance), curve, fan_out=1, chain=chain)

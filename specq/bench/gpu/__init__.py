@@ -12,6 +12,7 @@
     overlap     a verifier with plain sessions, whose next step is launched before the last one is collected, and without that
     colocated   rounds of a colocated drafter in a verifier, and what the device waits for
     chains      chains of draft steps, and single passes
+    heads       an EAGLE-3 head and Medusa heads by themselves: a round's time on the host and on the device
     profile     where a pass's time goes, kernel by kernel
     text        greedy text beside the small pair's, and speculation in one process
     tiles       how fast each product of a layer is with which tile

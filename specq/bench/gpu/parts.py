@@ -26,6 +26,7 @@ PARTS = {
         "overlap",
         "colocated",
         "chains",
+        "heads",
         "profile",
         "text",
         "tiles",

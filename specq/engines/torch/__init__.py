@@ -13,7 +13,8 @@
     native_chain  chains of draft tokens in one C call; chain: the same on a GPU
     fused         forward through Triton kernels and CUDA graphs, on a GPU (fused_*, attention_plan, gpu_kernels/)
     forward       what the forwards share: KV tensors, results, hidden states that are asked for
-    top           the best tokens of each row, for drafters
+    top           the best tokens of each row, for drafters; row_noise: the noise of rows, from keys
+    inbox         numbers to a device and back; replays: work of fixed shapes, recorded as CUDA graphs
     compiler      builds kernels/ at first use
 
 All forwards take `PackedRows` and keep KV in tensors of one shape, [num_layers, num_kv_heads, num_slots, head_dim]; the
@@ -21,37 +22,50 @@ engine and the draft-model proposer use any without knowing which.
 """
 
 from specq.engines.torch.eagle_head import EagleHead, is_eagle, load_eagle
-from specq.engines.torch.eagle_network import EagleNetwork
+from specq.engines.torch.eagle_network import EagleNetwork, RmsNorm
 from specq.engines.torch.forward import ForwardOutput
 from specq.engines.torch.head_files import read_tensors
+from specq.engines.torch.inbox import Inbox, fetch
 from specq.engines.torch.kv_pool import KvPool
 from specq.engines.torch.loading import LoadedModel, chain_drafter, load, load_network, pick_device
 from specq.engines.torch.medusa_heads import MedusaHeads, load_heads, tensor_value
 from specq.engines.torch.native import ALONE, Threads
+from specq.engines.torch.replays import BATCH_SIZES, Replays, padded_batch
+from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.engines.torch.rows import ChainStarts, PackedRows, RowPacker, pack_nodes, pack_tokens
-from specq.engines.torch.top import rank_tokens
+from specq.engines.torch.top import rank_rows, rank_tokens
 
 __all__ = [
     "ALONE",
+    "BATCH_SIZES",
     "ChainStarts",
     "EagleHead",
     "EagleNetwork",
     "ForwardOutput",
+    "Inbox",
     "KvPool",
     "LoadedModel",
     "MedusaHeads",
     "PackedRows",
+    "Replays",
+    "RmsNorm",
+    "RowNoise",
     "RowPacker",
+    "Sampling",
     "Threads",
     "chain_drafter",
+    "fetch",
     "is_eagle",
     "load",
     "load_eagle",
     "load_heads",
     "load_network",
+    "noise_of",
     "pack_nodes",
     "pack_tokens",
+    "padded_batch",
     "pick_device",
+    "rank_rows",
     "rank_tokens",
     "read_tensors",
     "tensor_value",

@@ -19,9 +19,10 @@ import torch
 import triton
 
 from specq.engines.torch.attention_plan import ITEM, LENGTH, BlockLayout, lay_out
-from specq.engines.torch.fused import FusedForward, Inbox, padded_size
+from specq.engines.torch.fused import FusedForward, padded_size
 from specq.engines.torch.fused_layers import Batch
 from specq.engines.torch.gpu_kernels.top import merge_kernel, tile_kernel
+from specq.engines.torch.inbox import Inbox, fetch
 from specq.engines.torch.rows import ChainStarts, PackedRows, pack_nodes
 from specq.protocol import Float32Array, Int32Array, SamplingParams
 from specq.verification import strategy
@@ -162,8 +163,8 @@ class ChainDrafter:
         num_rows, decoder = batch.layout.num_rows, self._decoder
         steps, grow, inverse, slots, keys = _split_device_state(self._state, num_rows)
         tile_kernel[(num_rows, top.num_tiles)](
-            logits, logits.stride(0), top.num_tokens, inverse, keys, steps, top.scores, top.ids, top.sums,
-            NOISY=True, MAX_STEPS=MAX_STEPS, COUNT=top.count, BLOCK=TILE, PDL=decoder.pdl, num_warps=4,
+            logits, logits.stride(0), top.num_tokens, inverse, keys, steps, top.scores, top.ids, top.sums, top.ids,
+            NOISY=True, MAX_STEPS=MAX_STEPS, COUNT=top.count, BLOCK=TILE, PDL=decoder.pdl, NAMED=False, num_warps=4,
             **decoder.launch_options,
         )  # fmt: skip
         merge_kernel[(num_rows,)](
@@ -183,18 +184,11 @@ class ChainsOnDevice:
     def __init__(self, results: torch.Tensor, num_tokens: int) -> None:
         """`results` i32[depth, rows, count, 2]: tokens, and the bits of their log-probabilities; free again for what is begun afterwards."""
         self.tokens = results[..., 0].reshape(-1).clamp(0, num_tokens - 1)
-        on_gpu = results.is_cuda
-        self._found = torch.empty(results.shape, dtype=torch.int32, pin_memory=on_gpu)
-        self._found.copy_(results, non_blocking=on_gpu)
-        self._arrived = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-        if self._arrived is not None:
-            self._arrived.record(torch.cuda.current_stream(results.device))
+        self._fetched = fetch(results)
 
     def __call__(self) -> tuple[Int32Array, Float32Array]:
         """Return tokens i32[depth, rows, count] and log-probabilities, f32."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        found = self._found.numpy()
+        found = self._fetched()
         return found[..., 0].copy(), found[..., 1].copy().view(np.float32)
 
 

@@ -34,7 +34,7 @@ class SubsetHead(torch.nn.Linear):
 
 def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.device, dtype: torch.dtype) -> Any:
     """Load the model; it computes in `dtype`. Raises ConfigError for weights that do not fit `shape`."""
-    tensors = _read(directory / draft_form.WEIGHTS, shape)
+    tensors = _read_all(directory, shape)
     token_ids = tensors[draft_form.TOKEN_IDS].numpy()
     _check_token_ids(directory / draft_form.WEIGHTS, token_ids, shape)
     num_masks = shape.num_places - 1
@@ -53,7 +53,7 @@ def load_draft(directory: Path, shape: draft_form.DraftShape, device: torch.devi
 def draft_blocks(directory: Path, shape: draft_form.DraftShape) -> dict[str, BlockWeight]:
     """Return the weights of linear layers in eight bits, as blocks that the kernels read, by the layer's name: those whose rows are
     whole blocks."""
-    tensors = _read(directory / draft_form.WEIGHTS, shape)
+    tensors = _read_all(directory, shape)
     names = (name for name in draft_form.matrix_shapes(shape) if name not in (draft_form.EMBEDDING, draft_form.LIFT))
     return {
         name.removesuffix(".weight"): _blocks(tensors[name], tensors[name + draft_form.SCALE])
@@ -70,6 +70,16 @@ def _blocks(values: torch.Tensor, scales: torch.Tensor) -> BlockWeight:
         values.view(torch.uint8),
     )
     return BlockWeight("Q8_0", torch.cat(parts, -1).flatten(1))
+
+
+def _read_all(directory: Path, shape: draft_form.DraftShape) -> _Tensors:
+    """Read the weights, and what another model has of them."""
+    tensors = _read(directory / draft_form.WEIGHTS, shape)
+    place, of_owner = draft_form.owner(directory, shape)
+    if place == directory:
+        return tensors
+    theirs = _read(place / draft_form.WEIGHTS, of_owner)
+    return tensors | {name: tensor for name, tensor in theirs.items() if draft_form.is_shared(name)}
 
 
 def _read(path: Path, shape: draft_form.DraftShape) -> _Tensors:

@@ -57,6 +57,7 @@ def load_eagle(heads: str, target: str, info: ModelInfo, device: str = "auto") -
     dtype = torch.float32 if place.type == "cpu" else torch.bfloat16
     network = _network(shape, tensors, Path(target), token_ids, info).to(place, dtype)
     network.requires_grad_(requires_grad=False)
+    network.fuse()
     return EagleHead(network.eval(), layers, token_ids)
 
 

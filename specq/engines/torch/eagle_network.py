@@ -2,7 +2,8 @@
 
 Row i of a context reads token i + 1 and the state behind token i, stands at position i, and speaks of token i + 2. That state comes from the
 target's hidden states (`project`), or, where the target has not been, from the head's own row before. Who calls says how a row attends to
-others: in training to a whole text at once, in drafting to a context and to a path of a tree.
+others: in training to a whole text at once, in drafting to a context and to a path of a tree. Matrices that read the same are one in memory once
+they are fused (`fuse`), which drafting does: a few rows are bound by what is read.
 
 Parameters have the names of `specq.checkpoints.eagle_form`.
 """
@@ -19,6 +20,37 @@ from specq.checkpoints import eagle_form
 
 # Queries [b, rows, heads, dim], keys and values [b, rows, kv_heads, dim] of the new rows -> [b, rows, heads, dim].
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+Rotations = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [b, rows, 1, head_dim / 2]
+
+
+class _Fused:
+    """Linear maps of the same input: one matrix once `fuse` was called, of which theirs are parts."""
+
+    def __init__(self, *parts: nn.Linear) -> None:
+        self._parts, self._all = parts, torch.empty(0)
+        self._sizes = [part.out_features for part in parts]
+
+    def fuse(self) -> None:
+        """Put the matrices behind each other."""
+        self._all = torch.cat([part.weight.detach() for part in self._parts])
+        for part, rows in zip(self._parts, self._all.split(self._sizes), strict=True):  # type: ignore[no-untyped-call]
+            part.weight.data = rows
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return what each gives, [..., its size]."""
+        if not len(self._all):
+            return tuple(part(x) for part in self._parts)
+        found: tuple[torch.Tensor, ...] = functional.linear(x, self._all).split(self._sizes, -1)  # type: ignore[no-untyped-call]
+        return found
+
+
+class RmsNorm(nn.RMSNorm):
+    """torch's, in one kernel in the format of what it reads, also where its weight has another one, as in training."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.weight is not None
+        with torch.autocast(x.device.type, enabled=False):
+            return functional.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class _Attention(nn.Module):
@@ -32,12 +64,10 @@ class _Attention(nn.Module):
         self.k_proj = nn.Linear(2 * shape.hidden_size, keys, bias=False)
         self.v_proj = nn.Linear(2 * shape.hidden_size, keys, bias=False)
         self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
+        self.fused = _Fused(self.q_proj, self.k_proj, self.v_proj)
 
-    def forward(self, both: torch.Tensor, rotations: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
-        queries, keys, values = (
-            projection(both).unflatten(-1, (-1, self.head_dim))
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )
+    def forward(self, both: torch.Tensor, rotations: Rotations, attend: Attend) -> torch.Tensor:
+        queries, keys, values = (x.view(*x.shape[:-1], -1, self.head_dim) for x in self.fused(both))
         attended = attend(_rotate(queries, *rotations), _rotate(keys, *rotations), values)
         found: torch.Tensor = self.o_proj(attended.flatten(-2))
         return found
@@ -49,9 +79,11 @@ class _FeedForward(nn.Module):
         self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+        self.fused = _Fused(self.gate_proj, self.up_proj)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = self.fused(x)
+        found: torch.Tensor = self.down_proj(functional.silu(gate) * up)
         return found
 
 
@@ -66,7 +98,7 @@ class _Layer(nn.Module):
         self,
         states: torch.Tensor,
         embedded: torch.Tensor,
-        rotations: tuple[torch.Tensor, torch.Tensor],
+        rotations: Rotations,
         attend: Attend,
     ) -> torch.Tensor:
         normed = self.hidden_norm(states)
@@ -99,16 +131,24 @@ class EagleNetwork(nn.Module):
         found: torch.Tensor = self.fc(taps.to(self.fc.weight.dtype))
         return found
 
+    def fuse(self) -> None:
+        """Put matrices that read the same behind each other, where they are now; not to be moved afterwards."""
+        self.midlayer.self_attn.fused.fuse()
+        self.midlayer.mlp.fused.fuse()
+
+    def rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> Rotations:
+        """Return those of rows at positions i64[b, rows]; `dtype`: of their states."""
+        self._frequencies = self._frequencies.to(positions.device)
+        angles = positions[..., None, None] * self._frequencies
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
     def forward(
-        self, states: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, attend: Attend
+        self, states: torch.Tensor, token_ids: torch.Tensor, rotations: Rotations, attend: Attend
     ) -> torch.Tensor:
-        """Return the next states [b, rows, hidden] of states [b, rows, hidden] and the tokens after them i64[b, rows], at positions
-        i64[b, rows]."""
+        """Return the next states [b, rows, hidden] of states [b, rows, hidden] and the tokens after them i64[b, rows], at positions of these
+        rotations."""
         embedding: torch.Tensor = self.get_buffer("embedding")
         embedded = functional.embedding(token_ids, embedding).to(states.dtype)
-        self._frequencies = self._frequencies.to(positions.device)
-        angles = positions[..., None] * self._frequencies  # [b, rows, head_dim / 2]
-        rotations = angles.cos()[:, :, None].to(states.dtype), angles.sin()[:, :, None].to(states.dtype)
         found: torch.Tensor = self.midlayer(states, embedded, rotations, attend)
         return found
 
@@ -118,8 +158,8 @@ class EagleNetwork(nn.Module):
         return found
 
 
-def _norm(shape: eagle_form.EagleShape) -> nn.RMSNorm:
-    return nn.RMSNorm(shape.hidden_size, eps=shape.rms_norm_eps)
+def _norm(shape: eagle_form.EagleShape) -> RmsNorm:
+    return RmsNorm(shape.hidden_size, eps=shape.rms_norm_eps)
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -22,8 +22,8 @@ from specq.engines.torch.fused_layers import Batch, FusedDecoder, Scratch
 from specq.engines.torch.fused_taps import Taps
 from specq.engines.torch.fused_tiles import NARROW
 from specq.engines.torch.fused_weights import merge
+from specq.engines.torch.inbox import Inbox
 from specq.engines.torch.rows import PackedRows
-from specq.protocol import Int32Array
 
 SIZES = (*NARROW, 48, 64, 96, 128, 160, 192, 224, 256, 288, 320, 384, 448, 512, 576, 640, 704, 768)
 BEYOND = 64  # sizes above the largest are multiples of this
@@ -66,7 +66,7 @@ class FusedForward:
                 return self._run_beyond(rows, size, tap, feed)
             batch = self._batch(self.decoder.layout(size, int(np.diff(rows.row_starts).max())))
             self._inboxes.append(self._inboxes.pop(0))
-            self._inboxes[0].send(rows, batch.layout, self._block)
+            _send(self._inboxes[0], rows, batch.layout, self._block)
             if feed is not None:
                 feed.put(batch.token_ids)
             taps = None if tap is None else self._taps_of(tap.layers)
@@ -102,7 +102,7 @@ class FusedForward:
         layout = self.decoder.layout(size, rows.num_rows)
         length = layout.starts()["lists"] + max_list_length(rows)
         block = torch.zeros(length, dtype=torch.int32, device=self.device)
-        Inbox(length, self.device).send(rows, layout, block)
+        _send(Inbox(length, self.device), rows, layout, block)
         scratch = self.decoder.scratch(layout)
         batch = Batch.of(block, layout)
         if feed is not None:
@@ -124,30 +124,10 @@ class FusedForward:
         return ForwardOutput(self.decoder.head(hidden)[:num_judged], hidden[:num_judged], tapped)
 
 
-class Inbox:
-    """Host memory from which integers are copied to the device; it is not written again before that copy is done."""
-
-    def __init__(self, length: int, device: torch.device) -> None:
-        on_gpu = device.type == "cuda"
-        self._memory = torch.zeros(length, dtype=torch.int32, pin_memory=on_gpu)
-        self.array: Int32Array = self._memory.numpy()
-        self._sent = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        """Wait until `array` may be written."""
-        if self._sent is not None:
-            self._sent.synchronize()
-
-    def copy(self, used: int, block: torch.Tensor) -> None:
-        """Copy the first `used` of `array` to the device, without waiting."""
-        block[:used].copy_(self._memory[:used], non_blocking=True)
-        if self._sent is not None:
-            self._sent.record()
-
-    def send(self, rows: PackedRows, layout: BlockLayout, block: torch.Tensor) -> None:
-        """Lay out a step's integers and copy them to the block on the device."""
-        self.wait()
-        self.copy(lay_out(rows, layout, self.array), block)
+def _send(inbox: Inbox, rows: PackedRows, layout: BlockLayout, block: torch.Tensor) -> None:
+    """Lay out a step's integers and copy them to the block on the device."""
+    inbox.wait()
+    inbox.copy(lay_out(rows, layout, inbox.array), block)
 
 
 def padded_size(num_rows: int) -> int:

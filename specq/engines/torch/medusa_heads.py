@@ -37,17 +37,19 @@ class MedusaHeads:
     def num_heads(self) -> int:
         return len(self.blocks[0][0])
 
-    @torch.inference_mode()
-    def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """Return f32[n, K, columns] of hidden states [n, hidden]."""
+    @torch.no_grad()
+    def rows(self, states: torch.Tensor) -> torch.Tensor:
+        """Return [K, n, columns] of hidden states [n, hidden], in the heads' own number format."""
         x = states.to(self.output.dtype).expand(self.num_heads, -1, -1)  # [K, n, hidden]
         for weights, biases in self.blocks:
             x = x + functional.silu(torch.baddbmm(biases, x, weights.mT))
         if self.output.ndim == 3:
-            logits = torch.bmm(x, self.output.mT)
-        else:
-            logits = functional.linear(x.reshape(-1, x.shape[-1]), self.output).view(*x.shape[:2], -1)
-        return logits.transpose(0, 1).float()
+            return torch.bmm(x, self.output.mT)
+        return functional.linear(x.reshape(-1, x.shape[-1]), self.output).view(*x.shape[:2], -1)
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Return f32[n, K, columns] of hidden states [n, hidden]."""
+        return self.rows(states).transpose(0, 1).float()
 
 
 def load_heads(heads: str, target: str, info: ModelInfo, device: str = "auto") -> MedusaHeads:

@@ -10,24 +10,23 @@ import numpy as np
 import torch
 
 from specq.engines.torch.compiler import kernels
+from specq.engines.torch.row_noise import RowNoise, Sampling, noise_of
 from specq.protocol import Float32Array, Int32Array, SamplingParams
-from specq.verification.sampling import is_uncut, near_scores
+from specq.verification.sampling import near_scores
 
-FEW = 8  # tokens that one of the device's programs looks for, one after the other
+FEW = 16  # tokens that one of the device's programs looks for, one after the other
+
+Top = tuple[Int32Array, Float32Array]
 
 
-def top_tokens(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
+def top_tokens(scores: torch.Tensor, count: int) -> Top:
     """Return token ids i32[rows, count], best first, and log_softmax(scores) there, f32[rows, count], on the host.
 
     scores [rows, vocab], count <= vocab. Where the log-probability is -inf, the token id means nothing.
     """
-    if _is_fused(scores, count):
-        from specq.engines.torch.fused_top import top_on_device
-
-        return top_on_device(scores, count)
     library = kernels() if scores.device.type == "cpu" and scores.dtype == torch.float32 else None
     if library is None:
-        return _top_by_torch(scores, count)
+        return _to_host(*_top_on_device(scores, None, count))
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     num_rows, width = scores.shape
     token_ids, best = np.empty((num_rows, count), np.int32), np.empty((num_rows, count), np.float32)
@@ -43,18 +42,40 @@ def rank_tokens(
     positions: Sequence[int],
     count: int,
     token_ids: Int32Array | None = None,
-) -> tuple[Int32Array, Float32Array]:
+) -> Top:
     """Return `top_tokens` of the near scores (`specq.verification.sampling`) of logits [rows, vocab]: what the target
     is likely to draw at these positions. token_ids: the token of each column, where that is not its number."""
-    if token_ids is not None:
-        columns, log_probs = top_tokens(near_scores(logits, params, positions, token_ids), count)
-        return token_ids.take(columns, mode="clip"), log_probs
-    if _is_fused(logits, count):
-        from specq.engines.torch.fused_top import rank_on_device
+    sampling = [Sampling.of(own) for own in params]
+    if _is_fused(logits, count) and all(own.is_free for own in sampling):
+        inverse, keys = noise_of(sampling, np.array(positions)[:, None])
+        noise = RowNoise(*(torch.from_numpy(array).to(logits.device) for array in (inverse, keys[:, 0])))
+        names = None if token_ids is None else torch.from_numpy(token_ids).to(logits.device)
+        return _to_host(*rank_rows(logits, noise, count, names))
+    columns, log_probs = top_tokens(near_scores(logits, params, positions, token_ids), count)
+    return (columns if token_ids is None else token_ids.take(columns, mode="clip")), log_probs
 
-        if all(map(is_uncut, params)):
-            return rank_on_device(logits, params, positions, count)
-    return top_tokens(near_scores(logits, params, positions), count)
+
+def rank_rows(
+    logits: torch.Tensor, noise: RowNoise, count: int, token_ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `rank_tokens` does, i32 and f32 [rows, count] on the device, for which nothing comes to the host; so a CUDA graph may hold
+    it. token_ids i32[columns] are on the device."""
+    columns, log_probs = _top_on_device(logits, noise, count, token_ids)
+    if token_ids is None:
+        return columns, log_probs
+    return token_ids[columns.long().clamp(0, len(token_ids) - 1)], log_probs
+
+
+def _top_on_device(
+    scores: torch.Tensor, noise: RowNoise | None, count: int, token_ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if _is_fused(scores, count):
+        from specq.engines.torch.fused_top import top_of_tiles
+
+        return top_of_tiles(scores, noise, count, token_ids)
+    scores = scores.float() if noise is None else noise.perturbed(scores, token_ids)
+    best, columns = scores.log_softmax(-1).topk(count)
+    return columns.to(torch.int32), best
 
 
 def _is_fused(scores: torch.Tensor, count: int) -> bool:
@@ -62,6 +83,5 @@ def _is_fused(scores: torch.Tensor, count: int) -> bool:
     return is_nvidia and count <= FEW and find_spec("triton") is not None
 
 
-def _top_by_torch(scores: torch.Tensor, count: int) -> tuple[Int32Array, Float32Array]:
-    best, token_ids = scores.float().log_softmax(-1).topk(count)
-    return token_ids.to(torch.int32).cpu().numpy(), best.cpu().numpy()
+def _to_host(token_ids: torch.Tensor, log_probs: torch.Tensor) -> Top:
+    return token_ids.cpu().numpy(), log_probs.cpu().numpy()

@@ -145,7 +145,7 @@ class VllmEngine:
 
     def step_times(self, sizes: Sequence[int]) -> list[float]:
         """Measure; see `Engine.step_times`."""
-        return step_times(self, sizes, patience_s=PATIENCE_S)
+        return step_times(self, sizes, patience_s=PATIENCE_S, most_sessions=self._most_sessions)
 
     def shutdown(self) -> None:
         """Let go of the device and of worker processes."""

@@ -7,7 +7,7 @@
     text_drafts               what suffix and lookahead share
     colocated                 a draft model in the verifier's process; round_choice: how deep; offered_chains: what became of it
     medusa                    heads on the target's hidden states; rank_trees: the trees that they draft
-    eagle                     an EAGLE-3 head on them and on its own; grown_trees: the trees that it grows
+    eagle                     an EAGLE-3 head on them and on its own; grown_trees: the trees that it grew, as drafts
     table                     which sources a configuration asks for
 
 To add one: a file with a class that fulfils `DraftSource` and a function `make`, and one line in `SOURCES`. Every source runs

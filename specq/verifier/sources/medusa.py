@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import structlog
 
-from specq.drafting import LEAST_CHANCE, drafting_params
+from specq.drafting import LEAST_CHANCE
 from specq.proposers import HeadSource, HiddenRow, Ranked
 from specq.protocol import FINAL, MEDUSA_LANE, Int32Array
 from specq.verifier.arms import MEDUSA
@@ -26,6 +26,7 @@ from specq.verifier.grafting import DraftBatch
 from specq.verifier.rounds import Round
 from specq.verifier.scheduler import FLOOR
 from specq.verifier.session import Session
+from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
 from specq.verifier.sources.rank_trees import RankTree, checked_tree, room_of, tree_for
 from specq.verifier.trees import NEXT_IDS
@@ -63,6 +64,7 @@ class MedusaDrafter(DraftSource):
         self.heads, self._tree = heads, tree
         self._states: dict[int, _State] = {}
         self._refused: dict[int, Session] = {}
+        self._params = DraftingParams()
         self._begun: _Begun | None = None
 
     @property
@@ -95,7 +97,7 @@ class MedusaDrafter(DraftSource):
             one.speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
             for one, tree in zip(sessions, trees, strict=True)
         ]
-        params = [drafting_params(one.params, one.speculation) for one in sessions]
+        params = [self._params.of(one) for one in sessions]
         count = max(tree.num_ranks for tree in trees)
         rows, lengths = [state.row for state in states], [state.length for state in states]
         return _Begun(sessions, trees, most, self.heads.start(rows, params, lengths, count))
@@ -139,6 +141,7 @@ class MedusaDrafter(DraftSource):
     def close(self, session: Session) -> None:
         """Forget a session, known or not."""
         self._states.pop(session.session_id, None)
+        self._params.forget(session.session_id)
         self._refused.pop(session.session_id, None)
 
 
@@ -189,4 +192,6 @@ def make(setup: Setup) -> MedusaDrafter | None:
     heads = load_heads(setup.heads, setup.target, setup.info, setup.device)
     tree = checked_tree(setup.config.heads_tree, heads.num_heads, f"there are {heads.num_heads} heads")
     log.info("heads_ready", heads=setup.config.heads, num_heads=heads.num_heads, num_paths=len(tree))
-    return MedusaDrafter(Medusa(heads, setup.info.num_tokens), tree)
+    medusa = Medusa(heads, setup.info.num_tokens)
+    medusa.warm_up(setup.config.max_sessions)
+    return MedusaDrafter(medusa, tree)

@@ -24,7 +24,6 @@ from specq.protocol import (
 )
 from specq.runtime import traced
 from specq.verification import DeviceTokens
-from specq.verifier.arms import Arms
 from specq.verifier.grafting import DraftBatch, hang
 from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
@@ -84,13 +83,10 @@ class SourceSet:
         """What each source has added to steps in all: nodes and scratch rows."""
         return {name: count + self.num_scratch[name] for name, count in self.num_sent.items()}
 
-    def draft_for(self, session: Session, arms: Arms) -> bool:
-        """Return whether a session's drafts are waited for, or looked for, before each of its steps. Draft workers that have never sent
-        anything are not."""
-        if not session.takes_drafts:
-            return False
-        used = (source.name for source in self.sources if source is not self.mailbox)
-        return session.is_sync or arms.uses(self.mailbox.name) or any(name in arms.allowed for name in used)
+    def are_own_awaited(self, sessions: Sequence[Session], allowed: Arm) -> bool:
+        """Return whether the verifier's own sources draft for some of these sessions, none of which is synchronous, before each of their steps."""
+        are_used = any(source.name in allowed for source in self.sources if source is not self.mailbox)
+        return are_used and any(session.takes_drafts for session in sessions)
 
     def put(self, session: Session, draft: Draft) -> None:
         """Take a remote draft that was checked."""

@@ -79,7 +79,6 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "num_scratch": ("i4", ()),
     "longest_chain": ("i4", ()),  # nodes of the longest chain that its job takes; 0: it takes no chains
     "has_extras": ("u1", ()),  # its steps may need a history, scratch rows or draft distributions
-    "committed_at": ("f8", ()),
     "is_open": ("u1", ()),  # in the engine
     "has_ended": ("u1", ()),
     "ends_by_text": ("u1", ()),  # where it ends is found by `Session.up_to_end`, one by one

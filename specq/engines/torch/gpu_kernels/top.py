@@ -34,13 +34,15 @@ def _gumbel(token_ids, key0, key1):
 @triton.jit
 def tile_kernel(
     logits_ptr, stride, num_tokens, inverse_temperatures_ptr, keys_ptr, steps_ptr, scores_ptr, ids_ptr, sums_ptr,
-    NOISY: tl.constexpr, MAX_STEPS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+    names_ptr, NOISY: tl.constexpr, MAX_STEPS: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    PDL: tl.constexpr, NAMED: tl.constexpr,
 ):  # fmt: skip
     """Program (row, tile): the COUNT best scores of a tile, and its part of the softmax's sum.
 
     logits [rows, stride], of which num_tokens count; inverse_temperatures f32[rows], 0 at temperature 0;
     keys i32[rows, MAX_STEPS, 2]; steps i32[rows]: which key; scores f64, ids i32[rows, tiles, COUNT];
-    sums f64[rows, tiles, 2]: largest score, sum of exp(score - largest).
+    sums f64[rows, tiles, 2]: largest score, sum of exp(score - largest). With NAMED, names i32[num_tokens] are the
+    tokens of the columns, from which noise is made; ids are columns all the same.
     """
     row, tile, tiles = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     if PDL:
@@ -53,7 +55,8 @@ def tile_kernel(
         inverse_temperature = tl.load(inverse_temperatures_ptr + row)
         if inverse_temperature > 0:
             at = keys_ptr + (row * MAX_STEPS + tl.load(steps_ptr + row)) * 2
-            score = score * inverse_temperature.to(tl.float64) + _gumbel(token, tl.load(at), tl.load(at + 1))
+            name = tl.load(names_ptr + token, mask=real, other=0) if NAMED else token
+            score = score * inverse_temperature.to(tl.float64) + _gumbel(name, tl.load(at), tl.load(at + 1))
     score = tl.where(real, tl.maximum(score, -1.0e300), -1.0e300)  # what the sampler rules out is -inf
     best = tl.max(score, 0)
     total = tl.sum(tl.where(real, tl.exp((score - best).to(tl.float32)), 0.0), 0)

@@ -1,0 +1,50 @@
+"""The noise that the target will add at some places, as keys that a device makes it from."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specq.protocol import Float32Array, Int32Array, SamplingParams
+from specq.verification.noise import Domain, gumbel_torch, row_keys
+from specq.verification.sampling import is_uncut
+
+
+class RowNoise(NamedTuple):
+    """Of some rows: inverse temperatures f32[rows], 0 at temperature 0, and keys i32[rows, 2]."""
+
+    inverse: torch.Tensor
+    keys: torch.Tensor
+
+    def perturbed(self, logits: torch.Tensor, token_ids: torch.Tensor | None) -> torch.Tensor:
+        """Return f32[rows, columns]: `near_scores` of logits of this shape, for parameters that are all `is_uncut`; nothing comes to the host.
+        token_ids i32[columns]: the token of each, where that is not its number."""
+        if token_ids is None:
+            token_ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+        inverse, logits = self.inverse[:, None], logits.float()
+        noisy = logits * inverse + gumbel_torch(self.keys, token_ids)
+        return torch.where(inverse > 0, noisy, logits)
+
+
+class Sampling(NamedTuple):
+    """How a session's tokens are ranked: by these parameters; `is_free` where the device can do so by itself."""
+
+    params: SamplingParams
+    inverse: float
+    is_free: bool
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Sampling:
+        """Return it for parameters that tokens are ranked by."""
+        return cls(params, 1 / params.temperature if params.temperature else 0.0, is_uncut(params))
+
+
+def noise_of(sampling: list[Sampling], positions: np.ndarray) -> tuple[Float32Array, Int32Array]:
+    """Return what `RowNoise` has of n sessions and the places i64[n, m] after each: f32[n], and i32[n, m, 2]."""
+    inverse = np.array([one.inverse for one in sampling], np.float32)
+    if not inverse.any():
+        return inverse, np.zeros((*positions.shape, 2), np.int32)
+    seeds = np.array([one.params.seed for one in sampling], np.uint64)
+    return inverse, row_keys(seeds[:, None], positions, Domain.GUMBEL).reshape(*positions.shape, 2)

@@ -1,0 +1,61 @@
+"""The levels of a tree before it is grown: how much is ranked at each, and what of it becomes nodes and rows, as indices on the device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from specq.proposers.tree_head import BEAM, WIDTH, Ranks
+from specq.protocol import IntpArray
+
+
+class Level(NamedTuple):
+    """A level.
+
+    num_ranked  how many tokens are ranked behind each row
+    num_rows  of the level, behind which its nodes stand
+    columns   i64[n]: which of all ranked tokens, [rows * num_ranked], are nodes; None: all
+    behind    i64[n]: behind which row each node stands
+    expanded  i64[rows]: the nodes that are the rows of the next level; None: the likeliest
+    """
+
+    num_ranked: int
+    num_rows: int
+    columns: torch.Tensor | None
+    behind: torch.Tensor
+    expanded: torch.Tensor | None
+
+
+def best_first(depth: int, num_columns: int, device: torch.device) -> list[Level]:
+    """Return the levels of a tree that is grown best first, of so many levels, where this many tokens can be ranked."""
+    count, num_rows, levels = min(WIDTH, num_columns), 1, list[Level]()
+    for _ in range(depth):
+        behind = torch.arange(num_rows, device=device).repeat_interleave(count)
+        levels.append(Level(count, num_rows, None, behind, None))
+        num_rows = min(BEAM, num_rows * count)
+    return levels
+
+
+def of_ranks(tree: Ranks, num_columns: int, device: torch.device) -> list[Level]:
+    """Return the levels of a shape; without the nodes of ranks that there are not, and what is below them."""
+    levels = list[Level]()
+    expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are a level's rows; -1: the context
+    for depth in range(int(tree.depths.max(initial=-1)) + 1):
+        own = np.flatnonzero((tree.depths == depth) & (tree.ranks < num_columns) & np.isin(tree.parents, expanded))
+        behind = np.array([expanded.tolist().index(parent) for parent in tree.parents[own].tolist()], np.intp)
+        count = int(tree.ranks[own].max()) + 1
+        chosen = np.flatnonzero(np.isin(own, tree.parents[(tree.depths == depth + 1) & (tree.ranks < num_columns)]))
+        indices = (torch.from_numpy(index).to(device) for index in (behind * count + tree.ranks[own], behind, chosen))
+        levels.append(Level(count, len(expanded), *indices))
+        expanded = own[chosen]
+        if not len(chosen):
+            break
+    return levels
+
+
+def depths_of(levels: list[Level]) -> IntpArray:
+    """Return the level of each node, i64[n]."""
+    found: IntpArray = np.arange(len(levels)).repeat([len(level.behind) for level in levels])
+    return found

@@ -1,0 +1,214 @@
+"""Passes of an EAGLE-3 head in few fixed shapes, so that each is recorded once and then replayed: rows of texts, and whole trees.
+
+Sessions are filled up to a power of two, contexts too; what fills up is read from and written to a place of the cache that is nobody's. A pass takes
+one copy of integers there, and trees one copy back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from specq.engines.torch import (
+    BATCH_SIZES,
+    EagleHead,
+    Replays,
+    RowNoise,
+    Sampling,
+    fetch,
+    noise_of,
+    padded_batch,
+    rank_rows,
+)
+from specq.proposers.eagle_levels import Level
+from specq.proposers.eagle_rows import Roots, TextRows, compute_rows, grow
+from specq.proposers.eagle_texts import EagleText, taps_of
+from specq.proposers.state_cache import NOBODY, StateCache
+from specq.protocol import Int32Array, IntpArray
+
+FEW_ROWS = 16  # of a text; more are computed in a pass of their own shape
+LEAST_ROWS = 4
+MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass, where there are several
+USUAL_ROOM = 512  # rows of contexts whose passes are recorded beforehand
+LEAST_CONTEXT = 256  # rows
+
+Wait = Callable[[], np.ndarray]
+
+
+class Recorded:
+    """Passes of one head over one cache."""
+
+    def __init__(self, head: EagleHead, cache: StateCache, replays: Replays) -> None:
+        self._head, self._cache, self._replays = head, cache, replays
+        self._device = replays.device
+        self._num_moves = cache.num_moves
+        fc = head.network.fc
+        self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
+        names = head.token_ids
+        self._names = None if names is None else torch.from_numpy(names).to(self._device)
+
+    # --- rows of texts ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def follow(self, texts: Sequence[EagleText]) -> None:
+        """Compute the rows that wait of texts that have some, FEW_ROWS each at most."""
+        lengths = np.array([text.length + text.num_waiting for text in texts])
+        for which in _parts(lengths):
+            self._follow([texts[i] for i in which.tolist()], _room(lengths[which]))
+
+    def _follow(self, texts: list[EagleText], room: int) -> None:
+        counts = np.array([text.num_waiting for text in texts])
+        firsts, befores, places = (
+            np.array(each) for each in zip(*((text.first, text.length, text.place) for text in texts), strict=True)
+        )
+        parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
+        size, num_rows = padded_batch(len(texts)), _power(max(int(counts.max()), LEAST_ROWS))
+        taps = taps_of(parts)
+        grid = np.zeros((5, size, num_rows), np.int32)  # rows of the taps, tokens, positions, places, slots
+        grid[3] = NOBODY
+        is_there = np.arange(num_rows) < counts[:, None]
+        own = grid[:, : len(texts)]
+        own[0][is_there] = taps.rows
+        own[1][is_there] = [token for part in parts for token in part.token_ids]
+        np.clip(own[1], 0, self._head.network.num_tokens - 1, out=own[1])  # of no use where there is none
+        own[4] = np.where(is_there, befores[:, None] + np.arange(num_rows), 0)
+        own[2] = np.where(is_there, own[4] + firsts[:, None] - 1, 0)  # where the state before its token stands
+        own[3] = np.where(is_there, places[:, None], NOBODY)
+        of_texts = np.zeros((2, size), np.int32)  # places, last rows
+        of_texts[0] = NOBODY
+        of_texts[:, : len(texts)] = places, counts - 1
+        self._compute((size, num_rows, room), taps.values, grid, of_texts)
+
+    def _compute(self, shape: tuple[int, int, int], values: torch.Tensor, grid: Int32Array, lasts: Int32Array) -> None:
+        """Run a pass of so many texts, rows of each and rows of a context."""
+        size, num_rows, room = shape
+        self._reserve(room, size * num_rows)
+        ints = self._replays.send(("rows", *shape), np.concatenate([grid.reshape(-1), lasts.reshape(-1)]))
+        count = size * num_rows
+        here = self._taps[:count]
+        here.copy_(values.index_select(0, ints[:count].to(values.device)))
+        network, cache = self._head.network, self._cache
+
+        def work() -> torch.Tensor:
+            _, token_ids, positions, row_places, slots = ints[: 5 * count].view(5, size, num_rows).long()
+            of_texts = ints[5 * count :].view(2, size).long()
+            places, last_rows = of_texts.unbind(0)
+            is_seen = torch.arange(room, device=self._device) <= slots[:, :, None]
+            states = network.project(here).view(size, num_rows, -1)
+            found = compute_rows(
+                network, cache, TextRows(places, states, token_ids, positions, row_places, slots, is_seen)
+            )
+            cache.keep_lasts(places, found[torch.arange(size, device=self._device), last_rows])
+            return of_texts
+
+        self._replays.run(("rows", *shape), work)
+
+    # --- trees ------------------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def grow(
+        self,
+        which: IntpArray,
+        places: IntpArray,
+        lengths: IntpArray,
+        ends: IntpArray,
+        sampling: list[Sampling],
+        levels: list[Level],
+    ) -> list[tuple[IntpArray, Wait]]:
+        """Begin trees of these of some texts; return what waits for the nodes of which of them, as of `eagle_rows.grow`."""
+        found = list[tuple[IntpArray, Wait]]()
+        for part in _parts(lengths[which]):
+            own = which[part]
+            inverse, keys = noise_of([sampling[i] for i in own.tolist()], ends[own, None] + np.arange(len(levels)))
+            roots = np.stack([places[own], lengths[own], ends[own]]).astype(np.int32)
+            noise = np.concatenate([inverse.view(np.int32)[:, None], keys.reshape(len(own), -1)], 1)
+            found.append((own, self._grow(levels, _room(lengths[own]), roots, noise)))
+        return found
+
+    def _grow(self, levels: list[Level], room: int, roots: Int32Array, noise: Int32Array) -> Wait:
+        """Begin trees; roots i32[3, n]: places, lengths, ends; noise i32[n, 1 + 2 * levels]: bits of an inverse temperature, and keys."""
+        num_trees = roots.shape[1]
+        size = padded_batch(num_trees)
+        self._reserve(room, 0)
+        ints = np.zeros((size, 3 + noise.shape[1]), np.int32)
+        ints[num_trees:, :3] = NOBODY, 1, 1
+        ints[:num_trees, :3], ints[:num_trees, 3:] = roots.T, noise
+        key = ("trees", size, room, id(levels))
+        rows = self._replays.send(key, ints.reshape(-1)).view(size, -1)
+
+        def work() -> torch.Tensor:
+            places, lengths, ends = rows[:, :3].long().unbind(1)
+            inverse, keys = rows[:, 3].contiguous().view(torch.float32), rows[:, 4:].reshape(size, -1, 2)
+
+            def rank(logits: torch.Tensor, depth: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+                num_rows = logits.shape[1]
+                noise = RowNoise(
+                    inverse[:, None].expand(-1, num_rows).reshape(-1),
+                    keys[:, depth, None].expand(-1, num_rows, -1).reshape(-1, 2),
+                )
+                tokens, scores = rank_rows(logits.flatten(0, 1), noise, count, self._names)
+                return tokens.view(size, num_rows, count), scores.view(size, num_rows, count)
+
+            roots = Roots(places, lengths, ends, room)
+            return grow(self._head, self._cache, roots, levels, rank, None)
+
+        wait = fetch(self._replays.run(key, work))
+        return lambda: wait()[:, :num_trees]
+
+    # --- memory -----------------------------------------------------------------------------------------------------------
+
+    def _reserve(self, room: int, num_taps: int) -> None:
+        """Make room in the cache and for so many rows of hidden states; where something moves, all is recorded anew."""
+        self._cache.reserve(room)
+        if num_taps > len(self._taps):
+            self._taps = self._taps.new_zeros(num_taps, self._taps.shape[1])
+            self._num_moves = -1
+        if self._num_moves != self._cache.num_moves:
+            self._replays.forget()
+            self._num_moves = self._cache.num_moves
+
+    def forget_trees(self) -> None:
+        """Forget the kinds of trees."""
+        self._replays.forget()
+
+    def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
+        """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
+        self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, BATCH_SIZES[-1]) + 1)
+        values = self._taps.new_zeros(1, self._taps.shape[1])
+        for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
+            for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
+                for num_rows in _halves(FEW_ROWS, LEAST_ROWS):
+                    nothing = np.zeros((5, size, num_rows), np.int32), np.zeros((2, size), np.int32)
+                    self._compute((size, num_rows, room), values, *nothing)
+                for levels in kinds:
+                    roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
+                    self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))()
+
+
+def _power(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def _room(lengths: IntpArray) -> int:
+    """Return how many rows of contexts of these lengths a pass reads."""
+    return max(_power(int(lengths.max())), LEAST_CONTEXT)
+
+
+def _halves(largest: int, least: int) -> Iterator[int]:
+    while largest >= least:
+        yield largest
+        largest //= 2
+
+
+def _parts(lengths: IntpArray) -> Iterator[IntpArray]:
+    """Yield which of some texts run in a pass together: as a rule all; those of long contexts apart from the others."""
+    order = np.argsort(lengths, kind="stable")
+    while len(order):
+        rooms = [_room(lengths[order[:count]]) for count in BATCH_SIZES if count < 2 * len(order)]
+        count = max(
+            size for size, room in zip(BATCH_SIZES, rooms, strict=False) if size == 1 or size * room <= MOST_CONTEXTS
+        )
+        yield np.sort(order[:count])
+        order = order[count:]

@@ -1,0 +1,101 @@
+"""Trees grown level by level in plain NumPy, from what says which tokens are likely behind each row: for toy heads, and to compare with."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from specq.proposers import BEAM, WIDTH, Grown, Ranked, Ranks, TreeRequest
+from specq.protocol import Float32Array, Int32Array, IntpArray
+
+
+class Growth(Protocol):
+    """Trees that grow below some contexts, as many rows at each level for all of them."""
+
+    def ranked(self, count: int) -> Ranked:
+        """Return the likeliest tokens, at most `count`, behind each row of the last level, [contexts, rows, count]: at first behind the
+        contexts, one row each."""
+        ...
+
+    def expand(self, parents: IntpArray, token_ids: Int32Array) -> None:
+        """Go one level down: tokens i32[contexts, rows], behind these rows i64[contexts, rows] of the last level."""
+        ...
+
+
+class _Levels:
+    """Grown levels; `rows`: where the rows of the last one stand among all nodes, i64[m, rows], -1 for the contexts."""
+
+    def __init__(self) -> None:
+        self._parts: list[Grown] = []
+        self.num_nodes = 0
+
+    def add(self, ranked: Ranked, columns: IntpArray, rows: IntpArray, above: Float32Array) -> Grown:
+        """Add nodes: of what is ranked behind rows [m, rows, count] these, as places in all of it, i64[m, n]; rows i64[m, rows]: which
+        nodes the rows are; above f32[m, rows]: how far these reach."""
+        behind = columns // ranked.token_ids.shape[2]
+        num_contexts = len(columns)
+        token_ids = np.take_along_axis(ranked.token_ids.reshape(num_contexts, -1), columns, 1)
+        scores = np.take_along_axis(ranked.scores.reshape(num_contexts, -1), columns, 1)
+        reach = np.take_along_axis(above, behind, 1) + scores
+        parents = np.take_along_axis(rows, behind, 1).astype(np.int32)
+        depths = np.full(columns.shape[1], len(self._parts))
+        level = Grown(token_ids, scores, reach.astype(np.float32), parents, depths)
+        self._parts.append(level)
+        self.num_nodes += columns.shape[1]
+        return level
+
+    def all(self) -> Grown:
+        return Grown(*(np.concatenate(parts, -1) for parts in zip(*self._parts, strict=True)))
+
+
+def grow_best_first(growth: Growth, num_contexts: int, depth: int, floor: float = -np.inf) -> Grown:
+    """Return nodes of trees of at most so many levels. No level is computed below which nothing could reach the floor."""
+    levels = _Levels()
+    rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
+    for level in range(depth):
+        ranked = growth.ranked(WIDTH)
+        first = levels.num_nodes
+        every = np.broadcast_to(np.arange(ranked.scores[0].size), (num_contexts, ranked.scores[0].size))
+        found = levels.add(ranked, every, rows, above)
+        best = np.argsort(-found.reach, 1, kind="stable")[:, :BEAM]
+        above = np.take_along_axis(found.reach, best, 1)
+        if level + 1 == depth or above.max() < floor:
+            break
+        rows = first + best
+        growth.expand(best // ranked.scores.shape[2], np.take_along_axis(found.token_ids, best, 1))
+    return levels.all()
+
+
+def grow_shape(growth: Growth, num_contexts: int, tree: Ranks) -> Grown:
+    """Return the nodes of a tree, level by level."""
+    levels = _Levels()
+    place = np.full(len(tree.depths) + 1, -1, np.intp)  # of the tree's nodes among those that were grown
+    rows, above = np.full((num_contexts, 1), -1, np.intp), np.zeros((num_contexts, 1), np.float32)
+    expanded: IntpArray = np.array([-1], np.intp)  # the tree's nodes that are the last level's rows; -1: the context
+    for depth in range(int(tree.depths.max()) + 1):
+        own = np.flatnonzero(tree.depths == depth)
+        ranked = growth.ranked(int(tree.ranks[own].max()) + 1)
+        count = ranked.token_ids.shape[2]
+        own = own[(tree.ranks[own] < count) & np.isin(tree.parents[own], expanded)]
+        behind = np.array([expanded.tolist().index(parent) for parent in tree.parents[own].tolist()], np.intp)
+        place[own] = levels.num_nodes + np.arange(len(own))
+        columns = np.broadcast_to(behind * count + tree.ranks[own], (num_contexts, len(own)))
+        found = levels.add(ranked, columns, rows, above)
+        chosen = np.flatnonzero(np.isin(own, tree.parents))  # of this level, those that have children
+        if not len(chosen):
+            break
+        expanded = own[chosen]
+        rows = np.broadcast_to(place[expanded], (num_contexts, len(expanded)))
+        above = found.reach[:, chosen]
+        behind_of = np.broadcast_to(behind[chosen], (num_contexts, len(chosen)))
+        growth.expand(behind_of, found.token_ids[:, chosen])
+    return levels.all()
+
+
+def grow(growth: Growth, request: TreeRequest) -> Grown:
+    """Return what a request asks for."""
+    num_trees = len(request.session_ids)
+    if request.ranks is None:
+        return grow_best_first(growth, num_trees, request.depth, request.floor)
+    return grow_shape(growth, num_trees, request.ranks)

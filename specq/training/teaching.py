@@ -1,0 +1,102 @@
+"""What a target says at the places of a batch whose next token is its own, and the loss of who is to say the same.
+
+The loss of a place is that of `distil.token_losses`: (1 - h) KL(target || draft) + h CE(argmax of target, draft). Here it is computed as the
+cross entropy to one distribution, `Taught.wanted`, which is made once a batch, however many steps or places learn from it.
+
+Rule: nothing here makes the host wait for the device, and the number of rows is one of few, so that memory is used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from specq.protocol import Int64Array
+from specq.training.distil import Batch, send
+
+BLOCKS = 16  # the rows of a batch are filled up to a multiple of this part of its tokens
+
+
+@dataclass(frozen=True)
+class Taught:
+    """What is to be said at n places of a batch; those that only fill up count nothing.
+
+    places   i64[n], each row * length + position; the token after it is the target's own
+    counted  f32[n], 1 or 0
+    wanted   [n, columns], the distribution to be learned
+    floor    f32[n], what of the cross entropy to it is no loss
+    """
+
+    places: torch.Tensor
+    counted: torch.Tensor
+    wanted: torch.Tensor
+    floor: torch.Tensor
+
+
+def fill_up(indices: Int64Array, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return indices i64[n], filled up with some (each another, since gradients that meet in one row wait for one another), and f32[n], 1
+    where they are not filled up."""
+    block = -(-batch.on_host.size // BLOCKS)
+    num_filled = max(-(-len(indices) // block), 1) * block - len(indices)
+    filled = np.stack(
+        [np.append(indices, np.arange(num_filled)), np.append(np.ones_like(indices), np.zeros(num_filled, np.int64))]
+    )
+    places, counted = send(filled, batch.token_ids.device)
+    return places, counted.float()
+
+
+@torch.no_grad()
+def teach(hidden: torch.Tensor, output: torch.Tensor, batch: Batch, hard_weight: float) -> Taught:
+    """Return what a target says, given its hidden states [rows, length, hidden] and its head over some columns [columns, hidden]."""
+    places, counted = fill_up(batch.on_host.ravel().nonzero()[0], batch)
+    logits = functional.linear(hidden.flatten(0, 1).index_select(0, places), output)
+    logs = functional.log_softmax(logits, -1, dtype=torch.float32)
+    wanted = (1 - hard_weight) * logs.exp()
+    floor = -(wanted * logs).sum(-1)
+    wanted.scatter_add_(1, logits.argmax(-1, keepdim=True), torch.full_like(wanted[:, :1], hard_weight))
+    return Taught(places, counted, wanted.to(logits.dtype), floor)
+
+
+def mean_loss(
+    states: torch.Tensor, matrix: torch.Tensor, wanted: torch.Tensor, floor: torch.Tensor, counted: torch.Tensor
+) -> torch.Tensor:
+    """Return the mean loss of the rows that count: states [n, hidden] times matrix [columns, hidden] are logits; the others are as of `Taught`."""
+    shares = counted / counted.sum().clamp(min=1)
+    losses: torch.Tensor = _CrossEntropy.apply(states, matrix, wanted, shares)  # type: ignore[no-untyped-call]
+    return losses.sum() - (shares * floor).sum()
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """f32[n]: weights [n] times the cross entropy of softmax(states @ matrix.T) to `wanted` [n, columns], of which each row sums to 1.
+
+    It computes in the format of `wanted`, and passes over [n, columns] as rarely as it can: what is kept for the gradient are the shares
+    alone. In bfloat16 the loss that it gives is right to 0.01, and the gradient as right as any in bfloat16.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: torch.Tensor, matrix: torch.Tensor, wanted: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        rows, columns = states.to(wanted.dtype), matrix.to(wanted.dtype)
+        with torch.autocast(states.device.type, enabled=False):  # it would make float32 of what softmax gives
+            logits = rows @ columns.T
+            shares = logits.softmax(-1)
+        logarithm = logits.amax(-1).float() - shares.amax(-1).float().log()  # of the sum of all exponentials
+        ctx.save_for_backward(rows, columns, shares, wanted, weights)
+        ctx.formats = states.dtype, matrix.dtype
+        return weights * (logarithm - (wanted * logits).sum(-1, dtype=torch.float32))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, columns, shares, wanted, weights = ctx.saved_tensors
+        scale = (gradient * weights)[:, None]
+        apart = shares.sub_(wanted)  # the shares are of no further use
+        of_states = ((apart @ columns) * scale).to(ctx.formats[0])
+        of_matrix = apart.T @ (rows * scale.to(rows.dtype)) if ctx.needs_input_grad[1] else None
+        return of_states, None if of_matrix is None else of_matrix.to(ctx.formats[1]), None, None

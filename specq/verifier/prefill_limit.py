@@ -1,0 +1,167 @@
+"""Chunked prefill, limited by time: how many rows of prompts share a step with sessions that decode.
+
+All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode, the prompts beside them get as many
+rows as keep the step's expected time below `max_slowdown` times that of the step without them; at least as many as take an eighth of it, so that each
+prompt comes to its end. One step in 17 has none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most
+17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 9.6 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short prompts that came when none did, as in a burst, whichever
+of them decode first.
+
+What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that only plain rows have), for
+each row, and for each token that a row attends to, since rows get dearer as the context grows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array, IntpArray
+from specq.verification import ends_of
+from specq.verifier.shares import Shares
+from specq.verifier.step_curve import StepCurve
+
+MAX_SLOWDOWN = 1.8
+LEAST = 1 / 8  # of the step without prompts, which prompts may always take
+FADE = 0.97  # of what was learned, in each step with prompts
+OFFSET_FADE = 0.1
+# How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where they are taken for too
+# cheap, more of them show it in the next step, while of few rows that seem dear nothing would be learned.
+RIDGE = (0.1, 0.2, 0.1)
+SWEEPS = 20
+MOST_ERROR = 2.0  # times as long, or as short, as was expected: more is not learned from one step
+LEAST_ROW = 0.5  # of what a row takes by the curve, that it takes at least
+PLAIN_EVERY = 16  # steps with prompts at most, before one without tells what the others take by themselves, with contexts that grow
+
+Chunks = tuple[Int32Array, IntpArray]  # where parts of prompts start, i32[n], and how many rows they have, i64[n]
+
+
+class PrefillLimit:
+    """See the module. max_slowdown: 0: no limit but the rows of a step."""
+
+    def __init__(self, max_slowdown: float = MAX_SLOWDOWN) -> None:
+        self.max_slowdown = max_slowdown
+        self._num_mixed = 0  # steps with prompts since the last one without
+        self._offset_s = 0.0  # of steps that were launched before the last one was collected, to what the curve says
+        self._costs = np.zeros(3)  # seconds: of a step with prompts, of a row, of a token that a row attends to
+        self._seen, self._right = np.zeros((3, 3)), np.zeros(3)  # normal equations of weighted least squares
+
+    # --- planning ---------------------------------------------------------------------------------------------------
+
+    def sizes(
+        self, chunks: Chunks, is_free: BoolArray, num_decoding: int, room: int, curve: StepCurve, *, is_late: bool
+    ) -> IntpArray:
+        """Return i64[n]: how many rows n prompts get, in order of precedence, beside sessions that decode; seldom none.
+
+        chunks    what is left of each prompt; is_free bool[n]: those that take all rows that there are
+        room      rows that prompts may take in all, 1 at least
+        is_late   whether the step is launched behind another one
+        """
+        starts, pending = chunks
+        sizes = filled(np.where(is_free, pending, 0), room)
+        room -= int(sizes.sum())
+        if self.max_slowdown and room and not is_free.all():
+            if self._num_mixed >= PLAIN_EVERY:
+                return sizes
+            room = self._most(
+                (starts, sizes), (starts[~is_free], pending[~is_free]), num_decoding, room, curve, is_late
+            )
+        return sizes + filled(np.where(is_free, 0, pending), room)
+
+    def _most(
+        self,
+        free: Chunks,
+        limited: Chunks,
+        num_decoding: int,
+        room: int,
+        curve: StepCurve,
+        is_late: bool,
+    ) -> int:
+        """Return how many rows of limited prompts join a step that has rows of free ones already."""
+        starts, pending = limited
+        limited = starts, filled(pending, room)
+        attended = np.cumsum(np.concatenate([_attended(free), _attended(limited)]))  # [rows]
+        without = self._without(num_decoding, 0, curve, is_late=is_late)
+        seconds = self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
+        num_free = int(free[1].sum())
+        taken = seconds[num_free - 1] if num_free else self._costs[0]
+        least = np.searchsorted(seconds[num_free:] - taken, LEAST * without) + 1
+        most = np.searchsorted(seconds[num_free:], (self.max_slowdown - 1) * without, "right")
+        return min(max(int(least), int(most)), room)
+
+    def _without(self, num_rows: int, num_nodes: int, curve: StepCurve, *, is_late: bool) -> float:
+        """Return the expected seconds of a step without prompts."""
+        expected = curve(num_rows, num_nodes)
+        return max(expected + self._offset_s * is_late, LEAST * expected)
+
+    def _seconds(self, by_curve: Float64Array, attended: Int64Array) -> Float64Array:
+        """Return f64[n]: what 1, 2, ... n rows of prompts add to a step; they attend to so many tokens together."""
+        step_s, row_s, attended_s = self._costs
+        rows = np.maximum(by_curve + row_s * np.arange(1, len(attended) + 1), LEAST_ROW * by_curve)
+        return np.maximum.accumulate(step_s + rows + attended_s * attended)
+
+    # --- learning -----------------------------------------------------------------------------------------------------
+
+    def learn(self, shares: Shares, num_rows: int, seconds: float, curve: StepCurve, *, is_late: bool) -> None:
+        """Learn from the seconds of a step with so many rows, up to the start of the next. The curve learns from what it can explain:
+        of steps without prompts those that were waited for."""
+        num_nodes, (num_prefill, _) = len(shares.nodes), shares.prompts()
+        self._num_mixed = self._num_mixed + 1 if num_prefill else 0
+        if num_prefill:
+            chunks = shares.prompt_chunks()
+            self._learn_prompts(chunks, num_rows - num_prefill, num_nodes, seconds, curve, is_late=is_late)
+            if not is_late:
+                curve.learn_slope(num_rows, seconds - float(self._costs[[0, 2]] @ (1.0, _attended(chunks).sum())))
+        elif is_late:
+            expected = curve(num_rows, num_nodes)
+            error = min(max(seconds - expected, -expected), MOST_ERROR * expected) - self._offset_s
+            self._offset_s += OFFSET_FADE * error
+        else:
+            curve.learn(num_rows, seconds, num_nodes)
+
+    def _learn_prompts(
+        self, chunks: Chunks, num_rows: int, num_nodes: int, seconds: float, curve: StepCurve, *, is_late: bool
+    ) -> None:
+        """Fit the costs to steps with prompts, the last ones first, each by its relative error."""
+        attended = np.cumsum(_attended(chunks))
+        without = self._without(num_rows, num_nodes, curve, is_late=is_late)
+        of_rows = _by_curve(num_rows, len(attended), without, curve)
+        by_curve, expected = float(of_rows[-1]), without + float(self._seconds(of_rows, attended)[-1])
+        explained = min(max(seconds, expected / MOST_ERROR), MOST_ERROR * expected) - without - by_curve
+        step = np.array([1.0, len(attended), attended[-1]]) / expected  # [costs]
+        self._seen = FADE * self._seen + np.outer(step, step)
+        self._right = FADE * self._right + step * explained / expected
+        least = 0.0, -(1 - LEAST_ROW) * by_curve / len(attended), 0.0
+        self._costs = _fitted(self._seen, self._right, self._costs, least)
+
+
+def _by_curve(num_rows: int, count: int, without: float, curve: StepCurve) -> Float64Array:
+    """Return f64[count]: what 1, 2, ... rows add to a step with so many others by the curve. Where that step takes longer than was measured, as on a
+    machine that others use by now, so do they."""
+    times = curve.profiled_times(num_rows, count + 1)
+    by_curve: Float64Array = (times[1:] - times[0]) * max(without / times[0], 1.0)
+    return by_curve
+
+
+def _fitted(seen: Float64Array, right: Float64Array, costs: Float64Array, least: tuple[float, ...]) -> Float64Array:
+    """Return better costs, each at least so much: Gauss-Seidel sweeps over the normal equations of ridge regression."""
+    costs = costs.copy()
+    for _ in range(SWEEPS):
+        for i, ridge in enumerate(RIDGE):
+            rest = right[i] - seen[i] @ costs + seen[i, i] * costs[i]
+            costs[i] = max(rest / (seen[i, i] * (1 + ridge)), least[i])
+    return costs
+
+
+def filled(pending: IntpArray, room: int) -> IntpArray:
+    """Return how many rows of each prompt find room, in order of precedence."""
+    filled: IntpArray = np.clip(room - ends_of(pending) + pending, 0, pending)
+    return filled
+
+
+UNLIMITED = PrefillLimit(0.0)
+
+
+def _attended(chunks: Chunks) -> Int64Array:
+    """Return to how many tokens each row of parts of prompts attends, of one part after the other."""
+    starts, sizes = chunks
+    first = starts - (ends_of(sizes) - sizes)
+    return first.repeat(sizes) + np.arange(1, int(sizes.sum()) + 1, dtype=np.int64)

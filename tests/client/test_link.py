@@ -1,0 +1,65 @@
+"""The client's I/O thread: whoever asks it something is heard, and it is woken no more often than it needs."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from specq.client.core import ClientCore
+from specq.client.link import Link
+
+PATIENCE_S = 10.0
+NUM_THREADS, NUM_CALLS = 8, 50
+
+
+@pytest.fixture
+def link():
+    made = Link(ClientCore("tcp://127.0.0.1:9", 10.0))
+    yield made
+    made.close()
+
+
+class Counting:
+    """A socket that counts what it sends."""
+
+    def __init__(self, socket):
+        self._socket, self.num_sent = socket, 0
+
+    def send(self, data):
+        self.num_sent += 1
+        return self._socket.send(data)
+
+    def close(self):
+        self._socket.close()
+
+
+def test_calls_of_many_threads_are_all_heard(link):
+    done, heard = threading.Semaphore(0), []
+
+    def ask(number):
+        for turn in range(NUM_CALLS):
+            link.call(lambda core, now, said=(number, turn): (heard.append(said), done.release())[1])
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(NUM_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+
+    assert all(done.acquire(timeout=PATIENCE_S) for _ in range(NUM_THREADS * NUM_CALLS))
+    assert sorted(heard) == [(number, turn) for number in range(NUM_THREADS) for turn in range(NUM_CALLS)]
+
+
+def test_a_busy_thread_is_woken_once_for_all_that_wait(link):
+    busy, go, done = threading.Event(), threading.Event(), threading.Semaphore(0)
+    link.call(lambda core, now: (busy.set(), go.wait(PATIENCE_S))[0])
+    assert busy.wait(PATIENCE_S)
+    link._waker = counting = Counting(link._waker)
+
+    for _ in range(NUM_CALLS):
+        link.call(lambda core, now: done.release())
+    go.set()
+
+    assert all(done.acquire(timeout=PATIENCE_S) for _ in range(NUM_CALLS))
+    assert counting.num_sent == 1

@@ -1,0 +1,55 @@
+"""What a traced session's step notes, and that nothing is made of the other sessions for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specq.protocol import Open, SamplingParams, trace_events
+from specq.testing.toy import ToyEngine
+from specq.verifier import StepCurve, Verifier, tracing
+
+NUM, TRACED, PROMPT = 6, 4, [5, 2, 3, 4]
+
+
+def make_verifier():
+    verifier = Verifier(ToyEngine(), StepCurve([1, 64], [0.01, 0.0101]), incarnation=1)
+    for i in range(NUM):
+        opening = Open(
+            session_id=i, epoch=1, prompt_len=len(PROMPT), tokens_left=5, params=SamplingParams(), trace=i == TRACED,
+            token_ids=np.array([i + 1, *PROMPT[1:]], np.int32),
+        )  # fmt: skip
+        verifier.handle(opening, 0.0)
+    return verifier
+
+
+def test_the_prompt_and_each_round_of_a_traced_session_are_noted(monkeypatch):
+    verifier, noted = make_verifier(), []
+    monkeypatch.setattr(verifier.tracer, "note", lambda *event: noted.append(event))
+    num_tokens = 0
+    while verifier.has_work:
+        num_tokens += sum(len(one.token_ids) for one in verifier.step(lambda: 1.0) if one.session_id == TRACED)
+
+    assert {event[0] for event in noted} == {TRACED}
+    prompts = [event for event in noted if event[1] == trace_events.PREFILL]
+    assert [event[-1] for event in prompts] == [len(PROMPT)]
+    rounds = [event for event in noted if event[1] == trace_events.ROUND]
+    assert sum(event[4] for event in rounds) == num_tokens == 5
+
+
+def test_no_objects_are_made_of_the_sessions_that_are_not_traced(monkeypatch):
+    """With 64 sessions that took a seventh of the host's time."""
+    made, note_step = [], tracing.trace_step
+
+    def watched(tracer, shares, rounds, *moments):
+        parts = shares, shares.batch, rounds
+        before = [set(vars(part)) for part in parts]
+        note_step(tracer, shares, rounds, *moments)
+        made.append([set(vars(part)) - known for part, known in zip(parts, before, strict=True)])
+
+    monkeypatch.setattr("specq.verifier.core.trace_step", watched)
+    verifier = make_verifier()
+    while verifier.has_work:
+        verifier.step(lambda: 1.0)
+
+    assert len(made) >= 2
+    assert all(not any(names) for names in made)

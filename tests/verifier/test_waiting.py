@@ -1,0 +1,148 @@
+"""Whether steps wait for drafts of draft workers, by a virtual clock with a device beside the host; and what decides that."""
+
+from __future__ import annotations
+
+import pytest
+
+from specq.verifier.round_trips import RoundTrips
+from specq.verifier.step_curve import StepCurve
+from specq.verifier.waiting import FEW_STEPS, FIRST_PATIENCE, Waiting
+from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h200_target
+
+
+def service(far: FarDrafters, *, is_measured: bool = True) -> TimedService:
+    """Return a service with draft workers and nothing else that drafts."""
+    target = h200_target(Machine())
+    return TimedService(
+        target, [], far=far, loop_s=0.0004, session_loop_s=0.00001, prompt_len=20, num_tokens=64,
+        measures_drafts=is_measured,
+    )  # fmt: skip
+
+
+def rate_of(served: TimedService, mode: str, num_sessions: int, seconds: float = 1.0) -> float:
+    served.mode = mode
+    served.serve(0.3, num_sessions)
+    return served.serve(seconds, num_sessions).rate
+
+
+@pytest.mark.parametrize(
+    ("round_trip_ms", "num_sessions"), [(1, 64), (20, 1), (20, 16), (20, 64), (50, 1), (50, 16), (50, 64)]
+)
+def test_drafts_that_come_too_late_cost_hardly_anything(round_trip_ms: int, num_sessions: int) -> None:
+    """However far away they are drafted, and although all of them are used."""
+    found = service(FarDrafters(round_trip_ms / 1000, 0.8), is_measured=False)
+    plain = rate_of(found, "plain", num_sessions)
+    rate_of(found, "async", num_sessions)
+    assert rate_of(found, "async", num_sessions) > 0.97 * plain
+
+
+def test_drafts_that_come_in_time_are_waited_for() -> None:
+    found = service(FarDrafters(0.001, 0.8), is_measured=False)
+    plain = rate_of(found, "plain", 1)
+    assert rate_of(found, "async", 1) > 1.3 * plain
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_drafters_that_go_far_away_soon_cost_nothing(is_measured: bool) -> None:
+    """What was learned of them when they were near holds no more."""
+    far = FarDrafters(0.001, 0.8)
+    found = service(far, is_measured=is_measured)
+    plain = rate_of(found, "plain", 1)
+    assert rate_of(found, "async", 1, 5.0) > 1.3 * plain
+    far.round_trip_s = 0.05
+    rate_of(found, "async", 1)
+    assert rate_of(found, "async", 1, 3.0) > 0.97 * plain
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_drafters_that_come_near_are_waited_for_again(is_measured: bool) -> None:
+    """Within some seconds, since steps wait for a trial now and then."""
+    far = FarDrafters(0.05, 0.8)
+    found = service(far, is_measured=is_measured)
+    plain = rate_of(found, "plain", 1)
+    rate_of(found, "async", 1, 3.0)
+    far.round_trip_s = 0.001
+    rate_of(found, "async", 1, 8.0)
+    assert rate_of(found, "async", 1, 3.0) > 1.3 * plain
+
+
+# --- what decides -------------------------------------------------------------------------------------------------------
+
+CURVE = StepCurve([1, 64], [0.004, 0.004])
+
+
+def learn(waiting: Waiting, num_steps: int, num_more: int = 0, *, are_early: bool = False) -> None:
+    """Let 8 sessions have so many steps: those launched early take 4 ms, those waited for 5 ms and bring so many tokens more."""
+    for _ in range(num_steps):
+        if are_early:
+            waiting.learn_early(8, 8, 8, 0.004, CURVE, are_fed=True)
+        else:
+            waiting.learn_waited(8, 8 + num_more, 0.005)
+
+
+def test_steps_wait_where_that_gives_more_tokens_a_second() -> None:
+    """The first ones are a trial. A step that is waited for takes a quarter longer, so it must bring more than a quarter more."""
+    waiting = Waiting()
+    learn(waiting, 20, are_early=True)
+    assert waiting.pays(8)
+    learn(waiting, 20, num_more=2)
+    assert not waiting.pays(8)
+    learn(waiting, 50, num_more=4)  # that is what they brought for which enough was on the trees
+    assert waiting.pays(8)
+
+
+def test_a_trial_without_hope_is_short() -> None:
+    waiting, num_steps = Waiting(), 0
+    learn(waiting, 20, are_early=True)
+    while waiting.pays(8):
+        learn(waiting, 1)
+        num_steps += 1
+    assert num_steps == FEW_STEPS
+
+
+def test_trials_become_rare() -> None:
+    """Steps wait for one after FIRST_PATIENCE, and each time twice as many."""
+    waiting, between = Waiting(), list[int]()
+    learn(waiting, 20, are_early=True)
+    for _ in range(4):
+        learn(waiting, 20)
+        between.append(0)
+        while not waiting.pays(8):
+            learn(waiting, 1, are_early=True)
+            between[-1] += 1
+    assert between == [FIRST_PATIENCE * 2**i for i in range(1, 5)]
+
+
+def test_each_load_is_known_by_itself() -> None:
+    waiting = Waiting()
+    learn(waiting, 20, are_early=True)
+    learn(waiting, 20)
+    assert not waiting.pays(8)
+    assert waiting.pays(64), "a trial"
+
+
+def test_what_an_early_launch_saves_is_the_difference_between_both_kinds_of_steps() -> None:
+    """Of what they take beyond their rows."""
+    waiting, curve = Waiting(), StepCurve([1, 64], [0.004, 0.006])
+    for _ in range(100):
+        curve.learn(1, 0.0055)
+        waiting.learn_early(64, 64, 64, 0.0065, curve, are_fed=False)
+    assert waiting.saved_s(curve) == pytest.approx(0.001, rel=0.01)
+
+
+def test_a_round_trip_ends_with_the_first_draft_that_knows_of_the_commit() -> None:
+    """Others are committed meanwhile, and older drafts still come."""
+    trips = RoundTrips(most_s=1.0)
+    trips.commit(7, 10, 1.0)
+    trips.commit(7, 11, 1.1)
+    assert trips.answer(7, 9, 1.2) is None
+    assert trips.answer(8, 30, 1.2) is None
+    assert trips.answer(7, 12, 1.3) == pytest.approx(0.3)
+    assert trips.answer(7, 12, 1.4) is None
+
+
+def test_an_answer_that_never_comes_is_given_up() -> None:
+    trips = RoundTrips(most_s=1.0)
+    trips.commit(7, 10, 1.0)
+    trips.commit(8, 10, 2.1)
+    assert trips.answer(8, 10, 2.3) == pytest.approx(0.2)
