@@ -47,6 +47,13 @@ def test_greedy_texts_do_not_depend_on_the_random_drafts():
     assert texts == greedy_texts(ToyEngine(), 8)
 
 
+def test_kernels_need_a_device(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    outcome = CliRunner().invoke(main, ["bench", "steps", "--model", "tiny", "--kernels"])
+    assert outcome.exit_code != 0
+    assert "CUDA device" in outcome.output
+
+
 @pytest.mark.slow
 def test_the_suite_on_the_cpu(tmp_path):
     out = tmp_path / "steps.json"

@@ -6,8 +6,16 @@ from collections.abc import Callable
 
 import torch
 
+from specq.protocol import ConfigError
+
 REPEATS = 20
 WARM_UP = 3
+
+
+def check_device() -> None:
+    """Raise ConfigError where there is none."""
+    if not torch.cuda.is_available():
+        raise ConfigError("this needs a CUDA device, and there is none")
 
 
 def event() -> torch.cuda.Event:

@@ -64,6 +64,10 @@ def command(
 ) -> None:
     """Time verify steps of sessions with chains of random drafts, through the interface that all engines have."""
     asked = {"engine": engine, "model": model, "sessions": sessions, "drafts": drafts, "context": context}
+    if kernels:
+        from specq.bench.gpu.timing import check_device  # brings torch, as an engine does
+
+        check_device()
     report.update(settings=asked | options | {"repeats": repeats, "openings": openings, "kernels": kernels})
     began, rows = time.perf_counter(), max(max(sessions) * (1 + max(drafts)), MAX_STEP_ROWS)
     found: dict[str, Figure] = {}
