@@ -425,7 +425,7 @@ def test_a_core_that_helps_is_left_to_the_drafters_of_jobs_that_wait_for_them():
 @pytest.mark.parametrize(("prompt", "counts"), [(3, True), (64, True), (65, False)])
 def test_a_step_with_a_prompt_counts_without_what_the_prompt_adds(monkeypatch, prompt, counts) -> None:
     """Of the tokens, the first one of the prompt's session does not; long prompts count for nothing."""
-    verifier = make_verifier(max_step_rows=128)
+    verifier = make_verifier(max_step_rows=128, max_prefill_slowdown=0.0)
     learned, ticks = [], count()
     monkeypatch.setattr(verifier.arms, "learn", lambda *values, is_decoding: learned.append((*values[:3], is_decoding)))
     open_session(verifier)
