@@ -168,7 +168,9 @@ def made_up(tmp_path):
     token_ids = torch.tensor([[5, 6, 7, *range(20, 30)], [8, 9, 1, *range(40, 50)]])
     counted = torch.ones(2, 13)
     counted[:, :2] = counted[:, -1] = 0
-    return SimpleNamespace(path=path, target=target, output=output, network=network, batch=Batch(token_ids, counted))
+    return SimpleNamespace(
+        path=path, target=target, output=output, network=network, batch=Batch(token_ids, counted, counted.numpy())
+    )
 
 
 SETTINGS = SimpleNamespace(hard_weight=0.5, autocast=lambda: torch.autocast("cpu", enabled=False))
