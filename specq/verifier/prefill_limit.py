@@ -2,8 +2,8 @@
 
 All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode, the prompts beside them get as many
 rows as keep the step's expected time below `max_slowdown` times that of the step without them; at least as many as take an eighth of it, so that each
-prompt comes to its end. One step in 17 has none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most
-17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 9.6 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short prompts that came when none did, as in a burst, whichever
+prompt comes to its end, and as long as a step takes for having prompts at all, so that crumbs of prompts do not cost the others more in the end. One step in 17 has none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most
+17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short prompts that came when none did, as in a burst, whichever
 of them decode first.
 
 What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that only plain rows have), for
@@ -25,10 +25,11 @@ FADE = 0.97  # of what was learned, in each step with prompts
 OFFSET_FADE = 0.1
 # How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where they are taken for too
 # cheap, more of them show it in the next step, while of few rows that seem dear nothing would be learned.
-RIDGE = (0.1, 0.2, 0.1)
+RIDGE = (0.1,0.2,0.1)
 SWEEPS = 20
 MOST_ERROR = 2.0  # times as long, or as short, as was expected: more is not learned from one step
 LEAST_ROW = 0.5  # of what a row takes by the curve, that it takes at least
+TRIAL_EVERY = 4  # steps with prompts that have the least rows, one that has twice as many: else what these take by themselves is not found out
 PLAIN_EVERY = 16  # steps with prompts at most, before one without tells what the others take by themselves, with contexts that grow
 
 Chunks = tuple[Int32Array, IntpArray]  # where parts of prompts start, i32[n], and how many rows they have, i64[n]
@@ -83,8 +84,10 @@ class PrefillLimit:
         seconds = self._seconds(_by_curve(num_decoding, len(attended), without, curve), attended)
         num_free = int(free[1].sum())
         taken = seconds[num_free - 1] if num_free else self._costs[0]
-        least = np.searchsorted(seconds[num_free:] - taken, LEAST * without) + 1
+        least = np.searchsorted(seconds[num_free:] - taken, max(LEAST * without, self._costs[0])) + 1
         most = np.searchsorted(seconds[num_free:], (self.max_slowdown - 1) * without, "right")
+        if most < least and self._num_mixed % TRIAL_EVERY == TRIAL_EVERY - 1:
+            least *= 2
         return min(max(int(least), int(most)), room)
 
     def _without(self, num_rows: int, num_nodes: int, curve: StepCurve, *, is_late: bool) -> float:

@@ -444,4 +444,4 @@ def test_rivals_on_the_cpu(tmp_path, pair):
     assert outcome.exit_code == 0, outcome.output
     found = json.loads(out.read_text())
     assert {"transformers generate S=1", "transformers assisted S=1", "alone draft 1"} <= set(found["figures"]), found
-    assert "alone verify greedy S=1 K=6" in found["figures"]
+    assert "alone verify greedy S=1 K=6 step" in found["figures"]
