@@ -37,9 +37,10 @@ from specq.protocol import (
     trace_events,
 )
 from specq.runtime import Faults, Tracer, in_halves, traced
-from specq.text import StopMatcher, TextCodec, tokenizer_chunks
+from specq.text import TextCodec, tokenizer_chunks
 from specq.verification import Judgements
 from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
+from specq.verifier.early_steps import EarlySteps
 from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
 from specq.verifier.meter import Moments, StepMeter, verifier_metrics
@@ -47,7 +48,7 @@ from specq.verifier.open_sessions import OpenSessions
 from specq.verifier.prefill_limit import MAX_SLOWDOWN, PrefillLimit
 from specq.verifier.round_trips import RoundTrips
 from specq.verifier.rounds import Rounds, commit, in_one
-from specq.verifier.scheduler import are_worth_waiting_for, plan
+from specq.verifier.scheduler import plan
 from specq.verifier.session import Session
 from specq.verifier.shares import NO_SHARES, Shares
 from specq.verifier.source_yields import Yields
@@ -56,7 +57,6 @@ from specq.verifier.step_curve import StepCurve
 from specq.verifier.tracing import trace_close, trace_open, trace_step
 from specq.verifier.trees import DraftTrees
 from specq.verifier.verdicts import NO_REPORTS, Reports, failure, verdict_again, verdicts_of
-from specq.verifier.waiting import Waiting
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +105,8 @@ class Verifier:
         self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
         self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
-        self.waiting, self._round_trips = Waiting(), RoundTrips(MOST_ROUND_TRIP_S)
+        self._early = EarlySteps(engine, self.sources, self.arms)
+        self._round_trips = RoundTrips(MOST_ROUND_TRIP_S)
         self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._has_begun = False  # to draft for the next one
@@ -152,12 +153,7 @@ class Verifier:
         if reason:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
-        ends = message.params.stop_token_ids + (() if message.params.ignore_eos else self.engine.info.eos_ids)
-        session = Session(message, ends, self.trees)
-        self.sessions.add(session)
-        if message.params.stop and self.codec is not None:
-            session.stop_matcher = matcher = StopMatcher(self.codec, message.params.stop, message.params.min_tokens)
-            matcher.push(message.token_ids[message.prompt_len :].tolist())
+        self.sessions.add(Session.of(message, self.engine.info.eos_ids, self.trees, self.codec))
         trace_open(self.tracer, message, now)
         return []
 
@@ -250,28 +246,7 @@ class Verifier:
 
     def _can_follow(self, flight: Flight) -> bool:
         """Return whether another step may begin before this one has ended."""
-        return self._flights.can_follow(flight, self._awaits_drafts)
-
-    def _awaits_drafts(self, shares: Shares) -> bool:
-        """Return whether the next step of these sessions, none of which is synchronous, waits for drafts. Whether drawn nodes are verified must not
-        depend on what hangs from them (decision 0008), so they are waited for in any case."""
-        if self.sources.are_own_awaited(shares.sessions, self.arms.allowed):
-            return True
-        are_fed = self._are_fed(shares)
-        drafted = (shares.sessions[0].trees.num_live[shares.places] > 0).nonzero()[0].tolist()
-        if not drafted and not are_fed:
-            return False
-        sessions = [shares.sessions[i] for i in drafted]
-        if any(session.takes_distributions for session in sessions):
-            return True
-        if are_fed and self.waiting.pays(len(shares)):
-            return True
-        saved_s = self.waiting.saved_s(self.curve)
-        return bool(sessions) and are_worth_waiting_for(sessions, len(shares), self.curve, saved_s)
-
-    def _are_fed(self, shares: Shares) -> bool:
-        """Return whether draft workers draft for some of these sessions."""
-        return self.arms.uses(REMOTE) and bool(shares.modes - {"plain"})
+        return self._flights.can_follow(flight, partial(self._early.awaits_drafts, self.curve))
 
     def _begin_step(self, before: Flight | None, faults: Faults, began: float, clock: Callable[[], float]) -> Flight:
         """Plan and launch a step, behind the one in flight if there is one."""
@@ -359,23 +334,13 @@ class Verifier:
             before=None if before is None else before.parts[0][0],
             drafted=self.sources.drafted,
             prefill=self._prefill,
-            saved_s=self._saved_s(sessions) if before is None else 0.0,
+            saved_s=self._early.saved_s(self.curve, sessions) if before is None else 0.0,
         )
         self._num_rows = planned.num_rows
         self.min_accept_prob = planned.goodput * self.curve.slope(planned.num_rows)
         of_remote = self.min_accept_prob + planned.goodput * self.sources.node_s
         self._min_accept_prob = min(int(of_remote * 1000), MAX_MIN_ACCEPT_PROB)
         return planned.shares
-
-    def _saved_s(self, sessions: Sequence[Session]) -> float:
-        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before it has ended."""
-        if not self.engine.overlaps or any(session.is_sync for session in sessions):
-            return 0.0
-        if self.sources.are_own_awaited(sessions, self.arms.allowed):
-            return 0.0
-        if self.arms.uses(REMOTE) and self.waiting.pays(len(sessions)):
-            return 0.0
-        return self.waiting.saved_s(self.curve)
 
     @property
     def _asked(self) -> int:
@@ -405,7 +370,7 @@ class Verifier:
         """Learn what a step takes; and which sources pay, where nobody waits for a drafter."""
         shares = flight.shares
         self._prefill.learn(shares, flight.num_rows, seconds - flight.waited_s, self.curve, is_late=flight.is_late)
-        self._learn_step(flight, rounds, seconds)
+        self._early.learn(flight, len(rounds.token_ids), seconds, self.curve)
         if shares.modes not in ({"async"}, {"async", "plain"}):
             return
         num_rows, num_first = shares.prompts()
@@ -416,15 +381,6 @@ class Verifier:
             beyond = max(seconds - of_prompts, 0.0) if num_rows else seconds
             num_tokens = max(len(rounds.token_ids) - num_first, 0)
             self.arms.learn(len(shares), num_tokens, beyond, self.sources.num_added, yields, is_decoding=not num_rows)
-
-    def _learn_step(self, flight: Flight, rounds: Rounds, seconds: float) -> None:
-        """Learn what a step takes: one that is waited for, or one that was launched early."""
-        num_rows, shares, are_fed = flight.num_rows, flight.shares, self._are_fed(flight.shares)
-        if flight.is_behind:
-            num_tokens = len(rounds.token_ids)
-            self.waiting.learn_early(num_rows, len(shares), num_tokens, seconds, self.curve, are_fed=are_fed)
-        if are_fed and self.engine.overlaps and not flight.is_late:
-            self.waiting.learn_waited(len(shares), len(rounds.token_ids), seconds)
 
     # --- failures and state -----------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ Rules: only `specq.verifier.rounds` changes the transcript, of all sessions of a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from specq.drafting import longest_chain
 from specq.protocol import (
@@ -23,7 +23,7 @@ from specq.protocol import (
     SessionStats,
     Speculation,
 )
-from specq.text import StopMatcher
+from specq.text import StopMatcher, TextCodec
 from specq.verification import make_rows, strategy, traits_of
 from specq.verifier.history import Past
 from specq.verifier.trees import MAX_END_IDS, MAX_LIVE_NODES, NONE, DraftTrees, Lane
@@ -88,6 +88,16 @@ class Session:
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)
         self._set_states(message)
+
+    @classmethod
+    def of(cls, message: Open, eos_ids: tuple[int, ...], trees: DraftTrees, codec: TextCodec | None) -> Self:
+        """Return the session that a message opens at a model with these end tokens; without a codec there are no stop strings."""
+        params = message.params
+        session = cls(message, params.stop_token_ids + (() if params.ignore_eos else eos_ids), trees)
+        if params.stop and codec is not None:
+            session.stop_matcher = matcher = StopMatcher(codec, params.stop, params.min_tokens)
+            matcher.push(message.token_ids[message.prompt_len :].tolist())
+        return session
 
     def _set_states(self, message: Open) -> None:
         t, place, length = self.trees, self.place, len(self.token_ids)

@@ -1,0 +1,65 @@
+"""Whether the next step is launched before the one in flight has ended, as sources of drafts want it, and what that saves.
+
+No clock: seconds are given. What steps bring that wait for draft workers, and that do not: `specq.verifier.waiting`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specq.engines import Engine
+from specq.verifier.arms import REMOTE, Arms
+from specq.verifier.flights import Flight
+from specq.verifier.scheduler import are_worth_waiting_for
+from specq.verifier.session import Session
+from specq.verifier.shares import Shares
+from specq.verifier.sources import SourceSet
+from specq.verifier.step_curve import StepCurve
+from specq.verifier.waiting import Waiting
+
+
+class EarlySteps:
+    """Decides for one verifier, and learns from its steps."""
+
+    def __init__(self, engine: Engine, sources: SourceSet, arms: Arms) -> None:
+        self._engine, self._sources, self._arms = engine, sources, arms
+        self._waiting = Waiting()
+
+    def awaits_drafts(self, curve: StepCurve, shares: Shares) -> bool:
+        """Return whether the next step of these sessions, none of which is synchronous, waits for drafts. Whether drawn nodes are verified must not
+        depend on what hangs from them (decision 0008), so they are waited for in any case."""
+        if self._sources.are_own_awaited(shares.sessions, self._arms.allowed):
+            return True
+        are_fed = self._are_fed(shares)
+        drafted = (shares.sessions[0].trees.num_live[shares.places] > 0).nonzero()[0].tolist()
+        if not drafted and not are_fed:
+            return False
+        sessions = [shares.sessions[i] for i in drafted]
+        if any(session.takes_distributions for session in sessions):
+            return True
+        if are_fed and self._waiting.pays(len(shares)):
+            return True
+        saved_s = self._waiting.saved_s(curve)
+        return bool(sessions) and are_worth_waiting_for(sessions, len(shares), curve, saved_s)
+
+    def saved_s(self, curve: StepCurve, sessions: Sequence[Session]) -> float:
+        """Return the seconds that a step of these sessions saves without nodes, since the next one is launched before it has ended."""
+        if not self._engine.overlaps or any(session.is_sync for session in sessions):
+            return 0.0
+        if self._sources.are_own_awaited(sessions, self._arms.allowed):
+            return 0.0
+        if self._arms.uses(REMOTE) and self._waiting.pays(len(sessions)):
+            return 0.0
+        return self._waiting.saved_s(curve)
+
+    def learn(self, flight: Flight, num_tokens: int, seconds: float, curve: StepCurve) -> None:
+        """Take in a step that gave so many tokens: one that was waited for, or one that was launched early."""
+        shares, are_fed = flight.shares, self._are_fed(flight.shares)
+        if flight.is_behind:
+            self._waiting.learn_early(flight.num_rows, len(shares), num_tokens, seconds, curve, are_fed=are_fed)
+        if are_fed and self._engine.overlaps and not flight.is_late:
+            self._waiting.learn_waited(len(shares), num_tokens, seconds)
+
+    def _are_fed(self, shares: Shares) -> bool:
+        """Return whether draft workers draft for some of these sessions."""
+        return self._arms.uses(REMOTE) and bool(shares.modes - {"plain"})
