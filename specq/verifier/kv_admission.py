@@ -42,7 +42,7 @@ def admit(
 
     If the open ones have no room for one row each, evict parked sessions (open, but not running: ahead of the journal, or between
     rounds), then those with the highest id, whether it is their turn or not: the oldest one that is open always comes to its end.
-    `faults` gets the sessions that cannot be opened. Of each session it is noted whether others decoded when its turn came first.
+    `faults` gets the sessions that cannot be opened. Of each session it is noted whether more decoded than waited when its turn came first.
     """
     turn = _turn(running, most, engine)
     if not turn:
@@ -56,10 +56,11 @@ def admit(
     prefixes = _Prefixes(prefilling or (), turn)
     is_alone = may_evict and not any(session.is_open for session in running)
     places, trees = [session.place for session in turn], turn[0].trees
-    are_decoding = bool(np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1)))
+    num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
+    are_few = num_decoding > len(turn) - num_decoding  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
-        if session.has_neighbours is None:
-            session.has_neighbours = are_decoding
+        if session.gives_way is None:
+            session.gives_way = are_few
         if prefixes.are_awaited_by(session):
             continue
         if _fits(session, parked, engine, is_alone=is_alone):

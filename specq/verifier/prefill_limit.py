@@ -3,8 +3,8 @@
 All sessions of a step get their tokens when it ends, so a long prompt is felt by its neighbours. While sessions decode, the prompts beside them get as many
 rows as keep the step's expected time below `max_slowdown` times that of the step without them; at least as many as take an eighth of it, so that each
 prompt comes to its end, and as long as a step takes for having prompts at all, so that crumbs of prompts do not cost the others more in the end. One step in 17 has none, since nothing else tells what the others take with contexts that grow. Thus a long prompt takes at most
-17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short prompts that came when none did, as in a burst, whichever
-of them decode first.
+17 / 16 * max_slowdown / (max_slowdown - 1) times as long as alone, 2.4 by default, and 7.9 where the least is all that it gets. Where no session decodes, prompts take all rows that there are. So do short
+prompts that came when no more decoded than waited, as in a burst, whichever of them decode first: they gain more than the others lose.
 
 What rows of prompts take beyond the step curve is learned as they are computed: for the step as such (CUDA graphs that only plain rows have), for
 each row, and for each token that a row attends to, since rows get dearer as the context grows.

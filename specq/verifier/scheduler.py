@@ -155,7 +155,7 @@ def _beside_decoding(
     if num_decoding in (0, len(pending)):
         return pending
     prompts = is_prompt.nonzero()[0]
-    is_free = [not sessions[i].has_neighbours and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
+    is_free = [not sessions[i].gives_way and sessions[i].length <= limits.max_rows for i in prompts.tolist()]
     chunks, room = (starts[prompts], pending[prompts]), max(limits.room - num_decoding, 1)
     sizes = pending.copy()
     sizes[prompts] = limits.prefill.sizes(chunks, np.array(is_free), num_decoding, room, limits.curve, is_late=is_late)

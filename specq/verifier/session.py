@@ -84,7 +84,8 @@ class Session:
         self.is_sync = message.speculation.mode == "sync"
         self.takes_drafts = message.speculation.mode != "plain" and rule.uses_drafts
         self._scratch: ScratchRows = NO_SCRATCH
-        self.has_neighbours: bool | None = None  # whether others decoded when its turn came; None: it has not come
+        # Whether its prompt gives way to sessions that decode: more did than waited when its turn came. None: it has not come.
+        self.gives_way: bool | None = None
         self.trees = DraftTrees() if trees is None else trees  # one for all sessions of a verifier
         self.place = self.trees.open(message.token_ids, takes_distributions=self.takes_distributions)
         self._set_states(message)

@@ -176,6 +176,20 @@ def test_a_burst_of_short_prompts_is_as_quick_as_without_a_limit(make: Callable[
     assert first_s[0] == first_s[1]
 
 
+@pytest.mark.parametrize("make", [on_gpu, on_cpu])
+def test_a_burst_that_comes_in_parts_is_as_quick_as_without_a_limit(make: Callable[[Machine], TimedTarget]) -> None:
+    """Two sessions, and twice as many with each step: those that decode are never more than those that come."""
+    first_s = []
+    for slowdown in (1.8, 0.0):
+        service = Service(make, max_prefill_slowdown=slowdown)
+        for count in (2, 4, 8, 16, 32):
+            burst = [service.open(40 + i) for i in range(count)]
+            service.step()
+        service.until(service.texts, 1)
+        first_s.append([text.first_s for text in burst])
+    assert first_s[0] == first_s[1]
+
+
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
 def test_prompts_that_come_beside_others_are_limited_however_short(load: Load) -> None:
     """What prompts take was learned from a long one before."""
