@@ -36,9 +36,9 @@ def test_five_lines_set_up_keys(spawn, free_address, tmp_path, monkeypatch):
     with Client(free_address, keys="keys", timeout_s=READY_S) as client:
         client.wait_until_ready(num_drafters=1, timeout_s=READY_S)
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "2 + 2 =", "max_tokens": 8}\n')
-    submit = [sys.executable, "-m", "specq", "submit", "prompts.jsonl", "--broker", free_address, "--timeout-s", "2"]
-    with_keys = subprocess.run([*submit, "--keys", "keys"], check=True, capture_output=True, text=True)
-    without = subprocess.run([*submit, "--no-wait"], check=False, capture_output=True, text=True)
+    submit = [sys.executable, "-m", "specq", "submit", "prompts.jsonl", "--broker", free_address, "--timeout-s"]
+    with_keys = subprocess.run([*submit, "60", "--keys", "keys"], check=True, capture_output=True, text=True)
+    without = subprocess.run([*submit, "2", "--no-wait"], check=False, capture_output=True, text=True)
 
     assert json.loads(with_keys.stdout)["finish_reason"] in ("length", "stop")
     assert (without.returncode, "no broker answered" in without.stderr) == (1, True)
