@@ -36,7 +36,7 @@ class Deployment:
         self.address = address
         self._start = lambda: spawn("broker", "--bind", address, "--journal", str(journal), *BEATS)
         self.broker = self._start()
-        spawn(address, "20", program=TOY)
+        self.target = spawn(address, "20", program=TOY)
         with Client(address, timeout_s=30) as client:
             client.wait_until_ready()
         self.desk = JobDesk(address, timeout_s=30)

@@ -69,8 +69,10 @@ def test_a_killed_submit_is_gone_on_with(
     out = tmp_path / "results.jsonl"
     first = subprocess.Popen(command(deployment, prompts, out), stderr=subprocess.DEVNULL)
     wait_until(lambda: out.exists() and out.read_bytes().count(b"\n") >= 4)
+    deployment.target.send_signal(signal.SIGSTOP)  # or all might be done before the signal arrives
     first.send_signal(how)
     first.wait(PATIENCE_S)
+    deployment.target.send_signal(signal.SIGCONT)
     before = out.read_bytes()
     assert before.count(b"\n") < NUM_LINES
     out.write_bytes(before + b'{"id": "torn')

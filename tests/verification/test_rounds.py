@@ -173,7 +173,7 @@ def real_distribution(world, tree):
 BIAS = 1e-3
 
 
-def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve):
+def most_goodput(reach_prob, needed, num_sessions, num_rows, room, curve, saved_s=0.0):
     """The number of nodes with the most goodput, whatever it depends on: the rule before decision 0008."""
     tokens = num_sessions + np.concatenate(([0.0], np.cumsum(reach_prob[:room])))
     return int(np.argmax(tokens / curve.times(num_rows, len(tokens))))
@@ -203,9 +203,9 @@ def uncapped(t, siblings, reach_prob):
     return nodes
 
 
-def known_within_the_room(reach_prob, needed, num_sessions, num_rows, room, curve):
+def known_within_the_room(reach_prob, needed, num_sessions, num_rows, room, curve, saved_s=0.0):
     """The nodes that are looked at are those among the first `room`, of which there are fewer the more is unknown."""
-    return best_count(reach_prob[:room], needed[:room], num_sessions, num_rows, room, curve)
+    return best_count(reach_prob[:room], needed[:room], num_sessions, num_rows, room, curve, saved_s)
 
 
 def chain_by_promise(t, nodes, most):
