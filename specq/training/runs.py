@@ -16,7 +16,7 @@ from torch import nn
 
 from specq.protocol import ConfigError
 from specq.training.draft import REPORT_EVERY_S, rate
-from specq.training.optimizer import apply_gradients
+from specq.training.optimizer import apply_gradients, check_losses
 
 SAVE_EVERY_S = 30.0
 
@@ -114,5 +114,6 @@ class Run:
                 shown = " ".join(f"{loss:.3f}" for loss in losses.tolist())
                 click.echo(f"step {self.step}, loss by {each} {shown}, {self.seconds:.0f} s")
             if self.seconds - saved >= SAVE_EVERY_S or self.seconds >= most_seconds:
+                check_losses(losses.tolist(), self.step)
                 saved = self.seconds
                 self.save()
