@@ -49,7 +49,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {error}") from error
+        reason = str(error).partition("\n")[0] or "it ends early"
+        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {reason}") from error
 
 
 @dataclass
