@@ -209,6 +209,8 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
     started, tell = time.monotonic(), teller(name, wanted=config.progress)
     named = config.model or default_model()
     model = resolve_model(named, "target")
+    draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
+    heads = resolve_model(config.heads, HEADS) if config.heads else ""
     tell(f"loading {named}")
     spec: EngineSpec = ENGINES.resolve(config.engine)
     own = own_options(config, spec.options, ENGINES.names()).arguments()
@@ -234,9 +236,7 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         seconds=round(time.monotonic() - started, 1),
         step_ms={size: round(curve(size) * 1e3, 2) for size in (1, 8, 64)},
     )
-    draft_model = resolve_model(config.draft_model, "draft") if config.draft_model else ""
     place = colocated_device(config)
-    heads = resolve_model(config.heads, HEADS) if config.heads else ""
     helpers = own.get("helper_cores", ())
     setup = Setup(
         *(config, engine.info, draft_model, place, tell),

@@ -81,7 +81,7 @@ class EagleShape:
 def is_eagle(heads: Path) -> bool:
     """Return whether a directory's config.json speaks of an EAGLE-3 head."""
     said = read_json(heads, "config.json")
-    return "draft_vocab_size" in said or any("Eagle3" in str(name) for name in said.get("architectures") or ())
+    return "draft_vocab_size" in said or "Eagle3" in str(said.get("architectures"))
 
 
 def eagle_shape(heads: Path) -> EagleShape:

@@ -23,11 +23,15 @@ SIZES = (
 
 
 def read_text(model: Path, name: str) -> str | None:
-    """Return one of a model's texts, None if it has none of that name; ConfigError for a GGUF file that is of no use."""
+    """Return one of a model's texts, None if it has none of that name; ConfigError for one that is not UTF-8, or a GGUF file that is of no
+    use."""
     if is_gguf(model) and not model.is_dir():
         return _made_of(read_gguf(model)).get(name)
     path = model / name
-    return path.read_text("utf-8") if path.is_file() else None
+    try:
+        return path.read_text("utf-8") if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as UTF-8 text: {error}") from None
 
 
 def read_json(model: Path, name: str) -> dict[str, Any]:
@@ -35,7 +39,7 @@ def read_json(model: Path, name: str) -> dict[str, Any]:
     text = read_text(model, name)
     try:
         said = {} if text is None else json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{model / name} is not valid JSON: {error}") from None
     if not isinstance(said, dict):
         raise ConfigError(f"{model / name} holds {type(said).__name__}; it must be a JSON object")

@@ -15,16 +15,22 @@ from specq.runtime import log
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds within a range, which NaN is not, though it compares as if it were."""
+class Number(click.FloatRange):
+    """A number within a range, which NaN is not, though it compares as if it were."""
 
-    name = "seconds"
+    name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):
-            self.fail(f"{value} is not a number of seconds", param, ctx)
-        return seconds
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value} is not a number", param, ctx)
+        return number
+
+
+class Seconds(Number):
+    """A number of seconds within a range."""
+
+    name = "seconds"
 
 
 def core_list(text: str) -> Cores:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, run_options, run_stages
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, run_options, run_stages
 from specq.models import resolve_model
 from specq.training import DRAFT_STAGES
 
@@ -15,16 +15,16 @@ from specq.training import DRAFT_STAGES
 @click.command(context_settings={"show_default": True})
 @click.argument("stage", type=click.Choice([*DRAFT_STAGES, ALL_STAGES]))
 @run_options("draft", "the draft model goes")
-@click.option("--seconds", default=800.0, help="How long to train.")
-@click.option("--hidden-size", default=256, help="Hidden size of the draft.")
-@click.option("--intermediate-size", default=768, help="Feed-forward size of the draft.")
-@click.option("--num-layers", default=4, help="Layers of the draft.")
-@click.option("--head-dim", default=64, help="Size of an attention head.")
-@click.option("--embedding-rank", default=64, help="Rank of the input embedding.")
-@click.option("--head-size", default=16384, help="Most tokens that the draft may say.")
-@click.option("--batch-tokens", default=24576, help="Tokens in a batch.")
-@click.option("--lr", default=1.5e-3, help="Peak learning rate of embedding, head and norms.")
-@click.option("--matrix-lr", default=6e-3, help="Peak learning rate of the layers' matrices.")
+@click.option("--seconds", type=DURATION, default=800.0, help="How long to train.")
+@click.option("--hidden-size", type=COUNT, default=256, help="Hidden size of the draft.")
+@click.option("--intermediate-size", type=COUNT, default=768, help="Feed-forward size of the draft.")
+@click.option("--num-layers", type=COUNT, default=4, help="Layers of the draft.")
+@click.option("--head-dim", type=COUNT, default=64, help="Size of an attention head.")
+@click.option("--embedding-rank", type=COUNT, default=64, help="Rank of the input embedding.")
+@click.option("--head-size", type=COUNT, default=16384, help="Most tokens that the draft may say.")
+@click.option("--batch-tokens", type=COUNT, default=24576, help="Tokens in a batch.")
+@click.option("--lr", type=RATE, default=1.5e-3, help="Peak learning rate of embedding, head and norms.")
+@click.option("--matrix-lr", type=RATE, default=6e-3, help="Peak learning rate of the layers' matrices.")
 def draft(stage: str, *, target: str, device: str, **options: Any) -> None:
     """Distil a small draft model, for `--draft-model`, from what a target answers.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, heads_options, run_options, run_stages
+from specq.cli.train_stages import ALL_STAGES, DURATION, heads_options, run_options, run_stages
 from specq.models import resolve_model
 from specq.training import MEDUSA_STAGES
 
@@ -15,7 +15,7 @@ from specq.training import MEDUSA_STAGES
 @click.command(context_settings={"show_default": True})
 @click.argument("stage", type=click.Choice([*MEDUSA_STAGES, ALL_STAGES]))
 @run_options("heads", "the heads go")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=270.0, help="How long to train.")
+@click.option("--seconds", type=DURATION, default=270.0, help="How long to train.")
 @heads_options
 def medusa(stage: str, *, target: str, device: str, **options: Any) -> None:
     """Train Medusa-1 heads, for `--heads`, on what a target answers; the target stays as it is.

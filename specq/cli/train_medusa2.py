@@ -7,24 +7,25 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, heads_options, run_options, run_stages
+from specq.cli.options import Number
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, RATE, heads_options, run_options, run_stages
 from specq.models import resolve_model
 from specq.training import MEDUSA2_STAGES
-
-_SECONDS = click.FloatRange(min=0, min_open=True)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings={"show_default": True})
 @click.argument("stage", type=click.Choice([*MEDUSA2_STAGES, ALL_STAGES]))
 @run_options("medusa2", "target/ and heads/ go")
 @click.option("--name", default="", show_default="that of the target, and -medusa2", help="Name of the new target.")
-@click.option("--warm-up-seconds", type=_SECONDS, default=270.0, help="How long to train the heads alone.")
-@click.option("--seconds", type=_SECONDS, default=540.0, help="How long to train heads and target together.")
-@click.option("--rank", type=click.IntRange(min=1), default=32, help="Rank of what changes a matrix of the target.")
-@click.option("--backbone-lr", type=_POSITIVE, default=2e-4, help="Peak learning rate of what changes the target.")
+@click.option("--warm-up-seconds", type=DURATION, default=270.0, help="How long to train the heads alone.")
+@click.option("--seconds", type=DURATION, default=540.0, help="How long to train heads and target together.")
+@click.option("--rank", type=COUNT, default=32, help="Rank of what changes a matrix of the target.")
+@click.option("--backbone-lr", type=RATE, default=2e-4, help="Peak learning rate of what changes the target.")
 @click.option(
-    "--heads-weight", type=_POSITIVE, default=0.2, help="What the loss of the heads counts beside that of the target."
+    "--heads-weight",
+    type=Number(0, 1000, min_open=True),
+    default=0.2,
+    help="What the loss of the heads counts beside that of the target.",
 )
 @heads_options
 def medusa2(stage: str, *, target: str, name: str, device: str, **options: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, run_stages
+from specq.cli.train_stages import ALL_STAGES, COUNT, RATE, SEED, SHARE, run_stages
 from specq.training import PAIR_STAGES
 
 _FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -22,23 +22,23 @@ _FOLDER = click.Path(path_type=Path, file_okay=False)
 @click.option("--results", type=click.Path(path_type=Path), default=None, help="A second place for the report.")
 @click.option("--device", default="", help="torch device; a GPU if there is one.")
 @click.option("--compile/--no-compile", "compiled", default=False, help="Use torch.compile.")
-@click.option("--seed", default=17, help="Seed of everything.")
-@click.option("--limit", type=int, default=None, help="Most records to read of each shard.")
-@click.option("--steps", type=int, default=None, help="Set both numbers of steps at once, for a trial.")
-@click.option("--target-steps", default=2000, help="Optimizer steps of the target.")
-@click.option("--draft-steps", default=4000, help="Optimizer steps of the draft.")
-@click.option("--row-length", default=1024, help="Tokens in a packed row.")
-@click.option("--batch-tokens", default=65536, help="Tokens in a batch.")
-@click.option("--target-lr", default=4e-3, help="Peak learning rate of the target.")
-@click.option("--draft-lr", default=4e-3, help="Peak learning rate of the draft.")
-@click.option("--weight-decay", default=0.8, help="Decoupled weight decay of the target's matrices.")
-@click.option("--closing-share", default=0.35, help="Share of the steps in which the target's rate falls.")
+@click.option("--seed", type=SEED, default=17, help="Seed of everything.")
+@click.option("--limit", type=COUNT, default=None, help="Most records to read of each shard.")
+@click.option("--steps", type=COUNT, default=None, help="Set both numbers of steps at once, for a trial.")
+@click.option("--target-steps", type=COUNT, default=2000, help="Optimizer steps of the target.")
+@click.option("--draft-steps", type=COUNT, default=4000, help="Optimizer steps of the draft.")
+@click.option("--row-length", type=COUNT, default=1024, help="Tokens in a packed row.")
+@click.option("--batch-tokens", type=COUNT, default=65536, help="Tokens in a batch.")
+@click.option("--target-lr", type=RATE, default=4e-3, help="Peak learning rate of the target.")
+@click.option("--draft-lr", type=RATE, default=4e-3, help="Peak learning rate of the draft.")
+@click.option("--weight-decay", type=SHARE, default=0.8, help="Decoupled weight decay of the target's matrices.")
+@click.option("--closing-share", type=SHARE, default=0.35, help="Share of the steps in which the target's rate falls.")
 @click.option("--draft-shape", type=click.Choice(["draft-1", "draft-2"]), default="draft-2", help="1 or 2 layers.")
-@click.option("--hard-weight", default=0.3, help="Weight of the target's first choice in the draft's loss.")
-@click.option("--num-rollouts", default=110000, help="Prompts that the target answers for distillation.")
-@click.option("--rollout-tokens", default=192, help="New tokens of a rollout, at most.")
-@click.option("--bench-prompts", default=100, help="Prompts of each benchmark.")
-@click.option("--bench-tokens", default=128, help="New tokens of a benchmark answer, at most.")
+@click.option("--hard-weight", type=SHARE, default=0.3, help="Weight of the target's first choice in the draft's loss.")
+@click.option("--num-rollouts", type=COUNT, default=110000, help="Prompts that the target answers for distillation.")
+@click.option("--rollout-tokens", type=COUNT, default=192, help="New tokens of a rollout, at most.")
+@click.option("--bench-prompts", type=COUNT, default=100, help="Prompts of each benchmark.")
+@click.option("--bench-tokens", type=COUNT, default=128, help="New tokens of a benchmark answer, at most.")
 def pair(stage: str, *, steps: int | None, device: str, compiled: bool, **options: Any) -> None:
     """Train a small target and distil a draft from it, then measure and export both.
 

@@ -7,12 +7,10 @@ from typing import Any
 
 import click
 
-from specq.cli.train_stages import ALL_STAGES, run_options, run_stages
+from specq.cli.train_stages import ALL_STAGES, COUNT, DURATION, OPEN_SHARE, RATE, run_options, run_stages
 from specq.models import draft_for, resolve_model
 from specq.protocol import ConfigError
 from specq.training import PARALLEL_STAGES
-
-_SHARE = click.FloatRange(0, 1, min_open=True)
 
 
 @click.command(context_settings={"show_default": True})
@@ -30,24 +28,29 @@ _SHARE = click.FloatRange(0, 1, min_open=True)
     default=False,
     help="Whether the embedding and the head stay those of the model that it starts from, and are left out of what is written.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=800.0, help="How long to train.")
+@click.option("--seconds", type=DURATION, default=800.0, help="How long to train.")
 @click.option("--num-places", type=click.IntRange(2, 16), default=5, help="How many tokens one pass drafts.")
 @click.option(
-    "--keep", type=_SHARE, default=0.7, help="Of the tokens with a mask at a place, the share with one at the next."
+    "--keep", type=OPEN_SHARE, default=0.7, help="Of the tokens with a mask at a place, the share with one at the next."
 )
-@click.option("--least-keep", type=_SHARE, default=0.2, help="The least share of all tokens with a mask at a place.")
 @click.option(
-    "--depth-decay", type=_SHARE, default=0.85, help="What the loss of a place counts, times that of the one before it."
+    "--least-keep", type=OPEN_SHARE, default=0.2, help="The least share of all tokens with a mask at a place."
+)
+@click.option(
+    "--depth-decay",
+    type=OPEN_SHARE,
+    default=0.85,
+    help="What the loss of a place counts, times that of the one before it.",
 )
 @click.option(
     "--head-size",
-    type=click.IntRange(min=1),
+    type=COUNT,
     default=16384,
     help="Most tokens that the draft may say, where the one that it starts from may say any.",
 )
-@click.option("--batch-tokens", type=click.IntRange(min=1), default=8192, help="Tokens in a batch, without masks.")
-@click.option("--lr", default=5e-4, help="Peak learning rate of embedding, masks, head and norms.")
-@click.option("--matrix-lr", default=2e-3, help="Peak learning rate of the layers' matrices.")
+@click.option("--batch-tokens", type=COUNT, default=8192, help="Tokens in a batch, without masks.")
+@click.option("--lr", type=RATE, default=5e-4, help="Peak learning rate of embedding, masks, head and norms.")
+@click.option("--matrix-lr", type=RATE, default=2e-3, help="Peak learning rate of the layers' matrices.")
 def parallel(stage: str, *, target: str, start: str, device: str, **options: Any) -> None:
     """Train a parallel draft model, for `--draft-model` and draft workers, from a target's autoregressive one, on what the target answers.
 

@@ -9,11 +9,19 @@ from typing import Any, TypeVar
 
 import click
 
+from specq.cli.options import Number, Seconds
 from specq.runtime import resolve
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 ALL_STAGES = "all"
+MOST_SECONDS = 1e8
+COUNT = click.IntRange(min=1)
+SEED = click.IntRange(0, 2**32 - 1)
+RATE = Number(0, 1, min_open=True)
+SHARE = Number(0, 1)
+OPEN_SHARE = Number(0, 1, min_open=True)
+DURATION = Seconds(0, MOST_SECONDS, min_open=True)
 _FOLDER = click.Path(path_type=Path, file_okay=False)
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -47,16 +55,19 @@ def run_options(out: str, made: str) -> Callable[[F], F]:
             help="Also learn from this .npz file; repeatable.",
         ),
         click.option("--device", default="", help="torch device; a GPU if there is one."),
-        click.option("--seed", default=17, help="Seed of everything."),
-        click.option("--limit", type=int, default=None, help="Most records to read of each shard."),
+        click.option("--seed", type=SEED, default=17, help="Seed of everything."),
+        click.option("--limit", type=COUNT, default=None, help="Most records to read of each shard."),
         click.option(
-            "--rollout-seconds", default=600.0, help="How long the target answers; the batch under way is finished."
+            "--rollout-seconds",
+            type=Seconds(0, MOST_SECONDS),
+            default=600.0,
+            help="How long the target answers; the batch under way is finished.",
         ),
-        click.option("--rollout-rows", default=2048, help="Prompts in a batch of rollouts."),
-        click.option("--rollout-tokens", default=256, help="New tokens of a rollout, at most."),
-        click.option("--hard-weight", default=0.5, help="Weight of the target's first choice in the loss."),
-        click.option("--bench-prompts", default=60, help="Prompts of each benchmark."),
-        click.option("--bench-tokens", default=192, help="New tokens of a benchmark answer, at most."),
+        click.option("--rollout-rows", type=COUNT, default=2048, help="Prompts in a batch of rollouts."),
+        click.option("--rollout-tokens", type=COUNT, default=256, help="New tokens of a rollout, at most."),
+        click.option("--hard-weight", type=SHARE, default=0.5, help="Weight of the target's first choice in the loss."),
+        click.option("--bench-prompts", type=COUNT, default=60, help="Prompts of each benchmark."),
+        click.option("--bench-tokens", type=COUNT, default=192, help="New tokens of a benchmark answer, at most."),
     ]
     return lambda command: _with(command, options)
 
@@ -73,14 +84,15 @@ def heads_options(command: F) -> F:
             default=False,
             help="Whether each head has an output matrix of its own, as Medusa's, or all use the target's.",
         ),
+        click.option("--head-size", type=COUNT, default=16384, help="Most tokens that the heads may say."),
+        click.option("--batch-tokens", type=COUNT, default=16384, help="Tokens in a batch."),
+        click.option("--lr", type=RATE, default=1e-3, help="Peak learning rate of biases and output matrices."),
+        click.option("--matrix-lr", type=RATE, default=4e-3, help="Peak learning rate of the blocks' matrices."),
         click.option(
-            "--head-size", type=click.IntRange(min=1), default=16384, help="Most tokens that the heads may say."
-        ),
-        click.option("--batch-tokens", type=click.IntRange(min=1), default=16384, help="Tokens in a batch."),
-        click.option("--lr", default=1e-3, help="Peak learning rate of biases and output matrices."),
-        click.option("--matrix-lr", default=4e-3, help="Peak learning rate of the blocks' matrices."),
-        click.option(
-            "--depth-decay", default=0.8, help="What the loss of a head counts, times that of the one before it."
+            "--depth-decay",
+            type=OPEN_SHARE,
+            default=0.8,
+            help="What the loss of a head counts, times that of the one before it.",
         ),
     ]
     return _with(command, options)

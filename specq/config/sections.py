@@ -231,6 +231,10 @@ class TargetConfig(Section):
             raise ConfigError(
                 f"target.bind is {self.bind}, which is not an address to connect to; set advertise to one"
             )
+        if self.heads_tree and not self.heads:
+            raise ConfigError(
+                "target.heads_tree is given without target.heads; name the heads that shall draft such trees"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from specq.checkpoints import is_gguf, read_text
+from specq.checkpoints import eagle_form, is_gguf, medusa_form, read_text
 from specq.models.packaged import PACKAGED, find_packaged, pull
 from specq.models.shapes import PRESETS, Shape, parse_shape
 from specq.protocol import ConfigError
@@ -110,14 +110,16 @@ def _home(name: str, role: str) -> Path:
 def resolve_model(name: str, role: str) -> str:
     """Return the directory, GGUF file or hub name to load: for a name of ours the model for `role`, a path as it is.
 
-    Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, and for a model that
-    must be fetched first.
+    Raises ConfigError for a path that holds no model, for what can be neither a path nor a hub name, for a model that must be fetched
+    first, and for heads whose config.json is not of heads.
     """
     if _HUB_NAME.fullmatch(name) and _is_model(home := _home(name, role)):
         return str(home)
     path = Path(name).expanduser()
+    if role == HEADS:
+        return str(_checked_heads(path))
     if path.exists() or not _HUB_NAME.fullmatch(name) or name.startswith(".") or is_gguf(name):
-        return str(_checked(path, role))
+        return str(_checked(path))
     if name in PACKAGED and role == "target":
         return str(_packaged(name))
     if "/" not in name and (_HOME / name).is_dir():
@@ -141,20 +143,30 @@ def _packaged(name: str) -> Path:
     return found[0]
 
 
-def _checked(path: Path, role: str) -> Path:
+def _checked(path: Path) -> Path:
     """Return a path that looks like a model, or raise ConfigError that says what is missing."""
     if is_gguf(path) and path.is_file():
         return path
-    if not path.is_dir() and role == HEADS:
-        raise ConfigError(
-            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one"
-        )
     if not path.is_dir():
         kind = "GGUF file" if is_gguf(path) else "model directory"
         known = ", ".join(sorted({model.name for model in known_models()}))
         raise ConfigError(f"there is no {kind} {path}; models with a name are: {known or 'none'}")
     if not _is_model(path):
         raise ConfigError(f"{path} holds no model: config.json is missing")
+    return path
+
+
+def _checked_heads(path: Path) -> Path:
+    """Return a directory whose config.json is of heads, or raise ConfigError that says what is missing."""
+    if not path.is_dir():
+        known = ", ".join(model.name for model in known_models() if model.role == HEADS)
+        raise ConfigError(
+            f"there is no directory of heads {path}; `specq train medusa` or `specq train eagle3` makes one; heads with a name are for: {known}"
+        )
+    if eagle_form.is_eagle(path):
+        eagle_form.eagle_shape(path)
+    else:
+        medusa_form.heads_shape(path)
     return path
 
 

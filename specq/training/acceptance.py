@@ -21,6 +21,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specq.training.architecture import hidden_states
 from specq.training.decoding import generate
+from specq.training.records import PROMPTS, bench_paths, read_records
 from specq.training.settings import Settings
 from specq.training.vocabulary import stop_ids
 
@@ -72,13 +73,12 @@ def count_rounds(hits: list[list[bool]], draft_length: int = DRAFT_LENGTH) -> Ro
 def read_prompts(path: Path, tokenizer: PreTrainedTokenizerFast, count: int) -> list[list[int]]:
     """Return the first `count` prompts of a benchmark that are not too long, in the chat template."""
     prompts: list[list[int]] = []
-    with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            messages = [{"role": "user", "content": json.loads(line)["prompt"]}]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            token_ids = tokenizer(text)["input_ids"]
-            if len(token_ids) <= LONGEST_PROMPT and len(prompts) < count:
-                prompts.append(token_ids)
+    for record in read_records(path, PROMPTS):
+        messages = [{"role": "user", "content": record["prompt"]}]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        token_ids = tokenizer(text)["input_ids"]
+        if len(token_ids) <= LONGEST_PROMPT and len(prompts) < count:
+            prompts.append(token_ids)
     return prompts
 
 
@@ -141,7 +141,7 @@ def measure_benchmarks(
     """Measure every *.jsonl of the benchmark directory, greedily and sampled; print two answers of each."""
     torch.manual_seed(settings.seed + 3)
     report = {}
-    for path in sorted(settings.bench.glob("*.jsonl")):
+    for path in bench_paths(settings.bench):
         prompts = read_prompts(path, tokenizer, settings.bench_prompts)
         ends: Any = {"stops": stop_ids(tokenizer), "pad_id": tokenizer.pad_token_id}
         num_new, length = settings.bench_tokens, str(DRAFT_LENGTH)

@@ -5,8 +5,6 @@ A record of the corpus gives its question or instruction, the first words of a d
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,8 @@ import numpy as np
 
 from specq.protocol import ConfigError
 from specq.text import TextCodec, load_tokenizer_files
-from specq.training.corpus import dialogue_turns, shard_paths
+from specq.training.corpus import dialogue_turns
+from specq.training.records import PROMPTS, QUESTIONS, read_records, shard_paths
 
 LONGEST_PROMPT = 256
 PASSAGE_SIZES = (150, 700)  # characters
@@ -61,12 +60,9 @@ def corpus_prompts(corpus: Path, chat: Chat, limit: int | None, rng: np.random.G
 
 def _words(path: Path, limit: int | None, rng: np.random.Generator) -> Iterator[str]:
     """Yield what a user may ask by each record of a shard, at most `limit`."""
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for index, line in enumerate(lines):
-            if limit is not None and index >= limit:
-                break
-            record = json.loads(line)
-            yield record["prompt"].strip() if "prompt" in record else _of_text(record["text"], rng)
+    for record in read_records(path, QUESTIONS, limit):
+        asked = record.get("prompt")
+        yield _of_text(record["text"], rng) if asked is None else asked.strip()
 
 
 def _of_text(text: str, rng: np.random.Generator) -> str:
@@ -76,5 +72,4 @@ def _of_text(text: str, rng: np.random.Generator) -> str:
 
 def bench_prompts(path: Path, chat: Chat, count: int) -> list[list[int]]:
     """Return the first prompts of a benchmark."""
-    with path.open(encoding="utf-8") as lines:
-        return [chat.prompt(json.loads(line)["prompt"]) for _, line in zip(range(count), lines, strict=False)]
+    return [chat.prompt(record["prompt"]) for record in read_records(path, PROMPTS, count)]

@@ -4,14 +4,12 @@ A shard is a gzipped JSONL file of {"prompt", "response", "source"} or {"text", 
 file into the corpus directory; give it a line in `SHARD_WEIGHTS` unless a weight of 1 in both phases is right.
 """
 
-import gzip
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from specq.protocol import ConfigError
+from specq.training.records import DOCUMENTS, read_records, shard_paths
 
 END_OF_TEXT = "<|endoftext|>"
 START_OF_TURN = "<|im_start|>"
@@ -50,28 +48,17 @@ class Document:
     text: str
 
 
-def shard_paths(corpus: Path) -> list[Path]:
-    """Return the corpus shards in name order; ConfigError if there is none."""
-    paths = sorted(corpus.glob("*.jsonl.gz"))
-    if not paths:
-        raise ConfigError(f"no *.jsonl.gz shard in {corpus}")
-    return paths
-
-
 def read_documents(corpus: Path, limit: int | None = None) -> Iterator[Document]:
     """Yield every record of every shard as a Document, at most `limit` a shard."""
     for path in shard_paths(corpus):
         shard = path.name.removesuffix(".jsonl.gz")
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for index, line in enumerate(lines):
-                if limit is not None and index >= limit:
-                    break
-                yield to_document(shard, json.loads(line))
+        for record in read_records(path, DOCUMENTS, limit):
+            yield to_document(shard, record)
 
 
 def to_document(shard: str, record: dict[str, str]) -> Document:
     """Lay a record out: instructions and dialogues in ChatML, anything else raw; all end with <|endoftext|>."""
-    if "prompt" in record:
+    if "prompt" in record and "response" in record:
         context = chat_context(record["prompt"])
         return Document(shard, context, f"{context}{record['response']}{END_OF_TURN}\n{END_OF_TEXT}")
     turns = dialogue_turns(record["text"])

@@ -31,7 +31,8 @@ from specq.training.decoding import generate
 from specq.training.distil import Batch, distil_loss, rollout_batches
 from specq.training.draft_network import build_draft, save_draft
 from specq.training.draft_settings import DraftSettings, RunSettings
-from specq.training.optimizer import apply_gradients, build_optimizers
+from specq.training.optimizer import apply_gradients, build_optimizers, check_losses
+from specq.training.records import bench_paths
 from specq.training.report import conditions
 from specq.training.rollouts import Rollouts, join_rollouts, load_rollouts, save_rollouts
 
@@ -144,7 +145,12 @@ def frequent_tokens(rollouts: Rollouts, count: int) -> Int32Array:
 def draft_shape(settings: DraftSettings, target: Any, head_size: int) -> draft_form.DraftShape:
     """Return the shape of the draft for a target."""
     tokenizer = load_tokenizer_files(settings.target)["tokenizer.json"]
-    heads = settings.hidden_size // settings.head_dim
+    heads, left = divmod(settings.hidden_size, settings.head_dim)
+    if left or settings.head_dim % 2:
+        raise ConfigError(
+            f"--hidden-size is {settings.hidden_size} and --head-dim {settings.head_dim}; give an even head size of which the hidden size is a "
+            "multiple"
+        )
     return draft_form.DraftShape(
         hidden_size=settings.hidden_size,
         intermediate_size=settings.intermediate_size,
@@ -180,6 +186,7 @@ def fit(
         if seconds - said >= REPORT_EVERY_S or done >= 1:
             said = seconds
             click.echo(f"step {step + 1}, {num_labels} labels, loss {loss.item():.4f}, {seconds:.0f} s")
+            check_losses([loss.item()], step + 1)
         if done >= 1:
             return
 
@@ -218,7 +225,7 @@ def evaluate(settings: DraftSettings) -> None:
     report: dict[str, Any] = conditions(settings.device)
     report["num_parameters"] = sum(parameter.numel() for parameter in draft.parameters())
     report["acceptance"] = {
-        path.stem: _acceptance(target, draft, chat, path, settings) for path in sorted(settings.bench.glob("*.jsonl"))
+        path.stem: _acceptance(target, draft, chat, path, settings) for path in bench_paths(settings.bench)
     }
     keep_report(report, settings)
 

@@ -15,6 +15,7 @@ from specq.training.chat_prompts import Chat, bench_prompts
 from specq.training.distil import divergences
 from specq.training.draft_settings import RunSettings
 from specq.training.ranks import answer_with_noise
+from specq.training.records import bench_paths
 
 
 def measure_drift(original: Any, new: Any, chat: Chat, settings: RunSettings) -> dict[str, dict[str, Any]]:
@@ -22,7 +23,7 @@ def measure_drift(original: Any, new: Any, chat: Chat, settings: RunSettings) ->
     places at which both would say the same token first."""
     torch.manual_seed(settings.seed)
     found: dict[str, dict[str, Any]] = {}
-    for path in sorted(settings.bench.glob("*.jsonl")):
+    for path in bench_paths(settings.bench):
         prompts = bench_prompts(path, chat, settings.bench_prompts)
         found[path.stem] = {}
         for temperature in (0.0, SAMPLED_TEMPERATURE):

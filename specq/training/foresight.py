@@ -20,6 +20,7 @@ from specq.training.chat_prompts import Chat, bench_prompts
 from specq.training.draft import keep_report
 from specq.training.draft_settings import RunSettings
 from specq.training.ranks import BEYOND, TREES, Trees, answer_with_noise, rank_figures, ranks_of, show_figures
+from specq.training.records import bench_paths
 from specq.training.report import conditions
 
 
@@ -63,7 +64,7 @@ def measure_heads(
     report["num_bytes"] = sum(file.stat().st_size for file in settings.out.iterdir())
     report["acceptance"] = {
         path.stem: _benchmark_figures(target, heads, chat, path, settings, trees)
-        for path in sorted(settings.bench.glob("*.jsonl"))
+        for path in bench_paths(settings.bench)
     }
     keep_report(report, settings)
 

@@ -11,7 +11,9 @@ CPU, where torch's computes in bfloat16 on every device. The losses of 120 steps
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
+from math import isfinite
 
 import torch
 from torch import nn
@@ -61,3 +63,11 @@ def apply_gradients(model: nn.Module, optimizers: list[torch.optim.Optimizer], r
             group["lr"] = rate * group["peak_lr"]
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+def check_losses(losses: Sequence[float], step: int) -> None:
+    """Raise ConfigError for losses that are no numbers: what is trained is spoilt, and must not be written."""
+    if not all(map(isfinite, losses)):
+        raise ConfigError(
+            f"the loss is {losses} after step {step}: training has diverged; give lower rates (--lr, --matrix-lr)"
+        )

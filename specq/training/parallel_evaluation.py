@@ -21,6 +21,7 @@ from specq.training.draft import keep_report, load_target
 from specq.training.draft_settings import ParallelSettings
 from specq.training.parallel_network import Masks, foresee
 from specq.training.ranks import BEYOND, answer_with_noise, rank_figures, ranks_of, show_figures
+from specq.training.records import bench_paths
 from specq.training.report import conditions
 
 
@@ -37,8 +38,7 @@ def evaluate(settings: ParallelSettings) -> None:
     report: dict[str, Any] = conditions(settings.device)
     report["num_places"], report["num_parameters"] = shape.num_places, sum(p.numel() for p in draft.parameters())
     report["acceptance"] = {
-        path.stem: _of_benchmark(target, draft, start, chat, path, settings)
-        for path in sorted(settings.bench.glob("*.jsonl"))
+        path.stem: _of_benchmark(target, draft, start, chat, path, settings) for path in bench_paths(settings.bench)
     }
     keep_report(report, settings)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from specq.protocol import ConfigError
 from specq.training.draft import REPORT_EVERY_S, rate
-from specq.training.optimizer import apply_gradients
+from specq.training.optimizer import apply_gradients, check_losses
 
 SAVE_EVERY_S = 30.0
 
@@ -49,7 +49,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, EOFError, KeyError, ValueError, UnpicklingError) as error:
-        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {error}") from error
+        reason = str(error).partition("\n")[0] or "it ends early"
+        raise ConfigError(f"{path} cannot be read; delete it to begin anew: {reason}") from error
 
 
 @dataclass
@@ -114,5 +115,6 @@ class Run:
                 shown = " ".join(f"{loss:.3f}" for loss in losses.tolist())
                 click.echo(f"step {self.step}, loss by {each} {shown}, {self.seconds:.0f} s")
             if self.seconds - saved >= SAVE_EVERY_S or self.seconds >= most_seconds:
+                check_losses(losses.tolist(), self.step)
                 saved = self.seconds
                 self.save()

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import torch
 
+from specq.engines.torch import pick_device
+
 
 def choose_device(name: str, *, compiled: bool) -> torch.device:
     """Return the device, "" a GPU if there is one, and set torch up for training on it."""
@@ -15,7 +17,7 @@ def choose_device(name: str, *, compiled: bool) -> torch.device:
     if compiled:
         # Seven row lengths, two models, with and without gradients.
         torch._dynamo.config.recompile_limit = 64  # noqa: SLF001 - it has no public name
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return pick_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 class BatchSettings(Protocol):

@@ -116,7 +116,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
 def test_texts_of_a_directory(tmp_path):
     (tmp_path / "config.json").write_text('{"a": 1}')
     (tmp_path / "list.json").write_text("[]")
-    (tmp_path / "broken.json").write_text("{")
     assert not is_gguf(tmp_path)
     assert read_text(tmp_path, "config.json") == '{"a": 1}'
     assert read_text(tmp_path, "tokenizer.json") is None
@@ -124,8 +123,13 @@ def test_texts_of_a_directory(tmp_path):
     assert read_json(tmp_path, "tokenizer.json") == {}
     with pytest.raises(ConfigError, match=r"list\.json holds list; it must be a JSON object"):
         read_json(tmp_path, "list.json")
-    with pytest.raises(ConfigError, match=r"broken\.json is not valid JSON"):
-        read_json(tmp_path, "broken.json")
+    for broken in ("{", '{"a":' * 10_000):
+        (tmp_path / "broken.json").write_text(broken)
+        with pytest.raises(ConfigError, match=r"broken\.json is not valid JSON"):
+            read_json(tmp_path, "broken.json")
+    (tmp_path / "latin.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(ConfigError, match=r"latin\.json cannot be read as UTF-8 text"):
+        read_json(tmp_path, "latin.json")
 
 
 def test_lists_in_lists_without_end_are_refused(tmp_path):

@@ -14,6 +14,11 @@ ALL = sorted((Path(__file__).parent.parent.parent / "configs").glob("*.toml"))
 CONFIGS = [path for path in ALL if not path.name.startswith("simulate")]  # those are read by tests/simulate
 
 
+def test_a_tree_without_heads_is_refused():
+    with pytest.raises(ConfigError, match=r"target\.heads_tree is given without target\.heads"):
+        TargetConfig(heads_tree="[[0]]")
+
+
 def test_defaults():
     """Without a file every option has a default, and they are the documented ones."""
     config = load()

@@ -201,6 +201,8 @@ def test_forms_are_told_apart(tmp_path):
     assert is_eagle(made_of(tmp_path))
     assert not is_eagle(make_published(tmp_path / "medusa", HIDDEN, VOCAB))
     assert not is_eagle(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"architectures": 3}')
+    assert not is_eagle(tmp_path)
 
 
 def test_the_shape_is_read_as_it_was_written(tmp_path):

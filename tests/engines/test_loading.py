@@ -76,6 +76,12 @@ def test_others_with_plain_attention_work(tmp_path, model_type, settings):
     torch.testing.assert_close(logits[0], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("device", ["figs", "cuda:99", "meta", "cpu:x", ""])
+def test_a_device_that_is_not_there_is_named(llama, device):
+    with pytest.raises(ConfigError, match=f"device is '{device}'; torch has here .*cpu, or give auto"):
+        TorchEngine(str(llama), device=device)
+
+
 def test_a_directory_without_a_model_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match="no causal language model"):
         TorchEngine(str(tmp_path), device="cpu")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from specq import models
@@ -53,6 +55,29 @@ def test_bundled_heads_are_known_by_the_name_of_their_target():
         ]
         assert check.status == OK, check
         assert check.found.startswith("4 Medusa heads")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "tiny", "./nowhere", "a/b"])
+def test_heads_that_are_not_there_are_named_with_those_that_are(name):
+    with pytest.raises(ConfigError, match=f"no directory of heads {Path(name)};.*heads with a name are for: smollm2"):
+        resolve_model(name, HEADS)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        (None, "no config.json"),
+        ("{}", "medusa_num_heads"),
+        ('{"draft_vocab_size": 0}', "EAGLE-3"),
+        ("[", "not valid JSON"),
+    ],
+)
+def test_a_directory_of_something_else_holds_no_heads(tmp_path, said, reason):
+    if said is not None:
+        (tmp_path / "config.json").write_text(said)
+
+    with pytest.raises(ConfigError, match=reason):
+        resolve_model(str(tmp_path), HEADS)
 
 
 def test_a_parallel_draft_model_of_a_pair_has_a_name_of_its_own(tmp_path, monkeypatch):

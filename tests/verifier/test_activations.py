@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from specq.drafting import Drafter
 from specq.protocol import (
@@ -472,3 +473,38 @@ def test_who_asks_again_is_sent_nothing_twice() -> None:
     assert message.lane == 1
     assert message.first + len(message.rows()) == verifier.sessions[1].length
     assert {one.lane for one in verifier.step(lambda: 0.0).packed() if isinstance(one, Activations)} == {0, 1}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_drafter_that_leaves_or_asks_for_other_layers_costs_nobody_else_the_states(leaves: bool) -> None:
+    """What was kept for it is forgotten with it; other sessions' rows come without a gap."""
+    verifier = opened(max_tokens=400)
+    verifier.handle(open_message(2, PROMPT, 400), 0.0)
+    verifier.handle(ask(2, layers=(1,)), 0.0)
+    places = list[int]()
+    with capture_logs() as logs:
+        for turn in range(60):
+            other = replace(ask(layers=[(0,), (0, 1), (1,)][turn // 2 % 3]), lane=turn // 6)
+            verifier.handle(other, 0.0)
+            for message in verifier.step(lambda: 0.0).packed():
+                if isinstance(message, Activations) and message.session_id == 2:
+                    places += range(message.first, message.first + len(message.rows()))
+            if leaves:
+                verifier.handle(replace(other, tap_layers=()), 0.0)
+    assert places == list(range(1, len(places) + 1))
+    assert len(places) >= 55
+    assert [one for one in logs if one["event"] == "activations_not_kept"] == []
+    kept = verifier.sources.mailbox.feeds._feeds
+    assert 1 not in kept if leaves else len(kept[1].kept) <= 3
+
+
+def test_layers_that_are_refused_are_logged_once() -> None:
+    """A drafter is asked again each second; and one that asks for ever other layers does not fill the log."""
+    verifier = opened()
+    with capture_logs() as logs:
+        for last in (5, 5, 5, *range(2, 400)):
+            with pytest.raises(ProtocolError, match="hidden states of layers"):
+                verifier.handle(ask(layers=(0, last)), 0.0)
+    refused = [one for one in logs if one["event"] == "activations_refused"]
+    assert 1 < len(refused) < 20
+    assert len({one["reason"] for one in refused}) == len(refused)

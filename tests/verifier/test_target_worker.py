@@ -103,13 +103,14 @@ def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pyte
         context.destroy(0)
 
 
-def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path) -> None:
-    """Beside lookups; what is no directory of heads is refused before anything is served."""
+def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside lookups; what is no directory of heads is refused before the target is loaded, which may take minutes."""
     tokenizer = load_tokenizer_files(resolve_model("tiny", "target"))["tokenizer.json"]
     heads = make_heads(tmp_path / "heads", 256, tokenizer=(num_tokens(tokenizer), tokenizer_hash(tokenizer)))
     config = TargetConfig(model="tiny", heads=str(heads), device="cpu", kv_slots=1024, max_step_rows=8)
     verifier = build_verifier(config, "target")
     assert [source.name for source in verifier.sources.sources] == ["remote", "medusa", "suffix"]
+    monkeypatch.setattr(target, "step_curves", lambda *_: pytest.fail("the target was loaded"))
     with pytest.raises(
         ConfigError, match=r"there is no directory of heads .*`specq train medusa` or `specq train eagle3` makes one"
     ):

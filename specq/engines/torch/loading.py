@@ -193,12 +193,27 @@ def chain_drafter(forward: Forward, token_ids: Int32Array | None = None) -> Any:
 
 
 def pick_device(device: str) -> torch.device:
-    """Return the device of this name; auto: a GPU where there is one."""
-    if device != "auto":
-        return torch.device(device)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    """Return the device of this name; auto: a GPU where there is one. ConfigError for one that torch does not have here."""
+    here = _devices()
+    if device == "auto":
+        return torch.device(here[0])
+    try:
+        place = torch.device(device)
+    except RuntimeError:
+        place = None
+    if (
+        place is None
+        or place.type not in here
+        or (place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count())
+    ):
+        raise ConfigError(f"device is {device!r}; torch has here {', '.join(here)}, or give auto")
+    return place
+
+
+def _devices() -> list[str]:
+    """Return the kinds of devices that torch can use on this machine, the best first."""
+    is_there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    return [kind for kind, there in is_there.items() if there]
 
 
 def _pick_dtype(dtype: str, device: torch.device) -> torch.dtype | str:

@@ -100,6 +100,11 @@ class _Feed:
     lanes: dict[int, _Lane] = field(default_factory=dict)
     kept: dict[Layers, _Kept] = field(default_factory=dict)
 
+    def forget_unread(self) -> None:
+        """Forget the rows of layers that no drafter reads any more: no step gives them."""
+        read = {lane.request.layers for lane in self.lanes.values()}
+        self.kept = {layers: kept for layers, kept in self.kept.items() if layers in read}
+
 
 class ActivationFeeds:
     """The sessions whose drafters read hidden states. `layers`: all that they read, ascending."""
@@ -128,6 +133,7 @@ class ActivationFeeds:
         kept = feed.kept.setdefault(request.layers, _Kept())
         kept.window = max(kept.window, request.window, 1)
         lane.sent = max(kept.end - request.window, 0)
+        feed.forget_unread()
         self._follow()
         return list(_fresh(feed, lane))
 
@@ -135,6 +141,7 @@ class ActivationFeeds:
         feed = self._feeds.get(session_id)
         if feed is not None:
             feed.lanes.pop(number, None)
+            feed.forget_unread()
             if not feed.lanes:
                 del self._feeds[session_id]
         self._follow()

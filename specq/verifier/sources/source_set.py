@@ -38,6 +38,7 @@ log = structlog.get_logger(__name__)
 R = TypeVar("R")
 
 NODE_COST_FADE = 0.02
+MOST_REFUSALS = 8  # that are logged: a drafter asks again and again
 LEAST_MAIL_S = 0.005  # for the drafts that have arrived between two steps
 
 
@@ -69,6 +70,7 @@ class SourceSet:
         self._unread: DraftSource | None = None  # the source that drafted this
         self._began_at: float | None = None  # if the step waits for a source
         self._receiving_s = 0.0  # what drafts have cost since the last `collect`
+        self._refused = set[tuple[int, ...]]()  # layers that some drafter reads and there are not; logged once
         self._num_counted = 0  # nodes of the mailbox that `node_s` has learned from
         self.num_sent = {source.name: 0 for source in self.sources}
         self.num_scratch = dict(self.num_sent)
@@ -101,7 +103,9 @@ class SourceSet:
         if layers and not max(layers) < num_layers:
             said = f"has layers 0 to {num_layers - 1}" if num_layers else "gives none"
             reason = f"a drafter reads hidden states of layers {layers}; the {self._engine.info.engine} engine {said}"
-            log.warning("activations_refused", reason=reason)
+            if layers not in self._refused and len(self._refused) < MOST_REFUSALS:
+                self._refused.add(layers)
+                log.warning("activations_refused", reason=reason)
             raise ProtocolError(reason)
         return self.mailbox.feeds.ask(session, message)
 
