@@ -16,11 +16,9 @@ class StandIn(Replays):
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"), uses_graphs=True)
-        self.num_recorded = self.num_replayed = 0
+        self.num_replayed = 0
 
     def _record(self, work: Callable[[], None]) -> Any:
-        self.num_recorded += 1
-
         def replay() -> None:
             self.num_replayed += 1
             work()

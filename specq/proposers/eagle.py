@@ -8,7 +8,7 @@ Tokens are ranked as a draft model's are: by the scores that the target's own no
 the head says alone.
 
 On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the trees (`eagle_recorded`).
-Elsewhere, and for long prompts and sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
+Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 from specq.engines.torch import EagleHead, Replays, Sampling, fetch, rank_tokens
 from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks
-from specq.proposers.eagle_recorded import FEW_ROWS, Recorded
+from specq.proposers.eagle_recorded import Recorded
 from specq.proposers.eagle_rows import Rank, Roots, TextRows, compute_rows, grow
 from specq.proposers.eagle_texts import EagleText, taps_of
 from specq.proposers.interface import ranking_params
@@ -108,9 +108,8 @@ class Eagle:
                 text.keep_last(most_rows // 2)
         self.cache.reserve(max(text.length + text.num_waiting for text in texts))
         while waiting := [text for text in texts if text.num_waiting]:
-            many = [text for text in waiting if text.num_waiting > FEW_ROWS]
-            if self._recorded is None or many:
-                self._compute(waiting if self._recorded is None else many)
+            if self._recorded is None:
+                self._compute(waiting)
             else:
                 self._recorded.follow(waiting)
 
