@@ -33,6 +33,8 @@ ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a 
 MOST_ROWS = 1024  # of all texts in a pass
 MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass, where there are several
 USUAL_ROOM = 512  # rows of contexts whose passes are recorded beforehand
+MANY_SESSIONS = 128  # up to here each has twice that room from the start
+MOST_SESSIONS = 256  # that have room from the start
 LEAST_CONTEXT = 256  # rows
 
 Wait = Callable[[], np.ndarray]
@@ -49,6 +51,11 @@ class Recorded:
         self._taps = fc.weight.new_zeros(0, fc.in_features)  # of the rows of a pass
         names = head.token_ids
         self._names = None if names is None else torch.from_numpy(names).to(self._device)
+
+    @property
+    def num_recorded(self) -> int:
+        """How many passes were recorded so far."""
+        return self._replays.num_recorded
 
     # --- rows of texts ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +194,8 @@ class Recorded:
 
     def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
         """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
-        self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, BATCH_SIZES[-1]) + 1)
+        room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
+        self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
         taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
@@ -197,6 +205,7 @@ class Recorded:
                 for levels in kinds:
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
                     self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))()
+        self._replays.is_in_service = True
 
 
 class _Taps(NamedTuple):

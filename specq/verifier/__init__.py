@@ -26,10 +26,12 @@ from specq.verifier.sources import (
     Computed,
     DraftBatch,
     DraftSource,
+    EagleDrafter,
     LookaheadDecoder,
     Setup,
     SuffixDecoder,
     make_sources,
+    usual_depths,
 )
 from specq.verifier.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.verdicts import NO_REPORTS, Reports
@@ -44,6 +46,7 @@ __all__ = [
     "Computed",
     "DraftBatch",
     "DraftSource",
+    "EagleDrafter",
     "LookaheadDecoder",
     "Reports",
     "Setup",
@@ -53,4 +56,5 @@ __all__ = [
     "make_sources",
     "profiled_rows",
     "step_curves",
+    "usual_depths",
 ]
