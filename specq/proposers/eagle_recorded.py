@@ -28,6 +28,7 @@ from specq.proposers.eagle_rows import Roots, TextRows, compute_rows, grow
 from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Int32Array, IntpArray
+from specq.verification import ends_of
 
 ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a prompt
 MOST_ROWS = 1024  # of all texts in a pass
@@ -72,54 +73,66 @@ class Recorded:
                 self._follow([texts[i] for i in which.tolist()], counts[which], _room(ends[which]))
 
     def _follow(self, texts: list[EagleText], counts: IntpArray, room: int) -> None:
-        firsts, befores, places = (
-            np.array(each) for each in zip(*((text.first, text.length, text.place) for text in texts), strict=True)
+        shape = padded_batch(len(texts)), _num_rows(counts), room
+        of_texts = np.zeros((5, shape[0]), np.int32)
+        of_texts[0] = NOBODY
+        of_texts[:, : len(texts)] = (
+            [text.place for text in texts],
+            [text.first for text in texts],
+            [text.length for text in texts],
+            counts,
+            ends_of(counts) - counts,
         )
         parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
-        size, num_rows = padded_batch(len(texts)), _num_rows(counts)
-        grid = np.zeros((6, size, num_rows), np.int32)  # see `_compute`
-        grid[4] = NOBODY
-        is_there = np.arange(num_rows) < counts[:, None]
-        own = grid[:, : len(texts)]
         order, taps = _by_step(parts)
-        grid[0].reshape(-1)[: len(order)] = np.array([row for part in parts for row in part.rows], np.int32)[order]
-        own[1][is_there] = np.argsort(order) if len(taps) > 1 else order
-        own[2][is_there] = [token for part in parts for token in part.token_ids]
-        np.clip(own[2], 0, self._head.network.num_tokens - 1, out=own[2])  # of no use where there is none
-        own[5] = np.where(is_there, befores[:, None] + np.arange(num_rows), 0)
-        own[3] = np.where(is_there, own[5] + firsts[:, None] - 1, 0)  # where the state before its token stands
-        own[4] = np.where(is_there, places[:, None], NOBODY)
-        of_texts = np.zeros((2, size), np.int32)  # places, last rows
-        of_texts[0] = NOBODY
-        of_texts[:, : len(texts)] = places, counts - 1
-        self._compute((size, num_rows, room), taps, grid, of_texts)
+        rows = np.zeros((3, shape[0] * shape[1]), np.int32)
+        own = rows[:, : len(order)]
+        own[0] = [row for part in parts for row in part.rows]
+        own[2] = [token for part in parts for token in part.token_ids]
+        if len(taps) > 1:
+            own[0], own[1, order] = own[0, order], np.arange(len(order))
+        else:
+            own[1] = order
+        self._compute(shape, taps, rows, of_texts)
 
-    def _compute(self, shape: tuple[int, int, int], taps: Sequence[_Taps], grid: Int32Array, lasts: Int32Array) -> None:
+    def _compute(
+        self, shape: tuple[int, int, int], taps: Sequence[_Taps], rows: Int32Array, of_texts: Int32Array
+    ) -> None:
         """Run a pass of so many texts, rows of each and rows of a context.
 
-        grid   i32[6, texts, rows]: rows of the hidden states, one step's after the other's; which of these stand before each row; tokens, positions,
-               places, slots
-        lasts  i32[2, texts]: places, last rows
+        rows      i32[3, texts * rows]: rows of the hidden states, one step's after the other's; of the rows that are computed, one text's after the
+                  other's, which of these stands before each, and tokens
+        of_texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `rows`
         """
         size, num_rows, room = shape
-        self._reserve(room, size * num_rows)
-        ints = self._replays.send(("rows", *shape), np.concatenate([grid.reshape(-1), lasts.reshape(-1)]))
         count = size * num_rows
+        self._reserve(room, count)
+        ints = self._replays.send(("rows", *shape), np.concatenate([rows, of_texts], None))
         here = self._taps[:count]
         for values, own in taps:
             here[own].copy_(values.index_select(0, ints[own].to(values.device)))
-        network, cache = self._head.network, self._cache
+        network, cache, at = self._head.network, self._cache, torch.arange(num_rows, device=self._device)
 
         def work() -> torch.Tensor:
-            _, befores, token_ids, positions, row_places, slots = ints[: 6 * count].view(6, size, num_rows).long()
-            of_texts = ints[6 * count :].view(2, size).long()
-            places, last_rows = of_texts.unbind(0)
-            is_seen = torch.arange(room, device=self._device) <= slots[:, :, None]
-            states = network.project(here).index_select(0, befores.flatten()).view(size, num_rows, -1)
-            found = compute_rows(
-                network, cache, TextRows(places, states, token_ids, positions, row_places, slots, is_seen)
+            _, befores, token_ids = ints[: 3 * count].view(3, count).long()
+            of_texts = ints[3 * count :].view(5, size).long()
+            places, firsts, lengths, counts, starts = of_texts[:, :, None].unbind(0)  # [texts, 1] each
+            is_there = at < counts
+            which = torch.where(is_there, starts + at, 0)  # [texts, rows]
+            slots = torch.where(is_there, lengths + at, 0)
+            text_rows = TextRows(
+                of_texts[0],
+                network.project(here)[befores[which]],
+                # Of no use where there is none.
+                token_ids[which].clamp(0, network.num_tokens - 1),
+                (slots + firsts - 1).clamp(min=0),  # where the state before its token stands
+                torch.where(is_there, places, NOBODY),
+                slots,
+                torch.arange(room, device=self._device) <= slots[:, :, None],
             )
-            cache.keep_lasts(places, found[torch.arange(size, device=self._device), last_rows])
+            found = compute_rows(network, cache, text_rows)
+            lasts = (counts - 1).clamp(min=0)[:, :, None].expand(-1, -1, found.shape[2])
+            cache.keep_lasts(of_texts[0], found.gather(1, lasts)[:, 0])
             return of_texts
 
         self._replays.run(("rows", *shape), work)
@@ -200,7 +213,7 @@ class Recorded:
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
                 for num_rows in [num_rows for num_rows in ROWS[::-1] if size * num_rows <= MOST_ROWS]:
-                    nothing = np.zeros((6, size, num_rows), np.int32), np.zeros((2, size), np.int32)
+                    nothing = np.zeros((3, size * num_rows), np.int32), np.zeros((5, size), np.int32)
                     self._compute((size, num_rows, room), taps, *nothing)
                 for levels in kinds:
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
@@ -253,6 +266,9 @@ def _halves(largest: int, least: int) -> Iterator[int]:
 
 def _parts(lengths: IntpArray, most: int = BATCH_SIZES[-1]) -> Iterator[IntpArray]:
     """Yield which of some texts run in a pass together, `most` at most: as a rule all; those of long contexts apart from the others."""
+    if 0 < len(lengths) <= most and padded_batch(len(lengths)) * _room(lengths) <= MOST_CONTEXTS:
+        yield np.arange(len(lengths))
+        return
     order = np.argsort(lengths, kind="stable")
     while len(order):
         sizes = [size for size in BATCH_SIZES if size <= most and size < 2 * len(order)]
