@@ -49,7 +49,7 @@ def warm_up_taps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], 
     engine may prepare a step of many rows of one session, and of few rows of each of many, in other ways."""
     random = np.random.default_rng(1)
     for size in sizes:
-        for num_sessions in {1, min(size, most_sessions)}:
+        for num_sessions in {min(-(-size // QUICK_ROWS), most_sessions), min(size, most_sessions)}:
             _time_step(engine, size, random, lambda: None, QUICK_CONTEXT, num_sessions, Tap(layers))
 
 

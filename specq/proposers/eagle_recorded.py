@@ -111,12 +111,13 @@ class Recorded:
         here = self._taps[:count]
         for values, own in taps:
             here[own].copy_(values.index_select(0, ints[own].to(values.device)))
-        network, cache, at = self._head.network, self._cache, torch.arange(num_rows, device=self._device)
+        network, cache = self._head.network, self._cache
 
         def work() -> torch.Tensor:
             _, befores, token_ids = ints[: 3 * count].view(3, count).long()
             of_texts = ints[3 * count :].view(5, size).long()
             places, firsts, lengths, counts, starts = of_texts[:, :, None].unbind(0)  # [texts, 1] each
+            at = torch.arange(num_rows, device=self._device)
             is_there = at < counts
             which = torch.where(is_there, starts + at, 0)  # [texts, rows]
             slots = torch.where(is_there, lengths + at, 0)

@@ -75,7 +75,7 @@ class Replays:
 
     def run(self, key: Hashable, work: Work) -> torch.Tensor:
         """Run the work of this key, and return its results, which stay until it runs again. What the first work of a key reads is what all later
-        ones read."""
+        ones read: memory that outlives the work, or that it makes itself."""
         with self._on_device():
             return self._run(key, work)
 
