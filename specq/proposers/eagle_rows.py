@@ -24,8 +24,8 @@ Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
 
 
 def of_any_shape() -> AbstractContextManager[None]:
-    """Leave out cuDNN's attention, which torch prefers on Hopper: it plans each new shape anew, which takes the host tens of milliseconds. Passes of
-    fixed shapes may have it."""
+    """Leave out cuDNN's attention, which newer versions of torch prefer on Hopper: it plans each new shape anew, which takes the host tens of
+    milliseconds. Passes of fixed shapes may have it."""
     found: AbstractContextManager[None] = sdpa_kernel(OTHER_KERNELS)
     return found
 

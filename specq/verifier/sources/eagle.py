@@ -117,11 +117,10 @@ class EagleDrafter(DraftSource):
 
     def _plan(self, session: Session, num_sessions: int) -> _Plan:
         speculation = session.speculation
+        share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
         if speculation == NO_SHAPE and not self._tree:
-            share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
             return _Plan(None, share, levels_for(share, self._depth))
         tree = tree_for(speculation, self._depth, self._tree)
-        share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
         most = speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
         is_asked = tree.is_fixed or speculation.max_nodes
         depth = self._depth if is_asked else levels_for(most, self._depth)
