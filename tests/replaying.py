@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,15 +12,25 @@ from specq.engines.torch import Replays
 
 
 class StandIn(Replays):
-    """Replays work as a CUDA graph does: as it was first given, whatever is given later. It counts what it does."""
+    """Replays work as a CUDA graph does: as it was first given, whatever is given later. It counts what it does, and fails where a later work
+    reads other memory than the first one, which a graph would go on to read."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"), uses_graphs=True)
-        self.num_recorded = self.num_replayed = 0
+        self.num_replayed = 0
+        self._memory_of: dict[Hashable, list[int]] = {}
+
+    def _run(self, key: Hashable, work: Callable[[], torch.Tensor]) -> torch.Tensor:
+        read = [cell.cell_contents for cell in getattr(work, "__closure__", None) or ()]
+        places = [one.data_ptr() for one in read if isinstance(one, torch.Tensor)]
+        assert self._memory_of.setdefault(key, places) == places, f"the work of {key} reads memory that does not stay"
+        return super()._run(key, work)
+
+    def forget(self) -> None:
+        self._memory_of.clear()
+        super().forget()
 
     def _record(self, work: Callable[[], None]) -> Any:
-        self.num_recorded += 1
-
         def replay() -> None:
             self.num_replayed += 1
             work()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import structlog
 import zmq
 
 from specq.config import TargetConfig, own_options
-from specq.engines import ENGINES, EngineSpec
+from specq.engines import ENGINES, Engine, EngineSpec, warm_up_taps
 from specq.models import HEADS, default_model, resolve_model, tokenizer_of
 from specq.protocol import ConfigError, Draft, Hello, Message, Open, ProtocolError, decode, encode, type_of
 from specq.runtime import apply_cpu, teller
@@ -30,7 +30,16 @@ from specq.transport import (
     new_incarnation,
     try_send,
 )
-from specq.verifier import NO_REPORTS, Reports, Setup, Verifier, make_sources, profiled_rows, step_curves
+from specq.verifier import (
+    NO_REPORTS,
+    DraftSource,
+    Reports,
+    Setup,
+    Verifier,
+    make_sources,
+    profiled_rows,
+    step_curves,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -245,10 +254,12 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         heads=heads,
         draft_tokenizer=tokenizer_of(config.draft_model, "draft") if config.draft_model else "",
     )
+    sources = list(make_sources(setup))
+    prepare_taps(engine, sources, prefill_rows, config.max_sessions)
     return Verifier(
         engine,
         curve,
-        make_sources(setup),
+        sources,
         incarnation=new_incarnation(),
         unhelped_curve=unhelped,
         max_sessions=config.max_sessions,
@@ -259,3 +270,13 @@ def build_verifier(config: TargetConfig, name: str) -> Verifier:
         measures_drafts=config.drafts == "measured",
         tokenizer_files=load_tokenizer_files(model),
     )
+
+
+def prepare_taps(engine: Engine, sources: Sequence[DraftSource], most_rows: int, most_sessions: int) -> None:
+    """Run steps of all sizes, up to so many rows, that give the hidden states which sources read: where an engine records a step when it is first
+    needed, sessions would wait for that."""
+    layers = tuple(sorted({layer for source in sources for layer in source.layers}))
+    if layers and engine.overlaps and engine.jumps:
+        started, most = time.monotonic(), min(most_rows, engine.free_slots // 2)
+        warm_up_taps(engine, sorted({min(size, most) for size in engine.jumps}), layers, most_sessions)
+        log.info("taps_ready", layers=layers, seconds=round(time.monotonic() - started, 1))

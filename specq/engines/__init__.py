@@ -19,6 +19,7 @@ from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
 from specq.engines.launching import launch, takes_unread
+from specq.engines.profiling import warm_up_taps
 from specq.runtime import Table
 
 ENGINES = Table(
@@ -47,4 +48,5 @@ __all__ = [
     "resolve_directory",
     "takes_unread",
     "tokenizer_files",
+    "warm_up_taps",
 ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from specq.engines.interface import Engine
-from specq.protocol import Int32Array, SamplingParams, SessionStep, Tree
+from specq.protocol import NO_TAP, Int32Array, SamplingParams, SessionStep, Tap, Tree
 
 SESSIONS = 8
 CONTEXT = 8  # tokens
@@ -39,8 +39,18 @@ def step_times(
     random = np.random.default_rng(0)  # contexts that no prefix cache knows
     started, rounds = time.monotonic(), list[list[float]]()
     while len(rounds) < LEAST_REPEATS or (len(rounds) < REPEATS and time.monotonic() < started + patience_s):
-        rounds.append([_time_step(engine, size, random, settle, most_sessions=most_sessions) for size in sizes])
+        few = min(SESSIONS, most_sessions)
+        rounds.append([_time_step(engine, size, random, settle, most_sessions=few) for size in sizes])
     return [min(times) for times in zip(*rounds, strict=True)]
+
+
+def warm_up_taps(engine: Engine, sizes: Sequence[int], layers: tuple[int, ...], most_sessions: int) -> None:
+    """Run steps of so many rows that give hidden states of these layers, as `Tap` has them, so that none in service is the first of its kind: an
+    engine may prepare a step of many rows of one session, and of few rows of each of many, in other ways."""
+    random = np.random.default_rng(1)
+    for size in sizes:
+        for num_sessions in {min(-(-size // QUICK_ROWS), most_sessions), min(size, most_sessions)}:
+            _time_step(engine, size, random, lambda: None, QUICK_CONTEXT, num_sessions, Tap(layers))
 
 
 def quick_step_times(engine: Engine, sizes: Sequence[int], recalled: Mapping[int, float]) -> dict[int, float]:
@@ -89,9 +99,10 @@ def _time_step(
     settle: Callable[[], None],
     context: int = CONTEXT,
     most_sessions: int = SESSIONS,
+    tap: Tap = NO_TAP,
 ) -> float:
-    """Return the seconds of a step with so many rows, divided among a few short sessions."""
-    num_sessions = min(num_rows, SESSIONS, most_sessions)
+    """Return the seconds of a step with so many rows, divided among short sessions."""
+    num_sessions = min(num_rows, most_sessions)
     shares = [len(part) for part in np.array_split(np.arange(num_rows), num_sessions)]
     steps = [
         _profiled(-1 - i, rows, engine, random, context) for i, rows in enumerate(shares)
@@ -102,7 +113,7 @@ def _time_step(
         engine.step([SessionStep(s.session_id, 0, before, SamplingParams(), judged=False) for s, before in steps])
         settle()
         started = time.perf_counter()
-        engine.step([step for step, _ in steps])
+        engine.step([step for step, _ in steps], tap)
         return time.perf_counter() - started
     finally:
         for step, _ in steps:

@@ -8,7 +8,7 @@ Tokens are ranked as a draft model's are: by the scores that the target's own no
 the head says alone.
 
 On a GPU the rows of the texts and whole trees are recorded, in few fixed shapes, and the host waits for nothing but the trees (`eagle_recorded`).
-Elsewhere, and for long prompts and sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
+Elsewhere, and for sampling parameters that cut, the same arithmetic runs in the shapes that it needs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 
 from specq.engines.torch import EagleHead, Replays, Sampling, fetch, rank_tokens
 from specq.proposers.eagle_levels import Level, best_first, depths_of, of_ranks
-from specq.proposers.eagle_recorded import FEW_ROWS, Recorded
-from specq.proposers.eagle_rows import Rank, Roots, TextRows, compute_rows, grow
+from specq.proposers.eagle_recorded import Recorded
+from specq.proposers.eagle_rows import Rank, Roots, TextRows, compute_rows, grow, of_any_shape
 from specq.proposers.eagle_texts import EagleText, taps_of
 from specq.proposers.interface import ranking_params
 from specq.proposers.state_cache import StateCache
@@ -90,6 +90,11 @@ class Eagle:
         if text is not None:
             self.cache.close(text.place)
 
+    @property
+    def num_recorded(self) -> int:
+        """How many passes were recorded so far."""
+        return 0 if self._recorded is None else self._recorded.num_recorded
+
     def warm_up(self, most_sessions: int, depths: Sequence[int], trees: Sequence[Ranks]) -> None:
         """Record what sessions as a rule need, so that none waits for it: trees of so many levels best first, and of these shapes."""
         if self._recorded is not None:
@@ -108,9 +113,8 @@ class Eagle:
                 text.keep_last(most_rows // 2)
         self.cache.reserve(max(text.length + text.num_waiting for text in texts))
         while waiting := [text for text in texts if text.num_waiting]:
-            many = [text for text in waiting if text.num_waiting > FEW_ROWS]
-            if self._recorded is None or many:
-                self._compute(waiting if self._recorded is None else many)
+            if self._recorded is None:
+                self._compute(waiting)
             else:
                 self._recorded.follow(waiting)
 
@@ -158,7 +162,8 @@ class Eagle:
         is_seen = torch.from_numpy(rows.is_seen).to(self._device)
         token_ids, positions, places, slots = torch.from_numpy(ints).to(self._device)
         text_rows = TextRows(self._index(rows.places), grid, token_ids, positions, places, slots, is_seen)
-        return compute_rows(self.network, self.cache, text_rows)
+        with of_any_shape():
+            return compute_rows(self.network, self.cache, text_rows)
 
     def _index(self, values: Sequence[int] | IntpArray) -> torch.Tensor:
         return torch.from_numpy(np.asarray(values, np.int64)).to(self._device)
@@ -226,7 +231,8 @@ class Eagle:
         """Grow trees below texts at these places, of these lengths and ends, where the host may rank tokens; see `eagle_rows.grow`."""
         places, lengths, ends = (self._index(each) for each in roots)
         contexts = Roots(places, lengths, ends, int(roots[1].max()))
-        found = grow(self.head, self.cache, contexts, levels, self._rank(sampling, roots[2]), floor)
+        with of_any_shape():
+            found = grow(self.head, self.cache, contexts, levels, self._rank(sampling, roots[2]), floor)
         ints: Int32Array = fetch(found)()
         return ints
 

@@ -7,6 +7,7 @@ one copy of integers there, and trees one copy back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +25,17 @@ from specq.engines.torch import (
 )
 from specq.proposers.eagle_levels import Level
 from specq.proposers.eagle_rows import Roots, TextRows, compute_rows, grow
-from specq.proposers.eagle_texts import EagleText, taps_of
+from specq.proposers.eagle_texts import EagleText, Waiting
 from specq.proposers.state_cache import NOBODY, StateCache
 from specq.protocol import Int32Array, IntpArray
+from specq.verification import ends_of
 
-FEW_ROWS = 16  # of a text; more are computed in a pass of their own shape
-LEAST_ROWS = 4
+ROWS = (4, 8, 16, 128)  # of a text in a pass: those of a round, and those of a prompt
+MOST_ROWS = 1024  # of all texts in a pass
 MOST_CONTEXTS = 1 << 16  # rows of all contexts in a pass, where there are several
 USUAL_ROOM = 512  # rows of contexts whose passes are recorded beforehand
+MANY_SESSIONS = 128  # up to here each has twice that room from the start
+MOST_SESSIONS = 256  # that have room from the start
 LEAST_CONTEXT = 256  # rows
 
 Wait = Callable[[], np.ndarray]
@@ -49,58 +53,87 @@ class Recorded:
         names = head.token_ids
         self._names = None if names is None else torch.from_numpy(names).to(self._device)
 
+    @property
+    def num_recorded(self) -> int:
+        """How many passes were recorded so far."""
+        return self._replays.num_recorded
+
     # --- rows of texts ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def follow(self, texts: Sequence[EagleText]) -> None:
-        """Compute the rows that wait of texts that have some, FEW_ROWS each at most."""
-        lengths = np.array([text.length + text.num_waiting for text in texts])
-        for which in _parts(lengths):
-            self._follow([texts[i] for i in which.tolist()], _room(lengths[which]))
+        """Compute rows that wait of texts that have some: of each as many as a pass takes."""
+        counts = np.array([min(text.num_waiting, ROWS[-1]) for text in texts])
+        ends = np.array([text.length for text in texts]) + counts
+        is_few = counts <= ROWS[-2]
+        for own in (is_few.nonzero()[0], (~is_few).nonzero()[0]):
+            most = 0 if not len(own) else MOST_ROWS // _num_rows(counts[own])
+            for part in _parts(ends[own], most):
+                which = own[part]
+                self._follow([texts[i] for i in which.tolist()], counts[which], _room(ends[which]))
 
-    def _follow(self, texts: list[EagleText], room: int) -> None:
-        counts = np.array([text.num_waiting for text in texts])
-        firsts, befores, places = (
-            np.array(each) for each in zip(*((text.first, text.length, text.place) for text in texts), strict=True)
+    def _follow(self, texts: list[EagleText], counts: IntpArray, room: int) -> None:
+        shape = padded_batch(len(texts)), _num_rows(counts), room
+        of_texts = np.zeros((5, shape[0]), np.int32)
+        of_texts[0] = NOBODY
+        of_texts[:, : len(texts)] = (
+            [text.place for text in texts],
+            [text.first for text in texts],
+            [text.length for text in texts],
+            counts,
+            ends_of(counts) - counts,
         )
         parts = [part for text, count in zip(texts, counts.tolist(), strict=True) for part in text.take(count)]
-        size, num_rows = padded_batch(len(texts)), _power(max(int(counts.max()), LEAST_ROWS))
-        taps = taps_of(parts)
-        grid = np.zeros((5, size, num_rows), np.int32)  # rows of the taps, tokens, positions, places, slots
-        grid[3] = NOBODY
-        is_there = np.arange(num_rows) < counts[:, None]
-        own = grid[:, : len(texts)]
-        own[0][is_there] = taps.rows
-        own[1][is_there] = [token for part in parts for token in part.token_ids]
-        np.clip(own[1], 0, self._head.network.num_tokens - 1, out=own[1])  # of no use where there is none
-        own[4] = np.where(is_there, befores[:, None] + np.arange(num_rows), 0)
-        own[2] = np.where(is_there, own[4] + firsts[:, None] - 1, 0)  # where the state before its token stands
-        own[3] = np.where(is_there, places[:, None], NOBODY)
-        of_texts = np.zeros((2, size), np.int32)  # places, last rows
-        of_texts[0] = NOBODY
-        of_texts[:, : len(texts)] = places, counts - 1
-        self._compute((size, num_rows, room), taps.values, grid, of_texts)
+        order, taps = _by_step(parts)
+        rows = np.zeros((3, shape[0] * shape[1]), np.int32)
+        own = rows[:, : len(order)]
+        own[0] = [row for part in parts for row in part.rows]
+        own[2] = [token for part in parts for token in part.token_ids]
+        if len(taps) > 1:
+            own[0], own[1, order] = own[0, order], np.arange(len(order))
+        else:
+            own[1] = order
+        self._compute(shape, taps, rows, of_texts)
 
-    def _compute(self, shape: tuple[int, int, int], values: torch.Tensor, grid: Int32Array, lasts: Int32Array) -> None:
-        """Run a pass of so many texts, rows of each and rows of a context."""
+    def _compute(
+        self, shape: tuple[int, int, int], taps: Sequence[_Taps], rows: Int32Array, of_texts: Int32Array
+    ) -> None:
+        """Run a pass of so many texts, rows of each and rows of a context.
+
+        rows      i32[3, texts * rows]: rows of the hidden states, one step's after the other's; of the rows that are computed, one text's after the
+                  other's, which of these stands before each, and tokens
+        of_texts  i32[5, texts]: places, first positions, lengths so far, how many rows are computed, and where they begin in `rows`
+        """
         size, num_rows, room = shape
-        self._reserve(room, size * num_rows)
-        ints = self._replays.send(("rows", *shape), np.concatenate([grid.reshape(-1), lasts.reshape(-1)]))
         count = size * num_rows
+        self._reserve(room, count)
+        ints = self._replays.send(("rows", *shape), np.concatenate([rows, of_texts], None))
         here = self._taps[:count]
-        here.copy_(values.index_select(0, ints[:count].to(values.device)))
+        for values, own in taps:
+            here[own].copy_(values.index_select(0, ints[own].to(values.device)))
         network, cache = self._head.network, self._cache
 
         def work() -> torch.Tensor:
-            _, token_ids, positions, row_places, slots = ints[: 5 * count].view(5, size, num_rows).long()
-            of_texts = ints[5 * count :].view(2, size).long()
-            places, last_rows = of_texts.unbind(0)
-            is_seen = torch.arange(room, device=self._device) <= slots[:, :, None]
-            states = network.project(here).view(size, num_rows, -1)
-            found = compute_rows(
-                network, cache, TextRows(places, states, token_ids, positions, row_places, slots, is_seen)
+            _, befores, token_ids = ints[: 3 * count].view(3, count).long()
+            of_texts = ints[3 * count :].view(5, size).long()
+            places, firsts, lengths, counts, starts = of_texts[:, :, None].unbind(0)  # [texts, 1] each
+            at = torch.arange(num_rows, device=self._device)
+            is_there = at < counts
+            which = torch.where(is_there, starts + at, 0)  # [texts, rows]
+            slots = torch.where(is_there, lengths + at, 0)
+            text_rows = TextRows(
+                of_texts[0],
+                network.project(here)[befores[which]],
+                # Of no use where there is none.
+                token_ids[which].clamp(0, network.num_tokens - 1),
+                (slots + firsts - 1).clamp(min=0),  # where the state before its token stands
+                torch.where(is_there, places, NOBODY),
+                slots,
+                torch.arange(room, device=self._device) <= slots[:, :, None],
             )
-            cache.keep_lasts(places, found[torch.arange(size, device=self._device), last_rows])
+            found = compute_rows(network, cache, text_rows)
+            lasts = (counts - 1).clamp(min=0)[:, :, None].expand(-1, -1, found.shape[2])
+            cache.keep_lasts(of_texts[0], found.gather(1, lasts)[:, 0])
             return of_texts
 
         self._replays.run(("rows", *shape), work)
@@ -175,16 +208,46 @@ class Recorded:
 
     def warm_up(self, most_sessions: int, kinds: Sequence[list[Level]]) -> None:
         """Record passes of usual sizes: of at most so many sessions, and of contexts up to USUAL_ROOM, the largest first."""
-        self._cache.reserve(2 * USUAL_ROOM, min(most_sessions, BATCH_SIZES[-1]) + 1)
-        values = self._taps.new_zeros(1, self._taps.shape[1])
+        room = USUAL_ROOM if most_sessions > MANY_SESSIONS else 2 * USUAL_ROOM
+        self._cache.reserve(room, min(most_sessions, MOST_SESSIONS) + 1)
+        taps = [_Taps(self._taps.new_zeros(1, self._taps.shape[1]), slice(0, 1))]
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_sessions]:
             for room in _halves(USUAL_ROOM, LEAST_CONTEXT):
-                for num_rows in _halves(FEW_ROWS, LEAST_ROWS):
-                    nothing = np.zeros((5, size, num_rows), np.int32), np.zeros((2, size), np.int32)
-                    self._compute((size, num_rows, room), values, *nothing)
+                for num_rows in [num_rows for num_rows in ROWS[::-1] if size * num_rows <= MOST_ROWS]:
+                    nothing = np.zeros((3, size * num_rows), np.int32), np.zeros((5, size), np.int32)
+                    self._compute((size, num_rows, room), taps, *nothing)
                 for levels in kinds:
                     roots = np.repeat(np.array([[NOBODY], [1], [1]], np.int32), size, 1)
                     self._grow(levels, room, roots, np.zeros((size, 1 + 2 * len(levels)), np.int32))()
+        self._replays.is_in_service = True
+
+
+class _Taps(NamedTuple):
+    """Hidden states [n, width] of a step, and the span of the rows of a pass that are theirs."""
+
+    values: torch.Tensor
+    span: slice
+
+
+def _by_step(parts: Sequence[Waiting]) -> tuple[IntpArray, list[_Taps]]:
+    """Return the order i64[rows] of the rows of parts, by the step that gave their hidden states, and the span of each step in it."""
+    firsts = parts[0].values
+    if all(part.values is firsts for part in parts):
+        num_rows = sum(len(part.rows) for part in parts)
+        return np.arange(num_rows), [_Taps(firsts, slice(0, num_rows))]
+    steps = {id(part.values): part.values for part in parts}
+    numbers = {step: number for number, step in enumerate(steps)}
+    steps_of = np.array([numbers[id(part.values)] for part in parts]).repeat([len(part.rows) for part in parts])
+    ends = np.bincount(steps_of).cumsum().tolist()
+    spans = map(slice, [0, *ends], ends)
+    taps = [_Taps(values, span) for values, span in zip(steps.values(), spans, strict=True)]
+    return np.argsort(steps_of, kind="stable"), taps
+
+
+def _num_rows(counts: IntpArray) -> int:
+    """Return how many rows of each text a pass has that computes so many."""
+    most = int(counts.max())
+    return next(num_rows for num_rows in ROWS if num_rows >= most)
 
 
 def _power(count: int) -> int:
@@ -202,13 +265,14 @@ def _halves(largest: int, least: int) -> Iterator[int]:
         largest //= 2
 
 
-def _parts(lengths: IntpArray) -> Iterator[IntpArray]:
-    """Yield which of some texts run in a pass together: as a rule all; those of long contexts apart from the others."""
+def _parts(lengths: IntpArray, most: int = BATCH_SIZES[-1]) -> Iterator[IntpArray]:
+    """Yield which of some texts run in a pass together, `most` at most: as a rule all; those of long contexts apart from the others."""
+    if 0 < len(lengths) <= most and padded_batch(len(lengths)) * _room(lengths) <= MOST_CONTEXTS:
+        yield np.arange(len(lengths))
+        return
     order = np.argsort(lengths, kind="stable")
     while len(order):
-        rooms = [_room(lengths[order[:count]]) for count in BATCH_SIZES if count < 2 * len(order)]
-        count = max(
-            size for size, room in zip(BATCH_SIZES, rooms, strict=False) if size == 1 or size * room <= MOST_CONTEXTS
-        )
+        sizes = [size for size in BATCH_SIZES if size <= most and size < 2 * len(order)]
+        count = max(size for size in sizes if size == 1 or size * _room(lengths[order[:size]]) <= MOST_CONTEXTS)
         yield np.sort(order[:count])
         order = order[count:]

@@ -6,17 +6,28 @@ Nothing here waits for a device or asks what its numbers are, so all of it may b
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from specq.engines.torch import EagleHead, EagleNetwork
 from specq.proposers.eagle_levels import Level
 from specq.proposers.state_cache import StateCache
 
+OTHER_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
 # Logits [b, rows, columns] of a level, its number, how many -> tokens and log-probabilities, [b, rows, count] each.
 Rank = Callable[[torch.Tensor, int, int], tuple[torch.Tensor, torch.Tensor]]
+
+
+def of_any_shape() -> AbstractContextManager[None]:
+    """Leave out cuDNN's attention, which newer versions of torch prefer on Hopper: it plans each new shape anew, which takes the host tens of
+    milliseconds. Passes of fixed shapes may have it."""
+    found: AbstractContextManager[None] = sdpa_kernel(OTHER_KERNELS)
+    return found
 
 
 class TextRows(NamedTuple):

@@ -77,6 +77,9 @@ class EagleText:
     def take(self, count: int) -> list[Waiting]:
         """Return the first rows that wait, so many, which have places in the cache from now on."""
         self.length, self.num_waiting = self.length + count, self.num_waiting - count
+        if not self.num_waiting:
+            whole, self.waiting = self.waiting, []
+            return whole
         taken = list[Waiting]()
         while count:
             part, rest = self.waiting[0].split(count)

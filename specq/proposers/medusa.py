@@ -123,6 +123,7 @@ class Medusa:
         for size in [size for size in BATCH_SIZES[::-1] if size < 2 * most_contexts]:
             ends = np.zeros(size, np.intp)
             self._recorded(self._states[:size], [greedy] * size, ends, min(USUAL_COUNT, self._num_columns))()
+        self._replays.is_in_service = True
 
 
 def _gathered(states: Sequence[HiddenRow]) -> torch.Tensor:

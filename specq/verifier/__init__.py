@@ -27,10 +27,12 @@ from specq.verifier.sources import (
     Computed,
     DraftBatch,
     DraftSource,
+    EagleDrafter,
     LookaheadDecoder,
     Setup,
     SuffixDecoder,
     make_sources,
+    usual_depths,
 )
 from specq.verifier.step_curve import StepCurve, profiled_rows, step_curves
 from specq.verifier.verdicts import NO_REPORTS, Reports
@@ -45,6 +47,7 @@ __all__ = [
     "Computed",
     "DraftBatch",
     "DraftSource",
+    "EagleDrafter",
     "LookaheadDecoder",
     "Reports",
     "Setup",
@@ -54,4 +57,5 @@ __all__ = [
     "make_sources",
     "profiled_rows",
     "step_curves",
+    "usual_depths",
 ]

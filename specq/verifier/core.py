@@ -272,10 +272,10 @@ class Verifier:
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
         self.sources.observe(rounds, done, ended - started, clock)
+        if self.engine.overlaps and self._flights.newest is None and not faults.found:
+            self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
         moments, asked = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended), self._asked
         self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
-        if self.engine.overlaps and self._flights.newest is None and not faults.found:
-            self.begin(clock(), clock)  # the device has nothing to do
         self.meter.note_all(moments, done, flight.num_rows, rounds)
         verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), flight.drafted, faults)
         if self.tracer.is_on:

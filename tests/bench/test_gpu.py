@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from specq.bench import chain_steps
-from specq.bench.gpu import chains, colocated, generic, heads, parts, steps, text
+from specq.bench.gpu import chains, colocated, generic, heads, parts, rounds, steps, text
 from specq.bench.gpu.models import Pair
 from specq.bench.gpu.parts import PARTS, Found, Task, measure_part, measure_parts
 from specq.bench.report import Report
@@ -179,6 +179,16 @@ def test_rounds_of_heads_are_timed(monkeypatch, task):
     assert {name for name in found if "S=2" in name and "whole" in name} == timed
     assert all(len(found[name]["repeats"]) in (1, 2) for name in timed)
     assert min(found["S=1 eagle3 tree T=0, whole"]["repeats"]) > 0
+
+
+def test_rounds_of_a_verifier_with_a_head_are_timed(monkeypatch, task):
+    """Steps with prompts apart, by sessions; all tokens of a wave are made, whatever the target says."""
+    monkeypatch.setattr(rounds, "WAVES", 2)
+    monkeypatch.setattr(rounds, "OUTPUT", 8)
+    found = rounds.measure(task).figures
+    stages = {f"{kind}, {stage}" for kind in ("prompts", "steady") for stage in ("to drafts", "drafts", "to step")}
+    assert {name for name in found if "S=2" in name} == {f"S=2 {name}" for name in (*stages, "recorded")}
+    assert all(min(one["repeats"]) >= 0 for one in found.values())
 
 
 def test_text_does_not_depend_on_the_shape_nor_on_speculation(task):

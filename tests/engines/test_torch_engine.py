@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from specq.engines.profiling import REPEATS, step_times
+from specq.engines.profiling import REPEATS, step_times, warm_up_taps
 from specq.engines.torch.engine import TorchEngine
-from specq.engines.torch.forward import ForwardOutput, RowTap
+from specq.engines.torch.forward import ForwardOutput, RowTap, tapped_rows
 from specq.engines.torch.generic import GenericForward
 from specq.engines.torch.native import NativeForward
 from specq.engines.torch.rows import PackedRows
+from specq.protocol import FINAL, NO_SCRATCH, NO_TAP, ScratchRows, Tap
 from specq.protocol.arrays import Int32Array
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
@@ -29,6 +31,7 @@ from specq.testing.checkpoints import (
     reference_logits,
     reference_text,
 )
+from specq.verification import StepBatch
 
 GREEDY = SamplingParams()
 TOLERANCE = 1e-4
@@ -258,7 +261,7 @@ def test_a_profiled_step_begins_when_the_device_is_idle(llama, monkeypatch):
     step = engine.step
     monkeypatch.setattr(engine, "_settle", lambda: seen.append("settled"))
     monkeypatch.setattr(
-        engine, "step", lambda steps: seen.append("timed" if steps[0].judged else "context") or step(steps)
+        engine, "step", lambda steps, *tap: seen.append("timed" if steps[0].judged else "context") or step(steps)
     )
     step_times(engine, [2], engine._settle)
     assert seen == ["context", "settled", "timed"] * REPEATS
@@ -268,6 +271,49 @@ def test_step_times_are_positive_and_leave_nothing_behind(llama):
     engine = TorchEngine(str(llama), device="cpu")
     assert all(seconds > 0 for seconds in engine.step_times([1, 3, 40]))
     assert engine.free_slots == engine.info.kv_slots
+
+
+def test_steps_with_hidden_states_are_run_before_they_are_needed(llama, monkeypatch):
+    """Each size of one session, and of as many as there may be: a GPU records them apart. Nothing is left behind."""
+    engine = TorchEngine(str(llama), device="cpu", kv_slots=512)
+    seen: list[tuple[int, int]] = []
+    step = engine.step
+
+    def noted(steps, tap=NO_TAP):
+        output = step(steps, tap)
+        if tap.layers:
+            assert output.hidden.layers == (0, FINAL)
+            seen.append((sum(one.num_rows for one in steps), len(steps)))
+        return output
+
+    monkeypatch.setattr(engine, "step", noted)
+    warm_up_taps(engine, [1, 3, 40], (0, FINAL), 16)
+    assert sorted(seen) == [(1, 1), (3, 1), (3, 3), (40, 1), (40, 16)]
+    assert engine.free_slots == engine.info.kv_slots
+
+
+def test_the_rows_of_a_tap_are_each_steps_last() -> None:
+    """Of sessions all of whose rows are wanted, those of others that are judged, and none of the rest; scratch rows never."""
+    rng = np.random.default_rng(3)
+    scratch = ScratchRows(np.zeros(2, np.int32), np.array([-1, 0], np.int32), np.zeros(2, np.int32))
+    for _ in range(50):
+        steps = [
+            SessionStep(
+                *(i, 0, np.zeros(rng.integers(1, 5), np.int32), GREEDY),
+                tree=random_tree(rng, int(rng.integers(0, 4))) if judged else NO_TREE,
+                judged=bool(judged),
+                scratch=scratch if judged and rng.random() < 0.3 else NO_SCRATCH,
+            )
+            for i, judged in enumerate(rng.integers(0, 2, rng.integers(1, 6)))
+        ]
+        tap = Tap((0,), frozenset(rng.permutation(6)[:3].tolist()))
+        rows, starts = tapped_rows(StepBatch.of(steps), tap)
+        expected, first = list[list[int]](), 0
+        for step in steps:
+            end = first + len(step.token_ids) + step.tree.num_nodes
+            expected.append(list(range(end - tap.num_rows(step), end)))
+            first += step.num_rows
+        assert [rows[a:b].tolist() for a, b in pairwise(starts.tolist())] == expected
 
 
 def test_an_empty_step_is_refused_beside_one_of_two_tokens(llama: Path) -> None:

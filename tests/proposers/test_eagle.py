@@ -242,6 +242,30 @@ def test_passes_are_recorded_once(plain: EagleHead) -> None:
     check(head, plain, {0: (text, 8, 1)})
 
 
+def test_passes_of_any_shape_leave_out_attention_that_plans_each(
+    plain: EagleHead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is cuDNN's. Recorded passes may have it; jobs whose sampling cuts have trees that are not recorded."""
+    seen, attention = list[bool](), torch.nn.functional.scaled_dot_product_attention
+
+    def noted(*args: Any, **options: Any) -> torch.Tensor:
+        seen.append(torch.backends.cuda.cudnn_sdp_enabled())
+        return attention(*args, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
+    text = Text(1, 40)
+    for replays, params, expected in (
+        (None, GREEDY, {False}),
+        (StandIn(), GREEDY, {True}),
+        (StandIn(), replace(SAMPLED, top_k=3), {True, False}),
+    ):
+        head = Eagle(plain, replays)
+        observe(head, text.states, [text.part(0, 1, 30)])
+        seen.clear()
+        head.start([TreeRequest([0], [params], 3, None, EVERYTHING)])[0]()
+        assert set(seen) == expected
+
+
 def test_what_cannot_be_recorded_is_run_as_it_is(plain: EagleHead, monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without memory for a recording costs time, and no trees; it is logged."""
     replays, texts = StandIn(), [Text(seed, 20) for seed in range(2)]
@@ -305,6 +329,23 @@ def test_rows_of_many_steps_are_taken_in_at_once(head: Eagle, plain: EagleHead) 
     for end in range(2, 80):
         observe(head, text.states[end - 2 : end - 1].clone(), [Followed(1, end - 1, [text.token_ids[end - 1]], [0])])
     check(head, plain, {1: (text, 79, 1)}, depth=1)
+
+
+def test_rows_of_texts_that_share_steps_are_told_apart(head: Eagle, plain: EagleHead) -> None:
+    """Each step has rows of all texts, as where prompts are computed in parts: what one text waits for lies apart."""
+    texts = [Text(seed, 40) for seed in range(3)]
+    for first, end in ((1, 9), (9, 12), (12, 21)):
+        values = torch.cat([text.states[first - 1 : end - 1] for text in texts])
+        count = end - first
+        observe(
+            head,
+            values,
+            [
+                Followed(i, first, text.token_ids[first:end], range(i * count, (i + 1) * count))
+                for i, text in enumerate(texts)
+            ],
+        )
+    check(head, plain, {i: (text, 21, 1) for i, text in enumerate(texts)})
 
 
 @pytest.mark.slow

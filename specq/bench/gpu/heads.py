@@ -62,7 +62,7 @@ def measure(task: Task) -> Found:
 
 def _measure_eagle(times: Times, task: Task) -> None:
     shape = task.pair.shapes["target"]
-    eagle = Eagle(_eagle(shape, torch.device(task.pair.device), task.pair.dtype))
+    eagle = Eagle(random_eagle(shape, torch.device(task.pair.device), task.pair.dtype))
     most = max(task.sessions)
     _time(times, "eagle3 warm-up", partial(eagle.warm_up, most, (DEPTH,), ()))
     _time(times, "eagle3 warm-up of a chain", partial(eagle.warm_up, most, (), (FIXED,)))
@@ -169,7 +169,7 @@ def _keep(times: Times, kept: Times, name: str) -> None:
     tell(", ".join(f"{name} {what} {np.median(values):.3f}" for what, values in kept.items()))
 
 
-def _eagle(shape: Shape, device: torch.device, dtype: torch.dtype) -> EagleHead:
+def random_eagle(shape: Shape, device: torch.device, dtype: torch.dtype) -> EagleHead:
     """Return a head with random weights."""
     num_columns = min(DRAFT_VOCAB, shape.vocab)
     sizes: dict[str, Any] = {

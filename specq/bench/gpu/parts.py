@@ -27,6 +27,7 @@ PARTS = {
         "colocated",
         "chains",
         "heads",
+        "rounds",
         "profile",
         "text",
         "tiles",

@@ -113,7 +113,7 @@ def command(
     The parts measure the torch engine and the draft model in this process, after the contestants: compiling (of kernels,
     beforehand, in many processes), floor (bandwidth, and a step at the least), generic (logits beside transformers'
     code), passes, steps, overlap (of host and device, in a verifier), colocated (rounds with a drafter in the process), chains,
-    heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
+    heads (a round of an EAGLE-3 head and of Medusa heads, with random weights of the target's width), rounds (of a verifier with such an EAGLE-3 head: its host's work, steps with prompts apart), profile (kernel by kernel), text (beside the small pair's, and speculation without sockets), tiles (of the decoder's
     products). Their pair is made in memory; --pair, --repeats and --temperature do not matter to them.
     """
     asked = only or [name for name in CONTESTANTS if name != "vllm-eagle3"]

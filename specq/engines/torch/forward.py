@@ -11,6 +11,7 @@ import torch
 
 from specq.engines.torch.rows import PackedRows
 from specq.protocol import Int32Array, Int64Array, SessionStep, Tap
+from specq.verification import StepBatch, ends_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,15 @@ class RowTap:
 
 def tapped_rows(steps: Sequence[SessionStep], tap: Tap) -> tuple[Int32Array, Int32Array]:
     """Return the packed rows i32[n] that a tap wants, and i32[steps + 1]: where those of each step begin."""
-    found, starts, first = [], [0], 0
-    for step in steps:
-        end = first + len(step.token_ids) + step.tree.num_nodes
-        count = tap.num_rows(step)
-        found.append(np.arange(end - count, end, dtype=np.int32))
-        starts.append(starts[-1] + count)
-        first += step.num_rows
-    return np.concatenate(found), np.array(starts, np.int32)
+    batch = StepBatch.of(steps)
+    counts = batch.is_judged * (1 + batch.num_nodes)
+    if tap.chunks:
+        is_whole = np.array([session_id in tap.chunks for session_id in batch.session_ids], np.bool_)
+        counts = np.where(is_whole, batch.sizes, counts)
+    ends = ends_of(counts)
+    behind = batch.first_rows + batch.sizes - ends  # of each step's rows, what they are ahead of those that are wanted
+    rows = np.arange(ends[-1] if len(ends) else 0) + behind.repeat(counts)
+    return rows.astype(np.int32), np.concatenate([[0], ends]).astype(np.int32)
 
 
 class Feed(NamedTuple):

@@ -7,6 +7,7 @@ more is recorded: it is run as it is from then on, which takes the host longer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -48,6 +49,8 @@ class Replays:
         self._results: dict[Hashable, torch.Tensor] = {}
         self._inboxes: list[Inbox] = []
         self._memory: Any = None  # what torch calls a pool
+        self.num_recorded = 0
+        self.is_in_service = False  # what is recorded from now on keeps sessions waiting, and is logged
 
     @classmethod
     def on(cls, device: torch.device) -> Replays | None:
@@ -72,7 +75,7 @@ class Replays:
 
     def run(self, key: Hashable, work: Work) -> torch.Tensor:
         """Run the work of this key, and return its results, which stay until it runs again. What the first work of a key reads is what all later
-        ones read."""
+        ones read: memory that outlives the work, or that it makes itself."""
         with self._on_device():
             return self._run(key, work)
 
@@ -84,6 +87,7 @@ class Replays:
         found = work()  # this compiles what is not compiled yet, too, which a recording must not
         if not self.uses_graphs:
             return found
+        started = time.perf_counter()
         kept = self._results[key] = found.clone()
 
         def again() -> None:
@@ -91,6 +95,9 @@ class Replays:
 
         try:
             self._recorded[key] = self._record(again)
+            self.num_recorded += 1
+            if self.is_in_service:
+                log.info("work_recorded_in_service", key=key, ms=round(1e3 * (time.perf_counter() - started), 1))
         except RuntimeError as error:  # of the device: no memory, or what it cannot record
             log.warning("work_not_recorded", **traced(error))
             self.uses_graphs = False

@@ -28,7 +28,7 @@ from specq.protocol import (
     to_bf16,
 )
 from specq.runtime import traced
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
 from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.interface import Computed
@@ -155,7 +155,7 @@ class ActivationFeeds:
         feed = self._feeds.get(session.session_id)
         return feed is not None and feed.session is session and session.is_open and not session.finish
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         """Keep the rows that a step gave, after it was committed. What that raises costs the drafters their states, and nothing else."""
         if not self._feeds:
             return

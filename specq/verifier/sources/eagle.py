@@ -24,14 +24,14 @@ from specq.proposers import Grown, TreeHead, TreeRequest
 from specq.protocol import EAGLE_LANE, Speculation
 from specq.verifier.arms import EAGLE
 from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.scheduler import FLOOR
 from specq.verifier.session import Session
 from specq.verifier.sources.drafting_params import DraftingParams
 from specq.verifier.sources.followed import accepted_paths, followed_rows
 from specq.verifier.sources.grown_trees import batch_of_grown
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, room_of, tree_for
+from specq.verifier.sources.rank_trees import RankTree, checked_tree, likeliest, rooms_of, tree_for
 
 log = structlog.get_logger(__name__)
 
@@ -41,10 +41,11 @@ NO_SHAPE = Speculation()
 
 
 class _Plan(NamedTuple):
-    """The trees of some sessions: of a fixed shape, or None, best first; and how many nodes each may have."""
+    """The trees of some sessions: of a fixed shape, or None, best first; and how many nodes and levels each may have."""
 
     tree: RankTree | None
     most: int
+    depth: int
 
 
 class _Begun(NamedTuple):
@@ -77,54 +78,58 @@ class EagleDrafter(DraftSource):
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """Let the head grow trees for the sessions whose text it knows."""
-        sessions = [session for session in sessions if self._may_draft(session)]
-        alike: dict[_Plan, list[Session]] = {}  # as a rule all have the same tree
-        for session in sessions:
-            alike.setdefault(self._plan(session, len(sessions)), []).append(session)
-        depths = [[self._depth_of(session, plan) for session in own] for plan, own in alike.items()]
+        known, end_of = self._known, self.head.known
+        sessions = [
+            one for one in sessions if known.get(one.session_id) is one and end_of(one.session_id) == len(one.token_ids)
+        ]
+        rooms = rooms_of(sessions)
+        if min(rooms, default=1) < 1:
+            sessions = [one for one, room in zip(sessions, rooms, strict=True) if room > 0]
+            rooms = [room for room in rooms if room > 0]
+        self._begun = self._start(sessions, rooms) if sessions else []
+        return bool(self._begun)
+
+    def _start(self, sessions: list[Session], rooms: list[int]) -> list[_Begun]:
+        """Begin trees of these sessions, which have room for so many levels."""
+        alike: dict[_Plan, list[int]] = {}  # as a rule all have the same tree
+        for i, session in enumerate(sessions):
+            alike.setdefault(self._plan(session, len(sessions)), []).append(i)
+        kinds = [
+            ([sessions[i] for i in which], plan, [min(plan.depth, rooms[i]) for i in which])
+            for plan, which in alike.items()
+        ]
         requests = [
             TreeRequest(
                 *([one.session_id for one in own], [self._params.of(one) for one in own]),
-                depth=max(of_own),
+                depth=max(depths),
                 ranks=plan.tree,
                 floor=math.log(FLOOR),
             )
-            for (plan, own), of_own in zip(alike.items(), depths, strict=True)
+            for own, plan, depths in kinds
         ]
-        waits = self.head.start(requests) if requests else []
-        self._begun = [
-            _Begun(own, plan, of_own, wait)
-            for (plan, own), of_own, wait in zip(alike.items(), depths, waits, strict=True)
-        ]
-        return bool(self._begun)
-
-    def _may_draft(self, session: Session) -> bool:
-        is_known = self._known.get(session.session_id) is session
-        return is_known and self.head.known(session.session_id) == session.length and room_of(session) > 0
+        waits = self.head.start(requests)
+        return [_Begun(*kind, wait) for kind, wait in zip(kinds, waits, strict=True)]
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Return the trees that were begun; those of sessions that have ended meanwhile have no effect."""
         begun, self._begun = self._begun, []
         return [_batch(one) for one in begun]
 
-    def _depth_of(self, session: Session, plan: _Plan) -> int:
-        speculation = session.speculation
-        is_asked = plan.tree is not None or speculation.max_nodes
-        most = self._depth if is_asked else levels_for(plan.most, self._depth)
-        return min(speculation.max_depth or most, most, room_of(session))
-
     def _plan(self, session: Session, num_sessions: int) -> _Plan:
         speculation = session.speculation
-        tree = tree_for(speculation, self._depth, self._tree)
-        if tree.is_fixed:
-            return _Plan(tree, speculation.max_nodes or len(tree.ranks))
         share = max(self._depth, min(MOST_NODES, ALL_NODES // num_sessions))
-        return _Plan(None, speculation.max_nodes or share)
+        if speculation == NO_SHAPE and not self._tree:
+            return _Plan(None, share, levels_for(share, self._depth))
+        tree = tree_for(speculation, self._depth, self._tree)
+        most = speculation.max_nodes or (len(tree.ranks) if tree.is_fixed else share)
+        is_asked = tree.is_fixed or speculation.max_nodes
+        depth = self._depth if is_asked else levels_for(most, self._depth)
+        return _Plan(tree if tree.is_fixed else None, most, min(speculation.max_depth or depth, depth))
 
     def wants_prompt(self, session: Session) -> bool:
         return bool(session.takes_drafts)
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         """Let the head take in the hidden states of the texts' rows, and what followed each: of the tokens that a step computed, and of
         the accepted path."""
         paths = accepted_paths(rounds)
@@ -136,6 +141,8 @@ class EagleDrafter(DraftSource):
     def _takes(self, session: Session) -> bool:
         """Return whether a session's text is followed; one that is not is forgotten, and so is an earlier one of its id."""
         session_id = session.session_id
+        if self._known.get(session_id) is session and not session.finish:
+            return True
         if not session.is_open or not session.takes_drafts or self._refused.get(session_id) is session:
             return False
         if self._known.get(session_id, session) is not session:
@@ -170,6 +177,11 @@ def levels_for(num_nodes: int, most: int) -> int:
     return min(most, 1 + num_nodes // 2)
 
 
+def usual_depths(most: int, num_sessions: int) -> list[int]:
+    """Return how many levels trees have that are grown best first, of few sessions and of so many; see `levels_for`."""
+    return sorted({most, levels_for(max(most, ALL_NODES // num_sessions), most)})
+
+
 def _batch(begun: _Begun) -> DraftBatch:
     """Return the drafts of sessions that have the same tree."""
     grown, plan = begun.wait(), begun.plan
@@ -197,9 +209,7 @@ def make(setup: Setup) -> EagleDrafter | None:
     eagle = Eagle(head)
     setup.tell("preparing the passes of an EAGLE-3 head")
     depth = config.chain
-    depths = {depth, levels_for(max(depth, ALL_NODES // config.max_sessions), depth)}  # of few sessions, and of all
-    eagle.warm_up(
-        config.max_sessions, () if tree else sorted(depths), [tree_for(NO_SHAPE, depth, tree)] if tree else ()
-    )
+    depths = () if tree else usual_depths(depth, config.max_sessions)
+    eagle.warm_up(config.max_sessions, depths, [tree_for(NO_SHAPE, depth, tree)] if tree else ())
     log.info("eagle_head_ready", heads=config.heads, layers=head.layers, num_paths=len(tree))
     return EagleDrafter(eagle, depth, tree)

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+
 from specq.proposers import Followed
-from specq.verifier.rounds import Round
+from specq.verification import ends_of
+from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
 from specq.verifier.sources.interface import Computed
 
-Paths = dict[int, tuple[int, ...]]
+Paths = dict[int, Sequence[int]]
 
 
-def accepted_paths(rounds: Sequence[Round]) -> Paths:
+def accepted_paths(rounds: Rounds) -> Paths:
     """Return the places of the accepted nodes among the verified ones, by session; of sessions that had some."""
-    return {one.session.session_id: one.path for one in rounds if len(one.nodes)}
+    accepted = rounds.is_accepted.nonzero()[0]
+    if not len(accepted):
+        return {}
+    ends = ends_of(rounds.num_nodes)
+    of_rounds = np.searchsorted(ends, accepted, side="right")
+    places = (accepted - (ends - rounds.num_nodes)[of_rounds]).tolist()
+    counts = np.bincount(of_rounds)
+    which = counts.nonzero()[0]
+    spans = counts[which].cumsum().tolist()
+    ids = [rounds.sessions[i].session_id for i in which.tolist()]
+    return {i: places[first:end] for i, first, end in zip(ids, [0, *spans], spans, strict=False)}
 
 
 def followed_rows(part: Computed, paths: Paths, takes: Callable[[Session], bool]) -> Iterator[tuple[Session, Followed]]:
@@ -23,16 +36,17 @@ def followed_rows(part: Computed, paths: Paths, takes: Callable[[Session], bool]
     shares, hidden = part.shares, part.output.hidden
     if hidden is None:
         return
-    starts, batch = hidden.starts.tolist(), shares.batch
-    ends = batch.base_lens.tolist()  # behind each session's own tokens
-    for i, session in enumerate(shares.sessions):
+    batch = shares.batch
+    counts = np.diff(hidden.starts) - batch.num_nodes  # of tokens
+    firsts = batch.base_lens - counts + 1
+    of_sessions = zip(shares.sessions, hidden.starts.tolist(), counts.tolist(), firsts.tolist(), strict=False)
+    for session, start, count, first in of_sessions:
         if not takes(session):
             continue
-        num_rows = starts[i + 1] - starts[i] - int(batch.num_nodes[i])  # of tokens
-        path = paths.get(session.session_id, ())
-        first = ends[i] - num_rows + 1
-        token_ids = session.token_ids[first : ends[i] + 1 + len(path)]
-        behind = [starts[i] + num_rows + node for node in path]
-        rows = [*range(starts[i], starts[i] + num_rows), *behind][: len(token_ids)]
+        path, end = paths.get(session.session_id, ()), start + count
+        token_ids = session.token_ids[first : first + count + len(path)]
+        rows = [*range(start, end), *(end + node for node in path)]
+        if len(token_ids) < len(rows):
+            rows = rows[: len(token_ids)]
         if rows:
             yield session, Followed(session.session_id, first, token_ids, rows)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from specq.protocol import Draft
 from specq.verifier.arms import REMOTE
 from specq.verifier.grafting import DraftBatch, batch_of
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.session import Session
 from specq.verifier.sources.activations import ActivationFeeds
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
@@ -60,7 +60,7 @@ class Mailbox(DraftSource):
     def wants_prompt(self, session: Session) -> bool:
         return self.feeds.takes(session)
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         self.feeds.observe(rounds, computed)
 
     def close(self, session: Session) -> None:

@@ -23,12 +23,13 @@ from specq.proposers import HeadSource, HiddenRow, Ranked
 from specq.protocol import FINAL, MEDUSA_LANE, Int32Array
 from specq.verifier.arms import MEDUSA
 from specq.verifier.grafting import DraftBatch
-from specq.verifier.rounds import Round
+from specq.verifier.rounds import Rounds
 from specq.verifier.scheduler import FLOOR
 from specq.verifier.session import Session
 from specq.verifier.sources.drafting_params import DraftingParams
+from specq.verifier.sources.followed import accepted_paths
 from specq.verifier.sources.interface import Budget, Computed, DraftSource, Setup
-from specq.verifier.sources.rank_trees import RankTree, checked_tree, room_of, tree_for
+from specq.verifier.sources.rank_trees import RankTree, checked_tree, rooms_of, tree_for
 from specq.verifier.trees import NEXT_IDS
 
 log = structlog.get_logger(__name__)
@@ -75,22 +76,24 @@ class MedusaDrafter(DraftSource):
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """Let the heads rank what may follow the sessions whose last hidden state is known."""
-        states = [state for session in sessions if (state := self._state(session)) is not None]
-        self._begun = self._start(states) if states else None
+        sessions = [session for session in sessions if self._knows(session)]
+        of_rooms = zip(sessions, rooms_of(sessions), strict=True)
+        rooms = {one.session_id: room for one, room in of_rooms if room > 0}
+        states = [self._states[session_id] for session_id in rooms]
+        self._begun = self._start(states, list(rooms.values())) if states else None
         return self._begun is not None
 
-    def _state(self, session: Session) -> _State | None:
-        """Return what is known of a session that may be drafted for."""
+    def _knows(self, session: Session) -> bool:
+        """Return whether the hidden state behind a session's text is known."""
         state = self._states.get(session.session_id)
-        if state is None or state.session is not session or state.length != session.length or room_of(session) < 1:
-            return None
-        return state
+        return state is not None and state.session is session and state.length == len(session.token_ids)
 
-    def _start(self, states: Sequence[_State]) -> _Begun:
+    def _start(self, states: Sequence[_State], rooms: Sequence[int]) -> _Begun:
         sessions = [state.session for state in states]
         num_heads = self.heads.num_heads
         trees = [
-            tree_for(one.speculation, min(num_heads, room_of(one)), self._tree) for one in sessions
+            tree_for(one.speculation, min(num_heads, room), self._tree)
+            for one, room in zip(sessions, rooms, strict=True)
         ]  # none deeper than there is room
         share = max(num_heads, min(MOST_NODES, ALL_NODES // len(sessions)))
         most = [
@@ -113,23 +116,23 @@ class MedusaDrafter(DraftSource):
         alike = groupby(order, key=lambda i: (id(begun.trees[i]), begun.most[i]))
         return [_batch(begun, list(which), ranked) for _, which in alike]
 
-    def observe(self, rounds: Sequence[Round], computed: Sequence[Computed]) -> None:
+    def observe(self, rounds: Rounds, computed: Sequence[Computed]) -> None:
         """Keep the hidden state behind each session's text: that of the row from which its last token was made."""
-        done = {one.session.session_id: one for one in rounds if one.session.takes_drafts}
+        done = {one.session_id: one for one in rounds.sessions if one.takes_drafts}
+        paths = accepted_paths(rounds)
         for shares, output in computed:
             if output.hidden is None:
                 continue
             for session, start in zip(shares.sessions, output.hidden.starts.tolist(), strict=False):
-                one = done.get(session.session_id)
-                if one is not None and one.session is session:
-                    self._keep(one, HiddenRow(output.hidden.values, start + _last_row(one)))
+                if done.get(session.session_id) is session:
+                    path = paths.get(session.session_id)  # from its last node, or the last token before all nodes
+                    self._keep(session, HiddenRow(output.hidden.values, start + (1 + path[-1] if path else 0)))
 
-    def _keep(self, done: Round, row: HiddenRow) -> None:
-        session = done.session
+    def _keep(self, session: Session, row: HiddenRow) -> None:
         if session.finish or session.session_id in self._refused:
             self._states.pop(session.session_id, None)
         else:
-            self._states[session.session_id] = _State(session, session.length, row)
+            self._states[session.session_id] = _State(session, len(session.token_ids), row)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -143,12 +146,6 @@ class MedusaDrafter(DraftSource):
         self._states.pop(session.session_id, None)
         self._params.forget(session.session_id)
         self._refused.pop(session.session_id, None)
-
-
-def _last_row(done: Round) -> int:
-    """Return which of a session's rows made its last token: that of the last accepted node, or of the last token before all nodes."""
-    path = done.path
-    return 1 + path[-1] if path else 0
 
 
 def _batch(begun: _Begun, which: list[int], ranked: Ranked) -> DraftBatch:

@@ -7,6 +7,7 @@ the nodes are taken that are likeliest to lie on the target's path.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Self
@@ -127,6 +128,9 @@ def checked_tree(said: str, most: int, why: str) -> tuple[Path, ...]:
     return paths
 
 
-def room_of(session: Session) -> int:
-    """Return how many levels a session's tree may have; the correction takes one position itself."""
-    return int(session.limit) - session.length - 1
+def rooms_of(sessions: Sequence[Session]) -> list[int]:
+    """Return how many levels the tree of each session may have; the correction takes one position itself."""
+    if not sessions:
+        return []
+    limits: list[int] = sessions[0].trees.limit[[one.place for one in sessions]].tolist()
+    return [limit - len(one.token_ids) - 1 for one, limit in zip(sessions, limits, strict=True)]

@@ -1,0 +1,59 @@
+"""Waves of sessions drafted by an EAGLE-3 head whose passes are recorded: all that they need is recorded beforehand."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from specq.bench.gpu.heads import random_eagle
+from specq.bench.gpu.rounds import AnyText, open_wave, steps_of
+from specq.models import Shape
+from specq.proposers.eagle import Eagle
+from specq.verifier import EagleDrafter, StepCurve, Verifier, usual_depths
+from specq.verifier.arms import EAGLE
+from tests.replaying import StandIn
+
+SHAPE = Shape(hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate=16, vocab=300)
+MOST = 64
+
+
+class Still(StandIn):
+    """Computes nothing again: a batch gets the first one's results, whose nodes are all certain."""
+
+    def run(self, key: Any, work: Any) -> torch.Tensor:
+        found = super().run(key, work)
+        if key[0] == "trees":
+            found[2:] = 0  # bits of log-probabilities
+        return found
+
+    def _record(self, work: Any) -> Any:
+        return SimpleNamespace(replay=lambda: None)
+
+
+def test_nothing_is_recorded_while_sessions_wait() -> None:
+    """64 sessions at once, twice, with prompts of 111 tokens, which end in the middle of steps, and some with contexts of up to 512; they
+    end one after the other, down to the last one."""
+    replays = Still()
+    eagle = Eagle(random_eagle(SHAPE, torch.device("cpu"), torch.float32), replays)
+    eagle.warm_up(MOST, usual_depths(8, MOST), ())
+    recorded = replays.num_recorded
+    target = AnyText(SHAPE.vocab, 3 * SHAPE.hidden, torch.device("cpu"), torch.float32)
+    curve, source = StepCurve([1, 64], [0.005, 0.006]), EagleDrafter(eagle, 8)
+    verifier = Verifier(target, curve, [source], incarnation=1, max_sessions=MOST, measures_drafts=False)
+    rng, num_sessions = np.random.default_rng(1), Counter[int]()
+    with structlog.testing.capture_logs() as logs:
+        for wave in range(2):
+            for i in range(MOST):
+                open_wave(verifier, rng, [wave * MOST + i], 400 if i % 16 == 3 else 111, 20 + (i + 50 * wave) % 77)
+            for _ in steps_of(verifier):
+                num_sessions[len(eagle.texts)] += 1
+    assert max(num_sessions) == MOST
+    assert min(num_sessions) == 0
+    assert [entry for entry in logs if "recorded" in entry["event"]] == []
+    assert replays.num_recorded == recorded
+    assert verifier.heartbeat().metrics["judged"][EAGLE][1] > 2000
