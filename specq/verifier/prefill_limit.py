@@ -25,7 +25,7 @@ FADE = 0.97  # of what was learned, in each step with prompts
 OFFSET_FADE = 0.1
 # How little the step as such, rows, and tokens attended to explain where others explain as much. Rows the least: where they are taken for too
 # cheap, more of them show it in the next step, while of few rows that seem dear nothing would be learned.
-RIDGE = (0.1,0.2,0.1)
+RIDGE = (0.1, 0.2, 0.1)
 SWEEPS = 20
 MOST_ERROR = 2.0  # times as long, or as short, as was expected: more is not learned from one step
 LEAST_ROW = 0.5  # of what a row takes by the curve, that it takes at least

@@ -418,7 +418,9 @@ def test_the_text_has_the_targets_distribution(order: list[int], speculation: Sp
     tokens: list[int] = []
     accepted = 0
     for seed in (1, 2):
-        verifier = Verifier(TappedMemoryless(), CURVE, [EagleDrafter(FixedTrees(order), 3)], incarnation=1)
+        verifier = Verifier(
+            TappedMemoryless(), CURVE, [EagleDrafter(FixedTrees(order), 3)], incarnation=1, measures_drafts=False
+        )
         params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
         verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)
         session = verifier.sessions[seed]

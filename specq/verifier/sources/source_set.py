@@ -51,6 +51,7 @@ class SourceSet:
     num_dropped  drafts for which there was no time or no room
     drafted      what hangs unread on the trees, from `collect` until `read`
     clock        what each source took since the last step was learned from
+    looked_at    sources that draft for one session alone, of those that are not synchronous
     """
 
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
@@ -65,6 +66,7 @@ class SourceSet:
         self.waited_s = self.node_s = 0.0
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
+        self.looked_at: Arm = frozenset()
         self.drafted: DeviceTokens | None = None
         self._unread: DraftSource | None = None  # the source that drafted this
         self._began_at: float | None = None  # if the step waits for a source
@@ -77,6 +79,11 @@ class SourceSet:
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
+
+    @property
+    def unpriced(self) -> list[DraftSource]:
+        """The sources of which nobody knows what a draft takes."""
+        return [source for source in self.sources if not source.is_priced]
 
     @property
     def num_added(self) -> dict[str, int]:
@@ -119,7 +126,7 @@ class SourceSet:
     ) -> None:
         """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous ones."""
         begun = self._ask(
-            "begin", lambda source: source.begin(_drafted_for(sessions, source, allowed), budget, now), clock
+            "begin", lambda source: source.begin(self._drafted_for(sessions, source, allowed), budget, now), clock
         )
         self._began_at = now if any(begun) else None
 
@@ -146,7 +153,7 @@ class SourceSet:
     ) -> None:
         if budget.unread_vocab and (not takes_unread(self._engine) or self._is_followed(source, sessions, allowed)):
             budget = budget._replace(unread_vocab=0)
-        for batch in source.collect(_drafted_for(sessions, source, allowed), budget, clock):
+        for batch in source.collect(self._drafted_for(sessions, source, allowed), budget, clock):
             if batch.drafted is not None:
                 self.drafted, self._unread = batch.drafted, source
             self._hang(source, batch, clock())
@@ -156,7 +163,9 @@ class SourceSet:
         """Return whether another source drafts for some of the sessions after this one, and so looks at their trees."""
         later = self.sources[self.sources.index(source) + 1 :]
         return any(
-            one.takes_sync or not session.is_sync for one in later for session in _drafted_for(sessions, one, allowed)
+            one.takes_sync or not session.is_sync
+            for one in later
+            for session in self._drafted_for(sessions, one, allowed)
         )
 
     def read(self, clock: Callable[[], float]) -> bool:
@@ -180,7 +189,7 @@ class SourceSet:
         text then ended, are gone, whether or not their session decodes now."""
         for session in self._with_scratch:
             session.scratch = NO_SCRATCH
-        self._ask("scratch", lambda source: self._add_scratch(source, _drafted_for(sessions, source, allowed)))
+        self._ask("scratch", lambda source: self._add_scratch(source, self._drafted_for(sessions, source, allowed)))
         self._with_scratch = [session for session in sessions if session.scratch.num_rows]
 
     def _add_scratch(self, source: DraftSource, sessions: Sequence[Session]) -> None:
@@ -246,6 +255,13 @@ class SourceSet:
             clock,
         )
 
+    def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
+        """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
+        if source.name in allowed - self.looked_at:
+            return sessions
+        others = [session for session in sessions if not session.is_sync] if source.name in allowed else []
+        return [session for session in sessions if session.is_sync] + others[:1]
+
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""
         self._ask("close", lambda source: source.close(session))
@@ -266,11 +282,6 @@ class SourceSet:
     def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
         self.sources.remove(source)
         log.error("source_failed", source=source.name, doing=doing, **traced(error))
-
-
-def _drafted_for(sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
-    """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
-    return sessions if source.name in allowed else [session for session in sessions if session.is_sync]
 
 
 def _check(source: DraftSource, engine: Engine) -> None:
