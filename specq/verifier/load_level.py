@@ -2,8 +2,9 @@
 
 Rules: what counts of a trial is the ratio to the windows of the arm in use before and after it. The arms are those that differ in one source, those
 of one source, and that of none; and the one without all sources that are seen to bring less than they take, which is tried first. An arm that
-differs in several sources is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises
-a loss at best (`specq.verifier.source_bounds`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
+adds a source must gain by more than a standard error, so that of arms that are nearly equal the one with fewer sources is used. One that differs in
+several is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises a loss at best
+(`specq.verifier.source_bounds`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
 how soon it comes again. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
 
 No clock: seconds are given.
@@ -80,11 +81,16 @@ class Challenger:
 
     def wait(self, num_challengers: int) -> None:
         """Set when it is tried next: so late that its trials cost its share, but not at once."""
-        errors = -self.gain / math.sqrt(self.variance / max(self.weight, 1.0))
+        errors = -self.gain / self.error
         growth = next((growth for least, growth in GROWTH if errors >= least), GROWTH[-1][1])
         lost = max(self.lost, -self.gain)
         self.patience = min(growth * self.patience, max(affordable(lost, self.weight, num_challengers), LEAST_PATIENCE))
         self.until_trial, self.is_put_off = self.patience, False
+
+    @property
+    def error(self) -> float:
+        """The standard error of the gain."""
+        return math.sqrt(self.variance / max(self.weight, 1.0))
 
     def miss(self) -> None:
         """Set when it is tried next, where a source of it sent nothing or the load changed."""
@@ -284,7 +290,7 @@ class LoadLevel:
             gain=round(gain, 3),
             mean_gain=round(challenger.gain, 3),
         )
-        if challenger.gain > MARGIN:
+        if challenger.gain > MARGIN + (0.0 if arm < self.used else challenger.error):
             self._use(arm)
         else:
             challenger.wait(len(self.challengers))

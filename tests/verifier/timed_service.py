@@ -251,17 +251,18 @@ class TimedChains:
 
 
 class TimedSource(DraftSource):
-    """Drafts chains on the host, in so many seconds a round, whether or not they are used; `num_scratch` rows of each session come along."""
+    """Drafts chains on the host, in so many seconds a round, and `session_s` for each session but the first, whether or not they are used; `num_scratch` rows of each session come along."""
 
     uses_scratch = True
 
     def __init__(
         self, machine: Machine, name: str, lane: int, seconds: float, chance: float, depth: int = 4, num_scratch: int = 0,
-        begin_s: float = 0.0, *, is_priced: bool = False,
+        begin_s: float = 0.0, *, session_s: float = 0.0, is_priced: bool = False,
     ) -> None:  # fmt: skip
         self.name, self._lane = name, lane  # type: ignore[misc]
         self._machine, self._seconds, self._chance, self._depth = machine, seconds, chance, depth
-        self._num_scratch, self._begin_s, self.is_priced = num_scratch, begin_s, is_priced
+        self._num_scratch, self._begin_s, self._session_s = num_scratch, begin_s, session_s
+        self.is_priced = is_priced
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """See `DraftSource`."""
@@ -273,7 +274,7 @@ class TimedSource(DraftSource):
         sessions = [session for session in sessions if session.takes_drafts and not session.is_sync]
         if not sessions:
             return ()
-        self._machine.work(self._seconds)
+        self._machine.work(self._seconds + self._session_s * (len(sessions) - 1))
         chains = [
             foreseen(one.session_id, one.length, one.token_ids[-1], self._depth, self._chance, self._lane)
             for one in sessions
