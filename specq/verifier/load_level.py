@@ -92,9 +92,10 @@ class Challenger:
         """The standard error of the gain."""
         return math.sqrt(self.variance / max(self.weight, 1.0))
 
-    def miss(self) -> None:
+    def miss(self, num_challengers: int) -> None:
         """Set when it is tried next, where a source of it sent nothing or the load changed."""
-        self.patience = self.until_trial = min(2 * self.patience, MOST_PATIENCE)
+        lost = affordable(self.lost, self.weight, num_challengers)
+        self.patience = self.until_trial = max(min(2 * self.patience, MOST_PATIENCE), lost)
 
     def like(self) -> Challenger:
         """Return what is believed of the arm at a load that has not been measured: as if it had been tried once."""
@@ -175,7 +176,7 @@ class LoadLevel:
             return
         self.window, self.had = Window(), 0.0
         if self.is_second:
-            self.challengers[self.trial].miss()
+            self.challengers[self.trial].miss(len(self.challengers))
             self.trial, self.of_trial, self.num_looks = None, NOTHING, 0
         self.is_second = not self.is_second
 
@@ -254,7 +255,7 @@ class LoadLevel:
         arm, self.window = self.trial, Window()
         self._leave_trial(arm)
         if is_unknown:
-            self.challengers[arm].miss()
+            self.challengers[arm].miss(len(self.challengers))
         else:
             self._compare(arm, gain)
         return True
@@ -271,7 +272,7 @@ class LoadLevel:
         self._leave_trial(arm)
         gain = window.log_rate - self.before.log_rate
         if not arm - self.used <= window.senders:
-            self.challengers[arm].miss()
+            self.challengers[arm].miss(len(self.challengers))
         elif self._is_evident(arm, window) and (gain > 0 or is_short):
             self._compare(arm, gain, window.variance + self.before.variance)
         else:

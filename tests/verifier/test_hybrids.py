@@ -3,12 +3,14 @@ small target and on a large one, where what takes 50 ms pays."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
 from specq.protocol import COLOCATED_LANE, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
 from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
+from specq.verifier.grafting import DraftBatch
 from specq.verifier.load_level import MOST_LOOKS
 from tests.verifier.timed_service import Machine, TimedService, TimedSource, TimedTarget
 
@@ -80,3 +82,19 @@ def test_a_source_of_which_nothing_is_known_drafts_for_one_session_first() -> No
     num_scratch = service.verifier.sources.num_scratch[LOOKAHEAD]
     assert 0 < num_scratch <= 120 * MOST_LOOKS
     assert service.verifier.arms.allowed == {REMOTE}
+
+
+@pytest.mark.parametrize("num_sessions", [1, 4])
+def test_what_takes_long_and_drafts_nothing_is_tried_rarely(num_sessions: int) -> None:
+    """Nothing can be known of what it brings; what its trials lost says when the next one comes."""
+
+    class Silent(TimedSource):
+        def collect(self, *asked: Any) -> Sequence[DraftBatch]:
+            super().collect(*asked)
+            return ()
+
+    service = service_of("small", ())
+    service = TimedService(service.verifier.engine, [Silent(service.machine, EAGLE, EAGLE_LANE, 0.05, 0.8)])
+    service.serve(10.0, num_sessions)
+    served = service.serve(30.0, num_sessions)
+    assert served.share(EAGLE) < 0.02
