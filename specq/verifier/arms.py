@@ -37,7 +37,7 @@ MORE_LOAD_FADE, LESS_LOAD_FADE = 0.6, 0.2  # sessions come at once, and end one 
 
 class Arms:
     """All arms at all loads. Told of each step, it says which sources the next may use: `allowed`; and which of these for one session alone,
-    since nothing is known of them yet: `looked_at`."""
+    since nothing is known of them yet: `looked_at`. Those that are `asleep` need not follow the texts: their next trial is far away."""
 
     def __init__(self, sources: Iterable[str], *, unpriced: Iterable[str] = (), is_measured: bool = True) -> None:
         """`unpriced`: sources that may take long, nobody knows how long: they are not used before a trial. `is_measured`: else all sources are always
@@ -50,6 +50,7 @@ class Arms:
         self._number = -1  # of the level of the last step
         self.allowed: Arm = self._sources - self._unpriced
         self.looked_at: Arm = frozenset()
+        self.asleep: Arm = frozenset()
         self._warm_up = Window()  # since the last change of arms
         self._num_added: dict[str, int] = {}
         self._heard: Arm = frozenset()
@@ -105,6 +106,7 @@ class Arms:
     def _allow(self, level: LoadLevel) -> None:
         if (level.arm, level.looked_at) != (self.allowed, self.looked_at):
             self.allowed, self.looked_at, self._warm_up = level.arm, level.looked_at, Window()
+        self.asleep = level.asleep - level.arm
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.worker_metrics`): of each arm that is

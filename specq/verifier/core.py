@@ -221,14 +221,15 @@ class Verifier:
         """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to see what they take."""
         if not self._has_begun:
             self._has_begun = True
-            self.sources.looked_at = self.arms.looked_at
+            self.sources.control(self.arms.looked_at, self.arms.asleep)
             self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
 
     def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
         faults, began = Faults(), clock()
         self._follow_load()
-        self._has_begun, self.sources.looked_at = False, self.arms.looked_at
+        self._has_begun = False
+        self.sources.control(self.arms.looked_at, self.arms.asleep)
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):

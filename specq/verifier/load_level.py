@@ -41,6 +41,7 @@ NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed 
 EVIDENT, SOON_EVIDENT = 2.0, 3.0
 MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
 HOPELESS = 0.1  # the least loss, as a logarithm, that a trial's best promise must show for it to end
+AWAKE = 16  # windows before a trial, from which on its sources follow the texts
 MANY = 1.5  # sessions of a step
 MOST_LOOKS = 8  # steps in which one session is drafted for alone, by a source of which nothing is known
 MEMORY = 12.0  # trials after which one has faded to 1/e
@@ -114,6 +115,7 @@ class LoadLevel:
     of_trial  what the trial took and brought, its warm-up included; num_looks: its first steps, in which one session was drafted for alone
     debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put off begins
     step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
+    asleep  sources whose next trial is far away: they need not follow the texts
     bounds  what each source can do at best; num_sessions: of a step, for which they are asked
     """
 
@@ -134,6 +136,7 @@ class LoadLevel:
     step: Yield = NOTHING
     yields: dict[str, Yield] = field(default_factory=dict)
     num_sessions: float = 1.0
+    asleep: Arm = frozenset()
 
     @classmethod
     def of(cls, sources: Arm, unpriced: Arm = frozenset(), bounds: SourceBounds | None = None) -> LoadLevel:
@@ -323,6 +326,7 @@ class LoadLevel:
             challenger.until_trial -= 1
             if challenger.until_trial == 0 and not challenger.is_put_off:
                 self._put_off(arm, challenger)
+        self.asleep = self.sources - self.used - silent - self._tried_soon()
         guessed, gain = self._guess(self.before, silent)
         if gain > GUESSED and not self._weight(guessed):
             self.challengers.setdefault(guessed, Challenger())
@@ -334,6 +338,16 @@ class LoadLevel:
             if one.until_trial <= 0 and not (one.is_put_off and self.debt_s)
         }
         self.trial = min(due, key=lambda arm: (due[arm], -self._promise(arm)), default=None)
+
+    def _tried_soon(self) -> Arm:
+        """Return the sources of all arms whose trials are near, but for those that wait until earlier trials are paid for."""
+        in_debt = self.debt_s > AWAKE * TRIALS_COST * WINDOW_S
+        near = [
+            arm
+            for arm, one in self.challengers.items()
+            if one.until_trial <= AWAKE and not (one.is_put_off and in_debt)
+        ]
+        return frozenset[str]().union(*near)
 
     def _weight(self, arm: Arm) -> float:
         return self.challengers[arm].weight if arm in self.challengers else 0.0

@@ -11,7 +11,7 @@ import pytest
 from specq.protocol import COLOCATED_LANE, EAGLE_LANE, LOOKAHEAD_LANE, MEDUSA_LANE, SUFFIX_LANE
 from specq.verifier.arms import COLOCATED, EAGLE, LOOKAHEAD, MEDUSA, REMOTE, SUFFIX
 from specq.verifier.grafting import DraftBatch
-from specq.verifier.load_level import MOST_LOOKS
+from specq.verifier.load_level import AWAKE, MOST_LOOKS, LoadLevel
 from tests.verifier.timed_service import Machine, TimedService, TimedSource, TimedTarget
 
 STEPS_MS = {
@@ -98,3 +98,22 @@ def test_what_takes_long_and_drafts_nothing_is_tried_rarely(num_sessions: int) -
     service.serve(10.0, num_sessions)
     served = service.serve(30.0, num_sessions)
     assert served.share(EAGLE) < 0.02
+
+
+def test_what_will_not_be_tried_for_long_sleeps() -> None:
+    """It is given no hidden states."""
+    service = service_of("small", ALL)
+    service.serve(10.0, 1)
+    assert {EAGLE, MEDUSA, LOOKAHEAD} <= service.verifier.arms.asleep
+
+
+def test_who_sleeps_is_awake_some_windows_before_a_trial() -> None:
+    level, slept = LoadLevel.of(frozenset({EAGLE, SUFFIX}), frozenset({EAGLE})), list[bool]()
+    for challenger in level.challengers.values():
+        challenger.patience = challenger.until_trial = AWAKE + 5
+    while level.trial is None:
+        for _ in range(25):
+            level.window.add(2, 0.02, 1)
+        level.close(frozenset({SUFFIX}))
+        slept.append(EAGLE in level.asleep)
+    assert slept == [True] * 4 + [False] * (AWAKE + 1)

@@ -52,6 +52,7 @@ class SourceSet:
     drafted      what hangs unread on the trees, from `collect` until `read`
     clock        what each source took since the last step was learned from
     looked_at    sources that draft for one session alone, of those that are not synchronous
+    asleep       sources that are given no hidden states, but of steps with synchronous sessions
     """
 
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
@@ -67,6 +68,7 @@ class SourceSet:
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
         self.looked_at: Arm = frozenset()
+        self.asleep: Arm = frozenset()
         self.drafted: DeviceTokens | None = None
         self._unread: DraftSource | None = None  # the source that drafted this
         self._began_at: float | None = None  # if the step waits for a source
@@ -79,6 +81,15 @@ class SourceSet:
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
+
+    def control(self, looked_at: Arm, asleep: Arm) -> None:
+        """Take in what the controller says of sources (`specq.verifier.arms`)."""
+        self.looked_at, self.asleep = looked_at, asleep
+
+    def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
+        """Return whether a source that drafts by hidden states is given none of a step: it begins behind the gap when it is awake."""
+        is_own = bool(source.layers) and source is not self.mailbox
+        return is_own and source.name in self.asleep and not any(session.is_sync for session in sessions)
 
     @property
     def unpriced(self) -> list[DraftSource]:
@@ -201,7 +212,7 @@ class SourceSet:
 
     def tap(self, shares: Shares) -> Tap:
         """Return the hidden states that the sources want of these shares."""
-        tapping = [source for source in self.sources if source.layers]
+        tapping = [source for source in self.sources if source.layers and not self._sleeps(source, shares.sessions)]
         if not tapping:
             return NO_TAP
         is_prompt = (shares.batch.num_tokens > 1) | ~shares.batch.is_judged
@@ -249,11 +260,11 @@ class SourceSet:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
         computed = [Computed(*part) for part in done]
-        self._ask(
-            "observe",
-            lambda source: source.observe(rounds, [part.of_layers(source.layers) for part in computed]),
-            clock,
-        )
+        self._ask("observe", lambda source: self._show(source, rounds, computed), clock)
+
+    def _show(self, source: DraftSource, rounds: Rounds, computed: Sequence[Computed]) -> None:
+        if not self._sleeps(source, [session for part in computed for session in part.shares.sessions]):
+            source.observe(rounds, [part.of_layers(source.layers) for part in computed])
 
     def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
         """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
