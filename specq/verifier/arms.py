@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from specq.verifier.load_level import LoadLevel
+from specq.verifier.source_bounds import SourceBounds
 from specq.verifier.source_yields import Arm, Yields
 from specq.verifier.window import Window
 
@@ -35,15 +36,21 @@ MORE_LOAD_FADE, LESS_LOAD_FADE = 0.6, 0.2  # sessions come at once, and end one 
 
 
 class Arms:
-    """All arms at all loads. Told of each step, it says which sources the next may use."""
+    """All arms at all loads. Told of each step, it says which sources the next may use: `allowed`; and which of these for one session alone,
+    since nothing is known of them yet: `looked_at`. Those that are `asleep` need not follow the texts: their next trial is far away."""
 
-    def __init__(self, sources: Iterable[str], *, is_measured: bool = True) -> None:
-        """`is_measured`: else all sources are always allowed."""
+    def __init__(self, sources: Iterable[str], *, unpriced: Iterable[str] = (), is_measured: bool = True) -> None:
+        """`unpriced`: sources that may take long, nobody knows how long: they are not used before a trial. `is_measured`: else all sources are always
+        allowed."""
         self._sources, self._is_measured = frozenset(sources), is_measured
+        self._unpriced = frozenset(unpriced) if is_measured else frozenset()
         self._levels: dict[int, LoadLevel] = {}
+        self._bounds = SourceBounds()
         self.round_trip_s = self._load = 0.0
         self._number = -1  # of the level of the last step
-        self.allowed: Arm = self._sources
+        self.allowed: Arm = self._sources - self._unpriced
+        self.looked_at: Arm = frozenset()
+        self.asleep: Arm = frozenset()
         self._warm_up = Window()  # since the last change of arms
         self._num_added: dict[str, int] = {}
         self._heard: Arm = frozenset()
@@ -64,7 +71,7 @@ class Arms:
     def meet(self, num_sessions: int) -> None:
         """Take in how many sessions the next step has, those whose prompts are computed among them: it uses the arm of that load."""
         if self._is_measured:
-            self._allow(self._level(num_sessions).arm)
+            self._allow(self._level(num_sessions))
 
     def learn(
         self,
@@ -85,15 +92,21 @@ class Arms:
         if not self._is_measured:
             return
         level = self._levels[self._number]
-        if _number(num_sessions) == self._number and self._is_warm(seconds, self._awaited_s(level)):
+        if is_decoding:
+            self._bounds.learn(num_sessions, seconds, (senders & self.allowed) - self.looked_at, yields)
+            self._bounds.learn(1, seconds, senders & self.looked_at, yields)
+        if _number(num_sessions) != self._number or level.take_trial_step(num_tokens, seconds) or self.looked_at:
+            pass
+        elif self._is_warm(seconds, self._awaited_s(level)):
             level.window.add(num_tokens, seconds, num_sessions if is_decoding else 0, senders, is_decoding, yields)
             if level.is_over(awaited_s := self._awaited_s(level)):
                 level.close(self._heard, awaited_s)
-        self._allow(level.arm)
+        self._allow(level)
 
-    def _allow(self, arm: Arm) -> None:
-        if arm != self.allowed:
-            self.allowed, self._warm_up = arm, Window()
+    def _allow(self, level: LoadLevel) -> None:
+        if (level.arm, level.looked_at) != (self.allowed, self.looked_at):
+            self.allowed, self.looked_at, self._warm_up = level.arm, level.looked_at, Window()
+        self.asleep = level.asleep - level.arm
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """Return what is known of the arms at each load, by the names of heartbeats (`specq.protocol.worker_metrics`): of each arm that is
@@ -112,7 +125,7 @@ class Arms:
         fade = MORE_LOAD_FADE if num_sessions > self._load else LESS_LOAD_FADE
         self._load += (num_sessions - self._load) * (fade if self._load else 1.0)
         number = _number(self._load)
-        level = self._levels.setdefault(number, LoadLevel.of(self._sources))
+        level = self._levels.setdefault(number, LoadLevel.of(self._sources, self._unpriced, self._bounds))
         if number != self._number and not level.num_trials:
             tried = [known for known, one in self._levels.items() if one.num_trials]
             nearest = min(tried, key=lambda known: abs(known - number), default=number)

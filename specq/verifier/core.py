@@ -104,7 +104,8 @@ class Verifier:
         # Of the last step, in thousandths, as in `Verdict`: with what it takes to receive a node.
         self._min_accept_prob = 0
         self.min_accept_prob = 0.0  # with which verifying a node that is here already just paid in the last step
-        self.arms = Arms([source.name for source in self.sources.sources], is_measured=measures_drafts)
+        names, unpriced = ([one.name for one in found] for found in (self.sources.sources, self.sources.unpriced))
+        self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
         self._early = EarlySteps(engine, self.sources, self.arms)
         self._round_trips = RoundTrips(MOST_ROUND_TRIP_S)
         self.tracer, self.meter = Tracer(), StepMeter()
@@ -216,6 +217,7 @@ class Verifier:
         """Let sources begin to draft for the next step, unless they have; the host is free until `step`. `clock`: to see what they take."""
         if not self._has_begun:
             self._has_begun = True
+            self.sources.control(self.arms.looked_at, self.arms.asleep)
             self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
 
     def step(self, clock: Callable[[], float]) -> Reports:
@@ -223,6 +225,7 @@ class Verifier:
         faults, began = Faults(), clock()
         self._follow_load()
         self._has_begun = False
+        self.sources.control(self.arms.looked_at, self.arms.asleep)
         self.sources.collect(self._decoding(), self.arms.allowed, self._budget(), clock)
         before, self._flights.newest = self._flights.newest, None
         if before is not None and not self._can_follow(before):

@@ -57,7 +57,7 @@ def admit(
     is_alone = may_evict and not any(session.is_open for session in running)
     places, trees = [session.place for session in turn], turn[0].trees
     num_decoding = np.count_nonzero(trees.is_open[places] & (trees.length[places] - trees.kv_len[places] <= 1))
-    are_few = num_decoding > len(turn) - num_decoding  # those that wait for their first tokens
+    are_few = bool(num_decoding > len(turn) - num_decoding)  # those that wait for their first tokens
     for session in [s for s in turn if not s.is_open]:
         if session.gives_way is None:
             session.gives_way = are_few

@@ -2,8 +2,10 @@
 
 Rules: what counts of a trial is the ratio to the windows of the arm in use before and after it. The arms are those that differ in one source, those
 of one source, and that of none; and the one without all sources that are seen to bring less than they take, which is tried first. An arm that
-differs in several sources is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises
-a loss at best. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
+adds a source must gain by more than a standard error, so that of arms that are nearly equal the one with fewer sources is used. One that differs in
+several is tried later, and not at all for a while if what is known of each of them says that it loses; so is one that promises a loss at best
+(`specq.verifier.source_bounds`). A trial ends at the first round that shows that it cannot catch up. What a trial has lost, in seconds, says
+how soon it comes again. Guesses (`specq.verifier.source_yields`) say what is tried, and never what is used. (`specq.verifier.arms` has the whole.)
 
 No clock: seconds are given.
 """
@@ -15,8 +17,9 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from specq.verifier.source_bounds import SourceBounds
 from specq.verifier.source_yields import NOTHING, Arm, Yield, leanest, promise
-from specq.verifier.window import Window
+from specq.verifier.window import WINDOW_S, Window
 
 log = structlog.get_logger(__name__)
 
@@ -37,14 +40,18 @@ NOISE, NOISE_WEIGHT = 0.12, 2.0  # of a trial, in logarithms, as it is believed 
 # Standard deviations: a trial that is so much better than the window before awaits none after it; one that differs by so much ends early.
 EVIDENT, SOON_EVIDENT = 2.0, 3.0
 MARGIN = 0.01  # of the logarithm of the ratio; within it the arm in use stays
+HOPELESS = 0.1  # the least loss, as a logarithm, that a trial's best promise must show for it to end
+AWAKE = 16  # windows before a trial, from which on its sources follow the texts
+MANY = 1.5  # sessions of a step
+MOST_LOOKS = 8  # steps in which one session is drafted for alone, by a source of which nothing is known
 MEMORY = 12.0  # trials after which one has faded to 1/e
 
 
-def affordable(gain: float, weight: float, num_challengers: int) -> int:
-    """Return how many windows must lie between trials of an arm that is better by this, as so many trials say, so that they cost no more
-    than its share."""
+def affordable(lost: float, weight: float, num_challengers: int) -> int:
+    """Return how many windows must lie between trials of an arm each of which loses the tokens of so many windows, as so many trials say, so
+    that they cost no more than its share."""
     cost = TRIALS_COST + (STANDING_COST - TRIALS_COST) * min(weight / STANDING, 1.0)
-    return min(math.ceil(max(-gain, 0.0) * num_challengers / cost), MOST_OF_LOSERS)
+    return min(math.ceil(max(lost, 0.0) * num_challengers / cost), MOST_OF_LOSERS)
 
 
 @dataclass(slots=True)
@@ -53,7 +60,8 @@ class Challenger:
 
     gain, variance, weight  the mean of ln(its rate / that of the arm in use) over trials, its variance between them, and how many
                 trials they stand for; older ones fade
-    is_put_off  whether its first trial was put off, since it promises a loss
+    lost        by its last trial, in windows of the arm in use
+    is_put_off  whether its next trial was put off, since it promises a loss
     """
 
     patience: int = FIRST_PATIENCE
@@ -61,6 +69,7 @@ class Challenger:
     gain: float = 0.0
     variance: float = NOISE**2
     weight: float = 0.0
+    lost: float = 0.0
     is_put_off: bool = False
 
     def learn(self, gain: float, noise: float = 0.0) -> None:
@@ -73,21 +82,26 @@ class Challenger:
 
     def wait(self, num_challengers: int) -> None:
         """Set when it is tried next: so late that its trials cost its share, but not at once."""
-        errors = -self.gain / math.sqrt(self.variance / max(self.weight, 1.0))
+        errors = -self.gain / self.error
         growth = next((growth for least, growth in GROWTH if errors >= least), GROWTH[-1][1])
-        self.patience = min(
-            growth * self.patience, max(affordable(self.gain, self.weight, num_challengers), LEAST_PATIENCE)
-        )
-        self.until_trial = self.patience
+        lost = max(self.lost, -self.gain)
+        self.patience = min(growth * self.patience, max(affordable(lost, self.weight, num_challengers), LEAST_PATIENCE))
+        self.until_trial, self.is_put_off = self.patience, False
 
-    def miss(self) -> None:
+    @property
+    def error(self) -> float:
+        """The standard error of the gain."""
+        return math.sqrt(self.variance / max(self.weight, 1.0))
+
+    def miss(self, num_challengers: int) -> None:
         """Set when it is tried next, where a source of it sent nothing or the load changed."""
-        self.patience = self.until_trial = min(2 * self.patience, MOST_PATIENCE)
+        lost = affordable(self.lost, self.weight, num_challengers)
+        self.patience = self.until_trial = max(min(2 * self.patience, MOST_PATIENCE), lost)
 
     def like(self) -> Challenger:
         """Return what is believed of the arm at a load that has not been measured: as if it had been tried once."""
         patience = min(self.patience, LEAST_PATIENCE)
-        return replace(self, patience=patience, until_trial=patience, weight=min(self.weight, 1.0))
+        return replace(self, patience=patience, until_trial=patience, weight=min(self.weight, 1.0), is_put_off=False)
 
 
 @dataclass(slots=True)
@@ -98,12 +112,16 @@ class LoadLevel:
     had     the part of the trial's window that was there when the load came back; is_second: whether a visit brought too little before
     num_trials  at this load itself
     before  the window of the arm in use before the trial; tried: the arm and its window, of a trial which awaits the window after it
+    of_trial  what the trial took and brought, its warm-up included; num_looks: its first steps, in which one session was drafted for alone
     debt_s  seconds that trials have cost and that no share of later windows has paid for: until then none that was put off begins
     step    what a step of the arm in use took and brought; yields: what each source did, where it was used last, in a step
+    asleep  sources whose next trial is far away: they need not follow the texts
+    bounds  what each source can do at best; num_sessions: of a step, for which they are asked
     """
 
     sources: Arm
     used: Arm
+    bounds: SourceBounds = field(default_factory=SourceBounds)
     challengers: dict[Arm, Challenger] = field(default_factory=dict)
     num_trials: int = 0
     trial: Arm | None = None
@@ -112,21 +130,25 @@ class LoadLevel:
     window: Window = field(default_factory=Window)
     before: Window = field(default_factory=Window)
     tried: tuple[Arm, Window] | None = None
+    of_trial: Yield = NOTHING
+    num_looks: int = 0
     debt_s: float = 0.0
     step: Yield = NOTHING
     yields: dict[str, Yield] = field(default_factory=dict)
+    num_sessions: float = 1.0
+    asleep: Arm = frozenset()
 
     @classmethod
-    def of(cls, sources: Arm) -> LoadLevel:
-        """Return the state before anything is known: all sources are used."""
-        level = cls(sources, sources)
+    def of(cls, sources: Arm, unpriced: Arm = frozenset(), bounds: SourceBounds | None = None) -> LoadLevel:
+        """Return the state before anything is known: all sources are used but the `unpriced` ones, whose trials come first."""
+        level = cls(sources, sources - unpriced, bounds or SourceBounds())
         level._meet_challengers(silent=frozenset())
         return level
 
     def like(self) -> LoadLevel:
         """Return the state at a load that has not been measured, where this is the nearest that was."""
         challengers = {arm: one.like() for arm, one in self.challengers.items()}
-        return LoadLevel(self.sources, self.used, challengers, step=self.step, yields=dict(self.yields))
+        return LoadLevel(self.sources, self.used, self.bounds, challengers, step=self.step, yields=dict(self.yields))
 
     def _meet_challengers(self, silent: Arm) -> None:
         """Let those arms be tried that differ in one source from the one in use, those of one source, and that of none; `silent`: sources that
@@ -157,8 +179,8 @@ class LoadLevel:
             return
         self.window, self.had = Window(), 0.0
         if self.is_second:
-            self.challengers[self.trial].miss()
-            self.trial = None
+            self.challengers[self.trial].miss(len(self.challengers))
+            self.trial, self.of_trial, self.num_looks = None, NOTHING, 0
         self.is_second = not self.is_second
 
     # --- windows ------------------------------------------------------------------------------------------------------
@@ -174,8 +196,18 @@ class LoadLevel:
             return self._is_evident(self.trial, self.window, SOON_EVIDENT)
         if self.tried is not None:
             return False
+        if self._awaits_unknown():
+            return True
         arm, gain = self._guess(self.window)
         return gain > max(EVIDENTLY_GUESSED, EVIDENT * math.sqrt(self.window.variance)) and not self._weight(arm)
+
+    def _awaits_unknown(self) -> bool:
+        """Return whether the next trial is the first of a source of which nothing is known: it waits for no full window."""
+        return any(
+            challenger.until_trial <= 1 and not challenger.weight and not challenger.is_put_off
+            for source in self._unknown(self.sources - self.used)
+            if (challenger := self.challengers.get(self.used | {source})) is not None
+        )
 
     def _is_evident(self, arm: Arm, window: Window, deviations: float = EVIDENT) -> bool:
         """Return whether the window of a trial differs by so much from the one before that none after it is awaited."""
@@ -201,14 +233,49 @@ class LoadLevel:
             self._compare(arm, gain, tried.variance + (self.before.variance + window.variance) / 4)
             self.tried = None
         self.before, self.step = window, window.step
+        self.num_sessions = window.verdicts / window.steps or self.num_sessions
         self._choose_trial(silent=self.used - heard)
 
-    def _end_trial(self, arm: Arm, window: Window, *, is_short: bool) -> None:
+    @property
+    def looked_at(self) -> Arm:
+        """The sources of a trial of which nothing is known: where there are several sessions, they draft for one alone at first."""
+        if self.trial is None or self.num_sessions < MANY:
+            return frozenset()
+        return self._unknown(self.trial - self.used)
+
+    def _unknown(self, sources: Arm) -> Arm:
+        return frozenset(source for source in sources if self.bounds.best(source, self.num_sessions) is None)
+
+    def take_trial_step(self, num_tokens: int, seconds: float) -> bool:
+        """Take in a step of a trial, its warm-up included; return whether the trial is over, since even at its best its arm loses."""
+        if self.trial is None:
+            return False
+        self.of_trial = self.of_trial.plus(Yield(seconds, num_tokens))
+        self.num_looks += bool(self.looked_at)
+        is_unknown, gain = bool(self._unknown(self.trial - self.used)), self._promise(self.trial)
+        if gain > -HOPELESS if not is_unknown else self.num_looks < MOST_LOOKS:
+            return False
+        arm, self.window = self.trial, Window()
+        self._leave_trial(arm)
+        if is_unknown:
+            self.challengers[arm].miss(len(self.challengers))
+        else:
+            self._compare(arm, gain)
+        return True
+
+    def _leave_trial(self, arm: Arm) -> None:
+        """Count what a trial has lost."""
         self.trial, self.had, self.is_second = None, 0.0, False
+        of_trial, self.of_trial, self.num_looks = self.of_trial, NOTHING, 0
+        lost_s = max(of_trial.seconds - of_trial.tokens / math.exp(self.before.log_rate), 0.0)
+        self.challengers[arm].lost = lost_s / max(self.before.seconds, WINDOW_S)
+        self.debt_s += lost_s
+
+    def _end_trial(self, arm: Arm, window: Window, *, is_short: bool) -> None:
+        self._leave_trial(arm)
         gain = window.log_rate - self.before.log_rate
-        self.debt_s += window.seconds * max(1 - math.exp(gain), 0.0)
         if not arm - self.used <= window.senders:
-            self.challengers[arm].miss()
+            self.challengers[arm].miss(len(self.challengers))
         elif self._is_evident(arm, window) and (gain > 0 or is_short):
             self._compare(arm, gain, window.variance + self.before.variance)
         else:
@@ -227,7 +294,7 @@ class LoadLevel:
             gain=round(gain, 3),
             mean_gain=round(challenger.gain, 3),
         )
-        if challenger.gain > MARGIN:
+        if challenger.gain > MARGIN + (0.0 if arm < self.used else challenger.error):
             self._use(arm)
         else:
             challenger.wait(len(self.challengers))
@@ -245,6 +312,8 @@ class LoadLevel:
             if len(near ^ arm) == 1 and not challenger.weight:
                 challenger.patience = challenger.until_trial = FIRST_PATIENCE
                 challenger.is_put_off = False
+            elif not challenger.weight:
+                challenger.patience = challenger.until_trial = FAR_PATIENCE
 
     # --- which is tried -----------------------------------------------------------------------------------------------
 
@@ -255,8 +324,9 @@ class LoadLevel:
         open_to_trial = {arm: one for arm, one in self.challengers.items() if not silent - arm}
         for arm, challenger in open_to_trial.items():
             challenger.until_trial -= 1
-            if challenger.until_trial == 0 and not challenger.weight and not challenger.is_put_off:
+            if challenger.until_trial == 0 and not challenger.is_put_off:
                 self._put_off(arm, challenger)
+        self.asleep = self.sources - self.used - silent - self._tried_soon()
         guessed, gain = self._guess(self.before, silent)
         if gain > GUESSED and not self._weight(guessed):
             self.challengers.setdefault(guessed, Challenger())
@@ -269,6 +339,16 @@ class LoadLevel:
         }
         self.trial = min(due, key=lambda arm: (due[arm], -self._promise(arm)), default=None)
 
+    def _tried_soon(self) -> Arm:
+        """Return the sources of all arms whose trials are near, but for those that wait until earlier trials are paid for."""
+        in_debt = self.debt_s > AWAKE * TRIALS_COST * WINDOW_S
+        near = [
+            arm
+            for arm, one in self.challengers.items()
+            if one.until_trial <= AWAKE and not (one.is_put_off and in_debt)
+        ]
+        return frozenset[str]().union(*near)
+
     def _weight(self, arm: Arm) -> float:
         return self.challengers[arm].weight if arm in self.challengers else 0.0
 
@@ -279,17 +359,23 @@ class LoadLevel:
 
     def _promise(self, arm: Arm) -> float:
         """Return the gain that an arm promises at best, as a logarithm, by what each source was seen to take and bring."""
-        return promise(self.step, self.yields, arm - self.used, self.used - arm) if self.step.tokens else 0.0
+        if not self.step.tokens:
+            return 0.0
+        added, dropped = arm - self.used, self.used - arm
+        yields = {source: best for source in added if (best := self.bounds.best(source, self.num_sessions)) is not None}
+        yields |= {source: self.yields[source] for source in dropped & self.yields.keys()}
+        return promise(self.step, yields, added, dropped)
 
     def _put_off(self, arm: Arm, challenger: Challenger) -> None:
-        """Try an arm for the first time later, if it promises a loss at best; or, where it differs in several sources, what is known of each of
+        """Try an arm later, if it promises a loss at best; or, where it differs in several sources and was not tried, what is known of each of
         them says that it loses."""
         differs = arm ^ self.used
-        gain = self._promise(arm)
-        if len(differs) > 1:
+        gain = promised = self._promise(arm)
+        if len(differs) > 1 and not challenger.weight:
             near = [self.challengers.get(self.used ^ {source}) for source in differs]
             gain = min(gain, sum(one.gain for one in near if one is not None))
-        windows = min(affordable(gain, 0.0, len(self.challengers)), MOST_FAR_PATIENCE)
-        if windows > challenger.patience:
+        most = MOST_OF_LOSERS if promised < -HOPELESS else MOST_FAR_PATIENCE
+        windows = min(affordable(-gain, 0.0, len(self.challengers)), most)
+        if windows > challenger.patience or (windows and challenger.weight):
             challenger.until_trial = challenger.patience = windows
             challenger.is_put_off = True

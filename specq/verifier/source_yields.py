@@ -4,7 +4,7 @@ A source takes its own seconds, in which the verifier waits for it, and those of
 it is the origin. That leaves much out: what a drafter takes from the verifier elsewhere, what several sources cost together, and that others may find
 the same tokens. So a guess says only what is tried first, what is tried late, and what a trial may cost; what is used is measured.
 
-Rules: a source that is left out is believed to take its tokens along, and one that is added to bring more than it did beside others. So a guess
+Rules: a source that is left out is believed to take its tokens along, and one that is added to bring the most that it can. So a guess
 errs on the side of drafts. Pure.
 """
 
@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 Arm = frozenset[str]
 
-MORE = 2.0  # times as many tokens as beside others: what a source that is added may bring
-MORE_OF_ALL = 0.25  # and this part of all tokens
+UNKNOWN = 0.25  # of all tokens: what a source is believed to bring of which nothing is known
 LEAST_PART = 0.02  # of the seconds of a step: what is left at least of it without some sources
 
 
@@ -59,12 +58,11 @@ def leanest(step: Yield, yields: Yields) -> tuple[Arm, float]:
 
 
 def promise(step: Yield, yields: Yields, added: Arm, dropped: Arm) -> float:
-    """Return how much a step may gain at best, as a logarithm, by some sources more and some less; what is not known costs nothing, and others
-    find all that those which are left out brought."""
+    """Return how much a step may gain at best, as a logarithm, by some sources more and some less; `yields`: at best of those that are added
+    (`specq.verifier.source_bounds`). What is not known costs nothing, and others find all that those which are left out brought."""
     found = step
     for source in dropped & yields.keys():
         found = found.without(yields[source]._replace(tokens=0.0))
     for source in added:
-        own = yields.get(source, NOTHING)
-        found = found.plus(Yield(own.seconds, MORE * own.tokens + MORE_OF_ALL * step.tokens))
+        found = found.plus(yields.get(source, Yield(0.0, UNKNOWN * step.tokens)))
     return math.log(found.rate / step.rate)

@@ -28,7 +28,7 @@ from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.conformance.sources import LENGTH, Serving
 from specq.testing.growth import Growth, grow_best_first, grow_shape
 from specq.testing.toy import ToyTrees, toy_text
-from specq.verifier import Setup, StepCurve, Verifier, make_sources
+from specq.verifier import Setup, StepCurve, Verifier, arms, make_sources
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.rank_trees import likeliest, tree_for
@@ -362,6 +362,27 @@ def test_sessions_come_and_go(tiny: str, random_eagle: Path) -> None:
     assert drafted["nodes"] > 100
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_head_that_sleeps_is_given_nothing_and_drafts_behind_the_gap(mode: str) -> None:
+    """From the fifth to the fifteenth turn, unless a synchronous session asks for it; the text is the target's."""
+    started, source = serving(ToyTrees(wrong_every=1, blind=True))
+    started.open(0, mode=mode)
+    head, given = source.head, list[int]()
+    assert isinstance(head, ToyTrees)
+    for turn in range(30):
+        started.verifier.arms.asleep = frozenset([arms.EAGLE] if 5 <= turn < 15 else [])
+        before = head.known(0)
+        started.turn()
+        given.append(head.known(0) - before)
+    assert all(given[:5])
+    assert (sum(given[6:15]) > 0) == (mode == "sync"), "a step in flight may still be shown to it"
+    assert given[15] >= (1 if mode == "sync" else 10), "it goes on behind the gap"
+    assert all(given[16:])
+    num_drafted = sum(head.num_started)
+    assert started.finish() == {0: toy_text([5, 6, 7], LENGTH)}
+    assert sum(head.num_started) > num_drafted
+
+
 def test_a_head_is_made_of_a_configuration(tiny: str, random_eagle: Path, random_heads: Path) -> None:
     """By what its directory holds; a tree deeper than the chain is refused."""
     info = TorchEngine(tiny, device="cpu", kv_slots=64).info
@@ -418,7 +439,9 @@ def test_the_text_has_the_targets_distribution(order: list[int], speculation: Sp
     tokens: list[int] = []
     accepted = 0
     for seed in (1, 2):
-        verifier = Verifier(TappedMemoryless(), CURVE, [EagleDrafter(FixedTrees(order), 3)], incarnation=1)
+        verifier = Verifier(
+            TappedMemoryless(), CURVE, [EagleDrafter(FixedTrees(order), 3)], incarnation=1, measures_drafts=False
+        )
         params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
         verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)
         session = verifier.sessions[seed]

@@ -84,7 +84,7 @@ def test_heads_read_the_state_that_made_the_last_token(mode: str, wrong_every: i
 def origins_with(source: DraftSource) -> tuple[list[str], set[int], dict[str, Any]]:
     """Return the origins of a text that a verifier makes with this source alone, the lanes of what was verified, and how much of each
     source was."""
-    verifier = Verifier(ToyEngine(), CURVE, [source], incarnation=1)
+    verifier = Verifier(ToyEngine(), CURVE, [source], incarnation=1, measures_drafts=False)
     verifier.handle(_open(0, SamplingParams(max_tokens=20), ASYNC, PROMPT), 0.0)
     names, lanes = list[str](), set[int]()
     while not verifier.sessions[0].finish:
@@ -377,7 +377,9 @@ def test_the_text_has_the_targets_distribution(order: list[int], speculation: Sp
     tokens: list[int] = []
     accepted = 0
     for seed in (1, 2):
-        verifier = Verifier(TappedMemoryless(), CURVE, [MedusaDrafter(FixedHeads(order))], incarnation=1)
+        verifier = Verifier(
+            TappedMemoryless(), CURVE, [MedusaDrafter(FixedHeads(order))], incarnation=1, measures_drafts=False
+        )
         params = SamplingParams(max_tokens=750, temperature=1.0, seed=seed, strategy=strategy)
         verifier.handle(_open(seed, params, speculation, [5, 6, 7]), 0.0)
         session = verifier.sessions[seed]

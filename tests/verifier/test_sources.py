@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specq.drafting import Drafter
-from specq.protocol import NO_TREE, ConfigError, Draft, SamplingParams, ScratchRows, SessionStep, Tap
+from specq.protocol import NO_TAP, NO_TREE, ConfigError, Draft, SamplingParams, ScratchRows, SessionStep, Tap
 from specq.testing.conformance.sources import PROMPT, Feed, Serving, SourceConformance
 from specq.testing.toy import ToyChains, ToyEngine, ToyHeads, ToyProposer, ToyTrees, toy_info, toy_text
 from specq.verification import StepBatch
@@ -232,7 +232,10 @@ def test_a_prompts_rows_are_asked_for_however_few_they_are() -> None:
     ]  # fmt: skip
     places = np.array([session.place for session in sessions])
     shares = Shares(sessions, places, StepBatch.of(steps), np.zeros(0, np.int32))
-    assert SourceSet([Watcher()], ToyEngine()).tap(shares) == Tap((0, 1), frozenset([0, 2]))
+    sources = SourceSet([Watcher()], ToyEngine())
+    assert sources.tap(shares) == Tap((0, 1), frozenset([0, 2]))
+    sources.control(frozenset(), frozenset([Watcher.name]))
+    assert sources.tap(shares) == NO_TAP, "it sleeps"
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -251,29 +251,30 @@ class TimedChains:
 
 
 class TimedSource(DraftSource):
-    """Drafts chains on the host, in so many seconds a round, whether or not they are used; `num_scratch` rows of each session come along."""
+    """Drafts chains on the host, in so many seconds a round, and `session_s` for each session but the first, whether or not they are used; `num_scratch` rows of each session come along."""
 
     uses_scratch = True
 
     def __init__(
         self, machine: Machine, name: str, lane: int, seconds: float, chance: float, depth: int = 4, num_scratch: int = 0,
-        begin_s: float = 0.0,
+        begin_s: float = 0.0, *, session_s: float = 0.0, is_priced: bool = False,
     ) -> None:  # fmt: skip
         self.name, self._lane = name, lane  # type: ignore[misc]
         self._machine, self._seconds, self._chance, self._depth = machine, seconds, chance, depth
-        self._num_scratch, self._begin_s = num_scratch, begin_s
+        self._num_scratch, self._begin_s, self._session_s = num_scratch, begin_s, session_s
+        self.is_priced = is_priced
 
     def begin(self, sessions: Sequence[Session], budget: Budget, now: float) -> bool:
         """See `DraftSource`."""
         self._machine.work(self._begin_s if sessions else 0.0)
-        return False
+        return bool(sessions) and not self.is_priced
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """See `DraftSource`."""
         sessions = [session for session in sessions if session.takes_drafts and not session.is_sync]
         if not sessions:
             return ()
-        self._machine.work(self._seconds)
+        self._machine.work(self._seconds + self._session_s * (len(sessions) - 1))
         chains = [
             foreseen(one.session_id, one.length, one.token_ids[-1], self._depth, self._chance, self._lane)
             for one in sessions
@@ -440,7 +441,7 @@ def gpu(mode: str = "async", chance: float = 0.85, suffix: float = 0.3, chain: i
     levels = [(1, 0.5), (8, 0.52), (64, 0.8)]
     curve = StepCurve([1, 8, 64], [seconds / 1000 for _, seconds in levels])
     drafter = ColocatedDrafter(TimedChains(machine, levels, chance), curve, fan_out=1, chain=chain)
-    texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix)
+    texts = TimedSource(machine, SUFFIX, SUFFIX_LANE, 0.0001, suffix, is_priced=True)
     return TimedService(
         target, [drafter, texts][: 1 + (suffix > 0)], mode=mode, loop_s=0.0004, session_loop_s=0.00001, **options
     )

@@ -118,13 +118,15 @@ class SourceConformance:
 
 
 class Serving:
-    """A verifier with sources of drafts, and the texts of its sessions."""
+    """A verifier with sources of drafts, all of which are used, and the texts of its sessions."""
 
     def __init__(
         self, sources: list[DraftSource], feed: Feed, *, engine: ToyEngine | None = None, **options: Any
     ) -> None:
         curve = StepCurve([1, 64], [0.005, 0.01])
-        self.verifier = Verifier(engine or ToyEngine(), curve, sources, incarnation=1, **options)
+        self.verifier = Verifier(
+            engine or ToyEngine(), curve, sources, incarnation=1, **{"measures_drafts": False, **options}
+        )
         self.texts: dict[int, list[int]] = {}
         self._feed = feed
 

@@ -84,6 +84,7 @@ class ColocatedDrafter(DraftSource):
     """
 
     name = COLOCATED
+    is_priced = True
 
     def __init__(
         self,

@@ -84,12 +84,14 @@ class DraftSource(ABC):
     layers        the layers of the target whose hidden states it is given after each step (see `Tap`)
     uses_scratch  whether it has rows of its own computed in steps; see `scratch`
     takes_sync    whether it may draft for synchronous sessions
+    is_priced     whether a draft takes little, or no more than pays by what was measured at start-up: else the source is silent until a trial
     """
 
     name: ClassVar[str]
     layers: tuple[int, ...] = ()
     uses_scratch: ClassVar[bool] = False
     takes_sync: ClassVar[bool] = True
+    is_priced: bool = False
 
     @property
     def has_work(self) -> bool:

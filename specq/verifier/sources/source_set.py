@@ -52,6 +52,8 @@ class SourceSet:
     num_dropped  drafts for which there was no time or no room
     drafted      what hangs unread on the trees, from `collect` until `read`
     clock        what each source took since the last step was learned from
+    looked_at    sources that draft for one session alone, of those that are not synchronous
+    asleep       sources that are given no hidden states, but of steps with synchronous sessions
     """
 
     def __init__(self, sources: Iterable[DraftSource], engine: Engine) -> None:
@@ -66,6 +68,8 @@ class SourceSet:
         self.waited_s = self.node_s = 0.0
         self.mail_s = LEAST_MAIL_S
         self.num_dropped = 0
+        self.looked_at: Arm = frozenset()
+        self.asleep: Arm = frozenset()
         self.drafted: DeviceTokens | None = None
         self._unread: DraftSource | None = None  # the source that drafted this
         self._began_at: float | None = None  # if the step waits for a source
@@ -79,6 +83,20 @@ class SourceSet:
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
+
+    def control(self, looked_at: Arm, asleep: Arm) -> None:
+        """Take in what the controller says of sources (`specq.verifier.arms`)."""
+        self.looked_at, self.asleep = looked_at, asleep
+
+    def _sleeps(self, source: DraftSource, sessions: Sequence[Session]) -> bool:
+        """Return whether a source that drafts by hidden states is given none of a step: it begins behind the gap when it is awake."""
+        is_own = bool(source.layers) and source is not self.mailbox
+        return is_own and source.name in self.asleep and not any(session.is_sync for session in sessions)
+
+    @property
+    def unpriced(self) -> list[DraftSource]:
+        """The sources of which nobody knows what a draft takes."""
+        return [source for source in self.sources if not source.is_priced]
 
     @property
     def num_added(self) -> dict[str, int]:
@@ -123,7 +141,7 @@ class SourceSet:
     ) -> None:
         """Let the sources begin to draft for sessions that decode; those that are not allowed only for synchronous ones."""
         begun = self._ask(
-            "begin", lambda source: source.begin(_drafted_for(sessions, source, allowed), budget, now), clock
+            "begin", lambda source: source.begin(self._drafted_for(sessions, source, allowed), budget, now), clock
         )
         self._began_at = now if any(begun) else None
 
@@ -150,7 +168,7 @@ class SourceSet:
     ) -> None:
         if budget.unread_vocab and (not takes_unread(self._engine) or self._is_followed(source, sessions, allowed)):
             budget = budget._replace(unread_vocab=0)
-        for batch in source.collect(_drafted_for(sessions, source, allowed), budget, clock):
+        for batch in source.collect(self._drafted_for(sessions, source, allowed), budget, clock):
             if batch.drafted is not None:
                 self.drafted, self._unread = batch.drafted, source
             self._hang(source, batch, clock())
@@ -160,7 +178,9 @@ class SourceSet:
         """Return whether another source drafts for some of the sessions after this one, and so looks at their trees."""
         later = self.sources[self.sources.index(source) + 1 :]
         return any(
-            one.takes_sync or not session.is_sync for one in later for session in _drafted_for(sessions, one, allowed)
+            one.takes_sync or not session.is_sync
+            for one in later
+            for session in self._drafted_for(sessions, one, allowed)
         )
 
     def read(self, clock: Callable[[], float]) -> bool:
@@ -184,7 +204,7 @@ class SourceSet:
         text then ended, are gone, whether or not their session decodes now."""
         for session in self._with_scratch:
             session.scratch = NO_SCRATCH
-        self._ask("scratch", lambda source: self._add_scratch(source, _drafted_for(sessions, source, allowed)))
+        self._ask("scratch", lambda source: self._add_scratch(source, self._drafted_for(sessions, source, allowed)))
         self._with_scratch = [session for session in sessions if session.scratch.num_rows]
 
     def _add_scratch(self, source: DraftSource, sessions: Sequence[Session]) -> None:
@@ -196,7 +216,7 @@ class SourceSet:
 
     def tap(self, shares: Shares) -> Tap:
         """Return the hidden states that the sources want of these shares."""
-        tapping = [source for source in self.sources if source.layers]
+        tapping = [source for source in self.sources if source.layers and not self._sleeps(source, shares.sessions)]
         if not tapping:
             return NO_TAP
         is_prompt = (shares.batch.num_tokens > 1) | ~shares.batch.is_judged
@@ -244,11 +264,18 @@ class SourceSet:
         """Let the sources take in what a step committed, which took so long."""
         self.mail_s = max(LEAST_MAIL_S, step_s)
         computed = [Computed(*part) for part in done]
-        self._ask(
-            "observe",
-            lambda source: source.observe(rounds, [part.of_layers(source.layers) for part in computed]),
-            clock,
-        )
+        self._ask("observe", lambda source: self._show(source, rounds, computed), clock)
+
+    def _show(self, source: DraftSource, rounds: Rounds, computed: Sequence[Computed]) -> None:
+        if not self._sleeps(source, [session for part in computed for session in part.shares.sessions]):
+            source.observe(rounds, [part.of_layers(source.layers) for part in computed])
+
+    def _drafted_for(self, sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
+        """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
+        if source.name in allowed - self.looked_at:
+            return sessions
+        others = [session for session in sessions if not session.is_sync] if source.name in allowed else []
+        return [session for session in sessions if session.is_sync] + others[:1]
 
     def close(self, session: Session) -> None:
         """Let the sources forget a session."""
@@ -270,11 +297,6 @@ class SourceSet:
     def _drop(self, source: DraftSource, doing: str, error: Exception) -> None:
         self.sources.remove(source)
         log.error("source_failed", source=source.name, doing=doing, **traced(error))
-
-
-def _drafted_for(sessions: Sequence[Session], source: DraftSource, allowed: Arm) -> Sequence[Session]:
-    """Return the sessions that a source may draft for: synchronous ones asked for it, whether it pays or not."""
-    return sessions if source.name in allowed else [session for session in sessions if session.is_sync]
 
 
 def _check(source: DraftSource, engine: Engine) -> None:
