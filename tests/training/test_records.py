@@ -44,7 +44,15 @@ def test_a_line_that_is_no_record_is_named_with_what_would_be_right(tmp_path, li
 
 
 @pytest.mark.parametrize(
-    "data", [WHOLE[:-9], WHOLE[:4], b"figs", gzip.compress(b'{"prompt": "\xff"}'), WHOLE[:12] + b"\0" * 9]
+    "data",
+    [WHOLE[:-9], WHOLE[:4], b"figs", gzip.compress(b'{"prompt": "\xff"}'), WHOLE[:12] + b"\0" * 9],
+    ids=[
+        "cut in its text",
+        "cut in its header",
+        "not packed",
+        "not UTF-8",
+        "damaged",
+    ],  # the bytes have the time in them
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, data):
     path = tmp_path / "a.jsonl.gz"
