@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,10 @@ from specq.testing.fake_broker import FakeBroker
 
 # The models of tests are tiny: torch's second thread would only wait, and on a busy machine spin. Torch reads it once.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Jobs that a shell runs in the background ignore SIGINT, and so would the processes of tests that are interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What an example takes says how busy the machine is.
 settings.register_profile("specq", deadline=None)

@@ -26,6 +26,7 @@ Action = Callable[[ClientCore, float], Sequence[Event] | None]
 _JOIN_S = 5.0
 PART_S = 0.5  # for the broker to learn that jobs are stopped, when the client closes
 TICK_MS = 50
+IDLE_MS = 1000  # after which actions are looked at without a wake-up, which Ctrl-C may have kept from being sent
 
 
 class Link:
@@ -129,9 +130,8 @@ class Link:
         poller.register(self._woken, zmq.POLLIN)
         next_tick = 0.0
         while not self._closed:
-            ready = dict(poller.poll(None if self._core.idle else TICK_MS))
-            if self._woken.fileno() in ready:
-                self._act()
+            ready = dict(poller.poll(IDLE_MS if self._core.idle else TICK_MS))
+            self._act()
             if self._socket in ready:
                 self._receive()
             now = time.monotonic()

@@ -63,3 +63,24 @@ def test_a_busy_thread_is_woken_once_for_all_that_wait(link):
 
     assert all(done.acquire(timeout=PATIENCE_S) for _ in range(NUM_CALLS))
     assert counting.num_sent == 1
+
+
+class Interrupted(Counting):
+    """A socket whose first message is kept from being sent."""
+
+    def send(self, data):
+        if not self.num_sent:
+            self.num_sent += 1
+            raise KeyboardInterrupt
+        return super().send(data)
+
+
+def test_a_call_whose_wake_up_was_interrupted_is_heard_all_the_same(link):
+    """And so are those after it, which need not wake the thread."""
+    link._waker = Interrupted(link._waker)
+    done = threading.Semaphore(0)
+    with pytest.raises(KeyboardInterrupt):
+        link.call(lambda core, now: done.release())
+    link.call(lambda core, now: done.release())
+
+    assert all(done.acquire(timeout=PATIENCE_S) for _ in range(2))
