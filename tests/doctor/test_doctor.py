@@ -92,7 +92,12 @@ def test_quick_measures_nothing(ask):
     [
         (("--model", "tiny", "--draft-model", resolve_model("smollm2", "draft")), 1, "does not share the tokenizer"),
         (("--model", "/nowhere/model.gguf"), 2, "there is no GGUF file /nowhere/model.gguf"),
-        (("--model", "tiny", "--heads", resolve_model("tiny", "draft")), 1, "medusa_num_heads is None"),
+        (
+            ("--model", "tiny", "--heads", "smollm2"),
+            1,
+            "these heads take hidden states of size 576; those of tiny have 256",
+        ),
+        (("--model", "tiny", "--heads", resolve_model("tiny", "draft")), 2, "medusa_num_heads is None"),
         (("--model", "tiny", "--heads", "./nothing"), 2, "there is no directory of heads nothing"),
         (("--model", "tiny", "--draft-model", "./nothing"), 2, "there is no model directory"),
         (("--sessions", "0"), 2, "'--sessions'"),

@@ -10,6 +10,7 @@ import pytest
 from specq.engines import profiling, step_cache
 from specq.engines.profiling import quick_step_times
 from specq.engines.step_cache import keep, recall, step_times_file
+from specq.protocol import NO_TAP
 from specq.testing.toy import ToyEngine
 from specq.verifier import StepCurve, profiled_rows
 
@@ -26,11 +27,11 @@ class TimedEngine(ToyEngine):
         self.now, self.first_s, self.row_s, self.timed = 0.0, first_s, row_s, []
         monkeypatch.setattr(profiling.time, "perf_counter", lambda: self.now)
 
-    def step(self, steps):
+    def step(self, steps, tap=NO_TAP):
         rows = sum(step.num_rows for step in steps)
         self.timed.append(rows)
         self.now += self.first_s + self.row_s * rows
-        return super().step(steps)
+        return super().step(steps, tap)
 
 
 def test_few_sizes_are_measured_and_the_curve_goes_on(monkeypatch):

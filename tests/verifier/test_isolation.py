@@ -235,7 +235,7 @@ class BrokenSource(DraftSource):
     """A source of which one call raises."""
 
     name = "broken"
-    uses_scratch = True
+    uses_scratch = is_priced = True
 
     def __init__(self, where: str) -> None:
         def raising(*arguments: object) -> Sequence[DraftBatch]:
