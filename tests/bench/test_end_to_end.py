@@ -1,6 +1,7 @@
 """`specq bench gpu`: contestants, tables, failures, and the suite on the CPU at its smallest."""
 
 import json
+import queue
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 
 from specq.bench.end_to_end import children, contest, method_serving, serving, table, vllm, workload
 from specq.bench.end_to_end.contest import Part
+from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.step_split import StepSplit, split
 from specq.bench.end_to_end.streams import Load, Repetitions, Stream, latencies
 from specq.bench.end_to_end.workload import Workload
@@ -68,10 +70,10 @@ def test_texts_of_one_prompt_have_different_tenants():
     tenants = []
 
     class Client:
-        def complete(self, _patience, *, tenant, token_ids, **options):
-            tenants.append((token_ids[0], tenant))
-            assert options["tree"] == [[0]]
-            return Stream([1]), SimpleNamespace(stats={}, internal={}, token_ids=[1])
+        def complete(self, requests, _num_at_once, _patience):
+            tenants.extend((request["token_ids"][0], request["tenant"]) for request in requests)
+            assert all(request["tree"] == [[0]] for request in requests)
+            return [(Stream([1]), SimpleNamespace(stats={}, internal={}, token_ids=[1])) for _ in requests]
 
     for load in (Load(1), Load(2)):
         completer = serving.Completer(Client(), load, "async", name="suffix", shape={"tree": [[0]]}, wave=2)
@@ -79,6 +81,40 @@ def test_texts_of_one_prompt_have_different_tenants():
             completer.complete([[5], [6], [5], [6]], 1)
     assert len(set(tenants)) == len(tenants) == 16
     assert len({tenant for _, tenant in tenants}) == 8
+
+
+class _Scripted(ListeningClient):
+    """A client whose jobs end when their ends are asked for, the last one first, and among them one that was asked for earlier."""
+
+    def __init__(self):
+        self.ended, self.running, self.most = self, [], 0
+
+    def submit(self, *, seed):
+        self.running.append(job := _ended_job(seed))
+        self.most = max(self.most, len(self.running))
+        if seed == 2:
+            self.running.append(_ended_job(-1))
+        return job
+
+    def get(self, timeout):
+        if not self.running:
+            raise queue.Empty
+        return self.running.pop()
+
+
+def _ended_job(seed):
+    return SimpleNamespace(id=seed, started=0.0, arrivals=[], result=lambda: SimpleNamespace(token_ids=[seed]))
+
+
+def test_jobs_are_completed_so_many_at_a_time_and_answers_stand_in_order():
+    client = _Scripted()
+    requests = [{"seed": seed} for seed in range(10)]
+    assert [result.token_ids for _, result in client.complete(requests, 3, 1.0)] == [[seed] for seed in range(10)]
+    assert client.most == 3
+    assert not client.running
+    client.submit = _ended_job  # none of them ends
+    with pytest.raises(TimeoutError, match="none of 3 jobs ended in 1 s"):
+        client.complete(requests, 3, 1.0)
 
 
 @pytest.mark.parametrize("kind", method_serving.METHODS)

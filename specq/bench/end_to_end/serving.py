@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from types import MappingProxyType
 from typing import Any
 
@@ -131,13 +129,10 @@ class Completer:
         options |= {"temperature": self._load.temperature, **self._shape}
         self._calls += 1
         text_of = f"{self.name} {self._load.key} {self._calls}"
-
-        def complete(prompt: list[int], seed: int) -> tuple[Stream, Result]:
-            own = {"tenant": f"{text_of} {seed // self._wave}"} if self._wave else {}
-            return self._client.complete(JOB_S, token_ids=prompt, seed=seed, **own, **options)
-
-        with ThreadPoolExecutor(self._load.sessions) as pool:
-            found = list(pool.map(complete, prompts, count()))
+        requests = [{"token_ids": prompt, "seed": seed, **options} for seed, prompt in enumerate(prompts)]
+        for request in requests if self._wave else ():
+            request["tenant"] = f"{text_of} {request['seed'] // self._wave}"
+        found = self._client.complete(requests, self._load.sessions, JOB_S)
         self.results = [result for _, result in found]
         return [stream for stream, _ in found]
 
