@@ -23,6 +23,7 @@ from specq.protocol import ConfigError, EngineError
 from specq.testing.checkpoints_eagle import eagle_shape_of, make_eagle
 from specq.testing.checkpoints_heads import make_published
 
+RATES = {"rates": [7.0], "tokens_per_second": 7.0}
 WORK = Workload("pair", "cpu", [1, 8], 4, 2, [[5, 6], [7, 8]])
 
 
@@ -190,6 +191,29 @@ def test_after_a_run_that_fails_there_are_no_more_and_those_before_it_stay():
     runs = [("plain", "1", lambda: {"rates": [7.0]}), ("sync", "1", fails), ("sync", "8", lambda: {"rates": [9.0]})]
     found = serving.until_one_fails(runs)
     assert found == {"plain": {"1": {"rates": [7.0]}}, "sync": {"1": {"error": "EngineError: out of memory"}}}
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), SystemExit(143)])
+def test_a_run_that_is_cut_short_leaves_the_loads_before_and_is_measured_again(tmp_path, stop):
+    """Ctrl-C, and SIGTERM, as of `timeout`."""
+    is_stopped = True
+
+    def second():
+        if is_stopped:
+            raise stop
+        return RATES
+
+    out = tmp_path / "report.json"
+    report = Report("gpu", out)
+    runs = [("plain", "1", lambda: RATES), ("plain", "8", second)]
+    part = Part("own", lambda _work: serving.until_one_fails(runs))
+    with pytest.raises(type(stop)) as found:
+        contest.run(report, WORK, [part])
+    assert found.value is stop
+    assert json.loads(out.read_text())["results"]["own"] == {"plain": {"1": RATES}, "error": "cut short"}
+    is_stopped = False
+    contest.run(report, WORK, [part])
+    assert report.content["results"]["own"] == {"plain": {"1": RATES, "8": RATES}}
 
 
 def test_warming_up_ends_before_the_first_repetition():

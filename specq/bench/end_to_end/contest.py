@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from specq.bench.end_to_end import table
+from specq.bench.end_to_end.cut_short import CutShortError
 from specq.bench.end_to_end.workload import Workload
 from specq.bench.report import Report, attempt, show
 from specq.bench.suite import COUNT, options
@@ -93,15 +94,21 @@ class Part:
 
 def run(report: Report, work: Workload, parts: Sequence[Part]) -> None:
     """Measure in turn what the report does not have yet, and show each part when it is done; one that fails is reported, and
-    the others go on."""
+    the others go on. Of one that is interrupted the loads before that are reported, and `--resume` measures it again."""
     results = report.content["results"]
     for part in parts:
         if part.is_in(results):
             continue
-        found = attempt(f"{part.name} {part.variant}".strip(), partial(part.measure, work))
+        stop: BaseException | None = None
+        try:
+            found = attempt(f"{part.name} {part.variant}".strip(), partial(part.measure, work))
+        except CutShortError as cut:
+            found, stop = cut.found, cut.stop
         earlier = results.get(part.name, {}) if part.variant else {}
         report.update(figures=table.figures(part.name, found), results={part.name: earlier | found})
         _show(table.table(part.name, found), table.notes(part.name, found))
+        if stop is not None:
+            raise stop
     _show(table.summary(results))
 
 

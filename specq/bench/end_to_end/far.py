@@ -11,7 +11,7 @@ verifier are started once for each of the two; draft workers and the proxy are s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +21,7 @@ from typing import Any
 import click
 
 from specq.bench.calibrate.serving import Service, proxy
+from specq.bench.end_to_end.cut_short import keeping
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.serving import READY_S, Completer, speculation, verifier_config
 from specq.bench.end_to_end.streams import Load, Repetitions
@@ -60,20 +61,30 @@ def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
     """Return {"plain 20 ms", "async 20 ms" and so on: {load: figures}}; a delay that fails leaves the others."""
     cores = Cores.of(available_cores(), settings.drafters)
     found: dict[str, Any] = {}
-    with _running(cores.given(verifier_config(work, ""))) as (servers, client):
+    with _running(cores.given(verifier_config(work, ""))) as (servers, client), keeping(found):
         for rtt_ms in settings.rtt_ms:
             name = f"{rtt_ms:g} ms"
-            measured = attempt(f"far {name}", partial(_at, rtt_ms, settings, work, servers, client, cores))
-            found |= {f"{variant} {name}": by_load for variant, by_load in measured.items()}
+            runs = _at(rtt_ms, settings, work, servers, client, cores)
+            failed = attempt(f"far {name}", partial(_add, runs, found, f" {name}"))
+            if failed:
+                found[f"error {name}"] = failed["error"]
     return found
 
 
 def measure_own(settings: Settings, work: Workload) -> dict[str, Any]:
     """Return {"plain" and "async": {load: figures}}, the drafter in the verifier's process."""
-    with _running(verifier_config(work, settings.model)) as (servers, client):
-        return _by_variant(
-            {load.key: _in_turns(client, Service(servers.client, {}), work, load) for load in work.loads}
-        )
+    found: dict[str, Any] = {}
+    with _running(verifier_config(work, settings.model)) as (servers, client), keeping(found):
+        service = Service(servers.client, {})
+        _add(((load, _in_turns(client, service, work, load)) for load in work.loads), found)
+    return found
+
+
+def _add(runs: Iterable[tuple[Load, Mapping[str, Any]]], found: dict[str, Any], suffix: str = "") -> None:
+    """Add the figures of each load, by variant, as they come."""
+    for load, by_variant in runs:
+        for variant, one in by_variant.items():
+            found.setdefault(f"{variant}{suffix}", {})[load.key] = one
 
 
 CONTESTANTS = {"far": measure_far, "far-own": measure_own}
@@ -91,8 +102,8 @@ def _running(config: Config) -> Iterator[tuple[Servers, ListeningClient]]:
 
 def _at(
     rtt_ms: float, settings: Settings, work: Workload, servers: Servers, client: ListeningClient, cores: Cores
-) -> dict[str, Any]:
-    """Start draft workers so far away, and return {variant: {load: figures}}."""
+) -> Iterator[tuple[Load, dict[str, Any]]]:
+    """Start draft workers so far away, and yield {variant: figures} of each load."""
     with ExitStack() as stack:
         address = stack.enter_context(proxy(servers.address, rtt_ms)) if rtt_ms else servers.address
         stack.callback(_wait_until_gone, servers)
@@ -100,7 +111,8 @@ def _at(
         workers.wait_ready(READY_S)
         servers.client.wait_until_ready(num_targets=1, num_drafters=settings.drafters, timeout_s=READY_S)
         service = Service(servers.client, {})
-        return _by_variant({load.key: _in_turns(client, service, work, load) for load in work.loads})
+        for load in work.loads:
+            yield load, _in_turns(client, service, work, load)
 
 
 def _members(config: Config, address: str, settings: Settings, cores: Cores) -> list[Member]:
@@ -131,11 +143,6 @@ def _wait_until_gone(servers: Servers) -> None:
         if time.monotonic() > deadline:
             raise EngineError(f"draft workers that have ended are still known after {GONE_S:g} s")
         time.sleep(POLL_S)
-
-
-def _by_variant(by_load: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return {variant: {load: figures}} of {load: {variant: figures}}."""
-    return {variant: {key: found[variant] for key, found in by_load.items()} for variant in (PLAIN, DRAFTED)}
 
 
 # --- turns ----------------------------------------------------------------------------------------------------------

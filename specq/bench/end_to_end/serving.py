@@ -8,6 +8,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from specq.bench.end_to_end.cut_short import keeping
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.step_split import StepSplit
 from specq.bench.end_to_end.streams import Load, Stream
@@ -46,13 +47,14 @@ def measure(name: str, work: Workload) -> dict[str, Any]:
 
 def until_one_fails(runs: Iterable[tuple[str, str, Callable[[], Any]]]) -> dict[str, Any]:
     """Return {variant: {load: figures}} of runs (variant, load, what measures it) on one verifier. After one that fails, whose reason stands in
-    place of its figures, there are no more: the verifier may be lost."""
+    place of its figures, there are no more: the verifier may be lost. Raises CutShortError with those before it if a run is interrupted."""
     found: dict[str, Any] = {}
-    for variant, key, measured in runs:
-        one = attempt(f"{variant} {key}", measured)
-        found.setdefault(variant, {})[key] = one
-        if "error" in one:
-            break
+    with keeping(found):
+        for variant, key, measured in runs:
+            one = attempt(f"{variant} {key}", measured)
+            found.setdefault(variant, {})[key] = one
+            if "error" in one:
+                break
     return found
 
 
