@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import structlog
@@ -76,7 +77,7 @@ class VerifierLoop:
         self._unsent = NO_REPORTS  # what the last step gave
 
     def turn(self) -> None:
-        """Send what the last step gave, handle what has arrived, run one step if there is work, beat if it is time.
+        """Send what the last step gave, handle what has arrived, and what follows in a burst, run one step if there is work, beat if it is time.
 
         While the device drafts for the next step, the host sends and receives.
         """
@@ -85,6 +86,8 @@ class VerifierLoop:
         self._send(unsent)
         wait_ms = 0 if self.verifier.has_work else self.link.heartbeat.remaining_ms()
         self._hear(dict(self.poller.poll(wait_ms)))
+        while wait_s := self.verifier.gather(time.monotonic()):
+            self._hear(dict(self.poller.poll(ceil(1000 * wait_s))))
         if self.verifier.has_work:
             self._unsent = self.verifier.step(time.monotonic)
         if self.link.heartbeat.due():

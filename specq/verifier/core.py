@@ -2,6 +2,7 @@
 
     handle(message)   opens, closes, takes drafts in, sends again
     begin()           sources of drafts begin, while the host sends and receives
+    gather()          whether the step is put off while sessions of a burst arrive
     step()            propose -> schedule -> forward and judge -> commit -> verdicts; with an engine that overlaps, the next forward begins
                       before what the last one gave is committed (flights.py)
 
@@ -40,6 +41,7 @@ from specq.runtime import Faults, Tracer, in_halves, traced
 from specq.text import TextCodec, tokenizer_chunks
 from specq.verification import Judgements
 from specq.verifier.arms import MOST_ROUND_TRIP_S, REMOTE, Arms
+from specq.verifier.bursts import Bursts
 from specq.verifier.early_steps import EarlySteps
 from specq.verifier.flights import Flight, Flights
 from specq.verifier.kv_admission import admit, reason_to_refuse
@@ -107,7 +109,8 @@ class Verifier:
         names, unpriced = ([one.name for one in found] for found in (self.sources.sources, self.sources.unpriced))
         self.arms = Arms(names, unpriced=unpriced, is_measured=measures_drafts)
         self._early = EarlySteps(engine, self.sources, self.arms)
-        self._round_trips = RoundTrips(MOST_ROUND_TRIP_S)
+        self._round_trips, self._bursts = RoundTrips(MOST_ROUND_TRIP_S), Bursts()
+        self._faults = Faults()  # of the next step
         self.tracer, self.meter = Tracer(), StepMeter()
         self._num_rows = 0  # of the step that was planned last
         self._has_begun = False  # to draft for the next one
@@ -155,6 +158,7 @@ class Verifier:
             return [failure(message, Fault(reason))]
         self._forget(message.session_id)
         self.sessions.add(Session.of(message, self.engine.info.eos_ids, self.trees, self.codec))
+        self._bursts.arrive(now)
         trace_open(self.tracer, message, now)
         return []
 
@@ -220,9 +224,22 @@ class Verifier:
             self.sources.control(self.arms.looked_at, self.arms.asleep)
             self.sources.begin(self._decoding(), self.arms.allowed, self._budget(), now, clock)
 
+    def gather(self, now: float) -> float:
+        """Open sessions that have arrived, if they are a burst's, and return for how many seconds the next step is put off for the others of
+        it, unless one arrives before."""
+        if not self.sessions.has_prompts:
+            return 0.0
+        running = self.sessions.running()
+        as_such_s, of_rows_s = self._prefill.parts_s(self.sessions.num_pending(), self.curve)
+        wait_s = self._bursts.wait_s(now, len(running), as_such_s) if 2 * of_rows_s < as_such_s else 0.0
+        if wait_s:  # opening them takes the host some time, and it has nothing else to do
+            self._admit(running, self._flights.newest, self._faults)
+        return wait_s
+
     def step(self, clock: Callable[[], float]) -> Reports:
         """Run one step for every session that can take part, or begin it and end the one before; return the verdicts."""
-        faults, began = Faults(), clock()
+        faults, self._faults, began = self._faults, Faults(), clock()
+        self._bursts.begin_step()
         self._follow_load()
         self._has_begun = False
         self.sources.control(self.arms.looked_at, self.arms.asleep)
@@ -278,6 +295,7 @@ class Verifier:
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
         moments, asked = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended), self._asked
+        self._bursts.end(rounds.num_finished, ended)
         self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         self.meter.note_all(moments, done, flight.num_rows, rounds)
         verdicts = verdicts_of(rounds, asked, int((ended - started) * 1e6), flight.drafted, faults)
@@ -320,11 +338,14 @@ class Verifier:
     def _schedule(self, faults: Faults, before: Flight | None) -> Shares:
         """Return the shares of those sessions that can be planned together, behind the step in flight if there is one."""
         self.sessions.drafted()
-        running = self.sessions.running()
-        prefilling = None if before is None else before.prefilling()
-        opened = admit(running, self.max_sessions, self.sessions.values(), self.engine, faults, prefilling)
+        opened = self._admit(self.sessions.running(), before, faults)
         planned = in_halves(opened, partial(self._plan, before), faults, "planned")
         return planned[0][1] if planned else NO_SHARES
+
+    def _admit(self, running: Sequence[Session], before: Flight | None, faults: Faults) -> Sequence[Session]:
+        """Open those sessions whose turn it is and for which there is room; return those that are open."""
+        prefilling = None if before is None else before.prefilling()
+        return admit(running, self.max_sessions, self.sessions.values(), self.engine, faults, prefilling)
 
     def _plan(self, before: Flight | None, sessions: Sequence[Session]) -> Shares:
         """Plan a step of these sessions. What waiting for drafts has taken counts among the round's time, so that nodes seem the cheaper."""

@@ -93,6 +93,11 @@ class OpenSessions(dict[int, Session]):
         states = self._states()
         return _chosen(states.sessions, states.runs)
 
+    def num_pending(self) -> int:
+        """Return how many tokens the sessions that take part in the next step have without KV."""
+        places = [session.place for session in self.running()]
+        return int((self._trees.length[places] - self._trees.kv_len[places]).sum())
+
     def decoding(self) -> list[Session]:
         """Return the sessions whose next step gives a token."""
         states = self._states()

@@ -67,6 +67,11 @@ class PrefillLimit:
             )
         return sizes + filled(np.where(is_free, 0, pending), room)
 
+    def parts_s(self, num_rows: int, curve: StepCurve) -> tuple[float, float]:
+        """Return the expected seconds of a step with prompts as such, and what so many rows add to it."""
+        as_such = curve(1)
+        return as_such + float(self._costs[0]), curve(num_rows) - as_such
+
     def _most(
         self,
         free: Chunks,

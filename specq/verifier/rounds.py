@@ -97,6 +97,11 @@ class Rounds(Sequence[Round]):
             self._note_nodes(sessions[0].trees)
             self._note_path(sessions[0].trees, path)
 
+    @property
+    def num_finished(self) -> int:
+        """How many of the sessions came to their end."""
+        return int(np.count_nonzero(self.sessions[0].trees.has_ended[self.places])) if self.sessions else 0
+
     def _note_nodes(self, trees: DraftTrees) -> None:
         """Note what a verdict says of the verified nodes: they may be gone after the commit."""
         self.node_ids = trees.node_id[self.nodes]

@@ -103,6 +103,32 @@ def test_drafts_take_no_longer_than_a_step(loop: VerifierLoop, monkeypatch: pyte
         context.destroy(0)
 
 
+def test_sessions_of_a_burst_share_their_first_step(loop: VerifierLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a step is put off, what arrives is handled."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    broker = context.socket(zmq.DEALER)
+    broker.connect(loop.link.hello.endpoint)
+    tokens = np.array([5, 6, 7], np.int32)
+    opened = {"epoch": 1, "prompt_len": 3, "params": SamplingParams(max_tokens=50), "token_ids": tokens}
+    known = list[int]()
+
+    def gather(_now: float) -> float:
+        known.append(len(loop.verifier.sessions))
+        if known[-1] == 3:
+            return 0.0
+        broker.send_multipart(encode(Open(session_id=known[-1] + 1, tokens_left=50, **opened)))
+        return 5.0
+
+    try:
+        broker.send_multipart(encode(Open(session_id=1, tokens_left=50, **opened)))
+        assert loop.router.poll(5000)
+        monkeypatch.setattr(loop.verifier, "gather", gather)
+        loop.turn()
+        assert (known, loop.verifier.num_steps) == ([1, 2, 3], 1)
+    finally:
+        context.destroy(0)
+
+
 def test_heads_of_the_configuration_draft_in_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside lookups; what is no directory of heads is refused before the target is loaded, which may take minutes."""
     tokenizer = load_tokenizer_files(resolve_model("tiny", "target"))["tokenizer.json"]
