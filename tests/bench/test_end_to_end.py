@@ -14,7 +14,7 @@ from specq.bench.end_to_end import children, contest, method_serving, serving, t
 from specq.bench.end_to_end.contest import Part
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.step_split import StepSplit, split
-from specq.bench.end_to_end.streams import Load, Repetitions, Stream, latencies
+from specq.bench.end_to_end.streams import Load, Repetitions, Stream, busy_rate, latencies
 from specq.bench.end_to_end.workload import Workload
 from specq.bench.report import Report
 from specq.cli import main
@@ -235,6 +235,15 @@ def test_the_first_temperature_has_all_sessions_and_the_others_those_for_samplin
     assert sampled.loads == [Load(1), Load(8), Load(32, 0.8)]
     assert sampled.most_sessions == 32
     assert sampled.kv_slots > work.kv_slots
+
+
+def test_the_busy_rate_ends_when_the_last_job_is_asked_for():
+    """Of three jobs, two at a time: six tokens of the first, two of the other by 3.0, when the third began, which does not count."""
+    first, second = Stream([1] * 6, 1.0, [1.5, 2.0, 3.0]), Stream([1] * 4, 1.0, [2.0, 3.5])
+    last = Stream([1] * 4, 3.0, [3.5, 4.0])
+    assert busy_rate([first, second, last]) == [4.0]
+    assert busy_rate([Stream([1, 2], 1.0, [2.0]), Stream([1, 2], 1.0, [2.0])]) == []
+    assert busy_rate([Stream([1]), Stream([2])]) == []
 
 
 def test_latencies_are_of_arrivals_not_of_tokens():

@@ -7,6 +7,9 @@ itl_ms, itl_p99_ms   inter-token latency, median and 99th percentile: the time b
                  that arrive together (those of one verdict, of one step of vLLM) count as one arrival
 tpot_ms          median over completions of the time from the first arrival to the last one, for each token after the first
 
+Besides, `busy_tokens_per_second` is the rate until the last job of a run was asked for: while as many run as the load says. Behind that the run thins out,
+and the more so, the more the jobs' times differ, as they do with drafts.
+
 Rule: an arrival is noted where a user's program gets the tokens: at specq's client behind its sockets, and at what `LLMEngine.step`
 returns.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -47,6 +51,7 @@ class Repetitions:
 
     def __init__(self, load: Load) -> None:
         self._load, self._rates, self._streams = load, list[float](), list[Stream]()
+        self._busy_rates = list[float]()
         self.seconds = 0.0  # of all of them
 
     @property
@@ -62,6 +67,7 @@ class Repetitions:
         self.seconds += seconds
         self._rates.append(sum(len(stream.token_ids) for stream in streams) / seconds)
         self._streams += streams
+        self._busy_rates += busy_rate(streams)
 
     def figures(self) -> dict[str, Any]:
         """Return the load, the rates, what users saw in all repetitions, and the beginnings of the last texts."""
@@ -72,9 +78,19 @@ class Repetitions:
             "tokens_per_second": round(rate, 1),
             "per_user": round(rate / self._load.sessions, 1),
             "rates": [round(rate, 1) for rate in self._rates],
+            **({"busy_tokens_per_second": round(statistics.median(self._busy_rates), 1)} if self._busy_rates else {}),
             **latencies(self._streams),
             "texts": [stream.token_ids[:32] for stream in self._streams[-4:]],
         }
+
+
+def busy_rate(streams: Sequence[Stream]) -> list[float]:
+    """Return the tokens a second until the last completion of a run was asked for; none where nothing arrived by then. Each arrival counts as as many
+    tokens as the others of its completion."""
+    began, until = min(stream.started for stream in streams), max(stream.started for stream in streams)
+    noted = [(len(one.token_ids) / len(one.arrivals), one.arrivals) for one in streams if one.arrivals]
+    num_tokens = sum(each * bisect_right(arrivals, until) for each, arrivals in noted)
+    return [num_tokens / (until - began)] if num_tokens else []
 
 
 def latencies(streams: Sequence[Stream]) -> dict[str, float]:

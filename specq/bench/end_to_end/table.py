@@ -20,6 +20,7 @@ COLUMNS = {
     "T": "temperature",
     "SESSIONS": "sessions",
     "TOKENS/S": RATE,
+    "BUSY": "busy_tokens_per_second",
     "A USER": "per_user",
     "FIRST MS": "first_token_ms",
     "BETWEEN": "itl_ms",
