@@ -41,7 +41,15 @@ from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
 from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
-from specq.verifier.sources.unread_chains import UNREAD_VALUE, UsualScores, batch_of_unread, distinct, may_be_unread
+from specq.verifier.sources.unread_chains import (
+    NEARLY_ALL,
+    UNREAD_VALUE,
+    UsualScores,
+    VerifiedShare,
+    batch_of_unread,
+    distinct,
+    may_be_unread,
+)
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE
 
@@ -80,7 +88,7 @@ class ColocatedDrafter(DraftSource):
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
     children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does;
-    `unread_value`: see `unread_chains`.
+    `unread_value`: see `unread_chains`; at most 0: all chains are read before they are verified.
     """
 
     name = COLOCATED
@@ -101,7 +109,7 @@ class ColocatedDrafter(DraftSource):
         self._min_accept_prob = 0.0  # as in the last `Budget`
         self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
         self.calibration = Calibration()
-        self._usual = UsualScores(chain, fan_out)
+        self._usual, self._verified = UsualScores(chain, fan_out), VerifiedShare()
         self._unread: _Unread | None = None
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
@@ -182,17 +190,17 @@ class ColocatedDrafter(DraftSource):
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
-        self._learn()
         chains = self._collect_chains(budget, clock)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
     def _collect_chains(self, budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        if self._begun is None:
-            return ()
         begun, self._begun = self._begun, None
-        unread = self._batch_of_unread(begun, budget)
-        if unread is not None:
+        unread = None if begun is None else self._batch_of_unread(begun, budget)
+        if unread is not None:  # the rest can wait until the step is launched
             return [unread]
+        self._learn()
+        if begun is None:
+            return ()
         chains = self._finish(begun, clock)
         return () if chains is None else self._batches(begun, chains)
 
@@ -212,7 +220,7 @@ class ColocatedDrafter(DraftSource):
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return the chains before the host has read them, where that is possible and pays; see `unread_chains`."""
-        if budget.min_accept_prob > self.unread_value or not self.chains.info.num_tokens <= budget.unread_vocab:
+        if not (self._is_little_chosen(budget) and self.chains.info.num_tokens <= budget.unread_vocab):
             return None
         scores = self._usual.of(begun.depth, begun.width)
         if scores is None or not may_be_unread(begun.sessions, begun.width):
@@ -226,9 +234,15 @@ class ColocatedDrafter(DraftSource):
         self._unread = _Unread(begun, counts, DeviceTokens(tokens))
         return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores)
 
+    def _is_little_chosen(self, budget: Budget) -> bool:
+        """Return whether chains would be verified as they are, whatever they say of their tokens."""
+        is_cheap = budget.min_accept_prob <= self.unread_value or self._verified.value >= NEARLY_ALL
+        return self.unread_value > 0 and is_cheap
+
     def read(self, clock: Callable[[], float]) -> None:
         """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
         assert self._unread is not None
+        self._learn()
         (begun, counts, drafted), self._unread = self._unread, None
         trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
         nodes = is_handle(trees.token).nonzero()[0]
@@ -240,7 +254,7 @@ class ColocatedDrafter(DraftSource):
             drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
             scores = self._scores(chains)
             trees.score[nodes] = trees.predicted[nodes] = scores.swapaxes(0, 1).reshape(-1)[of_nodes]
-            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
+            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
         trees.token[nodes] = drafted.values[of_nodes]
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
@@ -261,7 +275,7 @@ class ColocatedDrafter(DraftSource):
         drafts."""
         scores = self._scores(chains)  # [sessions, depth, width]
         counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
-        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
+        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
         offered = np.flatnonzero(counts > 0).tolist()
         drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
         alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]
@@ -307,6 +321,7 @@ class ColocatedDrafter(DraftSource):
         if self._unlearned is None:
             return
         (offered, rounds, num_followed), self._unlearned = self._unlearned, None
+        self._verified.learn(offered.num_nodes, int(np.count_nonzero(rounds.lanes == COLOCATED_LANE)))
         outcomes = offered.outcomes(rounds, num_followed)
         if len(outcomes.num_judged):
             self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
