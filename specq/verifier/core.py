@@ -17,7 +17,7 @@ from functools import partial
 
 import structlog
 
-from specq.engines import Engine, check_works
+from specq.engines import Engine, check_works, tidy
 from specq.protocol import (
     Ack,
     Clock,
@@ -277,6 +277,7 @@ class Verifier:
         self.sources.observe(rounds, done, ended - started, clock)
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
+        tidy(self.engine)
         moments, asked = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended), self._asked
         self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)
         self.meter.note_all(moments, done, flight.num_rows, rounds)

@@ -114,6 +114,7 @@ class ColocatedDrafter(DraftSource):
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
         self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
+        self._all_known: Sequence[Session] = ()  # those that were begun for last, unless one has been closed since
         self._refused: dict[int, Session] = {}  # those for which it drafts no more
         self._gone: list[int] = []  # sessions that have been closed since the last round
         self._offered = NO_CHAINS
@@ -140,11 +141,12 @@ class ColocatedDrafter(DraftSource):
         depth = self.choice.choose(len(left), budget.curve, other_load) if left else 0
         if not depth:
             left, depth = [session for session in left if session.is_sync], self.choice.most
-        left = [session for session in left if self._knows(session)]
+        if left != self._all_known:
+            left = self._all_known = [session for session in left if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            self._start(_Begun(left, min(depth, int(_rooms(left).max())), width, now, is_usual))
+            self._start(_Begun([*left], min(depth, int(_rooms(left).max())), width, now, is_usual))
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
@@ -297,10 +299,17 @@ class ColocatedDrafter(DraftSource):
         """Let contexts follow the rounds; what became of the chains is learned when the next ones are collected."""
         if self.shaped is not None:
             self.shaped.observe(rounds, self._min_accept_prob)
+        if rounds.sessions and rounds.sessions == self._all_known:
+            self._follow(rounds)
+        else:
+            self._follow_some(rounds)
+        self._drop_gone()
+
+    def _follow_some(self, rounds: Rounds) -> None:
+        """Let the source follow those rounds whose sessions it knows."""
         known = [i for i, session in enumerate(rounds.sessions) if self._known.get(session.session_id) is session]
         if known:
             self._follow(rounds if len(known) == len(rounds) else rounds.take(np.array(known, np.intp)))
-        self._drop_gone()
 
     def _follow(self, rounds: Rounds) -> None:
         """Let the source follow rounds of sessions that it knows."""
@@ -312,9 +321,8 @@ class ColocatedDrafter(DraftSource):
             rest = np.array([i for i, one in enumerate(rounds.sessions) if one not in faults], np.intp)
             rounds, num_followed = rounds.take(rest), num_followed[rest]
         self._unlearned, self._offered = (self._offered, rounds, num_followed), NO_CHAINS
-        for session in rounds.sessions:
-            if session.finish:
-                self.close(session)
+        for i in rounds.sessions[0].trees.has_ended[rounds.places].nonzero()[0].tolist() if len(rounds) else ():
+            self.close(rounds.sessions[i])
 
     def _learn(self) -> None:
         """Learn what became of the last round's chains: not before the next ones have begun, which the device would wait for."""
@@ -372,6 +380,7 @@ class ColocatedDrafter(DraftSource):
     def close(self, session: Session) -> None:
         """Forget a session. The source of chains, which may be drafting for it now, does so between two rounds."""
         session_id = session.session_id
+        self._all_known = ()
         self._refused.pop(session_id, None)
         self._offered.pop(session_id)
         if self.shaped is not None:
