@@ -69,6 +69,7 @@ class _Begun:
     width: int
     began: float
     is_usual: bool  # contexts were computed but for the last round's tokens
+    curve: StepCurve  # of the target's steps
 
     @property
     def session_ids(self) -> list[int]:
@@ -146,7 +147,7 @@ class ColocatedDrafter(DraftSource):
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            self._start(_Begun([*left], min(depth, int(_rooms(left).max())), width, now, is_usual))
+            self._start(_Begun([*left], min(depth, int(_rooms(left).max())), width, now, is_usual, budget.curve))
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
@@ -258,6 +259,7 @@ class ColocatedDrafter(DraftSource):
             trees.score[nodes] = trees.predicted[nodes] = scores.swapaxes(0, 1).reshape(-1)[of_nodes]
             self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
         trees.token[nodes] = drafted.values[of_nodes]
+        self.choice.foresee(len(begun.sessions), begun.curve)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
         """Return how many levels of chains of so many are offered, i64[sessions]."""
