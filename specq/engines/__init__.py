@@ -18,7 +18,7 @@ from specq.engines.checkpoint import (
 from specq.engines.checks import check_asked, check_works
 from specq.engines.fingerprint import fingerprint
 from specq.engines.interface import Engine, EngineSpec, Launched, OverlappingEngine
-from specq.engines.launching import launch, takes_unread
+from specq.engines.launching import launch, takes_unread, tidy
 from specq.engines.profiling import warm_up_taps
 from specq.runtime import Table
 
@@ -47,6 +47,7 @@ __all__ = [
     "resolve_checkpoint",
     "resolve_directory",
     "takes_unread",
+    "tidy",
     "tokenizer_files",
     "warm_up_taps",
 ]

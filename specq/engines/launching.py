@@ -29,6 +29,13 @@ def takes_unread(engine: Engine) -> bool:
     return engine.overlaps and cast("OverlappingEngine", engine).takes_unread
 
 
+def tidy(engine: Engine) -> None:
+    """Let an engine do now what it has put off when a step was collected, if it puts anything off: it does so until the next call, where the
+    device would wait for it. So it is told when the device has other work."""
+    if callable(tidies := getattr(engine, "tidy", None)):
+        tidies()
+
+
 def launch(engine: Engine, steps: Sequence[SessionStep], tap: Tap, after: Launched | None = None) -> Launched:
     """Begin a step; see `OverlappingEngine.launch`."""
     if engine.overlaps:

@@ -159,7 +159,7 @@ class ChainModel:
         followed = self._last.follow(places, num_tokens, token_ids)
         self.contexts.append(places, num_tokens, token_ids)
         if len(followed.slots):
-            self.contexts.settle(places, followed.num_computed, followed.slots)
+            self.contexts.settle(places, followed.num_computed, followed.slots, fills=False)  # the next pass does
         self.contexts.pool.give(followed.free_slots)
         return followed.num_tokens
 

@@ -74,9 +74,9 @@ class Contexts:
         """Commit tokens, so many of each session, which are pending then."""
         self.pool.tell(places, counts, self._embeddable(token_ids))
 
-    def settle(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> None:
-        """Note that so many pending tokens of each session have their KV in these slots now."""
-        self.pool.extend_all(places, counts, *self._stage(places, counts, slots))
+    def settle(self, places: IntpArray, counts: IntpArray, slots: Int32Array, *, fills: bool = True) -> None:
+        """Note that so many pending tokens of each session have their KV in these slots now; `fills` as of `KvPool.extend_all`."""
+        self.pool.extend_all(places, counts, *self._stage(places, counts, slots), fills=fills)
 
     def rewind(self, session_id: int, length: int) -> None:
         """Forget committed tokens beyond so many; KV of those before is kept, as far as whole blocks of it are."""

@@ -207,8 +207,11 @@ class StepBatch(Sequence[SessionStep]):
 
     def known(self) -> StepBatch:
         """Return the same steps with the drafted tokens, which have been read by now."""
-        if self.drafted is None:
-            return self
+        return self if self.drafted is None else self._known
+
+    @cached_property
+    def _known(self) -> StepBatch:
+        assert self.drafted is not None
         found = copy(self)
         found.token_ids, found.drafted = known_tokens(self.token_ids, self.drafted), None
         found.__dict__.pop("_steps", None)
@@ -216,7 +219,7 @@ class StepBatch(Sequence[SessionStep]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what travels to another process: the arrays, not the objects that were made of them."""
-        return {name: value for name, value in self.__dict__.items() if name != "_steps"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_steps", "_known")}
 
     # --- one by one -------------------------------------------------------------------------------------------------
 

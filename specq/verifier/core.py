@@ -18,7 +18,7 @@ from functools import partial
 
 import structlog
 
-from specq.engines import Engine, check_works
+from specq.engines import Engine, check_works, tidy
 from specq.protocol import (
     Ack,
     Clock,
@@ -294,6 +294,7 @@ class Verifier:
         self.sources.observe(rounds, done, ended - started, clock)
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
+        tidy(self.engine)
         moments, asked = Moments(self._last_end, flight.began, flight.drafted, flight.planned, ended), self._asked
         self._bursts.end(rounds.num_finished, ended)
         self._end_step(flight, rounds, ended, is_whole=len(done) == 1 and not faults.found)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from specq.engines import tidy
 from specq.engines.torch.engine import TorchEngine
 from specq.engines.torch.forward import Feed, ForwardOutput, RowTap
 from specq.engines.torch.rows import PackedRows
@@ -110,6 +111,24 @@ def test_a_step_that_is_discarded_leaves_nothing(checkpoint: Path, device: str) 
     expected = other.step(plain([0, 1], [2, 2], [tokens[0][0], tokens[1][0]])).judgements
     assert [one.token_ids.tolist() for one in expected] == [of_zero, of_one]
     assert engine.free_slots == free - 4
+
+
+@pytest.mark.parametrize("are_told", [True, False])
+def test_what_a_step_gave_is_the_pools_whoever_comes_next(checkpoint: Path, device: str, are_told: bool) -> None:
+    """A session that is closed, one that goes on, and one that takes the place of the first."""
+    engine = make_engine(checkpoint, device, overlaps=True)
+    opened(engine, 2)
+    first = engine.launch(plain([0, 1], [1, 1], [2, 2])).collect()
+    if are_told:
+        tidy(engine)
+    engine.close(0)
+    engine.open(0, np.array([5, 6, 7], np.int32))
+    assert (engine._pool.length(0), engine._pool.length(1)) == (0, 2)
+    assert engine.free_slots == SLOTS - 2
+    found = engine.launch(plain([1], [2], [int(first.judgements[1].token_ids[0])])).collect()
+    assert len(found.judgements) == 1
+    assert engine.free_slots == SLOTS - 3
+    assert engine._pool.token_ids(1).tolist() == [2, 2, int(first.judgements[1].token_ids[0])]
 
 
 def test_the_kv_in_flight_is_counted(checkpoint: Path, device: str) -> None:

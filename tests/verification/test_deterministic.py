@@ -1,5 +1,7 @@
 """`judge` under `deterministic`: the oracle's paths and tokens, and text that no drafter can change."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -12,24 +14,29 @@ from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing import oracle
 from specq.testing.random_steps import packed_logits, split, steps
 from specq.verification.judge import judge
+from specq.verification.strategies import deterministic
 
 
 @pytest.mark.usefixtures("way")
-@given(st.lists(steps(), max_size=5), st.integers(0, 2**32), st.booleans())
-def test_judge_is_the_oracle(batch, entropy, coarse):
+@given(st.lists(steps(), max_size=5), st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_judge_is_the_oracle(batch, entropy, coarse, as_many):
+    """Whether there are so few steps that paths are walked one by one, or as many as are walked at once."""
     logits = packed_logits(batch, entropy, coarse=coarse)
     expected = [(step.session_id, *oracle.deterministic(step, rows)) for step, rows in split(batch, logits)]
-    judgements = judge(batch, logits)
+    with patch.object(deterministic, "MANY", 0 if as_many else 99):
+        judgements = judge(batch, logits)
     assert expected == [(j.session_id, j.path, j.token_ids.tolist()) for j in judgements]
     assert all(j.token_ids.dtype == np.int32 for j in judgements)
 
 
-def test_of_equal_siblings_the_first_counts():
+@pytest.mark.parametrize("count", [1, deterministic.MANY])
+def test_of_equal_siblings_the_first_counts(count):
     tree = Tree(np.array([3, 3, 1], np.int32), np.array([-1, -1, 0], np.int32), np.zeros(3, np.float32))
-    logits = torch.eye(4)[[3, 1, 0, 2]]
-    [judgement] = judge([SessionStep(1, 0, np.array([0], np.int32), SamplingParams(), tree)], logits)
-    assert judgement.path == (0, 2)
-    assert judgement.token_ids.tolist() == [3, 1, 2]
+    logits = torch.eye(4)[[3, 1, 0, 2] * count]
+    own = np.array([0], np.int32), SamplingParams(), tree
+    for judgement in judge([SessionStep(i, 0, *own) for i in range(count)], logits):
+        assert judgement.path == (0, 2)
+        assert judgement.token_ids.tolist() == [3, 1, 2]
 
 
 def test_an_unknown_strategy_lists_the_known():

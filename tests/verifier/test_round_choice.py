@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specq.verifier.sources.round_choice import MOST_PATIENCE, RoundChoice
+from specq.verifier.sources.round_choice import MOST_PATIENCE, NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.step_curve import StepCurve
 
 FLAT = StepCurve([1, 1024], [0.004, 0.004])
@@ -88,3 +88,14 @@ def test_counts_are_of_positions():
     for _ in range(1000):
         own.learn_chains([3, 1], [2, 1])
     assert own.accept_probs()[:3] == pytest.approx([1.0, 1.0, 0.0], abs=0.05)
+
+
+def test_what_was_foreseen_is_chosen_once_and_for_as_many_sessions_alone() -> None:
+    choice = RoundChoice(StepCurve([1, 8], [0.001, 0.001]), 4)
+    cheap, dear = StepCurve([1, 64], [0.02, 0.02]), StepCurve([1, 64], [0.001, 1.0])
+    (most, none) = (choice.best(8, curve) for curve in (cheap, dear))
+    assert most > none
+    for num_sessions, other, expected in ((8, NO_LOAD, most), (7, NO_LOAD, none), (8, OtherLoad(9, 9.0), none)):
+        choice.foresee(8, cheap)
+        assert choice.choose(num_sessions, dear, other) == expected
+        assert choice.choose(8, dear) == none

@@ -17,7 +17,7 @@ from specq.verifier.core import Verifier
 from specq.verifier.grafting import hang
 from specq.verifier.sources import SuffixDecoder
 from specq.verifier.sources.colocated import ColocatedDrafter
-from specq.verifier.sources.unread_chains import UsualScores, batch_of_unread, distinct
+from specq.verifier.sources.unread_chains import NEARLY_ALL, UsualScores, VerifiedShare, batch_of_unread, distinct
 from specq.verifier.step_curve import StepCurve
 
 PROMPT = [5, 6, 7]
@@ -34,12 +34,13 @@ class World:
     """A verifier whose engine overlaps, and a colocated drafter of toy text."""
 
     def __init__(
-        self, unread_value: float, width: int = 3, engine: ToyEngine | None = None, sources: Any = (), **params: Any
-    ) -> None:
+        self, unread_value: float, width: int = 3, engine: ToyEngine | None = None, sources: Any = (),
+        curve: StepCurve | None = None, **params: Any,
+    ) -> None:  # fmt: skip
         self.chains = UnreadToyChains(ToyProposer(wrong_every=4))
         levels = StepCurve([1, 64], [0.0002, 0.0002])
         self.drafter = ColocatedDrafter(self.chains, levels, fan_out=width, chain=LEVELS, unread_value=unread_value)
-        curve = StepCurve([1, 64], [0.005, 0.0051])
+        curve = curve or StepCurve([1, 64], [0.005, 0.0051])
         given = [self.drafter, *sources]
         self.verifier = Verifier(engine or LateEngine(), curve, given, incarnation=1, measures_drafts=False)
         self.params = SamplingParams(**params)
@@ -127,6 +128,29 @@ def test_where_something_is_to_be_looked_at_chains_are_read_first(why: dict[str,
     assert (world.chains.num_unread > 0) is is_unread
     if "strategy" not in why:
         assert [token for one in verdicts for token in one.token_ids.tolist()] == toy_text(PROMPT, 60)
+
+
+@pytest.mark.parametrize(("rows", "is_unread"), [(1 + LEVELS, True), (LEVELS - 1, False)])
+def test_at_a_high_price_chains_are_unread_where_all_of_them_are_verified_anyway(rows: int, is_unread: bool) -> None:
+    """Steps of up to so many rows take the same, and one row more would be dear, as where rows are rounded up."""
+    world = World(0.1, curve=StepCurve([1, rows, rows + 1, 64], [0.005, 0.005, 0.05, 0.4]))
+    world.drafter.choice.choose = lambda *given: LEVELS  # type: ignore[method-assign]
+    world.open(7)
+    verdicts = world.run()
+    assert world.verifier.min_accept_prob > 0.1
+    assert (world.chains.num_unread > 5) is is_unread
+    assert [token for one in verdicts for token in one.token_ids.tolist()] == toy_text(PROMPT, 60)
+
+
+def test_the_share_that_is_verified_follows_the_last_rounds() -> None:
+    share = VerifiedShare()
+    share.learn(0, 0)
+    assert share.value == 0.0
+    share.learn(8, 8)
+    assert share.value == 1.0
+    for _ in range(20):
+        share.learn(8, 4)
+    assert 0.5 < share.value < NEARLY_ALL
 
 
 def test_a_tree_with_other_nodes_is_read_first() -> None:

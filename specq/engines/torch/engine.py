@@ -97,6 +97,7 @@ class TorchEngine:
         self.takes_unread = True
         self.overlaps = self._device.type == "cuda" and isinstance(loaded.forward, FedForward)
         self._flights: list[Flight] = []
+        self._collected: tuple[Flight, Judgements] | None = None  # what the pool does not know yet
 
     @property
     def is_helped(self) -> bool:
@@ -109,16 +110,19 @@ class TorchEngine:
 
     def open(self, session_id: int, token_ids: Int32Array) -> int:
         """Start a session; see `Engine.open`."""
+        self.tidy()
         return self._pool.open(session_id, token_ids)
 
     def close(self, session_id: int) -> None:
         """End a session; see `Engine.close`."""
+        self.tidy()
         for flight in self._flights:
             flight.closed.add(session_id)
         self._pool.close(session_id)
 
     @property
     def free_slots(self) -> int:
+        self.tidy()
         return self._pool.free_slots
 
     def step(self, steps: Sequence[SessionStep], tap: Tap = NO_TAP) -> StepOutput:
@@ -130,6 +134,7 @@ class TorchEngine:
         batch = StepBatch.of(steps)
         check_asked(self, batch, tap)
         assert after is None or isinstance(after, Flight)
+        self.tidy()
         for before in self._flights:
             self._hold(before)
         if batch.fed_by is not None and after is not None and after.tokens is not None:
@@ -177,6 +182,7 @@ class TorchEngine:
     def _collect(self, flight: Flight) -> StepOutput:
         """Wait for the oldest step in flight; see `Launched.collect`."""
         assert flight is self._flights[0]
+        self.tidy()
         judging = flight.judging
         try:
             judgements = judging if isinstance(judging, Judgements) else judging.finish()
@@ -188,15 +194,24 @@ class TorchEngine:
         if flight.is_held:
             flight.know(judgements)
         flight.learn_fed()
-        self._commit(flight, judgements)
+        self._collected = flight, judgements
+        if not self.overlaps:
+            self.tidy()
         batch = flight.plan.batch
         if flight.logits is not None and batch.session_ids[0] >= 0:  # not while it is profiled
             log_decisions(batch.known(), flight.logits, judgements)
         rest = flight.output
         return StepOutput(judgements, rest.hidden, rest.scratch_logits, rest.judge_s)
 
+    def tidy(self) -> None:
+        """Let the pool know what the last step gave, unless it does; see `specq.engines.tidy`."""
+        if self._collected is not None:
+            collected, self._collected = self._collected, None
+            self._commit(*collected)
+
     def _discard(self, flight: Flight) -> None:
         """Forget a step; see `Launched.discard`."""
+        self.tidy()
         self._end(flight)
         self._pool.give(flight.plan.slots)
 

@@ -4,7 +4,7 @@ A slot keeps one token's KV in every layer. At any time it is in exactly one pla
 
     free        on the free stack
     taken       handed out by `take` and not yet given back or appended (rows in flight, tree nodes)
-    private     in the unfinished last block of one session
+    private     in the unfinished last block of one session, and in those before it that `fill_blocks` has not come to yet
     in a block  16 consecutive tokens of some context, known by (previous block, its tokens) and counted by sessions
 
 A session's table is the slots of its whole blocks, then its private ones; committing a token appends its slot, so no KV
@@ -164,10 +164,12 @@ class KvPool:
         self._blocks: dict[_Key, _Block] = {}
         self._unused: OrderedDict[int, _Block] = OrderedDict()  # blocks without users, least recently used first
         self._next_block_id = 0
+        self._unfilled: list[int] = []  # places of sessions that may have whole blocks among their private slots
 
     @property
     def free_slots(self) -> int:
         """Slots that `take` can hand out, unused cached blocks included."""
+        self.fill_blocks()
         return self._num_free + BLOCK * len(self._unused)
 
     def __contains__(self, session_id: int) -> bool:
@@ -191,6 +193,7 @@ class KvPool:
         """Start a session and share the cached blocks of its context, but for the last token; return their tokens."""
         if session_id in self._places:
             raise EngineError(f"session {session_id} is open already")
+        self.fill_blocks()
         place = self._places[session_id] = self._tables.open(len(token_ids))
         if place == len(self._blocks_of):
             self._blocks_of.append([])
@@ -210,6 +213,7 @@ class KvPool:
         place = self._places.pop(session_id, None)
         if place is None:
             return
+        self.fill_blocks()
         blocks, memory = self._blocks_of[place], self._tables
         first = memory.offsets[place]
         self.give(memory.slots[first + len(blocks) * BLOCK : first + memory.lengths[place]])
@@ -219,7 +223,7 @@ class KvPool:
 
     def take(self, num_slots: int) -> Int32Array:
         """Hand out free slots, dropping cached blocks if need be; EngineError, with nothing changed, if short."""
-        if num_slots > self.free_slots:
+        if num_slots > self._num_free and num_slots > self.free_slots:
             raise EngineError(f"{num_slots} KV slots are needed and {self.free_slots} of {self.num_slots} are free")
         while self._num_free < num_slots:
             self._evict()
@@ -248,6 +252,7 @@ class KvPool:
         """Forget a session's tokens beyond so many; return how many keep their slots, fewer where that would cut a block, which stays whole
         in the cache. The others are known still where tokens are known before they have slots."""
         place = self._place(session_id)
+        self.fill_blocks()
         blocks, memory = self._blocks_of[place], self._tables
         memory.known[place] = min(int(memory.known[place]), length)
         end, num_private = int(memory.lengths[place]), int(memory.lengths[place]) - len(blocks) * BLOCK
@@ -325,16 +330,26 @@ class KvPool:
         """Commit tokens, so many of each session, whose KV is in these taken slots; see `append`."""
         self.extend_all(places, counts, self.stage_all(places, counts, slots), token_ids)
 
-    def extend_all(self, places: IntpArray, counts: IntpArray, staged: IntpArray, token_ids: Int32Array) -> None:
-        """Commit tokens, so many of each session, whose slots were staged last; see `append`."""
+    def extend_all(
+        self, places: IntpArray, counts: IntpArray, staged: IntpArray, token_ids: Int32Array, *, fills: bool = True
+    ) -> None:
+        """Commit tokens, so many of each session, whose slots were staged last; see `append`. Without `fills`, blocks that fill become
+        shared later: by the next call that does that, or that must know them."""
         memory = self._tables
         memory.token_ids[staged] = token_ids
         ends = memory.lengths[places] + counts
         memory.lengths[places] = ends
         is_full = ends % BLOCK < counts  # those that have come to the end of a block, or past it
-        if not np.count_nonzero(is_full):
-            return
-        for place, end in zip(places[is_full].tolist(), ends[is_full].tolist(), strict=True):
+        if np.count_nonzero(is_full):
+            self._unfilled += places[is_full].tolist()
+        if fills:
+            self.fill_blocks()
+
+    def fill_blocks(self) -> None:
+        """Turn whole blocks of private tokens into shared ones."""
+        unfilled, self._unfilled = self._unfilled, []
+        for place in unfilled:
+            end = int(self._tables.lengths[place])
             while end - len(self._blocks_of[place]) * BLOCK >= BLOCK:
                 self._fill_block(place)
 

@@ -16,11 +16,13 @@ from itertools import chain
 
 import numpy as np
 
-from specq.protocol import Int32Array, Int64Array, Judgement, SamplingParams
+from specq.protocol import Int32Array, Int64Array, IntpArray, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
 from specq.verification.judgements import CORRECTION, Judgements, ends_of
 from specq.verification.packing import JudgedStep, Packed, Placed, node_tokens, pack
 from specq.verification.target_rows import TargetRows
+
+MANY = 8  # steps from which on arrays are quicker than a loop
 
 
 class Deterministic(Strategy):
@@ -44,7 +46,7 @@ class Deterministic(Strategy):
         if len(packed.node_rows) and target.prefers_levels(int(np.count_nonzero(packed.rows["temperature"]))):
             paths = [[first] for first in packed.first_rows.tolist()]
             tokens = _walk_by_level(paths, packed, node_tokens(placed), target)
-            return _judgements(placed.batch.session_ids, paths, packed, tokens)
+            return _judgements(placed.batch.session_ids, *_flat(paths), packed, tokens)
         return self.judge_by_own(placed, packed, target.own_tokens(packed.rows)())
 
     def judge_by_own(self, steps: Placed, packed: Packed, tokens: Int32Array) -> Judgements:
@@ -52,9 +54,11 @@ class Deterministic(Strategy):
         session_ids = steps.batch.session_ids
         if not len(packed.node_rows):
             return Judgements.of_tokens(session_ids, tokens)
+        if len(session_ids) >= MANY:
+            return _judgements(session_ids, *_walk_all(packed, tokens, node_tokens(steps)), packed, tokens)
         paths = [[first] for first in packed.first_rows.tolist()]
         _extend(paths, packed, tokens, node_tokens(steps))
-        return _judgements(session_ids, paths, packed, tokens)
+        return _judgements(session_ids, *_flat(paths), packed, tokens)
 
 
 def _walk_by_level(paths: list[list[int]], packed: Packed, drafted: Int64Array, target: TargetRows) -> Int32Array:
@@ -82,12 +86,30 @@ def _extend(paths: Sequence[list[int]], packed: Packed, tokens: Int32Array, draf
             path.append(row)
 
 
-def _judgements(session_ids: list[int], paths: Sequence[list[int]], packed: Packed, tokens: Int32Array) -> Judgements:
-    """Return the judgements of paths, each from a step's first row on."""
+def _walk_all(packed: Packed, tokens: Int32Array, drafted: Int64Array) -> tuple[IntpArray, IntpArray]:
+    """Return (num_tokens, reached) as `_flat` does, of the paths that `_extend` gives: of many steps at once, level by level."""
+    matches = np.flatnonzero(tokens[packed.parent_rows] == drafted)[::-1]
+    following = np.full(len(tokens) + 1, -1, np.intp)  # nothing follows row -1, the last one here
+    following[packed.parent_rows[matches]] = packed.node_rows[matches]  # of several the last stays
+    levels, rows = list[IntpArray](), packed.first_rows.astype(np.intp, copy=False)
+    while len(rows) and rows.max() >= 0:
+        levels.append(rows)
+        rows = following[rows]
+    paths = np.stack(levels, 1)  # [steps, levels]
+    is_reached = paths >= 0
+    return is_reached.sum(1), paths[is_reached]
+
+
+def _flat(paths: Sequence[list[int]]) -> tuple[IntpArray, IntpArray]:
+    """Return how many rows each path has, i64[steps], and these: a step's first row, and those that follow accepted nodes."""
     num_tokens = np.array([len(path) for path in paths], np.intp)
-    reached = np.fromiter(
-        chain.from_iterable(paths), np.intp
-    )  # a step's first row, and those that follow accepted nodes
+    return num_tokens, np.fromiter(chain.from_iterable(paths), np.intp)
+
+
+def _judgements(
+    session_ids: list[int], num_tokens: IntpArray, reached: IntpArray, packed: Packed, tokens: Int32Array
+) -> Judgements:
+    """Return the judgements of paths as of `_flat`."""
     nodes = np.full(len(reached), CORRECTION, np.int32)
     nodes[:-1] = (reached - packed.first_rows.repeat(num_tokens) - 1)[1:]
     nodes[ends_of(num_tokens) - 1] = CORRECTION

@@ -41,7 +41,15 @@ from specq.verifier.sources.interface import Budget, Computed, DraftSource
 from specq.verifier.sources.offered_chains import OfferedChains, draft_of_chain
 from specq.verifier.sources.round_choice import NO_LOAD, OtherLoad, RoundChoice
 from specq.verifier.sources.shaped import ShapedDrafter
-from specq.verifier.sources.unread_chains import UNREAD_VALUE, UsualScores, batch_of_unread, distinct, may_be_unread
+from specq.verifier.sources.unread_chains import (
+    NEARLY_ALL,
+    UNREAD_VALUE,
+    UsualScores,
+    VerifiedShare,
+    batch_of_unread,
+    distinct,
+    may_be_unread,
+)
 from specq.verifier.step_curve import StepCurve
 from specq.verifier.trees import NONE
 
@@ -61,6 +69,7 @@ class _Begun:
     width: int
     began: float
     is_usual: bool  # contexts were computed but for the last round's tokens
+    curve: StepCurve  # of the target's steps
 
     @property
     def session_ids(self) -> list[int]:
@@ -80,7 +89,7 @@ class ColocatedDrafter(DraftSource):
 
     `levels`: the seconds that one level takes, by the number of sessions; `chain`: levels at most, each of at most `fan_out`
     children; `is_one_pass`: a pass drafts all levels, so that it takes as long for few; `shaped`: what drafts for jobs that ask for a shape; None: nothing does;
-    `unread_value`: see `unread_chains`.
+    `unread_value`: see `unread_chains`; at most 0: all chains are read before they are verified.
     """
 
     name = COLOCATED
@@ -101,11 +110,12 @@ class ColocatedDrafter(DraftSource):
         self._min_accept_prob = 0.0  # as in the last `Budget`
         self.choice = RoundChoice(levels, chain, is_one_pass=is_one_pass)
         self.calibration = Calibration()
-        self._usual = UsualScores(chain, fan_out)
+        self._usual, self._verified = UsualScores(chain, fan_out), VerifiedShare()
         self._unread: _Unread | None = None
         self._unlearned: tuple[OfferedChains, Rounds, IntpArray] | None = None
         self.num_passes = 0
         self._known: dict[int, Session] = {}  # the sessions that the source of chains knows
+        self._all_known: Sequence[Session] = ()  # those that were begun for last, unless one has been closed since
         self._refused: dict[int, Session] = {}  # those for which it drafts no more
         self._gone: list[int] = []  # sessions that have been closed since the last round
         self._offered = NO_CHAINS
@@ -132,11 +142,12 @@ class ColocatedDrafter(DraftSource):
         depth = self.choice.choose(len(left), budget.curve, other_load) if left else 0
         if not depth:
             left, depth = [session for session in left if session.is_sync], self.choice.most
-        left = [session for session in left if self._knows(session)]
+        if left != self._all_known:
+            left = self._all_known = [session for session in left if self._knows(session)]
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            self._start(_Begun(left, min(depth, int(_rooms(left).max())), width, now, is_usual))
+            self._start(_Begun([*left], min(depth, int(_rooms(left).max())), width, now, is_usual, budget.curve))
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
@@ -182,17 +193,17 @@ class ColocatedDrafter(DraftSource):
 
     def collect(self, sessions: Sequence[Session], budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
         """Wait for the chains that were begun, and grow trees of shapes; those of sessions that have ended meanwhile have no effect."""
-        self._learn()
         chains = self._collect_chains(budget, clock)
         return chains if self.shaped is None else [*chains, *self.shaped.collect()]
 
     def _collect_chains(self, budget: Budget, clock: Callable[[], float]) -> Sequence[DraftBatch]:
-        if self._begun is None:
-            return ()
         begun, self._begun = self._begun, None
-        unread = self._batch_of_unread(begun, budget)
-        if unread is not None:
+        unread = None if begun is None else self._batch_of_unread(begun, budget)
+        if unread is not None:  # the rest can wait until the step is launched
             return [unread]
+        self._learn()
+        if begun is None:
+            return ()
         chains = self._finish(begun, clock)
         return () if chains is None else self._batches(begun, chains)
 
@@ -212,7 +223,7 @@ class ColocatedDrafter(DraftSource):
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
         """Return the chains before the host has read them, where that is possible and pays; see `unread_chains`."""
-        if budget.min_accept_prob > self.unread_value or not self.chains.info.num_tokens <= budget.unread_vocab:
+        if not (self._is_little_chosen(budget) and self.chains.info.num_tokens <= budget.unread_vocab):
             return None
         scores = self._usual.of(begun.depth, begun.width)
         if scores is None or not may_be_unread(begun.sessions, begun.width):
@@ -226,9 +237,15 @@ class ColocatedDrafter(DraftSource):
         self._unread = _Unread(begun, counts, DeviceTokens(tokens))
         return batch_of_unread(begun.sessions, self._unread.drafted, counts, scores)
 
+    def _is_little_chosen(self, budget: Budget) -> bool:
+        """Return whether chains would be verified as they are, whatever they say of their tokens."""
+        is_cheap = budget.min_accept_prob <= self.unread_value or self._verified.value >= NEARLY_ALL
+        return self.unread_value > 0 and is_cheap
+
     def read(self, clock: Callable[[], float]) -> None:
         """Put the tokens and scores of chains in place that hang on the trees unread; see `DraftSource`."""
         assert self._unread is not None
+        self._learn()
         (begun, counts, drafted), self._unread = self._unread, None
         trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
         nodes = is_handle(trees.token).nonzero()[0]
@@ -240,8 +257,9 @@ class ColocatedDrafter(DraftSource):
             drafted.values = distinct(chains.token_ids).swapaxes(0, 1).reshape(-1)
             scores = self._scores(chains)
             trees.score[nodes] = trees.predicted[nodes] = scores.swapaxes(0, 1).reshape(-1)[of_nodes]
-            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
+            self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
         trees.token[nodes] = drafted.values[of_nodes]
+        self.choice.foresee(len(begun.sessions), begun.curve)  # before the device waits for it
 
     def _counts(self, begun: _Begun, counts: IntpArray) -> IntpArray:
         """Return how many levels of chains of so many are offered, i64[sessions]."""
@@ -261,7 +279,7 @@ class ColocatedDrafter(DraftSource):
         drafts."""
         scores = self._scores(chains)  # [sessions, depth, width]
         counts = self._counts(begun, (chains.token_ids[:, :, 0] >= 0).sum(1))
-        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0])
+        self._offered = OfferedChains(begun.session_ids, counts, chains.scores[:, :, 0], begun.width)
         offered = np.flatnonzero(counts > 0).tolist()
         drawn = [i for i in offered if begun.width > 1 or chains.distributions[i]]
         alone = offered if not drawn else [i for i in offered if begun.width == 1 and not chains.distributions[i]]
@@ -283,10 +301,17 @@ class ColocatedDrafter(DraftSource):
         """Let contexts follow the rounds; what became of the chains is learned when the next ones are collected."""
         if self.shaped is not None:
             self.shaped.observe(rounds, self._min_accept_prob)
+        if rounds.sessions and rounds.sessions == self._all_known:
+            self._follow(rounds)
+        else:
+            self._follow_some(rounds)
+        self._drop_gone()
+
+    def _follow_some(self, rounds: Rounds) -> None:
+        """Let the source follow those rounds whose sessions it knows."""
         known = [i for i, session in enumerate(rounds.sessions) if self._known.get(session.session_id) is session]
         if known:
             self._follow(rounds if len(known) == len(rounds) else rounds.take(np.array(known, np.intp)))
-        self._drop_gone()
 
     def _follow(self, rounds: Rounds) -> None:
         """Let the source follow rounds of sessions that it knows."""
@@ -298,15 +323,15 @@ class ColocatedDrafter(DraftSource):
             rest = np.array([i for i, one in enumerate(rounds.sessions) if one not in faults], np.intp)
             rounds, num_followed = rounds.take(rest), num_followed[rest]
         self._unlearned, self._offered = (self._offered, rounds, num_followed), NO_CHAINS
-        for session in rounds.sessions:
-            if session.finish:
-                self.close(session)
+        for i in rounds.sessions[0].trees.has_ended[rounds.places].nonzero()[0].tolist() if len(rounds) else ():
+            self.close(rounds.sessions[i])
 
     def _learn(self) -> None:
         """Learn what became of the last round's chains: not before the next ones have begun, which the device would wait for."""
         if self._unlearned is None:
             return
         (offered, rounds, num_followed), self._unlearned = self._unlearned, None
+        self._verified.learn(offered.num_nodes, int(np.count_nonzero(rounds.lanes == COLOCATED_LANE)))
         outcomes = offered.outcomes(rounds, num_followed)
         if len(outcomes.num_judged):
             self.calibration.observe_all(outcomes.scores, outcomes.is_accepted)
@@ -357,6 +382,7 @@ class ColocatedDrafter(DraftSource):
     def close(self, session: Session) -> None:
         """Forget a session. The source of chains, which may be drafting for it now, does so between two rounds."""
         session_id = session.session_id
+        self._all_known = ()
         self._refused.pop(session_id, None)
         self._offered.pop(session_id)
         if self.shaped is not None:

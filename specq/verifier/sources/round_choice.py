@@ -43,6 +43,7 @@ class RoundChoice:
         self._trials = np.zeros(most)
         self._accepted = np.zeros(most)
         self._patience = self._until_trial = LEAST_PATIENCE
+        self._foreseen: tuple[int, int] | None = None  # sessions, and the best depth for these
 
     def promise(self) -> float:
         """Return how many tokens the deepest chain is expected to bring."""
@@ -50,7 +51,9 @@ class RoundChoice:
 
     def choose(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
         """Return the depth for a round of this many sessions, each with one row in the step beside its chain."""
-        best = self.best(num_sessions, curve, other)
+        foreseen, self._foreseen = self._foreseen, None
+        is_foreseen = foreseen is not None and foreseen[0] == num_sessions and other == NO_LOAD
+        best = foreseen[1] if foreseen is not None and is_foreseen else self.best(num_sessions, curve, other)
         if best:
             self._patience = self._until_trial = LEAST_PATIENCE
             return best
@@ -59,6 +62,10 @@ class RoundChoice:
             return 0
         self._patience = self._until_trial = min(2 * self._patience, MOST_PATIENCE)
         return min(TRIAL_DEPTH, self.most)
+
+    def foresee(self, num_sessions: int, curve: StepCurve) -> None:
+        """Look now for what `choose` will look for next, if as many sessions are drafted for alone then."""
+        self._foreseen = num_sessions, self.best(num_sessions, curve)
 
     def best(self, num_sessions: int, curve: StepCurve, other: OtherLoad = NO_LOAD) -> int:
         """Return the depth with the most tokens a second for a round of this many sessions."""
