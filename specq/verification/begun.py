@@ -24,8 +24,6 @@ from specq.verification.step_batch import StepBatch
 from specq.verification.target_rows import check_numbers
 from specq.verification.transfers import Fetched
 
-NO_TOKEN = np.iinfo(np.int32).max
-
 
 def says_own(judged: StepBatch) -> bool:
     """Return whether all that such steps say are the target's own tokens, and nothing else is asked for."""
@@ -50,14 +48,9 @@ class OwnTokens:
     tokens  i32[rows] on the device: of a row without a token (its logits are not numbers) any other
     """
 
-    def __init__(self, best: torch.Tensor, vocab: int) -> None:
-        """`best` i32[2, splits, rows]: of each part of each row, the bits of the largest value, and its token."""
-        values, ids = best[0].view(torch.float32), best[1]
-        highest = values.amax(0)  # a NaN, if there is one
-        own = torch.where(values == highest, ids, NO_TOKEN).amin(0)
-        self.tokens = own.clamp(max=vocab - 1)
-        found = torch.stack((highest.view(torch.int32), own))
-        self._found = Fetched(found)
+    def __init__(self, best: torch.Tensor) -> None:
+        """`best` i32[3, rows]: of each row the bits of the largest score, its token, and a token that is one even where there is none."""
+        self.tokens, self._found = best[2], Fetched(best[:2])
 
     def wait(self) -> Int32Array:
         """Return i32[rows] on the host; raises EngineError where a row has no token."""
@@ -71,7 +64,7 @@ class OwnTokens:
 def own_tokens(logits: torch.Tensor, rows: Rows) -> OwnTokens | None:
     """Let the device choose each row's own token, if it can do so by itself; see `TargetRows.own_tokens`."""
     begin = getattr(target_rows(logits), "begin_own_tokens", None)
-    return None if begin is None else OwnTokens(begin(rows), logits.shape[1])
+    return None if begin is None else OwnTokens(begin(rows))
 
 
 @dataclass(frozen=True, slots=True)

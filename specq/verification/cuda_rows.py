@@ -11,15 +11,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from specq.protocol import BoolArray, Float64Array, Int32Array, Int64Array, SamplingParams
+from specq.protocol import Float64Array, Int32Array, Int64Array, SamplingParams
 from specq.runtime import resolve
+from specq.verification import cuda_paths
 from specq.verification.cuda_draws import WORDS, draw_words
 from specq.verification.row_params import Rows, make_rows
-from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
+from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 from specq.verification.torch_rows import TorchRows
 from specq.verification.transfers import Fetched, to_device
+from specq.verification.walks import Drafted
 
-PROGRAMS = 4096  # of one warp each; about what the largest GPUs run at a time
+PROGRAMS = 32  # of one warp each, that a multiprocessor runs at a time; more than all of them run would wait for the first to end
+REGISTERS = 64  # of each thread, so that they fit
 MAX_SPLITS = 64
 BLOCK = 256  # tokens that such a program looks at at a time
 ROOM = 1024  # likely tokens that it gathers at most
@@ -29,13 +32,18 @@ WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row, or sums in floa
 KERNELS = {
     "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
     "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
+    "weigh": "specq.verification.gpu_kernels.heads:weigh_kernel",
     "distributions": "specq.verification.gpu_kernels.distributions:distributions_kernel",
     "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
     "probs": "specq.verification.gpu_kernels.lookups:probs_kernel",
     "chunks": "specq.verification.gpu_kernels.draws:chunks_kernel",
     "draw": "specq.verification.gpu_kernels.draws:draw_kernel",
+    "pick": "specq.verification.gpu_kernels.choose:pick_kernel",
+    "walk": "specq.verification.gpu_kernels.paths:walk_kernel",
+    "longest": "specq.verification.gpu_kernels.paths:longest_kernel",
 }
 WIDE = {"distributions", "chunks", "draw"}  # those whose programs look at WIDE_BLOCK tokens at a time
+OF_TREES = {"walk", "longest"}  # those whose programs have a drafted tree
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -52,15 +60,14 @@ class CudaRows(TorchRows):
     def __init__(self, logits: torch.Tensor) -> None:
         super().__init__(logits if logits.stride(-1) == 1 else logits.contiguous())
         num_rows, vocab = logits.shape
-        wanted, blocks = -(-PROGRAMS // max(num_rows, 1)), -(-vocab // BLOCK)
-        self.splits = min(MAX_SPLITS, _power_of_two(wanted), blocks)
+        self.splits = min(MAX_SPLITS, max(_programs(logits.device) // max(num_rows, 1), 1), -(-vocab // BLOCK))
         self._shape = self.logits, self.logits.stride(0), vocab, self.splits
         is_aligned = self.logits.data_ptr() % 16 == 0
         self._kind = logits.device, logits.dtype, *self._shape[1:3], is_aligned
         # The bits of the largest logits of each part, and their tokens.
         self._best = self.empty((2, self.splits, num_rows), torch.int32)
-        self.tops = num_rows, self._best[0].view(torch.float32)
-        self.run("tops", (num_rows, self.splits), self.tops[1], self._best[1])
+        self.tops, self.top_ids = (num_rows, self._best[0].view(torch.float32)), self._best[1]
+        self.run("tops", (num_rows, self.splits), self.tops[1], self.top_ids)
         self._pass: Pass | None = None
 
     def own_tokens(self, rows: Rows) -> Callable[[], Int32Array]:
@@ -70,38 +77,57 @@ class CudaRows(TorchRows):
 
     def own_tokens_among(self, rows: Rows) -> Callable[[Int64Array], Int32Array]:
         """See `TargetRows`; the device chooses those of all rows, so that nobody waits for it once more."""
-        is_warm = rows["temperature"] > 0
-        warm = Fetched(self._choose(rows, is_warm).best) if is_warm.any() else None
-        cold = None if is_warm.all() else Fetched(self._best)
+        found = Fetched(self.begin_own_tokens(rows)[:2])
 
-        def pick(which: Int64Array) -> Int32Array:
-            tokens, of_warm = np.empty(len(which), np.int32), is_warm[which]
-            if warm is not None:
-                tokens[of_warm] = _pick(warm, which[of_warm])
-            if cold is not None:
-                tokens[~of_warm] = _pick(cold, rows["logit_row"][which[~of_warm]])
-            return tokens
+        def own(which: Int64Array) -> Int32Array:
+            bits, tokens = found.wait()
+            check_numbers(bool(np.isfinite(bits.view(np.float32)[which]).all()))
+            own_tokens: Int32Array = tokens[which]
+            return own_tokens
 
-        return pick
+        return own
 
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
-        """Let the device choose the own tokens of all rows, in order; return i32[2, splits, rows]: of each part, the bits of the largest
-        score, and its token."""
-        assert len(rows) == len(self.logits)
-        is_warm = rows["temperature"] > 0
-        if not is_warm.any():
-            return self._best
-        found = self._choose(rows, is_warm)
-        if is_warm.all():
-            return found.best
-        return torch.where(to_device(is_warm, self.logits.device), found.best, self._best)
+        """Let the device choose the own tokens of rows; return i32[3, rows]: the bits of the largest scores, which are not finite where
+        a row has no token; tokens; and tokens that are some even there."""
+        num_rows, places = len(self.logits), rows["logit_row"]
+        if rows["temperature"].any() or not np.array_equal(places, np.arange(num_rows)):
+            return self._pick(self._choose(rows))
+        return self._pick(self._best)
 
-    def _choose(self, rows: Rows, is_warm: BoolArray) -> Pass:
+    def _choose(self, rows: Rows) -> torch.Tensor:
         found = self._pass_over(rows)
-        if (((rows["top_k"] > 0) | (rows["top_p"] < 1)) & is_warm).any():
+        if found.is_ranked:
             found.find_distributions(self, of_all=False)
-        found.choose(self)
+        best = self.empty((2, self.splits, len(rows)), torch.int32)
+        found.choose(self, best)
+        return best
+
+    def _pick(self, best: torch.Tensor, tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """Return what `begin_own_tokens` does, of i32[2, parts, rows]: bits of values, and tokens; these go to `tokens`, too, if given."""
+        _, parts, num_rows = best.shape
+        found = self.empty((3, num_rows), torch.int32)
+        own = found[1] if tokens is None else tokens
+        self.run(
+            "pick",
+            (num_rows, 1),
+            best[0].view(torch.float32),
+            best[1],
+            parts,
+            found[0].view(torch.float32),
+            own,
+            found[2],
+        )
         return found
+
+    def choose_at(self, rows: Rows, warm: Rows, which: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Let the device choose the own tokens i32[n] of those of some rows that `which` i32[n] says; `warm` are the same rows where
+        T > 0, and have distributions."""
+        parts = min(MAX_SPLITS, -(-self.logits.shape[1] // BLOCK))
+        best = self.empty((2, parts, len(which)), torch.int32)
+        words = None if rows is warm else to_device(rows.view(np.int64), self.logits.device)
+        self._pass_over(warm).choose(self, best, which, words)
+        self._pick(best, tokens)
 
     def _pass_over(self, rows: Rows) -> Pass:
         """Return the pass over these rows; the same one where they are those that were last asked for, so that what was found serves again."""
@@ -113,40 +139,57 @@ class CudaRows(TorchRows):
         """See `TargetRows`."""
         found = self._pass_over(rows)
         found.find_distributions(self, of_all=True)
-        fetched = Fetched(found.distributions)
 
         def look_up(which: Int64Array, token_ids: Int64Array) -> tuple[Distributions, Float64Array]:
-            probs = found.look_up(self, which, token_ids)
+            fetched, probs = Fetched(found.distributions), found.look_up(self, which, token_ids)
             distributions = Distributions(rows, fetched.wait())
             check_numbers(bool(np.isfinite(distributions.found[:, 0]).all()))
             return distributions, probs.wait()
 
         return look_up
 
+    def found_of(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the words of rows with T > 0, and their distributions f64[rows, 4], on the device."""
+        found = self._pass_over(rows)
+        found.find_distributions(self, of_all=True)
+        return found.words, found.distributions
+
+    def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
+        """See `TargetRows`."""
+        fits = cuda_paths.fits(drafted.firsts, drafted.weights.shape[1])
+        return cuda_paths.walk(self, rows, drafted, residuals) if fits else None
+
+    def longest(self, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths | None:
+        """See `TargetRows`."""
+        return cuda_paths.longest(self, rows, warm, trees, bars) if cuda_paths.fits(trees.firsts, 0) else None
+
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
         """See `TargetRows`."""
         num, num_edits = len(which), len(edits.place)
-        num_chunks = min(MAX_SPLITS, -(-self.logits.shape[1] // WIDE_BLOCK))
         words = to_device(draw_words(distributions, which, edits, uniforms), self.logits.device)
-        edit_ids = words[num * WORDS :]
-        drawing = words, edit_ids, edit_ids[num_edits:].view(torch.float64)
-        sums, chosen = self.empty((num, num_chunks), torch.float64), self.empty((num,), torch.int32)
-        self.run("chunks", (num, num_chunks), *drawing, sums)
-        self.run("draw", (num, 1), *drawing, sums, num_chunks, chosen)
+        edit_ids, chosen = words[num * WORDS :], self.empty((num,), torch.int32)
+        self.run_draws(num, (words, edit_ids, edit_ids[num_edits:].view(torch.float64)), chosen)
         token_ids: Int32Array = Fetched(chosen).wait().copy()
         return token_ids
+
+    def run_draws(self, num: int, drawing: tuple[torch.Tensor, ...], chosen: torch.Tensor) -> None:
+        """Draw tokens i32[num]; `drawing` are DRAW of all, and the edits' tokens i64 and weights f64."""
+        num_chunks = min(MAX_SPLITS, -(-self.logits.shape[1] // WIDE_BLOCK))
+        sums = self.empty((num, num_chunks), torch.float64)
+        self.run("chunks", (num, num_chunks), *drawing, sums)
+        self.run("draw", (num, 1), *drawing, sums, num_chunks, chosen)
 
     def run(self, name: str, grid: tuple[int, int], *arguments: Any) -> None:
         """Launch a kernel over (rows, splits), or (rows, 1). From the second time on the compiled kernel is called directly:
         Triton's search for it costs several times what a launch does."""
         key = name, *self._kind, *(a for a in arguments if isinstance(a, bool))
-        block, warps = (WIDE_BLOCK, WIDE_WARPS) if name in WIDE else (BLOCK, 1)
+        block, warps, registers = _sizes(name)
         with self._place():
             if compiled := _compiled.get(key):
                 compiled[(*grid, 1)](*self._shape, *arguments, block)
             else:
                 kernel = resolve("kernel", KERNELS, name)
-                _compiled[key] = kernel[grid](*self._shape, *arguments, BLOCK=block, num_warps=warps)
+                _compiled[key] = kernel[grid](*self._shape, *arguments, BLOCK=block, num_warps=warps, maxnreg=registers)
 
     def _place(self) -> AbstractContextManager[Any]:
         """Make the logits' device the current one. Under Triton's interpreter they are on a CPU."""
@@ -158,15 +201,11 @@ class CudaRows(TorchRows):
         return torch.empty(shape, dtype=dtype, device=self.logits.device)
 
 
-def _pick(found: Fetched, which: Int64Array) -> Int32Array:
-    """Wait for the device and return the token with the largest value in any part, of some rows of i32[2, splits, rows]: bits of values,
-    and tokens."""
-    values, token_ids = found.wait()[:, :, which]
-    scores = values.view(np.float32)
-    highest = scores.max(0)  # a NaN, if there is one
-    check_numbers(bool(np.isfinite(highest).all()))
-    own: Int32Array = np.where(scores == highest, token_ids, np.iinfo(np.int32).max).min(0)
-    return own
+def _sizes(name: str) -> tuple[int, int, int | None]:
+    """Return how many tokens a kernel's programs look at at a time, their warps, and the most registers of a thread."""
+    if name in WIDE:
+        return WIDE_BLOCK, WIDE_WARPS, None
+    return (cuda_paths.LANES, 1, None) if name in OF_TREES else (BLOCK, 1, REGISTERS)
 
 
 def warm_up(like: torch.Tensor) -> None:
@@ -178,23 +217,28 @@ def warm_up(like: torch.Tensor) -> None:
     target, which = CudaRows(logits), np.zeros(1, np.int64)
     found, _ = target.distributions(rows)(which, which[:, None])
     target.draw(found, which, Edits(which, which, np.ones(1)), np.full(1, 0.5))
+    firsts, parents, halves = np.array([0, 1]), np.full(1, -1, np.int32), np.full(2, 0.5)
+    drafted = Drafted(firsts, parents, np.ones(1, np.bool_), np.zeros((1, 2), np.int64), np.ones((1, 1)), halves[:1])
+    trees = Trees(firsts, parents, which)
+    for judged in (target.walk(rows, drafted, halves), target.longest(rows, rows, trees, Bars(halves, halves))):
+        assert judged is not None
+        judged()
 
 
 class Pass:
     """What the kernels find for some rows of a target, which keeps it and is not kept by it: the logits are freed with their last user.
 
-    best   i32[2, splits, rows]: bits of the largest scores of each part, and their tokens
-    distributions   f64[rows, 4]: as in `Distributions`
+    words   the rows, on the device; distributions f64[rows, 4]: as in `Distributions`
     """
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:
         self.rows, self._grid = rows, (len(rows), target.splits)
-        self._words = to_device(rows.view(np.int64), target.logits.device)
-        self.best = target.empty((2, target.splits, len(rows)), torch.int32)
+        self.words = to_device(rows.view(np.int64), target.logits.device)
         # Until `find_distributions`, anything of the right type.
         self._heads, self._head_ids, self.distributions = _nothing(target.logits.device)
         self._counts = self._is_in_heads = self._head_ids
         self._has_some = self._has_all = False
+        self.is_ranked = bool((((rows["top_k"] > 0) | (rows["top_p"] < 1)) & (rows["temperature"] > 0)).any())
 
     def find_distributions(self, target: CudaRows, *, of_all: bool) -> None:
         """Run `heads_kernel` and `distributions_kernel`, on all rows or on those with top-k or top-p, unless that is done."""
@@ -202,19 +246,21 @@ class Pass:
             return
         self._has_some, self._has_all = True, of_all
         num_rows, splits = self._grid
-        block = target.empty((5, num_rows, splits, ROOM), torch.int32)
-        self._heads, scaled = block[0].view(torch.float32), block[1].view(torch.float32)
-        self._head_ids, weights = block[2], block[3:].view(-1).view(torch.float64)
-        sums, self.distributions = (
-            target.empty((num_rows, splits, 2), torch.float64),
-            target.empty((num_rows, 4), torch.float64),
-        )
+        parts = target.empty((num_rows, splits, 3), torch.float64)
+        self.distributions = target.empty((num_rows, 4), torch.float64)
+        scaled, weights = self._heads, self.distributions
+        if self.is_ranked:
+            block = target.empty((5, num_rows, splits, ROOM), torch.int32)
+            self._heads, scaled = block[0].view(torch.float32), block[1].view(torch.float32)
+            self._head_ids, weights = block[2], block[3:].view(-1).view(torch.float64)
         counts = target.empty((num_rows * (splits + 1),), torch.int32)
         self._counts, self._is_in_heads = counts[num_rows:], counts[:num_rows]
-        rows = self._words, *target.tops, self._counts, self._heads
-        target.run("heads", self._grid, *rows, self._head_ids, ROOM, sums, of_all)
-        distributions = ROOM, scaled, weights, sums, self.distributions, self._is_in_heads, int(of_all)
-        target.run("distributions", (num_rows, 1), *rows, *distributions)
+        rows, every = (self.words, *target.tops, self._counts), int(of_all)
+        target.run("heads", self._grid, *rows, self._heads, self._head_ids, ROOM, parts, every)
+        if self.is_ranked:
+            target.run("weigh", self._grid, self.words, self._counts, self._heads, ROOM, scaled, weights, parts)
+        found = self.distributions, self._is_in_heads, every
+        target.run("distributions", (num_rows, 1), *rows, ROOM, scaled, weights, parts, *found)
 
     def look_up(self, target: CudaRows, which: Int64Array, token_ids: Int64Array) -> Fetched:
         """Run `probs_kernel`, after `find_distributions` of all rows; return f64[n, c], as `LookUp` does."""
@@ -222,14 +268,26 @@ class Pass:
         probs = target.empty((num, width), torch.float64)
         if num:
             asked = to_device(np.concatenate((which, token_ids.ravel())), target.logits.device)
-            target.run("probs", (num, 1), self._words, self.distributions, asked, asked[num:], width, probs)
+            target.run("probs", (num, 1), self.words, self.distributions, asked, asked[num:], width, probs)
         return Fetched(probs)
 
-    def choose(self, target: CudaRows) -> None:
-        """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`."""
-        rows = self._words, *target.tops, self._counts, self._heads, self._head_ids, ROOM, self.distributions
-        found = self._is_in_heads, self.best[0].view(torch.float32), self.best[1]
-        target.run("choose", self._grid, *rows, *found)
+    def choose(
+        self, target: CudaRows, best: torch.Tensor, which: torch.Tensor | None = None, words: torch.Tensor | None = None
+    ) -> None:
+        """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`. best i32[2, parts, rows] becomes the bits of the
+        largest scores of each part, and their tokens; of the rows `which` i32[n], if given, and with other words, if given."""
+        of_rows = (
+            self.words if words is None else words,
+            *target.tops,
+            target.top_ids,
+            self._counts,
+            self._heads,
+            self._head_ids,
+            ROOM,
+        )
+        found = self.distributions, self._is_in_heads, best[0].view(torch.float32), best[1]
+        some = self._counts if which is None else which, which is not None
+        target.run("choose", (best.shape[2], best.shape[1]), *of_rows, *found, *some)
 
 
 @cache
@@ -237,6 +295,7 @@ def _nothing(device: torch.device) -> tuple[torch.Tensor, ...]:
     return tuple(torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32, torch.float64))
 
 
-def _power_of_two(number: int) -> int:
-    """Return the least power of two that is not smaller."""
-    return 1 << (number - 1).bit_length()
+@cache
+def _programs(device: torch.device) -> int:
+    """Return how many programs of one warp the device runs at a time."""
+    return PROGRAMS * (torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1)

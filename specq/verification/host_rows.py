@@ -16,7 +16,8 @@ import torch
 
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification.row_params import Rows
-from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
+from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
+from specq.verification.walks import Drafted
 
 # Logits with T > 0, above which it pays to ask level by level for the rows that accepted paths reach.
 MANY_LOGITS = 32 * 4096
@@ -56,6 +57,14 @@ class HostRows:
             return distributions, probs
 
         return look_up
+
+    def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
+        """See `TargetRows`."""
+        return None
+
+    def longest(self, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths | None:
+        """See `TargetRows`."""
+        return None
 
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
         """See `TargetRows`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from specq.verification import host_kernels
 from specq.verification.judgements import Judgements, NodePaths
 from specq.verification.packing import JudgedStep, Packed, Placed
 from specq.verification.row_params import Rows
-from specq.verification.target_rows import Distributions, TargetRows
+from specq.verification.target_rows import Bars, TargetRows, Trees
 
-# Given the distributions of some rows, and which of the packed rows those are: f64[rows], the bars.
-Bars = Callable[[Distributions, Int64Array | slice], Float64Array]
 ALL = slice(None)
 
 
@@ -32,6 +30,10 @@ def judge_longest(
     bar. The correction is the target's own token, as in `deterministic`."""
     batch = Placed.of(steps).batch
     drafted = batch.node_tokens.astype(np.int64)
+    judged = target.longest(packed.rows, warm, Trees(packed.first_nodes, batch.parents, drafted), bars)
+    if judged is not None:
+        paths, last = judged()
+        return Judgements.of_paths(batch.session_ids, paths, drafted, last)
     if target.prefers_levels(len(packed.rows)):
         chances, accepted = _judge_by_level(packed, drafted, target, warm, bars)
         own = target.own_tokens_among(packed.rows)
@@ -40,7 +42,7 @@ def judge_longest(
         own = target.own_tokens_among(packed.rows)
         distributions, probs = look_up(packed.parent_rows, drafted[:, None])
         chances = probs[:, 0]
-        accepted = chances > bars(distributions, ALL)[packed.parent_rows]
+        accepted = chances > bars.of(distributions, ALL)[packed.parent_rows]
     paths = longest_paths(packed.first_nodes, batch.parents, accepted, chances)
     return Judgements.of_paths(batch.session_ids, paths, drafted, own(_last_rows(packed, paths)))
 
@@ -64,7 +66,7 @@ def _judge_by_level(
         rows, which = np.unique(packed.parent_rows[level], return_inverse=True)
         distributions, probs = target.distributions(warm[rows])(which, drafted[level, None])
         chances[level] = probs[:, 0]
-        accepted[level] = chances[level] > bars(distributions, rows)[which]
+        accepted[level] = chances[level] > bars.of(distributions, rows)[which]
         is_reached[:] = False
         is_reached[packed.node_rows[level[accepted[level]]]] = True
     return chances, accepted

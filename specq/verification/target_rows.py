@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
 from specq.protocol import EngineError, Float32Array, Float64Array, Int32Array, Int64Array
+from specq.verification.judgements import NodePaths
 from specq.verification.row_params import Rows
+
+if TYPE_CHECKING:
+    from specq.verification.walks import Drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,31 @@ class Edits(NamedTuple):
 LookUp = Callable[[Int64Array, Int64Array], tuple[Distributions, Float64Array]]
 
 
+class Trees(NamedTuple):
+    """The drafted nodes of some steps: firsts i64[steps + 1], where each step's begin and the last ones end; parents i32[n], as in the step's
+    own tree; token_ids i64[n]."""
+
+    firsts: Int64Array
+    parents: Int32Array
+    token_ids: Int64Array
+
+
+class Bars(NamedTuple):
+    """What probabilities must exceed in some rows: the lesser of limits f64[rows] and deltas f64[rows] * exp(-entropy)."""
+
+    limits: Float64Array
+    deltas: Float64Array
+
+    def of(self, distributions: Distributions, which: Int64Array | slice) -> Float64Array:
+        """Return those of some rows, which have these distributions."""
+        found: Float64Array = np.minimum(self.limits[which], self.deltas[which] * np.exp(-distributions.entropies()))
+        return found
+
+
+# The paths that are accepted, and the tokens i32[steps] that follow them, when the device has them.
+JudgedPaths = Callable[[], tuple[NodePaths, Int32Array]]
+
+
 class TargetRows(Protocol):
     """The logits [rows, vocab] of one step. What returns a function has the device begin; call that to wait for it.
 
@@ -77,6 +106,16 @@ class TargetRows(Protocol):
 
     def distributions(self, rows: Rows) -> LookUp:
         """Find the distributions of rows with T > 0."""
+        ...
+
+    def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
+        """Judge trees whose rows are these by the rule of `specq.verification.walks`, and draw the tokens that follow the paths by
+        the residuals f64[rows], those of the paths' ends. None where the host goes down the trees."""
+        ...
+
+    def longest(self, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths | None:
+        """Judge trees whose rows are these by the rule of `specq.verification.longest`: by the distributions of `warm`, which are the
+        same rows where T > 0; own tokens follow the paths. None where the host goes down the trees."""
         ...
 
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:

@@ -10,7 +10,8 @@ import torch
 from specq.protocol import Float32Array, Float64Array, Int32Array, Int64Array
 from specq.verification import noise
 from specq.verification.row_params import CUT, GREEDY, Rows, by_kind, noise_keys
-from specq.verification.target_rows import Distributions, Edits, LookUp, check_numbers
+from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
+from specq.verification.walks import Drafted
 
 WIDE_ROWS = 64  # rows sorted at a time, to bound the memory that it takes
 CHUNK = 512  # tokens; a draw looks for its chunk first, then in it
@@ -60,6 +61,14 @@ class TorchRows:
         check_numbers(bool(np.isfinite(distributions.found[:, 0]).all()))
         values: Float32Array = logits.float().cpu().numpy()
         return distributions, np.where(token_ids >= 0, distributions.probs(which, values), 0)
+
+    def walk(self, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths | None:
+        """See `TargetRows`."""
+        return None
+
+    def longest(self, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths | None:
+        """See `TargetRows`."""
+        return None
 
     def draw(self, distributions: Distributions, which: Int64Array, edits: Edits, uniforms: Float64Array) -> Int32Array:
         """See `TargetRows`."""

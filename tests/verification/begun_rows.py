@@ -14,8 +14,8 @@ from specq.verification.torch_rows import TorchRows
 
 
 class BegunRows(TorchRows):
-    """Rows on a CPU that give their own tokens as `CudaRows` does: i32[2, 2, rows], of each half the bits of the largest logit, or of any
-    number at T > 0, and its token; NaN where a row has none."""
+    """Rows on a CPU that give their own tokens as `CudaRows` does: i32[3, rows], the bits of the largest logit, or of any number at T > 0,
+    NaN where a row has none, and its token twice."""
 
     def begin_own_tokens(self, rows: Rows) -> torch.Tensor:
         highest = self.logits.float().amax(1)
@@ -23,8 +23,7 @@ class BegunRows(TorchRows):
         known = TorchRows(self.logits.masked_fill(is_bad[:, None], 0))
         tokens = torch.from_numpy(known.own_tokens(rows)())
         values = torch.where(is_bad, torch.nan, torch.ones_like(highest)).view(torch.int32)
-        less = torch.zeros_like(highest).view(torch.int32)
-        return torch.stack((torch.stack((values, less)), torch.stack((tokens, torch.full_like(tokens, 3)))))
+        return torch.stack((values, tokens, tokens))
 
 
 @contextmanager

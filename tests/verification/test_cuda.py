@@ -5,10 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
 from specq.protocol.types import SessionStep
+from specq.testing.random_steps import packed_logits, params_of, sampled_trees, steps
 from specq.verification import STRATEGIES, noise
 from specq.verification.begun import begin
 from specq.verification.cuda_rows import CudaRows, is_available
@@ -48,12 +51,21 @@ def test_noise_has_the_same_bits():
 def test_judgements_are_those_of_the_cpu(strategy, sampler, vocab):
     torch.manual_seed(1)
     logits = torch.randn(5 * 9, vocab) * 3
-    steps = chains(5, 8, logits, SamplingParams(strategy=strategy, **sampler), np.random.default_rng(2))
-    steps.append(SessionStep(9, 0, np.zeros(3, np.int32), SamplingParams(), judged=False))
-    outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(steps, at)] for at in (logits, logits.cuda())]
+    drafted = chains(5, 8, logits, SamplingParams(strategy=strategy, **sampler), np.random.default_rng(2))
+    drafted.append(SessionStep(9, 0, np.zeros(3, np.int32), SamplingParams(), judged=False))
+    outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(drafted, at)] for at in (logits, logits.cuda())]
     assert outcomes[0] == outcomes[1]
-    assert outcomes[0] == [(j.path, j.token_ids.tolist()) for j in begin(steps, logits.cuda()).finish()]
+    assert outcomes[0] == [(j.path, j.token_ids.tolist()) for j in begin(drafted, logits.cuda()).finish()]
     assert strategy != "deterministic" or any(path for path, _ in outcomes[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(steps(params=params_of(list(STRATEGIES)), tree=sampled_trees()), max_size=6), st.integers(0, 2**32))
+def test_trees_are_judged_as_on_the_cpu(batch, entropy):
+    """Of all strategies beside each other, with draft distributions and without."""
+    logits = packed_logits(batch, entropy)
+    outcomes = [[(j.path, j.token_ids.tolist()) for j in judge(batch, at)] for at in (logits, logits.cuda())]
+    assert outcomes[0] == outcomes[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -66,12 +78,12 @@ def test_penalties_shape_logits_as_on_the_cpu_and_leave_them_as_they_were(dtype)
         repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=-0.7, bad_token_ids=((3,), (5, 6)),
         logit_bias=((9, 1.5),), min_tokens=200, max_tokens=300,
     )  # fmt: skip
-    steps = [
+    drafted = [
         replace(step, history=Past(params, 40, (0,)).history(rng.integers(0, 500, 100).tolist()))
         for step in chains(3, 8, logits, params, rng)
     ]
     on_gpu = logits.cuda()
-    with shaped(place(steps), logits) as expected, shaped(place(steps), on_gpu) as found:
+    with shaped(place(drafted), logits) as expected, shaped(place(drafted), on_gpu) as found:
         assert torch.equal(expected, found.cpu())
     assert torch.equal(on_gpu.cpu(), logits)
 

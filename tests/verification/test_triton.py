@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 import weakref
 
 import numpy as np
@@ -10,11 +11,15 @@ import torch
 
 from specq.protocol.errors import EngineError
 from specq.protocol.params import SamplingParams
-from specq.verification import cuda_rows
+from specq.protocol.types import SessionStep, Tree
+from specq.testing.random_steps import check_against_naive
+from specq.verification import cuda_paths, cuda_rows
 from specq.verification.cuda_rows import CudaRows
+from specq.verification.judge import judge
 from specq.verification.row_params import make_rows
 from specq.verification.target_rows import Edits
 from specq.verification.torch_rows import TorchRows
+from tests.verification.test_strategies import ORACLES
 
 pytestmark = [
     pytest.mark.skipif(
@@ -41,9 +46,17 @@ SAMPLERS = [
 ]
 
 
-def make_small(monkeypatch, **sizes):
+def make_small(monkeypatch, lanes=32, **sizes):
+    monkeypatch.setattr(cuda_paths, "LANES", lanes)
     for name, value in {"BLOCK": 16, "WIDE_BLOCK": 32, "ROOM": 64, "PROGRAMS": 16, **sizes}.items():
         monkeypatch.setattr(cuda_rows, name, value)
+
+
+@pytest.fixture(params=[32, 16])
+def by_kernels(request, monkeypatch):
+    """Judge by the kernels: all down the drafted trees, and where there are lanes for small ones only."""
+    make_small(monkeypatch, lanes=request.param, ROOM=8)
+    monkeypatch.setattr(sys.modules[judge.__module__], "target_rows", CudaRows)
 
 
 @pytest.mark.parametrize("vocab", [5, 70, 300])
@@ -136,6 +149,27 @@ def test_what_has_no_largest_logit_is_refused():
             which["logit_row"] = 1
             with pytest.raises(EngineError, match="not finite"):
                 CudaRows(logits).own_tokens(which)()
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("names", [["probabilistic"], ["threshold", "typical"], list(ORACLES)])
+def test_trees_are_judged_as_the_oracle_does_one_by_one(names):
+    """At T = 0 and above, with and without cuts and draft distributions; some sessions without nodes."""
+    check_against_naive({name: ORACLES[name] for name in names}, max_examples=10)
+
+
+@pytest.mark.usefixtures("by_kernels")
+@pytest.mark.parametrize("strategy", ["probabilistic", "threshold", "typical"])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_tree_with_a_row_without_numbers_is_refused(strategy, bad):
+    params, nodes = SamplingParams(temperature=0.8, strategy=strategy), np.array([-1, 0], np.int32)
+    tree = Tree(np.array([1, 2], np.int32), nodes, np.zeros(2, np.float32))
+    steps = [SessionStep(i, 5, np.array([7], np.int32), params, tree) for i in range(2)]
+    for row in range(6):
+        logits = torch.zeros(6, 40)
+        logits[row] = bad
+        with pytest.raises(EngineError, match="not finite"):
+            judge(steps, logits)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS[1:])

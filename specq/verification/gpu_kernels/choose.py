@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from specq.verification.gpu_kernels.rows import (
+    MAX_SPLITS,
     NO_TOKEN,
     log_min_p_of,
     logit_row_of,
@@ -98,6 +99,7 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
     do_not_specialize_on_alignment=[
         "words",
         "tops",
+        "top_ids",
         "counts",
         "heads",
         "head_ids",
@@ -105,45 +107,96 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
         "places",
         "scores",
         "score_ids",
+        "which",
     ],
 )
 def choose_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, distributions, places, scores,
-    score_ids, BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, top_ids, counts, heads, head_ids, room, distributions, places, scores,
+    score_ids, which, OF_SOME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits): scores f32 and score_ids i32[splits, rows]: of rows with T > 0, the largest of scaled logits plus
-    noise in each part, and its first place. Rows with top-k or top-p have distributions; of those with places only the
-    heads are looked at."""
-    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    part = row * splits + split
-    temperature = temperature_of(words, row)
+    """(rows, parts): scores f32 and score_ids i32[parts, rows]: the largest of scaled logits plus noise in each part, at T = 0 of
+    logits, and its first place. Rows with top-k or top-p have distributions; of those with places only the heads are looked
+    at. OF_SOME: the rows are `which` i32[rows]; else all, in as many parts as there are splits."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * tl.num_programs(0) + row
+    if OF_SOME:
+        row = tl.load(which + row).to(tl.int64)
+    temperature, logit_row = temperature_of(words, row), logit_row_of(words, row)
     best = tl.full([], float("-inf"), tl.float32)
     best_id = tl.full([], NO_TOKEN, tl.int32)
     if temperature > 0:
-        logit_row, bound = logit_row_of(words, row), log_min_p_of(words, row)
         base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
-        key0, key1 = _keys(words, row)
-        lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
-        in_heads = temperature < 0  # never, so far
+        bound, of_row, in_heads = log_min_p_of(words, row), row * splits + part, temperature < 0  # never, so far
         if (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1):
             bound = tl.load(distributions + row * 4 + 1).to(tl.float32)
             in_heads = tl.load(places + row) > 0
+        key0, key1 = _keys(words, row)
         if in_heads:
-            count = tl.load(counts + part)
-            for at in range(0, count, BLOCK):
-                is_head = at + lane < count
-                relative = tl.load(heads + part * room + at + lane, mask=is_head, other=float("-inf"))
-                token_ids = tl.load(head_ids + part * room + at + lane, mask=is_head, other=0)
-                best, best_id = _better(
-                    relative, is_head, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
-                )
+            count = tl.load(counts + of_row, mask=part < splits, other=0)
+            best, best_id = _best_head(
+                temperature,
+                bound,
+                count,
+                heads + of_row * room,
+                head_ids + of_row * room,
+                key0,
+                key1,
+                best,
+                best_id,
+                BLOCK,
+            )
         else:
-            for at in range(split * BLOCK, vocab, splits * BLOCK):
-                token_ids = at + lane
-                is_token = token_ids < vocab
-                relative = relative_logits(base, token_ids, is_token, top)
-                best, best_id = _better(
-                    relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
-                )
-    tl.store(scores + split * tl.num_programs(0) + row, best)
-    tl.store(score_ids + split * tl.num_programs(0) + row, best_id)
+            best, best_id = _best_token(base, vocab, top, temperature, bound, part, key0, key1, best, best_id, BLOCK)
+    elif part < splits:
+        best = tl.load(tops + part * num_logit_rows + logit_row)
+        best_id = tl.load(top_ids + part * num_logit_rows + logit_row)
+    tl.store(scores + at, best)
+    tl.store(score_ids + at, best_id)
+
+
+@triton.jit
+def _best_head(temperature, bound, count, heads, head_ids, key0, key1, best, best_id, BLOCK: tl.constexpr):
+    """The best score among a part's heads, and its token."""
+    lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
+    for at in range(0, count, BLOCK):
+        is_head = at + lane < count
+        relative = tl.load(heads + at + lane, mask=is_head, other=float("-inf"))
+        token_ids = tl.load(head_ids + at + lane, mask=is_head, other=0)
+        best, best_id = _better(
+            relative, is_head, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
+        )
+    return best, best_id
+
+
+@triton.jit
+def _best_token(base, vocab, top, temperature, bound, part, key0, key1, best, best_id, BLOCK: tl.constexpr):
+    """The best score in a part of the row, and its token."""
+    lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
+    for at in range(part * BLOCK, vocab, tl.num_programs(1) * BLOCK):
+        token_ids = at + lane
+        is_token = token_ids < vocab
+        relative = relative_logits(base, token_ids, is_token, top)
+        best, best_id = _better(
+            relative, is_token, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
+        )
+    return best, best_id
+
+
+@triton.jit(
+    do_not_specialize=["splits", "num_parts"],
+    do_not_specialize_on_alignment=["scores", "score_ids", "highest", "token_ids", "fed_ids"],
+)
+def pick_kernel(
+    logits, stride, vocab, splits, scores, score_ids, num_parts, highest, token_ids, fed_ids, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(rows): highest f32[rows], the largest score of any part, NaN if there is one; token_ids i32[rows], its first token; fed_ids
+    i32[rows], the same, or any token where there is none."""
+    row, part = tl.program_id(0), tl.arange(0, MAX_SPLITS)
+    at = part * tl.num_programs(0) + row
+    score = tl.load(scores + at, mask=part < num_parts, other=float("-inf"))
+    ids = tl.load(score_ids + at, mask=part < num_parts, other=NO_TOKEN)
+    best = tl.max(score, 0)
+    token_id = tl.min(tl.where(score == best, ids, NO_TOKEN), 0)
+    tl.store(highest + row, tl.where(tl.max((score != score).to(tl.int32), 0) > 0, float("nan"), best))
+    tl.store(token_ids + row, token_id)
+    tl.store(fed_ids + row, tl.minimum(token_id, vocab - 1).to(tl.int32))

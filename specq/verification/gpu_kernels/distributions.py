@@ -89,92 +89,66 @@ def _key_reaching(
 
 @triton.jit(
     do_not_specialize=["splits", "num_logit_rows", "of_all"],
-    do_not_specialize_on_alignment=[
-        "words",
-        "tops",
-        "counts",
-        "heads",
-        "scaled_out",
-        "weights",
-        "sums",
-        "distributions",
-        "places",
-    ],
+    do_not_specialize_on_alignment=["words", "tops", "counts", "scaled", "weights", "sums", "distributions", "places"],
 )
 def distributions_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, room, scaled_out, weights, sums, distributions, places,
-    of_all,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, room, scaled, weights, sums, distributions, places, of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows): distributions f64[rows, 4] as in `Distributions`; places i32[rows]: 1 where all that is kept is among the
-    gathered heads. scaled_out f32 and weights f64[rows, splits * room] are for work. Rows as in `heads_kernel`."""
+    gathered heads, whose scaled logits and weights are those of `weigh_kernel`. Rows as in `heads_kernel`."""
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p = temperature_of(words, row), top_k_of(words, row, vocab), top_p_of(words, row)
     is_ranked = (top_k > 0) | (top_p < 1)
     if (temperature > 0) & ((of_all > 0) | is_ranked):
-        logit_row, least = logit_row_of(words, row), log_min_p_of(words, row)
+        logit_row, bound = logit_row_of(words, row), log_min_p_of(words, row)
         base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
-        part = row * splits
-        scaled_out, weights = scaled_out + part * room, weights + part * room
-        split = tl.arange(0, MAX_SPLITS)
-        of_splits = tl.load(counts + part + split, mask=split < splits, other=0)
-        low_mass = tl.sum(tl.load(sums + (part + split) * 2, mask=split < splits, other=0.0), 0)
-        low_moment = tl.sum(tl.load(sums + (part + split) * 2 + 1, mask=split < splits, other=0.0), 0)
-        count, fits = tl.sum(of_splits, 0), tl.max(of_splits, 0) <= room
-        num_heads = tl.where(fits, count, 0)
-        head_mass = tl.zeros([], tl.float64)
-        if fits:
-            head_mass = _weigh(
-                counts + part, heads + part * room, room, splits, temperature, scaled_out, weights, BLOCK
-            )
-        reaches = tl.where(top_k > 0, count >= top_k, head_mass >= top_p * (head_mass + low_mass))
-        in_row = (fits == 0) | (is_ranked & (reaches == 0))
-
-        last = tl.full([], LAST_KEY, tl.int32)
-        if top_k > 0:
-            last = _key_reaching(
-                base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, last, top_k.to(tl.float64),
-                True, BLOCK,
+        part, split = row * splits, tl.arange(0, MAX_SPLITS)
+        parts, is_part = sums + (part + split) * 3, split < splits
+        mass = tl.sum(tl.load(parts, mask=is_part, other=0.0), 0)
+        moment = tl.sum(tl.load(parts + 1, mask=is_part, other=0.0), 0)
+        is_in_heads = tl.zeros([], tl.int32)
+        if is_ranked:
+            of_splits = tl.load(counts + part + split, mask=is_part, other=0)
+            count, fits = tl.sum(of_splits, 0), tl.max(of_splits, 0) <= room
+            head_mass = tl.sum(tl.load(parts + 2, mask=is_part & fits, other=0.0), 0)
+            bound, mass, moment, is_in_heads = _ranked(
+                base, top, temperature, vocab, scaled + part * room, weights + part * room, count, fits, head_mass, mass, top_k, top_p,
+                bound, BLOCK,
             )  # fmt: skip
-        if top_p < 1:
-            total = head_mass + low_mass
-            if (top_k > 0) | in_row:
-                total, _, _ = _split_at(
-                    base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, last, last + 1, False, BLOCK
-                )
-            last = _key_reaching(
-                base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, last, top_p * total, False, BLOCK
-            )
-        bound = tl.maximum(tl.where(is_ranked, _bound_of(last), float("-inf")), least)
-        mass, moment = _kept(base, top, temperature, vocab, scaled_out, weights, num_heads, in_row, bound, BLOCK)
-        is_whole = is_ranked | in_row
         tl.store(distributions + row * 4, top.to(tl.float64))
         tl.store(distributions + row * 4 + 1, bound.to(tl.float64))
-        tl.store(distributions + row * 4 + 2, tl.where(is_whole, mass, mass + low_mass))
-        tl.store(distributions + row * 4 + 3, tl.where(is_whole, moment, moment + low_moment))
-        tl.store(places + row, (is_ranked & (in_row == 0)).to(tl.int32))
+        tl.store(distributions + row * 4 + 2, mass)
+        tl.store(distributions + row * 4 + 3, moment)
+        tl.store(places + row, is_in_heads)
 
 
 @triton.jit
-def _weigh(counts, heads, room, splits, temperature, scaled_out, weights, BLOCK: tl.constexpr):
-    """Divide a row's heads by T; write them without gaps, and their weights; return the sum of these."""
-    lane = tl.arange(0, BLOCK)
-    mass = tl.zeros([BLOCK], tl.float64)
-    filled = tl.zeros([], tl.int32)
-    for split in range(splits):
-        count = tl.load(counts + split)
-        for at in range(0, count, BLOCK):
-            is_head = at + lane < count
-            scaled = tl.div_rn(
-                tl.load(heads + split * room + at + lane, mask=is_head, other=float("-inf")), temperature
+def _ranked(
+    base, top, temperature, vocab, scaled, weights, count, fits, head_mass, low_mass, top_k, top_p, least, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of a row with top-k or top-p: its bound, mass and moment, and 1 if they come from the heads alone, which they do if these are there
+    and suffice."""
+    num_heads = tl.where(fits, count, 0)
+    reaches = tl.where(top_k > 0, count >= top_k, head_mass >= top_p * (head_mass + low_mass))
+    in_row = (fits == 0) | (reaches == 0)
+    last = tl.full([], LAST_KEY, tl.int32)
+    if top_k > 0:
+        last = _key_reaching(
+            base, top, temperature, vocab, scaled, weights, num_heads, in_row, last, top_k.to(tl.float64), True, BLOCK
+        )
+    if top_p < 1:
+        total = head_mass + low_mass
+        if (top_k > 0) | in_row:
+            total, _, _ = _split_at(
+                base, top, temperature, vocab, scaled, weights, num_heads, in_row, last, last + 1, False, BLOCK
             )
-            weight = tl.exp(scaled.to(tl.float64))
-            tl.store(scaled_out + filled + at + lane, scaled, mask=is_head)
-            tl.store(weights + filled + at + lane, weight, mask=is_head)
-            mass += weight
-        filled += count
-    tl.debug_barrier()  # other threads read them
-    return tl.sum(mass, 0)
+        last = _key_reaching(
+            base, top, temperature, vocab, scaled, weights, num_heads, in_row, last, top_p * total, False, BLOCK
+        )
+    bound = tl.maximum(_bound_of(last), least)
+    mass, moment = _kept(base, top, temperature, vocab, scaled, weights, num_heads, in_row, bound, BLOCK)
+    return bound, mass, moment, (in_row == 0).to(tl.int32)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from specq.verification.gpu_kernels.rows import (
+    MAX_SPLITS,
     NO_TOKEN,
     log_min_p_of,
     logit_row_of,
@@ -20,6 +21,7 @@ from specq.verification.gpu_kernels.rows import (
 )
 
 HEAD = tl.constexpr(10.0)  # scaled logits from -HEAD up are gathered
+LEAST = tl.constexpr(-1e4)  # no weight is left there, and 0 times it is 0
 
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["tops", "top_ids"])
@@ -44,47 +46,131 @@ def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexp
     tl.store(tops + part, tl.where(tl.max(is_bad.to(tl.int32), 0) > 0, float("nan"), top))
 
 
+@triton.jit
+def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
+    """Of the tokens of a part that min-p keeps: the mass and the mass times scaled logits, both f64. In float32 but for the last sum of
+    256 numbers: what a lane adds up is a few hundred weights, whose errors are as often up as down."""
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros([BLOCK], tl.float32)
+    moment = tl.zeros([BLOCK], tl.float32)
+    inverse = 1.0 / temperature
+    for at in range(split * BLOCK, vocab, splits * BLOCK):
+        scaled = tl.maximum(relative_logits(base, at + lane, at + lane < vocab, top) * inverse, LEAST)
+        weight = tl.exp(scaled)
+        mass += weight
+        moment += weight * scaled
+    return tl.sum(mass.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0)
+
+
+@triton.jit
+def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.constexpr):
+    """The same where min-p cuts: which token that is at its bound is kept, its exact scaled logit decides."""
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros([BLOCK], tl.float32)
+    moment = tl.zeros([BLOCK], tl.float32)
+    for at in range(split * BLOCK, vocab, splits * BLOCK):
+        scaled = tl.div_rn(relative_logits(base, at + lane, at + lane < vocab, top), temperature)
+        weight = tl.where(scaled >= least, tl.exp(scaled), 0.0)
+        mass += weight
+        moment += tl.where(weight > 0, weight * scaled, 0.0)
+    return tl.sum(mass.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0)
+
+
 @triton.jit(
-    do_not_specialize=["splits", "num_logit_rows"],
+    do_not_specialize=["splits", "num_logit_rows", "of_all"],
     do_not_specialize_on_alignment=["words", "tops", "counts", "heads", "head_ids", "sums"],
 )
 def heads_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, sums, ALL: tl.constexpr,
-    BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, sums, of_all, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits): gather tokens with scaled >= -HEAD or nearly so into heads f32, where they are not yet divided by T,
-    and head_ids i32[rows, splits, room], as far as there is room; counts i32[rows, splits] counts all. sums f64[rows, splits,
-    2]: of the other tokens that min-p keeps the mass, and the mass times scaled logits. ALL: also of rows without top-k and
-    top-p; else nothing is done there, and what is multiplied by scaled logits is left out."""
+    """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly so into heads f32,
+    where they are not yet divided by T, and head_ids i32[rows, splits, room], as far as there is room; counts i32[rows, splits]
+    counts all; sums f64[rows, splits, 3]: of the other tokens that min-p keeps the mass, and the mass times scaled logits. Of the other
+    rows, if of_all, sums alone: of all tokens that min-p keeps. The third sum is `weigh_kernel`'s."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)
-    if (temperature > 0) & (ALL | is_ranked):
+    if (temperature > 0) & ((of_all > 0) | is_ranked):
         logit_row, least = logit_row_of(words, row), log_min_p_of(words, row)
         base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
         part = row * splits + split
-        heads, head_ids = heads + part * room, head_ids + part * room
-        inverse = 1.0 / temperature
-        lane = tl.arange(0, BLOCK)
-        mass = tl.zeros([BLOCK], tl.float32)
-        moment = tl.zeros([BLOCK], tl.float32)
-        count = tl.zeros([], tl.int32)
-        for at in range(split * BLOCK, vocab, splits * BLOCK):
-            token_ids = at + lane
-            relative = relative_logits(base, token_ids, token_ids < vocab, top)
-            scaled = relative * inverse
-            is_head = scaled >= -HEAD
-            weight = tl.where(is_head | (scaled < least), 0.0, tl.exp(scaled))
-            mass += weight
-            if ALL:
-                moment += tl.where(weight > 0, weight * scaled, 0.0)
-            num_heads = tl.sum(is_head.to(tl.int32), 0)
-            if num_heads > 0:
-                place = count + tl.cumsum(is_head.to(tl.int32), 0) - 1
-                is_stored = is_head & (place < room)
-                tl.store(heads + place, relative, mask=is_stored)
-                tl.store(head_ids + place, token_ids, mask=is_stored)
-                count += num_heads
-        tl.store(counts + part, count)
-        tl.store(sums + part * 2, tl.sum(mass.to(tl.float64), 0))
-        tl.store(sums + part * 2 + 1, tl.sum(moment.to(tl.float64), 0))
+        if is_ranked:
+            mass, moment, count = _gather(
+                base,
+                vocab,
+                top,
+                temperature,
+                least,
+                split,
+                splits,
+                heads + part * room,
+                head_ids + part * room,
+                room,
+                BLOCK,
+            )
+            tl.store(counts + part, count)
+        elif least > float("-inf"):
+            mass, moment = _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK)
+        else:
+            mass, moment = _sums(base, vocab, top, temperature, split, splits, BLOCK)
+        tl.store(sums + part * 3, mass)
+        tl.store(sums + part * 3 + 1, moment)
+
+
+@triton.jit
+def _gather(
+    base, vocab, top, temperature, least, split, splits, heads, head_ids, room, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gather the heads of a part; return the other tokens' mass and mass times scaled logits f64, and the number of heads i32."""
+    inverse = 1.0 / temperature
+    lane = tl.arange(0, BLOCK)
+    mass = tl.zeros([BLOCK], tl.float32)
+    moment = tl.zeros([BLOCK], tl.float32)
+    count = tl.zeros([], tl.int32)
+    for at in range(split * BLOCK, vocab, splits * BLOCK):
+        token_ids = at + lane
+        relative = relative_logits(base, token_ids, token_ids < vocab, top)
+        scaled = relative * inverse
+        is_head = scaled >= -HEAD
+        weight = tl.where(is_head | (scaled < least), 0.0, tl.exp(scaled))
+        mass += weight
+        moment += tl.where(weight > 0, weight * scaled, 0.0)
+        num_heads = tl.sum(is_head.to(tl.int32), 0)
+        if num_heads > 0:
+            place = count + tl.cumsum(is_head.to(tl.int32), 0) - 1
+            is_stored = is_head & (place < room)
+            tl.store(heads + place, relative, mask=is_stored)
+            tl.store(head_ids + place, token_ids, mask=is_stored)
+            count += num_heads
+    return tl.sum(mass.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0), count
+
+
+@triton.jit(
+    do_not_specialize=["splits"],
+    do_not_specialize_on_alignment=["words", "counts", "heads", "scaled_out", "weights", "sums"],
+)
+def weigh_kernel(
+    logits, stride, vocab, splits, words, counts, heads, room, scaled_out, weights, sums, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """(rows, splits): of rows with top-k or top-p whose heads had room, scaled_out f32 and weights f64[rows, splits * room]: the scaled
+    logits of all heads of a row without gaps, and their weights; the third of sums: the weight of each part."""
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    temperature = temperature_of(words, row)
+    is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)
+    if (temperature > 0) & is_ranked:
+        part = tl.arange(0, MAX_SPLITS)
+        of_splits = tl.load(counts + row * splits + part, mask=part < splits, other=0)
+        if tl.max(of_splits, 0) <= room:
+            before, count = tl.sum(tl.where(part < split, of_splits, 0), 0), tl.load(counts + row * splits + split)
+            lane = tl.arange(0, BLOCK)
+            first, heads = row * splits * room + before, heads + (row * splits + split) * room
+            mass = tl.zeros([BLOCK], tl.float64)
+            for at in range(0, count, BLOCK):
+                is_head = at + lane < count
+                relative = tl.load(heads + at + lane, mask=is_head, other=float("-inf"))
+                scaled = tl.div_rn(relative, temperature)
+                weight = tl.exp(scaled.to(tl.float64))
+                tl.store(scaled_out + first + at + lane, scaled, mask=is_head)
+                tl.store(weights + first + at + lane, weight, mask=is_head)
+                mass += weight
+            tl.store(sums + (row * splits + split) * 3 + 2, tl.sum(mass, 0))

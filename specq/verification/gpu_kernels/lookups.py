@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specq.verification.gpu_kernels.rows import logit_row_of, relative_logits, temperature_of
+from specq.verification.gpu_kernels.rows import probs_of
 
 
 @triton.jit(
@@ -22,15 +22,9 @@ def probs_kernel(
     distributions f64[rows, 4] as in `Distributions`; 0 for what is no token, such as -1."""
     place = tl.program_id(0).to(tl.int64)
     row = tl.load(which + place)
-    base, temperature = logits + logit_row_of(words, row) * stride, temperature_of(words, row)
-    top = tl.load(distributions + row * 4).to(tl.float32)
-    bound = tl.load(distributions + row * 4 + 1).to(tl.float32)
-    mass = tl.load(distributions + row * 4 + 2)
     lane = tl.arange(0, BLOCK)
     for at in range(0, width, BLOCK):
         is_asked = at + lane < width
         token_ids = tl.load(asked + place * width + at + lane, mask=is_asked, other=-1)
-        is_token = (token_ids >= 0) & (token_ids < vocab)
-        scaled = tl.div_rn(relative_logits(base, token_ids, is_token, top), temperature)
-        weight = tl.where(is_token & (scaled >= bound), tl.exp(scaled.to(tl.float64)), 0.0)
-        tl.store(probs + place * width + at + lane, weight / mass, mask=is_asked)
+        found = probs_of(logits, stride, vocab, words, distributions, row, token_ids)
+        tl.store(probs + place * width + at + lane, found, mask=is_asked)

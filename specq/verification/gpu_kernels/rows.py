@@ -54,3 +54,15 @@ def relative_logits(base, token_ids, is_token, top):
     """Logits f32 of some tokens of a row relative to its largest, -inf where there is none. Divided by T, with correct
     rounding, they are the scaled logits; that is slow, and done only where it can decide."""
     return tl.load(base + token_ids, mask=is_token, other=float("-inf")).to(tl.float32) - top
+
+
+@triton.jit
+def probs_of(logits, stride, vocab, words, distributions, row, token_ids):
+    """The probabilities f64 of tokens in a row, or each in a row of its own, whose distributions f64[rows, 4] are known; 0 for what is no
+    token, such as -1."""
+    is_token = (token_ids >= 0) & (token_ids < vocab)
+    found = distributions + row * 4
+    base, top = logits + logit_row_of(words, row) * stride, tl.load(found).to(tl.float32)
+    scaled = tl.div_rn(relative_logits(base, token_ids, is_token, top), temperature_of(words, row))
+    is_kept = is_token & (scaled >= tl.load(found + 1).to(tl.float32))
+    return tl.where(is_kept, tl.exp(scaled.to(tl.float64)), 0.0) / tl.load(found + 2)

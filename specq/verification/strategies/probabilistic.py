@@ -69,6 +69,11 @@ def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows, draws: Draws) -
     drafted = Drafted.of(batch, packed)
     at = packed.rows[packed.parent_rows]
     drafted.uniforms[:] = draws.accept(at["seed"], at["position"], drafted.named[:, -1])
+    rows = packed.rows
+    judged = None if look_up is None else target.walk(rows, drafted, draws.residual(rows["seed"], rows["position"]))
+    if judged is not None:
+        found, last = judged()
+        return Judgements.of_paths(batch.session_ids, found, drafted.named[:, -1], last)
     paths, tokens = Paths.of(drafted), np.zeros(len(steps), np.int32)
     if look_up is None:
         _walk_by_level(paths, tokens, packed, drafted, target, draws)

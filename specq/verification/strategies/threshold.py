@@ -17,7 +17,7 @@ from specq.protocol import Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
 from specq.verification.longest import judge_longest
 from specq.verification.packing import JudgedStep, Placed, pack
-from specq.verification.target_rows import TargetRows
+from specq.verification.target_rows import Bars, TargetRows
 
 
 class Threshold(Strategy):
@@ -45,4 +45,4 @@ class Threshold(Strategy):
         if is_cold.any():
             warm = packed.rows.copy()
             warm["temperature"][is_cold] = 1
-        return judge_longest(steps, packed, target, warm, lambda _, which: thresholds[which])
+        return judge_longest(steps, packed, target, warm, Bars(thresholds, np.full_like(thresholds, np.inf)))

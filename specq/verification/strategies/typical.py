@@ -15,13 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from specq.protocol import NO_TREE, Float64Array, Int64Array, Judgement, SamplingParams
+from specq.protocol import NO_TREE, Float64Array, Judgement, SamplingParams
 from specq.verification.interface import Draws, Strategy
 from specq.verification.judgements import Judgements
 from specq.verification.longest import judge_longest
 from specq.verification.packing import JudgedStep, Placed, by_temperature, pack
 from specq.verification.strategies.deterministic import Deterministic
-from specq.verification.target_rows import Distributions, TargetRows
+from specq.verification.target_rows import Bars, TargetRows
 
 
 class Typical(Strategy):
@@ -69,10 +69,5 @@ def _bar_params(steps: Sequence[JudgedStep]) -> tuple[Float64Array, Float64Array
 
 def _judge_warm(steps: Sequence[JudgedStep], target: TargetRows) -> Judgements:
     packed = pack(steps)
-    all_eps, all_delta = (of_steps.repeat(packed.sizes) for of_steps in _bar_params(steps))
-
-    def bars(distributions: Distributions, which: Int64Array | slice) -> Float64Array:
-        limits: Float64Array = np.minimum(all_eps[which], all_delta[which] * np.exp(-distributions.entropies()))
-        return limits
-
+    bars = Bars(*(of_steps.repeat(packed.sizes) for of_steps in _bar_params(steps)))
     return judge_longest(steps, packed, target, packed.rows, bars)

@@ -1,0 +1,86 @@
+"""Drafted trees on a GPU: which nodes are accepted is found there, and the token that follows, so that the host waits once.
+
+The rules are those of `specq.verification.walks` and `specq.verification.longest`, by the kernels of gpu_kernels/paths.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from specq.protocol import Float64Array, Int32Array, Int64Array
+from specq.verification.cuda_draws import WORDS
+from specq.verification.judgements import NodePaths
+from specq.verification.row_params import Rows
+from specq.verification.target_rows import Bars, JudgedPaths, Trees, check_numbers
+from specq.verification.transfers import Fetched, to_device
+from specq.verification.walks import Drafted
+
+if TYPE_CHECKING:
+    from specq.verification.cuda_rows import CudaRows
+
+LANES = (
+    256  # of one program: nodes of a session, and tokens that siblings or their distribution name; BLOCK of cuda_rows
+)
+
+
+def fits(firsts: Int64Array, width: int) -> bool:
+    """Return whether a program has lanes enough for each tree, and for the tokens of a distribution of that width beside its nodes."""
+    return bool(np.diff(firsts).max(initial=0) + max(width, 1) <= LANES)
+
+
+def walk(target: CudaRows, rows: Rows, drafted: Drafted, residuals: Float64Array) -> JudgedPaths:
+    """See `TargetRows.walk`."""
+    numbers, trees = _put(
+        target,
+        (drafted.uniforms, residuals),
+        (drafted.firsts, drafted.parents, drafted.is_sampled, drafted.named, drafted.weights),
+    )
+    num, num_nodes, width = len(drafted.firsts) - 1, len(drafted.parents), drafted.weights.shape[1]
+    edits = target.empty((2, num * LANES), torch.int64)
+    draws, found = target.empty((num, WORDS), torch.int64), target.empty((2 * num + num_nodes,), torch.int32)
+    drawing = draws, edits[0], edits[1].view(torch.float64)
+    of_rows = target.found_of(rows)
+    target.run("walk", (num, 1), *of_rows, numbers, trees, num_nodes, width, *drawing, found, found[2 * num :])
+    target.run_draws(num, drawing, found[num:])
+    return _Paths(found, drafted.firsts).wait
+
+
+def longest(target: CudaRows, rows: Rows, warm: Rows, trees: Trees, bars: Bars) -> JudgedPaths:
+    """See `TargetRows.longest`."""
+    numbers, of_trees = _put(target, (bars.limits, bars.deltas), (trees.firsts, trees.parents, trees.token_ids))
+    num, num_nodes = len(trees.firsts) - 1, len(trees.parents)
+    found = target.empty((2 * num + num_nodes,), torch.int32)
+    last_rows = target.empty((num,), torch.int32)
+    target.run(
+        "longest", (num, 1), *target.found_of(warm), numbers, of_trees, num_nodes, last_rows, found, found[2 * num :]
+    )
+    target.choose_at(rows, warm, last_rows, found[num:])
+    return _Paths(found, trees.firsts).wait
+
+
+def _put(
+    target: CudaRows, numbers: tuple[Float64Array, ...], integers: tuple[npt.NDArray[Any], ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Copy some arrays to the device at once; return all numbers, f64, and all integers, i32."""
+    of_numbers = np.concatenate(numbers, dtype=np.float64)
+    of_integers = np.concatenate([array.ravel() for array in integers], dtype=np.int32, casting="unsafe")
+    joined = to_device(np.concatenate((of_numbers.view(np.int32), of_integers)), target.logits.device)
+    return joined[: 2 * len(of_numbers)].view(torch.float64), joined[2 * len(of_numbers) :]
+
+
+class _Paths:
+    """Paths and the tokens after them on their way to the host: found i32[2 * steps + nodes], lengths, tokens and nodes."""
+
+    def __init__(self, found: torch.Tensor, firsts: Int64Array) -> None:
+        self._found, self._firsts = Fetched(found), firsts
+
+    def wait(self) -> tuple[NodePaths, Int32Array]:
+        """Wait for the device; return the paths, and the tokens i32[steps]."""
+        found, num = self._found.wait().copy(), len(self._firsts) - 1
+        lengths, tokens, nodes = found[:num], found[num : 2 * num], found[2 * num :]
+        check_numbers(bool((lengths >= 0).all()))
+        return NodePaths(self._firsts[:-1], lengths.astype(np.int64), nodes), tokens
