@@ -10,8 +10,12 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from specq.bench.measure import Turn
 from specq.bench.settings import Completion
+
+RESAMPLES, CONFIDENCE = 2000, 0.95  # of an interval
 
 Row = tuple[object, ...]
 HEADER: Row = (
@@ -171,3 +175,16 @@ def _row(name: str, own: dict[str, Any]) -> Row:
 
 def or_dash(value: float | None, text: Callable[[float], str]) -> str:
     return "-" if value is None else text(value)
+
+
+def paired(ours: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
+    """Return the median of the paired ratios, with its bootstrap confidence interval."""
+    ratios = np.array(ours) / np.array(others)
+    random = np.random.default_rng(0)
+    medians = np.median(random.choice(ratios, (RESAMPLES, len(ratios))), axis=1)
+    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return {
+        "median": round(float(np.median(ratios)), 4),
+        "interval": [round(float(low), 4), round(float(high), 4)],
+        "ratios": [round(float(ratio), 4) for ratio in ratios],
+    }

@@ -23,11 +23,9 @@ from itertools import cycle, islice
 from statistics import median
 from typing import Any
 
-import numpy as np
-
 from specq.bench.contestants import Specq
 from specq.bench.deployments import Deployments, Starter
-from specq.bench.figures import speculation
+from specq.bench.figures import paired, speculation
 from specq.bench.measure import Turn
 from specq.bench.pairs import Pair, draft_model
 from specq.bench.processes import cpu_seconds
@@ -41,7 +39,6 @@ Tell = Callable[[str], None]
 # How many draft workers, and whether the verifier drafts with the draft model itself.
 PLACEMENTS = {"none": (0, False), "one": (1, False), "two": (2, False), "colocated": (0, True), "both": (1, True)}
 MAX_STEP_ROWS = 64
-RESAMPLES, CONFIDENCE = 2000, 0.95
 LEAST_PROMPTS = 16  # of a cell
 # Of a session in a turn. At its end, which drafts make uneven, fewer sessions run than the cell says: one job each would show little else.
 LEAST_JOBS, MOST_JOBS = 4, 64
@@ -233,16 +230,3 @@ def _speculation(turns: Sequence[Turn], name: str) -> dict[str, Any]:
     keys = ("rounds", "mean_accepted_length", "drafted", "draft_tokens", "min_accept_prob")
     first = [one.first_token_ms for turn in turns if turn.contestant == name for one in turn.completions]
     return {key: found[key] for key in keys} | {"first_token_ms": round(median(first), 2)}
-
-
-def paired(ours: Sequence[float], others: Sequence[float]) -> dict[str, Any]:
-    """Return the median of the paired ratios, with its bootstrap confidence interval."""
-    ratios = np.array(ours) / np.array(others)
-    random = np.random.default_rng(0)
-    medians = np.median(random.choice(ratios, (RESAMPLES, len(ratios))), axis=1)
-    low, high = np.quantile(medians, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return {
-        "median": round(float(np.median(ratios)), 4),
-        "interval": [round(float(low), 4), round(float(high), 4)],
-        "ratios": [round(float(ratio), 4) for ratio in ratios],
-    }

@@ -284,6 +284,7 @@ class Verifier:
 
     def _finish(self, flight: Flight, faults: Faults, clock: Callable[[], float]) -> Reports:
         """Wait for a step, commit what it gave, and return what is said of it."""
+        asked_at, is_followed = clock(), self._flights.newest is not None
         done = self._flights.collect(flight, faults)
         ended = clock()
         self.sessions.has_flight = self._flights.newest is not None
@@ -291,7 +292,7 @@ class Verifier:
         self.sessions.changed()
         # The device began with this step when it had ended the one before.
         started = flight.drafted if self._last_end is None else max(flight.drafted, self._last_end)
-        self.sources.observe(rounds, done, ended - started, clock)
+        self.sources.observe(rounds, done, ended - started, clock, ended - asked_at if is_followed else None)
         if self.engine.overlaps and self._flights.newest is None and not faults.found:
             self.begin(clock(), clock)  # the device has nothing to do, so whatever can wait comes behind it
         tidy(self.engine)

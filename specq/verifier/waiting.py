@@ -17,9 +17,9 @@ from specq.verifier.step_curve import EXTRA_FADE, MOST_EXTRA, StepCurve
 
 MARGIN = 1.05  # times as many tokens a second: what waiting must bring, since it is given to few sessions, and each plain one is certain
 FADE = 0.05  # of what is known of steps, with each one
-# A trial: verdicts of it, and steps at least; the first of these say nothing, since drafts are still on their way. After so many steps it ends
-# if it gave less than so much of what steps give that were launched early.
-TRIAL_VERDICTS, LEAST_STEPS, LEFT_OUT, FEW_STEPS, HOPELESS = 24, 6, 3, 5, 0.9
+# A trial: verdicts of it, and steps at least; the first of these say nothing, since drafts are still on their way. After so many steps or verdicts
+# it ends if it gave less than so much of what steps give that were launched early.
+TRIAL_VERDICTS, LEAST_STEPS, LEFT_OUT, FEW_STEPS, FEW_VERDICTS, HOPELESS = 24, 6, 2, 5, 12, 0.9
 FIRST_PATIENCE, MOST_PATIENCE = 256, 8192  # steps between trials
 
 
@@ -65,7 +65,8 @@ class _Load:
             return
         self.waited.add(num_tokens, seconds, 0.0)
         self.num_verdicts += num_sessions
-        is_hopeless = self.num_steps >= FEW_STEPS and self.waited.value < HOPELESS * self.early.value
+        says_something = self.num_steps >= FEW_STEPS or self.num_verdicts >= FEW_VERDICTS
+        is_hopeless = says_something and self.waited.value < HOPELESS * self.early.value
         if is_hopeless or (self.num_steps >= LEAST_STEPS and self.num_verdicts >= TRIAL_VERDICTS):
             self.num_steps = None
             self.patience = self.until_trial = (

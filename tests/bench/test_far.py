@@ -69,13 +69,27 @@ def test_turns_alternate_and_a_ratio_is_of_two_turns_of_one_repetition(monkeypat
 
     monkeypatch.setattr(far, "Completer", Completer)
     monkeypatch.setattr(far, "speculation", lambda _: {"stale": 1, "drafted": 4})
-    found = far._in_turns(None, Service(), WORK, Load(1))
+    found = far._in_turns(None, Service(), WORK, Load(1), 0.0)
     assert [mode for mode, _ in order[2:]] == ["plain", "async", "async", "plain"]
     assert found["async"]["stale_share"] == 0.25
     assert found["async"]["drafted_per_second"] > 0
     ratios = [ours / plain for ours, plain in zip(*(found[mode]["rates"] for mode in ("async", "plain")), strict=True)]
     assert found["async"]["ratios"] == pytest.approx(ratios, rel=1e-2)
+    low, high = found["async"]["interval"]
+    assert low <= found["async"]["to_plain"] <= high
     assert "to_plain" not in found["plain"]
+
+
+def test_a_turn_goes_on_until_its_seconds_are_over(monkeypatch):
+    """With all of its jobs, again and again: whoever is fast has more of them, and is told as well as who is slow."""
+    now = iter((0.0, 0.4, 0.8, 1.2))
+    monkeypatch.setattr(far.time, "monotonic", lambda: next(now))
+
+    class Completer:
+        def complete(self, prompts, num_tokens):
+            return [Stream([1] * num_tokens)] * len(prompts)
+
+    assert len(far._turn(Completer(), [[1], [2]], 3, 1.0)) == 3 * 2
 
 
 @pytest.mark.slow

@@ -7,8 +7,9 @@ from click.testing import CliRunner
 
 from specq.bench import never_slower
 from specq.bench.deployments import Deployments
+from specq.bench.figures import paired
 from specq.bench.measure import Turn
-from specq.bench.never_slower import LEAST_PROMPTS, Cell, Pace, cells, paired, summary
+from specq.bench.never_slower import LEAST_PROMPTS, Cell, Pace, cells, summary
 from specq.bench.pairs import Pair
 from specq.bench.prompts import Prompt
 from specq.bench.settings import Completion

@@ -21,10 +21,11 @@ from specq.verifier.shares import Shares
 from specq.verifier.sources.colocated import ColocatedDrafter
 from specq.verifier.sources.eagle import EagleDrafter
 from specq.verifier.sources.lookahead import LookaheadDecoder
+from specq.verifier.sources.mail_time import LEAST_S
 from specq.verifier.sources.mailbox import BATCH_NODES, MAX_NODES, Mailbox
 from specq.verifier.sources.medusa import MedusaDrafter
 from specq.verifier.sources.shaped import ShapedDrafter
-from specq.verifier.sources.source_set import LEAST_MAIL_S, SourceSet
+from specq.verifier.sources.source_set import SourceSet
 from specq.verifier.trees import DraftTrees
 from tests.verifier.sessions import live_nodes, make_draft, make_session, observe
 
@@ -150,7 +151,7 @@ def test_drafts_take_no_longer_than_the_last_step() -> None:
     put(sessions[:40])
     sources.collect((), ALL, BUDGET, clock)
     num_hung = sum(session.num_live > 0 for session in sessions)
-    assert num_hung == pytest.approx(LEAST_MAIL_S / 0.001, abs=1)
+    assert num_hung == pytest.approx(LEAST_S / 0.001, abs=1)
     assert sources.num_dropped == 40 - num_hung
     sources.observe(NO_ROUNDS, (), 0.02)
     put(sessions[40:])

@@ -6,7 +6,7 @@ import pytest
 
 from specq.verifier.round_trips import RoundTrips
 from specq.verifier.step_curve import StepCurve
-from specq.verifier.waiting import FEW_STEPS, FIRST_PATIENCE, Waiting
+from specq.verifier.waiting import FEW_STEPS, FIRST_PATIENCE, LEFT_OUT, Waiting
 from tests.verifier.timed_service import FarDrafters, Machine, TimedService, h200_target
 
 
@@ -34,6 +34,17 @@ def test_drafts_that_come_too_late_cost_hardly_anything(round_trip_ms: int, num_
     plain = rate_of(found, "plain", num_sessions)
     rate_of(found, "async", num_sessions)
     assert rate_of(found, "async", num_sessions) > 0.97 * plain
+
+
+@pytest.mark.parametrize("round_trip_ms", [1, 20])
+def test_drafts_that_come_in_thousands_are_handled_while_the_device_computes(round_trip_ms: int) -> None:
+    """A draft for each of 64 sessions and each step would take the host twice as long as the device takes for the step. What there is no time
+    for is dropped."""
+    found = service(FarDrafters(round_trip_ms / 1000, 0.8, num_workers=64, draft_s=0.00015), is_measured=False)
+    plain = rate_of(found, "plain", 64)
+    rate_of(found, "async", 64)
+    assert rate_of(found, "async", 64) > 0.96 * plain
+    assert found.verifier.sources.num_sent["remote"] > 0
 
 
 def test_drafts_that_come_in_time_are_waited_for() -> None:
@@ -91,13 +102,16 @@ def test_steps_wait_where_that_gives_more_tokens_a_second() -> None:
     assert waiting.pays(8)
 
 
-def test_a_trial_without_hope_is_short() -> None:
+@pytest.mark.parametrize(("num_sessions", "expected"), [(1, FEW_STEPS), (8, LEFT_OUT + 2), (64, LEFT_OUT + 1)])
+def test_a_trial_without_hope_is_short(num_sessions: int, expected: int) -> None:
+    """Once drafts must be there, a step of many sessions says as much as several of a few."""
     waiting, num_steps = Waiting(), 0
-    learn(waiting, 20, are_early=True)
-    while waiting.pays(8):
-        learn(waiting, 1)
+    for _ in range(20):
+        waiting.learn_early(num_sessions, num_sessions, num_sessions, 0.004, CURVE, are_fed=True)
+    while waiting.pays(num_sessions):
+        waiting.learn_waited(num_sessions, num_sessions, 0.005)
         num_steps += 1
-    assert num_steps == FEW_STEPS
+    assert num_steps == expected
 
 
 def test_trials_become_rare() -> None:

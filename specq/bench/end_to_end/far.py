@@ -4,8 +4,9 @@ device.
 far       draft workers as processes, each on a core of its own; all of them `rtt_ms` away, one delay after the other
 far-own   the same drafter, as it is, in the verifier's process
 
-Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns. A broker and a
-verifier are started once for each of the two; draft workers and the proxy are started anew for each delay.
+Rule: plain decoding and drafting take turns on the same processes, seconds apart, and a ratio is of two such turns. Turns are about as long at
+each load, so that one session is told as well as many. A broker and a verifier are started once for each of the two; draft workers and the proxy
+are started anew for each delay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import click
@@ -24,8 +24,9 @@ from specq.bench.calibrate.serving import Service, proxy
 from specq.bench.end_to_end.cut_short import keeping
 from specq.bench.end_to_end.listening import ListeningClient
 from specq.bench.end_to_end.serving import READY_S, Completer, speculation, verifier_config
-from specq.bench.end_to_end.streams import Load, Repetitions
-from specq.bench.end_to_end.workload import WARM_LEN, Workload
+from specq.bench.end_to_end.streams import Load, Repetitions, Stream
+from specq.bench.end_to_end.workload import JOBS_EACH, WARM_LEN, Workload
+from specq.bench.figures import paired
 from specq.bench.report import attempt, tell
 from specq.bench.servers import Servers
 from specq.bench.suite import COUNT, options
@@ -45,16 +46,21 @@ far_options = options(
         "--rtt-ms", type=click.FloatRange(0), multiple=True, default=(1.0, 20.0, 50.0), show_default=True,
         help="Round trip between `far` draft workers and broker; 0: no proxy; may be repeated.",
     ),
+    click.option(
+        "--turn-s", type=click.FloatRange(0), default=0.6, show_default=True,
+        help="A turn of `far` and `far-own`: its jobs, as often as until so many seconds are over.",
+    ),
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How many draft workers with which model, and how far away."""
+    """How many draft workers with which model, how far away, and how long a turn is at least."""
 
     drafters: int
     model: str
     rtt_ms: tuple[float, ...]
+    turn_s: float = 0.0
 
 
 def measure_far(settings: Settings, work: Workload) -> dict[str, Any]:
@@ -76,7 +82,7 @@ def measure_own(settings: Settings, work: Workload) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with _running(verifier_config(work, settings.model)) as (servers, client), keeping(found):
         service = Service(servers.client, {})
-        _add(((load, _in_turns(client, service, work, load)) for load in work.loads), found)
+        _add(((load, _in_turns(client, service, work, load, settings.turn_s)) for load in work.loads), found)
     return found
 
 
@@ -112,7 +118,7 @@ def _at(
         servers.client.wait_until_ready(num_targets=1, num_drafters=settings.drafters, timeout_s=READY_S)
         service = Service(servers.client, {})
         for load in work.loads:
-            yield load, _in_turns(client, service, work, load)
+            yield load, _in_turns(client, service, work, load, settings.turn_s)
 
 
 def _members(config: Config, address: str, settings: Settings, cores: Cores) -> list[Member]:
@@ -148,14 +154,16 @@ def _wait_until_gone(servers: Servers) -> None:
 # --- turns ----------------------------------------------------------------------------------------------------------
 
 
-def _in_turns(client: ListeningClient, service: Service, work: Workload, load: Load) -> dict[str, dict[str, Any]]:
+def _in_turns(
+    client: ListeningClient, service: Service, work: Workload, load: Load, turn_s: float
+) -> dict[str, dict[str, Any]]:
     """Return the figures of plain decoding and of drafting, which take turns.
 
     drafted_per_second   nodes that all draft workers made, while drafting had its turns
     stale_share          of the nodes that reached the verifier, those that the transcript contradicted or that were cut
-    to_plain             median of the ratios of two turns
+    to_plain, interval   median of the ratios of two turns, and its bootstrap confidence interval
     """
-    prompts = work.prompts_for(load.sessions)
+    prompts = work.prompts_for(load.sessions)[: JOBS_EACH * load.sessions]
     modes = {mode: Completer(client, load, mode) for mode in (PLAIN, DRAFTED)}
     turns = {mode: Repetitions(load) for mode in modes}
     modes[PLAIN].complete(prompts, WARM_LEN)
@@ -163,19 +171,33 @@ def _in_turns(client: ListeningClient, service: Service, work: Workload, load: L
     _, before = service.counts()
     for number in range(work.repeats):
         for mode in (PLAIN, DRAFTED) if number % 2 == 0 else (DRAFTED, PLAIN):
-            turns[mode].add(partial(modes[mode].complete, prompts, work.output_len))
+            turns[mode].add(partial(_turn, modes[mode], prompts, work.output_len, turn_s))
     _, after = service.counts()
     found = {mode: turns[mode].figures() | speculation(modes[mode].results) for mode in modes}
-    ratios = [ours / plain for ours, plain in zip(turns[DRAFTED].rates, turns[PLAIN].rates, strict=True)]
-    tell(f"{load.key}: {found[DRAFTED]['tokens_per_second']:.0f} tokens/s, {median(ratios):.2f} of plain")
+    found[DRAFTED] |= _to_plain(turns[DRAFTED], turns[PLAIN])
+    rate, ratio, interval = (found[DRAFTED][name] for name in ("tokens_per_second", "to_plain", "interval"))
+    tell(f"{load.key}: {rate:.0f} tokens/s, {ratio:.3f} of plain, {interval[0]:.3f} to {interval[1]:.3f}")
     nodes = after["draft_nodes"] - before["draft_nodes"]
-    found[DRAFTED] |= {
-        "to_plain": round(median(ratios), 3),
-        "ratios": [round(ratio, 3) for ratio in ratios],
-        "stale_share": round(found[DRAFTED]["stale"] / max(found[DRAFTED]["drafted"], 1), 3),
-        "drafted_per_second": round(nodes / turns[DRAFTED].seconds),
+    return found | {
+        DRAFTED: found[DRAFTED]
+        | {
+            "stale_share": round(found[DRAFTED]["stale"] / max(found[DRAFTED]["drafted"], 1), 3),
+            "drafted_per_second": round(nodes / turns[DRAFTED].seconds),
+        }
     }
+
+
+def _turn(completer: Completer, prompts: list[list[int]], num_tokens: int, seconds: float) -> list[Stream]:
+    """Complete all prompts, and again until the seconds are over."""
+    until, found = time.monotonic() + seconds, completer.complete(prompts, num_tokens)
+    while time.monotonic() < until:
+        found += completer.complete(prompts, num_tokens)
     return found
+
+
+def _to_plain(drafted: Repetitions, plain: Repetitions) -> dict[str, Any]:
+    found = paired(drafted.rates, plain.rates)
+    return {"to_plain": found["median"], "interval": found["interval"], "ratios": found["ratios"]}
 
 
 # --- cores ----------------------------------------------------------------------------------------------------------

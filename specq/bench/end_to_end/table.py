@@ -33,6 +33,7 @@ COLUMNS = {
     "DRAFTED/S": "drafted_per_second",
     "STALE": "stale_share",
     "TO PLAIN": "to_plain",
+    "INTERVAL": "interval",
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from specq.bench.never_slower import paired
+from specq.bench.figures import paired
 from specq.bench.report import Figure, figure
 from specq.bench.rivals.field import all_names, llama_on_all_cores
 from specq.bench.rivals.grid import Unit

@@ -92,6 +92,7 @@ def command(
     far_drafters: int,
     far_model: str,
     rtt_ms: tuple[float, ...],
+    turn_s: float,
     resume: bool,
     limit: int,
     **options: Any,
@@ -121,7 +122,7 @@ def command(
     if resume:
         report.resume()
     if names:
-        settings = far.Settings(far_drafters, far_model, rtt_ms)
+        settings = far.Settings(far_drafters, far_model, rtt_ms, turn_s)
         vllm_options = {"num_processes": vllm_processes, "scheduling": vllm_scheduling}
         method_options = {"drafts": drafts, "in_shapes": shapes}
         contest_parts = [

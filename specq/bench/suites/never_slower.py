@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from specq.bench.deployments import Deployments
-from specq.bench.never_slower import CONFIDENCE, PLACEMENTS, Cell, Pace, cells, measure_cell
+from specq.bench.figures import CONFIDENCE
+from specq.bench.never_slower import PLACEMENTS, Cell, Pace, cells, measure_cell
 from specq.bench.pairs import parse_pairs
 from specq.bench.report import Figure, Report, attempt, figure, show, tell
 from specq.bench.suite import COUNT, suite

@@ -31,6 +31,7 @@ from specq.verifier.shares import Shares
 from specq.verifier.source_clock import SourceClock
 from specq.verifier.source_yields import Arm
 from specq.verifier.sources.interface import Budget, Computed, DraftSource
+from specq.verifier.sources.mail_time import MailTime
 from specq.verifier.sources.mailbox import Mailbox
 
 log = structlog.get_logger(__name__)
@@ -39,7 +40,6 @@ R = TypeVar("R")
 
 NODE_COST_FADE = 0.02
 MOST_REFUSALS = 8  # that are logged: a drafter asks again and again
-LEAST_MAIL_S = 0.005  # for the drafts that have arrived between two steps
 
 
 class SourceSet:
@@ -47,7 +47,7 @@ class SourceSet:
 
     waited_s     seconds that the last `collect` waited for sources since `begin`, the host's own work meanwhile included
     node_s       seconds that it takes to receive a draft node and to graft it
-    mail_s       seconds that the drafts which arrive between two steps may take: as many as the last step took
+    mail_s       seconds that the drafts which arrive between two steps may take (`specq.verifier.sources.mail_time`)
     num_sent     draft nodes in all, by the name of their source; num_scratch: scratch rows that it asked for, likewise
     num_dropped  drafts for which there was no time or no room
     drafted      what hangs unread on the trees, from `collect` until `read`
@@ -66,7 +66,7 @@ class SourceSet:
         self._uses_scratch = any(source.uses_scratch for source in self.sources)
         self._with_scratch: list[Session] = []  # those that were given scratch rows for the last step
         self.waited_s = self.node_s = 0.0
-        self.mail_s = LEAST_MAIL_S
+        self._mail_time, self._mail_took_s = MailTime(overlaps=engine.overlaps), 0.0
         self.num_dropped = 0
         self.looked_at: Arm = frozenset()
         self.asleep: Arm = frozenset()
@@ -83,6 +83,10 @@ class SourceSet:
     @property
     def has_work(self) -> bool:
         return any(self._ask("has_work", lambda source: source.has_work))
+
+    @property
+    def mail_s(self) -> float:
+        return self._mail_time.limit_s
 
     def control(self, looked_at: Arm, asleep: Arm) -> None:
         """Take in what the controller says of sources (`specq.verifier.arms`)."""
@@ -233,12 +237,12 @@ class SourceSet:
                 self._hang(self.mailbox, batch, started)
             if clock() > last:
                 self.num_dropped += self.mailbox.clear()
-        self.clock.add(self.mailbox.name, self._receiving_s + clock() - started)
+        self._mail_took_s = self._receiving_s + clock() - started
+        self.clock.add(self.mailbox.name, self._mail_took_s)
         num_sent = self.num_sent[self.mailbox.name]
         num_nodes, self._num_counted = num_sent - self._num_counted, num_sent
         if num_nodes:
-            seconds = self._receiving_s + clock() - started
-            self.node_s += NODE_COST_FADE * (seconds / num_nodes - self.node_s)
+            self.node_s += NODE_COST_FADE * (self._mail_took_s / num_nodes - self.node_s)
         self._receiving_s = 0.0
 
     def _hang(self, source: DraftSource, batch: DraftBatch, now: float) -> None:
@@ -260,9 +264,11 @@ class SourceSet:
         done: Sequence[tuple[Shares, StepOutput]],
         step_s: float,
         clock: Callable[[], float] | None = None,
+        idle_s: float | None = None,
     ) -> None:
-        """Let the sources take in what a step committed, which took so long."""
-        self.mail_s = max(LEAST_MAIL_S, step_s)
+        """Let the sources take in what a step committed, which took so long; idle_s: seconds that the host waited for it with the next one in
+        flight, if it was."""
+        self._mail_time.learn(step_s, self._mail_took_s, idle_s)
         computed = [Computed(*part) for part in done]
         self._ask("observe", lambda source: self._show(source, rounds, computed), clock)
 
