@@ -30,7 +30,7 @@ class LateStep:
     @property
     def feeds(self) -> bool:
         """See `Launched`."""
-        return not len(self.batch.parents) and not np.count_nonzero(self.batch.traits)
+        return not len(self.batch.parents)
 
     def collect(self) -> StepOutput:
         """See `Launched`."""
@@ -86,6 +86,8 @@ class LateEngine(ToyEngine):
             assert start == self._length(session_id), "start is not the KV length"
         assert after is None or isinstance(after, LateStep)
         assert batch.fed_by is None or (after is not None and after.feeds), "fed by a step that cannot"
+        fed = () if batch.fed_by is None else (batch.fed_by >= 0).nonzero()[0].tolist()
+        assert not any(batch.params[i].needs_history for i in fed), "what is said depends on a token that is not known"
         late = LateStep(self, batch, tap, after)
         self.flights.append(late)
         self.num_launched += 1

@@ -1,8 +1,8 @@
 """Judging in two halves: on a GPU, the target's own tokens are chosen without the host, which looks at them later.
 
-Where a step drafted nothing, its strategy says the target's own token, and nothing of the host's is needed, `Judging.tokens` is on the
-device as soon as that has come so far: the next step may begin with it. Where drafts are judged by the target's own tokens alone, these are
-chosen meanwhile, too, and the host prepares what it needs to follow them. Everything else is judged when it is finished.
+Where a step drafted nothing and its strategy says the target's own token, `Judging.tokens` is on the device as soon as that has come so far: the next
+step may begin with it. Logits are shaped, and log-probabilities taken, there, too. Where drafts are judged by the target's own tokens alone, these are
+chosen meanwhile, and the host prepares what it needs to follow them. Everything else is judged when it is finished.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specq.protocol import EngineError, Float32Array, Int32Array, SessionStep
+from specq.protocol import EngineError, Float32Array, Int32Array, Logprobs, SessionStep
 from specq.verification import strategy
 from specq.verification.devices import target_rows
 from specq.verification.faults import judge_each
 from specq.verification.judgements import Judgements
+from specq.verification.logprobs import BegunLogprobs
 from specq.verification.packing import Packed, Placed, pack, place
+from specq.verification.processors import shaped
 from specq.verification.row_params import Rows
-from specq.verification.step_batch import StepBatch
+from specq.verification.step_batch import WITH_LOGPROBS, StepBatch
 from specq.verification.target_rows import check_numbers
-from specq.verification.transfers import Fetched
+from specq.verification.transfers import Fetched, to_device
 
 
 def says_own(judged: StepBatch) -> bool:
-    """Return whether all that such steps say are the target's own tokens, and nothing else is asked for."""
-    if len(judged.parents) or np.count_nonzero(judged.traits):
-        return False
-    return all(strategy(params.strategy).says_own(params) for params in judged.params)
+    """Return whether all that such steps say are the target's own tokens, of logits that their parameters may shape."""
+    return not len(judged.parents) and all(strategy(params.strategy).says_own(params) for params in judged.params)
 
 
 def follows_own(judged: StepBatch) -> bool:
-    """Return whether such steps are judged by the target's own tokens alone, and nothing else is asked for."""
-    if np.count_nonzero(judged.traits):
-        return False
+    """Return whether such steps are judged by the target's own tokens alone; where something is drafted, nothing else is asked for."""
     if not len(judged.parents):
         return says_own(judged)
+    if np.count_nonzero(judged.traits):
+        return False
     names = {params.strategy for params in judged.params}
     return len(names) == 1 and all(map(strategy(names.pop()).follows_own, judged.params))
 
@@ -67,20 +67,45 @@ def own_tokens(logits: torch.Tensor, rows: Rows) -> OwnTokens | None:
     return None if begin is None else OwnTokens(begin(rows))
 
 
+class AskedLogprobs:
+    """The log-probabilities that some steps ask for, each of the one token that it says, on their way to the host."""
+
+    def __init__(self, judged: StepBatch, logits: torch.Tensor, tokens: torch.Tensor) -> None:
+        """`logits` [judged, vocab] are the plain ones; `tokens` i32[judged] on the device."""
+        asking: dict[int, list[int]] = {}
+        for at in (judged.traits & WITH_LOGPROBS).nonzero()[0].tolist():
+            asking.setdefault(judged.params[at].logprobs, []).append(at)
+        self._parts = []
+        for num_top, places in asking.items():
+            index = to_device(np.array(places, np.int64), logits.device)
+            self._parts.append((places, BegunLogprobs(logits[index], tokens[index].long(), num_top)))
+
+    def wait(self) -> dict[int, Logprobs]:
+        """Return them by the places of the steps."""
+        found = {}
+        for places, begun in self._parts:
+            values, top_ids = begun.wait()
+            for i, at in enumerate(places):
+                found[at] = Logprobs(values[i, :1].copy(), top_ids[i : i + 1].copy(), values[i : i + 1, 1:].copy())
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Steps whose own tokens the device chooses, their rows, and these tokens."""
+    """Steps whose own tokens the device chooses, their rows, and these tokens; logprobs: those that were asked for, where nothing is drafted."""
 
     placed: Placed
     packed: Packed
     own: OwnTokens
+    logprobs: AskedLogprobs | None
 
     def finish(self) -> Judgements:
         """Wait for the judgements; raises EngineError where a row has no token."""
         tokens = self.own.wait()
         batch = self.placed.batch.known()
         if not len(batch.parents):
-            return Judgements.of_tokens(batch.session_ids, tokens)
+            found = Judgements.of_tokens(batch.session_ids, tokens)
+            return found if self.logprobs is None else found.with_logprobs(self.logprobs.wait())
         placed = Placed(batch, self.placed.first_rows)
         return strategy(batch.params[0].strategy).judge_by_own(placed, self.packed, tokens)
 
@@ -113,7 +138,19 @@ def begin(steps: Sequence[SessionStep], logits: torch.Tensor) -> Judging:
     judged = StepBatch.of(steps).judged()
     if not len(judged) or not follows_own(judged):
         return Judging(judged, logits, None)
+    try:
+        return Judging(judged, logits, _begun(judged, logits))
+    except EngineError:  # of one of them: which one, is found out when it is finished
+        return Judging(judged, logits, None)
+
+
+def _begun(judged: StepBatch, logits: torch.Tensor) -> Begun | None:
+    """Let the device choose the own tokens of steps, if it can do so by itself; raises EngineError for one whose logits cannot be shaped."""
     placed = place(judged)
     packed = pack(placed)
-    own = own_tokens(logits, packed.rows)
-    return Judging(judged, logits, None if own is None else Begun(placed, packed, own))
+    with shaped(placed, logits) as rows:
+        own = own_tokens(rows, packed.rows)
+    if own is None:
+        return None
+    has_logprobs = np.count_nonzero(judged.traits & WITH_LOGPROBS)
+    return Begun(placed, packed, own, AskedLogprobs(judged, logits, own.tokens) if has_logprobs else None)

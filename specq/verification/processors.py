@@ -18,6 +18,7 @@ import torch
 from specq.protocol import Bans, EngineError, Float32Array, Int32Array, Int64Array, SamplingParams, Tree
 from specq.verification.packing import JudgedStep, Placed
 from specq.verification.step_batch import SHAPED
+from specq.verification.transfers import to_device
 
 Places = Int64Array  # of logits: rows * stride + token
 
@@ -57,7 +58,7 @@ class _Edited:
 
     def put(self, array: npt.NDArray[np.generic]) -> torch.Tensor:
         """Return an array as a tensor where the logits are."""
-        return torch.from_numpy(array).to(self.logits.device)
+        return to_device(array, self.logits.device)
 
     @torch.inference_mode()  # the logits may be of that kind
     def change(self, places: Places, how: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -266,7 +266,7 @@ class Verifier:
 
     def _can_follow(self, flight: Flight) -> bool:
         """Return whether another step may begin before this one has ended."""
-        return self._flights.can_follow(flight, partial(self._early.awaits_drafts, self.curve))
+        return self._flights.can_follow(flight, partial(self._early.awaits, self.curve))
 
     def _begin_step(self, before: Flight | None, faults: Faults, began: float, clock: Callable[[], float]) -> Flight:
         """Plan and launch a step, behind the one in flight if there is one."""

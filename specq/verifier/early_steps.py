@@ -1,4 +1,7 @@
-"""Whether the next step is launched before the one in flight has ended, as sources of drafts want it, and what that saves.
+"""Whether the next step is launched before the one in flight has ended, as sources of drafts and sessions want it, and what that saves.
+
+A session whose logits are shaped by what it has said (penalties, bad words, min_tokens) joins a step when the host knows its last token, so where
+steps are launched early every second one. If few sessions are of this kind, that gives more tokens a second than to let all of them wait.
 
 No clock: seconds are given. What steps bring that wait for draft workers, and that do not: `specq.verifier.waiting`.
 """
@@ -6,6 +9,8 @@ No clock: seconds are given. What steps bring that wait for draft workers, and t
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from specq.engines import Engine
 from specq.verifier.arms import REMOTE, Arms
@@ -25,8 +30,19 @@ class EarlySteps:
         self._engine, self._sources, self._arms = engine, sources, arms
         self._waiting = Waiting()
 
+    def awaits(self, curve: StepCurve, shares: Shares) -> bool:
+        """Return whether the next step of these sessions, none of which is synchronous, waits until this one has ended."""
+        return self._awaits_histories(curve, shares) or self.awaits_drafts(curve, shares)
+
+    def _awaits_histories(self, curve: StepCurve, shares: Shares) -> bool:
+        """Return whether it waits for what some have said: half of a token a step is lost of each of these where it does not."""
+        num_shaped = int(np.count_nonzero(shares.sessions[0].trees.needs_history[shares.places]))
+        if not num_shaped:
+            return False
+        return num_shaped / 2 * curve(len(shares)) >= len(shares) * self._waiting.saved_s(curve)
+
     def awaits_drafts(self, curve: StepCurve, shares: Shares) -> bool:
-        """Return whether the next step of these sessions, none of which is synchronous, waits for drafts. Whether drawn nodes are verified must not
+        """Return whether it waits for drafts. Whether drawn nodes are verified must not
         depend on what hangs from them (decision 0008), so they are waited for in any case."""
         if self._sources.are_own_awaited(shares.sessions, self._arms.allowed):
             return True

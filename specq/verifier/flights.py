@@ -1,7 +1,8 @@
 """Steps between their launch and their collection, as the verifier sees them.
 
 With an engine that overlaps, the next step is launched before the last one is collected, where that one can be *followed*: each session of it
-takes one token that the device knows first, and no draft, and the next step waits for no drafts (`specq.verifier.waiting`). What is found out late, such as the end of a text, costs a row of the next step and
+takes one token that the device knows first, and no draft, and the next step waits neither for drafts (`specq.verifier.waiting`) nor for what the
+host must know of a session (`specq.verifier.early_steps`). What is found out late, such as the end of a text, costs a row of the next step and
 nothing else: what that row says is nobody's. An error at collection costs the step that was launched behind: it is discarded, and the
 failed step is repeated with some of its sessions.
 """
@@ -82,14 +83,14 @@ class Flights:
             shares.sessions[0].trees.kv_len[shares.places] = shares.batch.base_lens
         return launched
 
-    def can_follow(self, flight: Flight, awaits_drafts: Callable[[Shares], bool]) -> bool:
-        """Return whether another step may be launched before this one is collected; awaits_drafts: whether the next step of these sessions waits
-        for drafts."""
+    def can_follow(self, flight: Flight, awaits: Callable[[Shares], bool]) -> bool:
+        """Return whether another step may be launched before this one is collected; awaits: whether the next step of these sessions waits for
+        drafts, or for what the host must know."""
         if not self._engine.overlaps or len(flight.parts) != 1 or not flight.parts[0][1].feeds:
             return False
         shares = flight.parts[0][0]
         trees = shares.sessions[0].trees
-        return not np.count_nonzero(trees.mode[shares.places] == SYNC) and not awaits_drafts(shares)
+        return not np.count_nonzero(trees.mode[shares.places] == SYNC) and not awaits(shares)
 
     def collect(self, flight: Flight, faults: Faults) -> Done:
         """Wait for the oldest step and return what came of it. Where that raises, whatever was launched behind it is discarded."""

@@ -17,11 +17,12 @@ SYNC = MODES.index("sync")
 
 class _States(NamedTuple):
     """Of all sessions in order of precedence: which have tokens left to generate and are not too far ahead of the journal, which take part
-    in the next step, and which of them need one token more to be computed before the next is known."""
+    in steps now, which of them in the next one, and which need one token more to be computed before the next is known."""
 
     sessions: list[Session]
     may_run: BoolArray
     runs: BoolArray
+    joins: BoolArray
     decodes: BoolArray
 
 
@@ -29,7 +30,7 @@ class OpenSessions(dict[int, Session]):
     """Sessions by their ids: those that have waited longest come first.
 
     `changed` must be called after any change to a session, but for those made here. `has_flight`: a step is in flight; then a session all of
-    whose tokens have KV, or will have, is one token longer than is known.
+    whose tokens have KV, or will have, is one token longer than is known, and joins the next step unless that token must be known to the host by then.
     """
 
     def __init__(self, trees: DraftTrees, max_uncommitted: int) -> None:
@@ -86,12 +87,12 @@ class OpenSessions(dict[int, Session]):
     def has_prompts(self) -> bool:
         """Whether the next step computes a part of a prompt."""
         states = self._states()
-        return bool((states.runs & ~states.decodes).any())
+        return bool((states.joins & ~states.decodes).any())
 
     def running(self) -> list[Session]:
         """Return the sessions that take part in the next step."""
         states = self._states()
-        return _chosen(states.sessions, states.runs)
+        return _chosen(states.sessions, states.joins)
 
     def num_pending(self) -> int:
         """Return how many tokens the sessions that take part in the next step have without KV."""
@@ -132,7 +133,8 @@ class OpenSessions(dict[int, Session]):
             # Between rounds a synchronous session waits until its drafter has answered, or has been silent for too long.
             awaits = is_sync & (num_pending <= 1) & (t.drafted_at[places] < length) & (length < t.limit[places] - 1)
             runs = may_run & ~(awaits & (t.beats_waited[places] < SYNC_PATIENCE))
-        return _States(sessions, may_run, runs, decodes)
+        joins = runs & ((num_pending > 0) | (t.needs_history[places] == 0)) if self.has_flight else runs
+        return _States(sessions, may_run, runs, joins, decodes)
 
 
 def _chosen(sessions: list[Session], is_chosen: BoolArray) -> list[Session]:

@@ -113,6 +113,7 @@ class Session:
         t.longest_chain[place] = longest_chain(self.speculation, MAX_LIVE_NODES) if takes_chains else 0
         t.explains[place] = message.explain
         t.mode[place], t.traits[place] = MODES.index(self.speculation.mode), traits_of(self.params)
+        t.needs_history[place] = self.params.needs_history
         t.sampling[place] = make_rows([self.params], [0])[0]
         t.has_extras[place] = self.takes_distributions or self.params.needs_history
 

@@ -29,11 +29,12 @@ def judge_later(batch: StepBatch, logits: torch.Tensor) -> Judging:
 
 
 def opening(session_id: int, epoch: int = 1) -> Open:
-    """Return a session: some are greedy, some warm, some cut; some share a prompt; each ends elsewhere."""
+    """Return a session: some are greedy, some warm, some cut; some share a prompt; the logits of some are shaped; each ends elsewhere."""
     prompt = random_tokens(np.random.default_rng(session_id // 2), 20 + 13 * (session_id // 2))
     params = SamplingParams(
         temperature=0.9 * (session_id % 3 > 0), top_p=0.9 if session_id % 3 > 1 else 1.0, seed=session_id,
         stop_token_ids=tuple(range(0, VOCAB, 40)) if session_id % 2 else (), ignore_eos=True,
+        frequency_penalty=0.7 * (session_id % 4 == 3), logprobs=2 if session_id % 5 == 4 else -1, logit_bias=((5, 2.0),) * (session_id % 3 == 2),
     )  # fmt: skip
     return Open(
         session_id=session_id, epoch=epoch, prompt_len=len(prompt), tokens_left=30 + session_id, params=params,
@@ -45,6 +46,7 @@ def serve(engine: Engine, seed: int = 0) -> dict[int, list[int]]:
     """Serve sessions that come one after the other, some of which are closed or opened again on the way; return their texts."""
     random, texts = Random(seed), dict[int, list[int]]()
     verifier = Verifier(engine, StepCurve([1, 64], [0.005, 0.01]), incarnation=1, max_step_rows=40, max_uncommitted=9)
+    verifier._early._awaits_histories = lambda *_: False  # type: ignore[method-assign]
     turn = 0
     while turn < 2 * NUM or verifier.has_work:
         if turn < 2 * NUM and turn % 2 == 0:

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specq.protocol.params import SamplingParams
-from specq.protocol.types import SessionStep, Tree
+from specq.protocol.types import NO_TREE, SessionStep, Tree
 from specq.testing.random_steps import VOCAB, packed_logits, steps
 from specq.verification import STRATEGIES
 from specq.verification.begun import begin
 from specq.verification.faults import judge_each
 from specq.verification.judgements import Judgements
 from tests.verification.begun_rows import begun_rows
+from tests.verification.test_processors import Case, cases
 
 
 def said(judgements: Judgements) -> list[tuple[object, ...]]:
@@ -39,6 +40,31 @@ def test_drafts_are_judged_as_at_once(batch: list[SessionStep], seed: int) -> No
     in_halves, at_once, is_begun = judged_both_ways(batch, packed_logits(batch, seed))
     assert in_halves == at_once
     assert is_begun == any(step.judged for step in batch)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(cases(), min_size=1, max_size=5), st.integers(0, 2**32))
+def test_plain_steps_are_judged_as_at_once_whatever_they_ask_for(found: list[Case], seed: int) -> None:
+    """Penalties, bias, bad tokens, min_tokens and log-probabilities are the device's work, too."""
+    batch = [replace(case.step, session_id=i, tree=NO_TREE) for i, case in enumerate(found)]
+    logits = packed_logits(batch, seed)
+    before = logits.clone()
+    with begun_rows():
+        judging = begin(batch, logits)
+    assert torch.equal(logits, before)
+    assert judging.tokens is not None
+    at_once, in_halves = judge_each(batch, logits), judging.finish()
+    assert said(in_halves) == said(at_once)
+    told = [
+        {i: (one.tokens.tolist(), one.top_ids.tolist(), one.top.tolist()) for i, one in judged.logprobs.items()}
+        for judged in (in_halves, at_once)
+    ]
+    assert told[0] == told[1]
+    assert (
+        in_halves.logprobs.keys()
+        == at_once.logprobs.keys()
+        == {i for i, s in enumerate(batch) if s.params.logprobs >= 0}
+    )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

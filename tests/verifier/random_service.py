@@ -91,6 +91,8 @@ class Service:
             max_uncommitted=random.choice([3, 10, 1000]),
             measures_drafts=random.random() < 0.5,
         )
+        if random.random() < 0.5:
+            self.verifier._early._awaits_histories = lambda *_: False
         self.jobs: dict[int, Job] = {}
         self.texts: dict[int, tuple[list[int], str]] = {}  # of all that ended
         self.num_opened = self.num_tokens = 0
@@ -113,7 +115,10 @@ class Service:
         self.num_opened += 1
         prompt = [1 + self.random.randrange(3)] * self.random.choice([1, 3, 17, 30])
         stops = tuple(self.random.sample(range(1, 50), self.random.choice([0, 0, 3, 8])))
-        params = SamplingParams(seed=self.random.randrange(3), stop_token_ids=stops)
+        params = SamplingParams(
+            seed=self.random.randrange(3), stop_token_ids=stops, presence_penalty=self.random.choice([0, 0, 0, 0.1]),
+            logprobs=self.random.choice([-1, -1, 0]),
+        )  # fmt: skip
         mode = self.random.choice(["plain", "plain", "async", "async", "sync"])
         job = Job(self.num_opened, 1, prompt, self.random.randrange(1, 25), params, mode)
         self.jobs[job.session_id] = job

@@ -24,6 +24,7 @@ from specq.verification import StepBatch
 from specq.verifier import core, flights, kv_admission, scheduler
 from specq.verifier.core import Verifier
 from specq.verifier.flights import Flights
+from specq.verifier.open_sessions import OpenSessions
 from specq.verifier.sources import SourceSet, SuffixDecoder, colocated
 from specq.verifier.step_curve import StepCurve
 from tests.verifier.random_service import serve
@@ -105,12 +106,18 @@ def _forgets_starts(self: Flights) -> None:
         launched.discard()
 
 
+def _forgets_histories(self: OpenSessions, look: Any = OpenSessions._look) -> Any:
+    found = look(self)
+    return found._replace(joins=found.runs)
+
+
 MUTANTS: dict[str, tuple[object, str, Callable[..., object]]] = {
     "what is said of sessions that ended is looked at": (core, "commit", _looks_at_all),
     "a session is fed with another's token": (scheduler, "_fed_by", _next_ones),
     "a step behind one that failed is not discarded": (Flights, "_discard_newest", _keeps_the_newest),
     "sessions of a discarded step are not as they were": (Flights, "_discard_newest", _forgets_starts),
     "any step is followed": (Flights, "can_follow", lambda self, flight, _: self._engine.overlaps and flight.parts),
+    "all are fed, whatever their tokens depend on": (OpenSessions, "_look", _forgets_histories),
     "steps are repeated with tokens that were not known": (StepBatch, "fed", lambda self, _: self),
     "ended sessions are computed again": (flights, "_again", lambda shares: shares),
 }
@@ -213,7 +220,9 @@ def test_a_session_joins_while_others_run() -> None:
         ("async", [SuffixDecoder()], {}, False),
         ("sync", [], {}, False),
         ("plain", [], {"presence_penalty": 0.1}, False),
-        ("plain", [], {"logprobs": 0}, False),
+        ("plain", [], {"logprobs": 0}, True),
+        ("plain", [], {"logit_bias": ((3, 1.0),)}, True),
+        ("plain", [], {"bad_token_ids": ((60, 61),)}, False),
     ],
 )
 def test_sessions_that_need_the_host_are_waited_for(
@@ -224,6 +233,31 @@ def test_sessions_that_need_the_host_are_waited_for(
     open_session(verifier, speculation=Speculation(mode=mode), **params)
     step(verifier)
     assert bool(engine.flights) == is_followed
+
+
+@pytest.mark.parametrize(("num_shaped", "is_followed"), [(3, True), (4, False)])
+def test_few_sessions_that_need_the_host_join_every_second_step(num_shaped: int, is_followed: bool) -> None:
+    """What launching early saves of all sessions, a fifth of a step here, must be more than half a token of each of these."""
+    engine = LateEngine()
+    verifier = make_verifier(engine)
+    verifier._early._waiting.saved_s = lambda curve: verifier.curve(10) / 5.9
+    for session_id in range(10):
+        open_session(verifier, session_id, presence_penalty=0.1 * (session_id < num_shaped))
+    lengths = list[list[int]]()
+    for _ in range(8):
+        step(verifier)
+        lengths.append([verifier.sessions[i].length for i in range(10)])
+    assert bool(engine.flights) == is_followed
+    grown = np.diff(lengths[-5:], axis=0)
+    assert (grown[:, num_shaped:] == 1).all()
+    assert grown[:, :num_shaped].sum(0).tolist() == [2 if is_followed else 4] * num_shaped
+    assert {tuple(text) for text in run_on(verifier)} == {tuple(toy_text(PROMPT, 12))}
+
+
+def run_on(verifier: Verifier) -> list[list[int]]:
+    """Step until there is no work; return the texts."""
+    run(verifier)
+    return [session.token_ids[len(PROMPT) :] for session in verifier.sessions.values()]
 
 
 def test_nodes_that_come_while_a_step_is_in_flight_are_verified_after_it() -> None:

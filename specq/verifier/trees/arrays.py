@@ -85,6 +85,7 @@ STATES: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...]]] = {
     "explains": ("u1", ()),  # its verdicts say what was verified
     "mode": ("u1", ()),  # its place among MODES
     "traits": ("u1", ()),
+    "needs_history": ("u1", ()),  # what its next token may be depends on the last one, as the host knows it
     "sampling": (ROW, ()),
 }
 LANES: Mapping[str, tuple[str, tuple[int, ...]]] = {
