@@ -147,7 +147,8 @@ class ColocatedDrafter(DraftSource):
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            self._start(_Begun([*left], min(depth, int(_rooms(left).max())), width, now, is_usual, budget.curve))
+            most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
+            self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve))
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
