@@ -93,6 +93,8 @@ class OverlappingEngine(Engine, Protocol):
     """An engine whose next step may be launched before the last one is collected; at most two are in flight.
 
     A session may be closed, and one of its id opened again, while a step of it is in flight: what that step says of it is nobody's then.
+
+    It may have a method `tidy`, too: what it has put off when a step was collected (`specq.engines.tidy`).
     """
 
     takes_unread: bool  # whether steps may have drafted tokens that only the device knows when they are launched (`StepBatch.drafted`)

@@ -116,7 +116,7 @@ class Contexts:
     def _stage(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> tuple[IntpArray, Int32Array]:
         """Let so many pending tokens of each session have these slots, for a pass; return what `KvPool.extend_all` takes when it went well."""
         staged = self.pool.stage_all(places, counts, slots)
-        return staged, self.pool.told(places, self.pool.lengths(places), counts)
+        return staged, self.pool.staged_tokens(staged)
 
     def _with_last(self, places: IntpArray, counts: IntpArray, slots: Int32Array) -> PackedRows:
         """Return all pending tokens of each session as rows; of one without any, its last token, in the slot that it has."""

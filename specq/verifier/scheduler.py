@@ -305,7 +305,7 @@ def _in_order_of_choice(
     sessions: Sequence[Session], firsts: Int64Array, nodes: Int32Array
 ) -> tuple[Int64Array, Int32Array]:
     """Order the nodes of sessions that may have sampled ones."""
-    if not any(session.takes_distributions for session in sessions):
+    if not _take_distributions(sessions):
         return firsts, nodes
     of_each = zip(sessions, np.split(nodes, firsts[1:-1]), strict=True)
     ordered = [
@@ -313,6 +313,11 @@ def _in_order_of_choice(
         for session, own in of_each
     ]
     return np.cumsum([0, *map(len, ordered)], dtype=np.int64), np.concatenate(ordered)
+
+
+def _take_distributions(sessions: Sequence[Session]) -> bool:
+    """Return whether nodes of some of these sessions may be sampled. All are in the same draft trees."""
+    return bool(np.count_nonzero(sessions[0].trees.takes_distributions[[session.place for session in sessions]]))
 
 
 def promised(sessions: Sequence[Session]) -> Float64Array:
@@ -346,7 +351,7 @@ def _precedence(sessions: Sequence[Session], firsts: Int64Array, reach_prob: Flo
     """Return f64[num_offered]: what sorts the nodes of all sessions. It is how likely they are, and in a session with an order of
     choice no more than that of the nodes before."""
     precedence = reach_prob
-    for i, session in enumerate(sessions):
+    for i, session in enumerate(sessions) if _take_distributions(sessions) else ():
         if session.takes_distributions:
             precedence = reach_prob.copy() if precedence is reach_prob else precedence
             own = slice(firsts[i], firsts[i + 1])

@@ -69,6 +69,7 @@ class Session:
         self.params: SamplingParams = message.params
         rule = strategy(message.params.strategy)
         self.takes_distributions = rule.samples_drafts(message.params)  # draft nodes may be sampled; else point masses
+        self.follows_own = not self.takes_distributions and rule.follows_own(message.params)  # as of `Strategy`
         self.prompt_len, self.end_ids = message.prompt_len, end_ids
         self.token_ids: list[int] = message.token_ids.tolist()
         self._past = Past(message.params, message.prompt_len, end_ids)

@@ -142,6 +142,36 @@ def test_at_a_high_price_chains_are_unread_where_all_of_them_are_verified_anyway
     assert [token for one in verdicts for token in one.token_ids.tolist()] == toy_text(PROMPT, 60)
 
 
+@pytest.mark.parametrize(
+    ("unread_value", "waits_s", "is_learned"), [(1.0, 0.004, True), (1.0, 0.0, False), (0.0, 0.0, True)]
+)
+def test_what_a_draft_takes_is_learned_only_where_the_host_did_not_come_late(
+    unread_value: float, waits_s: float, is_learned: bool
+) -> None:
+    """A step that is launched before the chains are read may take the host longer than the device takes for them."""
+    world, now, learned = World(unread_value, width=1), [0.0], list[float]()
+    finish, launch = world.chains.finish, world.verifier.engine.launch  # type: ignore[attr-defined]
+
+    def after(seconds: float, does: Any) -> Any:
+        def done(*given: Any) -> Any:
+            now[0] += seconds
+            return does(*given)
+
+        return done
+
+    world.chains.finish = after(waits_s, finish)  # type: ignore[method-assign]
+    world.verifier.engine.launch = after(0.003, launch)  # type: ignore[attr-defined]
+    world.drafter.choice.learn_draft = lambda *given: learned.append(given[-1])  # type: ignore[method-assign]
+    world.open(7)
+    for _ in range(8):
+        world.verifier.begin(now[0])
+        world.verifier.step(lambda: now[0])
+    assert (world.chains.num_unread > 3) is (unread_value > 0)
+    unread = learned[1:]  # the first chains are read: nothing is usual yet
+    assert (len(unread) > 3) is is_learned
+    assert all(seconds == pytest.approx(0.003 * (unread_value > 0) + waits_s) for seconds in unread)
+
+
 def test_the_share_that_is_verified_follows_the_last_rounds() -> None:
     share = VerifiedShare()
     share.learn(0, 0)

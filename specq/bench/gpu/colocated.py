@@ -8,6 +8,7 @@ node costs; `node price` is the least acceptance probability that paid in the la
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -30,7 +31,7 @@ from specq.verifier import ColocatedDrafter, StepCurve, Verifier, profiled_rows,
 WARM_UP, STEPS = 8, 30
 DEPTH, FAN_OUT = 8, 3
 UNLIMITED, MOST_ROWS = 1 << 30, 512
-WAYS = {"read": -1.0, "unread": 1.0}  # the price up to which chains are verified unread
+WAYS = {"read": -1.0, "unread": math.inf}  # the price up to which chains are verified unread
 
 
 class TimedChains(ChainModel):

@@ -193,7 +193,6 @@ class TorchEngine:
         self._end(flight)
         if flight.is_held:
             flight.know(judgements)
-        flight.learn_fed()
         self._collected = flight, judgements
         if not self.overlaps:
             self.tidy()
@@ -206,8 +205,9 @@ class TorchEngine:
     def tidy(self) -> None:
         """Let the pool know what the last step gave, unless it does; see `specq.engines.tidy`."""
         if self._collected is not None:
-            collected, self._collected = self._collected, None
-            self._commit(*collected)
+            (flight, judgements), self._collected = self._collected, None
+            flight.learn_fed()
+            self._commit(flight, judgements)
 
     def _discard(self, flight: Flight) -> None:
         """Forget a step; see `Launched.discard`."""

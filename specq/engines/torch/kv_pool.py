@@ -310,6 +310,11 @@ class KvPool:
         found: Int32Array = self._tables.token_ids[at]
         return found
 
+    def staged_tokens(self, staged: IntpArray) -> Int32Array:
+        """Return the known tokens that stand where `stage_all` has put slots, i32[staged]."""
+        found: Int32Array = self._tables.token_ids[staged]
+        return found
+
     def slots(self, places: IntpArray, positions: IntpArray) -> Int32Array:
         """Return the slot of one position of each session, i32[sessions]."""
         found: Int32Array = self._tables.slots[self._tables.offsets[places] + positions]

@@ -57,6 +57,7 @@ log = structlog.get_logger(__name__)
 
 LEAD = 0.5  # share of what a chain promises from which the tree of other drafters is enough
 MANY = 16  # sessions from which levels never have siblings
+AWAITED = 0.1  # part of a draft's seconds: if the host waits for less of chains that are unread, they may have been there for long
 NO_CHAINS = OfferedChains((), np.zeros(1, np.intp), np.zeros((1, 0), np.float32))
 
 
@@ -147,7 +148,8 @@ class ColocatedDrafter(DraftSource):
         is_usual, self._is_usual = self._is_usual, bool(left)
         if left:
             width = self.fan_out if len(left) < MANY and budget.min_accept_prob <= SIBLING_VALUE else 1
-            self._start(_Begun([*left], min(depth, int(_rooms(left).max())), width, now, is_usual, budget.curve))
+            most = int(rooms.max() if len(left) == len(sessions) else _rooms(left).max())
+            self._start(_Begun([*left], min(depth, most), width, now, is_usual, budget.curve))
         return self._begun is not None
 
     def _without_leads(self, sessions: Sequence[Session]) -> tuple[Sequence[Session], OtherLoad]:
@@ -207,8 +209,10 @@ class ColocatedDrafter(DraftSource):
         chains = self._finish(begun, clock)
         return () if chains is None else self._batches(begun, chains)
 
-    def _finish(self, begun: _Begun, clock: Callable[[], float]) -> Chains | None:
-        """Wait for the chains that were begun; None if they could not be drafted."""
+    def _finish(self, begun: _Begun, clock: Callable[[], float], *, is_launched: bool = False) -> Chains | None:
+        """Wait for the chains that were begun; None if they could not be drafted. `is_launched`: the step is, which took the host so long that the
+        chains may have been there before."""
+        asked = clock()
         try:
             chains = self.chains.finish()
         except EngineLostError:
@@ -217,8 +221,10 @@ class ColocatedDrafter(DraftSource):
             self._not_drafted(begun.sessions, error)
             return None
         self.num_passes += 1
-        if begun.is_usual:
-            self.choice.learn_draft(len(begun.sessions), begun.depth, clock() - begun.began)
+        ended = clock()
+        seconds, waited = ended - begun.began, ended - asked
+        if begun.is_usual and (not is_launched or waited >= AWAITED * seconds):
+            self.choice.learn_draft(len(begun.sessions), begun.depth, seconds)
         return chains
 
     def _batch_of_unread(self, begun: _Begun, budget: Budget) -> DraftBatch | None:
@@ -250,7 +256,7 @@ class ColocatedDrafter(DraftSource):
         trees = next(session.trees for session, count in zip(begun.sessions, counts, strict=True) if count)
         nodes = is_handle(trees.token).nonzero()[0]
         of_nodes = places_of(trees.token[nodes])
-        chains = self._finish(begun, clock)
+        chains = self._finish(begun, clock, is_launched=True)
         if chains is None:
             drafted.values = np.full(drafted.tokens.shape, NO_TOKEN, np.int32)
         else:

@@ -16,7 +16,7 @@ import numpy as np
 from specq.drafting import LEAST_CHANCE
 from specq.proposers import NO_TOKEN
 from specq.protocol import COLOCATED_LANE, Float32Array, Float64Array, Int32Array, Int64Array, IntpArray
-from specq.verification import DeviceTokens, handles, strategy
+from specq.verification import DeviceTokens, handles
 from specq.verifier.grafting import DraftBatch
 from specq.verifier.session import Session
 from specq.verifier.trees import NEXT_IDS, NONE
@@ -77,10 +77,7 @@ def may_be_unread(sessions: Sequence[Session], width: int) -> bool:
         return False
     if width > 1 and any(session.speculation.max_nodes for session in own):
         return False
-    return all(
-        not session.takes_distributions and strategy(session.params.strategy).follows_own(session.params)
-        for session in own
-    )
+    return all(session.follows_own for session in own)
 
 
 def batch_of_unread(
@@ -98,10 +95,11 @@ def batch_of_unread(
     parents = np.where(levels == 0, NONE, (levels - 1) * width)
     is_there = levels < counts[which, None]  # [sessions, depth * width]
     places: Int64Array = (levels * len(sessions) + which[:, None]) * width + ranks
+    own = [sessions[i] for i in which.tolist()]
     return DraftBatch(
-        sessions=[sessions[i] for i in which.tolist()],
+        sessions=own,
         lanes=COLOCATED_LANE,
-        base_lens=[sessions[i].length for i in which.tolist()],
+        base_lens=own[0].trees.length[[session.place for session in own]],
         first_ids=NEXT_IDS,
         sizes=is_there.sum(1),
         token_ids=handles(places)[is_there],
