@@ -15,6 +15,7 @@ from specq.protocol import Float64Array, Int32Array, Int64Array, SamplingParams
 from specq.runtime import resolve
 from specq.verification import cuda_paths
 from specq.verification.cuda_draws import WORDS, draw_words
+from specq.verification.gpu_kernels import KERNELS
 from specq.verification.row_params import Rows, make_rows
 from specq.verification.target_rows import Bars, Distributions, Edits, JudgedPaths, LookUp, Trees, check_numbers
 from specq.verification.torch_rows import TorchRows
@@ -25,24 +26,12 @@ PROGRAMS = 32  # of one warp each, that a multiprocessor runs at a time; more th
 REGISTERS = 64  # of each thread, so that they fit
 MAX_SPLITS = 64
 BLOCK = 256  # tokens that such a program looks at at a time
-ROOM = 1024  # likely tokens that it gathers at most
+ROOM = 16  # likely tokens of each lane that it gathers at most
+WIDE_ROOM = 1024  # and of all its lanes, at a mean of the programs of a row
 WIDE_BLOCK, WIDE_WARPS = 1024, 8  # where one program has a row, or sums in float64
 
-
-KERNELS = {
-    "tops": "specq.verification.gpu_kernels.heads:tops_kernel",
-    "heads": "specq.verification.gpu_kernels.heads:heads_kernel",
-    "weigh": "specq.verification.gpu_kernels.heads:weigh_kernel",
-    "distributions": "specq.verification.gpu_kernels.distributions:distributions_kernel",
-    "choose": "specq.verification.gpu_kernels.choose:choose_kernel",
-    "probs": "specq.verification.gpu_kernels.lookups:probs_kernel",
-    "chunks": "specq.verification.gpu_kernels.draws:chunks_kernel",
-    "draw": "specq.verification.gpu_kernels.draws:draw_kernel",
-    "pick": "specq.verification.gpu_kernels.choose:pick_kernel",
-    "walk": "specq.verification.gpu_kernels.paths:walk_kernel",
-    "longest": "specq.verification.gpu_kernels.paths:longest_kernel",
-}
 WIDE = {"distributions", "chunks", "draw"}  # those whose programs look at WIDE_BLOCK tokens at a time
+OF_ROWS = {"tops", "heads", "choose"}  # those that fill the device
 OF_TREES = {"walk", "longest"}  # those whose programs have a drafted tree
 _compiled: dict[tuple[Any, ...], Any] = {}
 
@@ -205,7 +194,8 @@ def _sizes(name: str) -> tuple[int, int, int | None]:
     """Return how many tokens a kernel's programs look at at a time, their warps, and the most registers of a thread."""
     if name in WIDE:
         return WIDE_BLOCK, WIDE_WARPS, None
-    return (cuda_paths.LANES, 1, None) if name in OF_TREES else (BLOCK, 1, REGISTERS)
+    block = cuda_paths.LANES if name in OF_TREES else BLOCK
+    return block, 1, REGISTERS if name in OF_ROWS else None
 
 
 def warm_up(like: torch.Tensor) -> None:
@@ -232,7 +222,7 @@ class Pass:
     """
 
     def __init__(self, target: CudaRows, rows: Rows) -> None:
-        self.rows, self._grid = rows, (len(rows), target.splits)
+        self.rows, self._grid, self._wide = rows, (len(rows), target.splits), WIDE_ROOM * target.splits
         self.words = to_device(rows.view(np.int64), target.logits.device)
         # Until `find_distributions`, anything of the right type.
         self._heads, self._head_ids, self.distributions = _nothing(target.logits.device)
@@ -246,21 +236,24 @@ class Pass:
             return
         self._has_some, self._has_all = True, of_all
         num_rows, splits = self._grid
-        parts = target.empty((num_rows, splits, 3), torch.float64)
-        self.distributions = target.empty((num_rows, 4), torch.float64)
-        scaled, weights = self._heads, self.distributions
-        if self.is_ranked:
-            block = target.empty((5, num_rows, splits, ROOM), torch.int32)
-            self._heads, scaled = block[0].view(torch.float32), block[1].view(torch.float32)
-            self._head_ids, weights = block[2], block[3:].view(-1).view(torch.float64)
+        sums = target.empty((num_rows, splits, 3), torch.float64)
         counts = target.empty((num_rows * (splits + 1),), torch.int32)
         self._counts, self._is_in_heads = counts[num_rows:], counts[:num_rows]
-        rows, every = (self.words, *target.tops, self._counts), int(of_all)
-        target.run("heads", self._grid, *rows, self._heads, self._head_ids, ROOM, parts, every)
+        self.distributions = weights = target.empty((num_rows, 4), torch.float64)
+        columns, heights = self.words, self._counts  # nothing is gathered there
         if self.is_ranked:
-            target.run("weigh", self._grid, self.words, self._counts, self._heads, ROOM, scaled, weights, parts)
+            columns = target.empty((*self._grid, ROOM, BLOCK), torch.int64)
+            heights = target.empty((*self._grid, BLOCK), torch.int32)
+            self._heads, self._head_ids, weights = (
+                target.empty((num_rows, self._wide), dtype) for dtype in (torch.float32, torch.int32, torch.float64)
+            )
+        rows, every = (self.words, *target.tops, self._counts), int(of_all)
+        target.run("heads", self._grid, *rows, columns, heights, ROOM, sums, every)
+        if self.is_ranked:
+            gathered = self._counts, columns, heights, ROOM, self._wide
+            target.run("weigh", self._grid, self.words, *gathered, self._heads, self._head_ids, weights, sums)
         found = self.distributions, self._is_in_heads, every
-        target.run("distributions", (num_rows, 1), *rows, ROOM, scaled, weights, parts, *found)
+        target.run("distributions", (num_rows, 1), *rows, self._wide, self._heads, weights, sums, *found)
 
     def look_up(self, target: CudaRows, which: Int64Array, token_ids: Int64Array) -> Fetched:
         """Run `probs_kernel`, after `find_distributions` of all rows; return f64[n, c], as `LookUp` does."""
@@ -276,18 +269,11 @@ class Pass:
     ) -> None:
         """Run `choose_kernel`; where there is top-k or top-p, after `find_distributions`. best i32[2, parts, rows] becomes the bits of the
         largest scores of each part, and their tokens; of the rows `which` i32[n], if given, and with other words, if given."""
-        of_rows = (
-            self.words if words is None else words,
-            *target.tops,
-            target.top_ids,
-            self._counts,
-            self._heads,
-            self._head_ids,
-            ROOM,
-        )
+        of_rows = self.words if words is None else words, *target.tops, target.top_ids
+        heads = self._counts, self._heads, self._head_ids, self._wide
         found = self.distributions, self._is_in_heads, best[0].view(torch.float32), best[1]
         some = self._counts if which is None else which, which is not None
-        target.run("choose", (best.shape[2], best.shape[1]), *of_rows, *found, *some)
+        target.run("choose", (best.shape[2], best.shape[1]), *of_rows, *heads, *found, *some)
 
 
 @cache

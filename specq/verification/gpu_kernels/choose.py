@@ -95,7 +95,7 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
 
 
 @triton.jit(
-    do_not_specialize=["splits", "num_logit_rows"],
+    do_not_specialize=["splits", "num_logit_rows", "wide"],
     do_not_specialize_on_alignment=[
         "words",
         "tops",
@@ -111,7 +111,7 @@ def _better(relative, is_token, temperature, inverse, bound, token_ids, lane, ke
     ],
 )
 def choose_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, top_ids, counts, heads, head_ids, room, distributions, places, scores,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, top_ids, counts, heads, head_ids, wide, distributions, places, scores,
     score_ids, which, OF_SOME: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows, parts): scores f32 and score_ids i32[parts, rows]: the largest of scaled logits plus noise in each part, at T = 0 of
@@ -126,24 +126,16 @@ def choose_kernel(
     best_id = tl.full([], NO_TOKEN, tl.int32)
     if temperature > 0:
         base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
-        bound, of_row, in_heads = log_min_p_of(words, row), row * splits + part, temperature < 0  # never, so far
+        bound, in_heads = log_min_p_of(words, row), temperature < 0  # never, so far
         if (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1):
             bound = tl.load(distributions + row * 4 + 1).to(tl.float32)
             in_heads = tl.load(places + row) > 0
         key0, key1 = _keys(words, row)
         if in_heads:
-            count = tl.load(counts + of_row, mask=part < splits, other=0)
+            split = tl.arange(0, MAX_SPLITS)
+            count = tl.sum(tl.load(counts + row * splits + split, mask=split < splits, other=0), 0)
             best, best_id = _best_head(
-                temperature,
-                bound,
-                count,
-                heads + of_row * room,
-                head_ids + of_row * room,
-                key0,
-                key1,
-                best,
-                best_id,
-                BLOCK,
+                bound, count, heads + row * wide, head_ids + row * wide, part, key0, key1, best, best_id, BLOCK
             )
         else:
             best, best_id = _best_token(base, vocab, top, temperature, bound, part, key0, key1, best, best_id, BLOCK)
@@ -155,16 +147,14 @@ def choose_kernel(
 
 
 @triton.jit
-def _best_head(temperature, bound, count, heads, head_ids, key0, key1, best, best_id, BLOCK: tl.constexpr):
-    """The best score among a part's heads, and its token."""
-    lane, inverse = tl.arange(0, BLOCK), 1.0 / temperature
-    for at in range(0, count, BLOCK):
+def _best_head(bound, count, heads, head_ids, part, key0, key1, best, best_id, BLOCK: tl.constexpr):
+    """The best score in a part of a row's heads, and its token."""
+    lane = tl.arange(0, BLOCK)
+    for at in range(part * BLOCK, count, tl.num_programs(1) * BLOCK):
         is_head = at + lane < count
-        relative = tl.load(heads + at + lane, mask=is_head, other=float("-inf"))
+        scaled = tl.load(heads + at + lane, mask=is_head, other=float("-inf"))
         token_ids = tl.load(head_ids + at + lane, mask=is_head, other=0)
-        best, best_id = _better(
-            relative, is_head, temperature, inverse, bound, token_ids, lane, key0, key1, best, best_id
-        )
+        best, best_id = _better(scaled, is_head, 1.0, 1.0, bound, token_ids, lane, key0, key1, best, best_id)
     return best, best_id
 
 

@@ -88,11 +88,11 @@ def _key_reaching(
 
 
 @triton.jit(
-    do_not_specialize=["splits", "num_logit_rows", "of_all"],
+    do_not_specialize=["splits", "num_logit_rows", "of_all", "wide"],
     do_not_specialize_on_alignment=["words", "tops", "counts", "scaled", "weights", "sums", "distributions", "places"],
 )
 def distributions_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, room, scaled, weights, sums, distributions, places, of_all,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, wide, scaled, weights, sums, distributions, places, of_all,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """(rows): distributions f64[rows, 4] as in `Distributions`; places i32[rows]: 1 where all that is kept is among the
@@ -110,10 +110,11 @@ def distributions_kernel(
         is_in_heads = tl.zeros([], tl.int32)
         if is_ranked:
             of_splits = tl.load(counts + part + split, mask=is_part, other=0)
-            count, fits = tl.sum(of_splits, 0), tl.max(of_splits, 0) <= room
+            count = tl.sum(of_splits, 0)
+            fits = count <= wide
             head_mass = tl.sum(tl.load(parts + 2, mask=is_part & fits, other=0.0), 0)
             bound, mass, moment, is_in_heads = _ranked(
-                base, top, temperature, vocab, scaled + part * room, weights + part * room, count, fits, head_mass, mass, top_k, top_p,
+                base, top, temperature, vocab, scaled + row * wide, weights + row * wide, count, fits, head_mass, mass, top_k, top_p,
                 bound, BLOCK,
             )  # fmt: skip
         tl.store(distributions + row * 4, top.to(tl.float64))

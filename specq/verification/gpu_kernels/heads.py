@@ -21,6 +21,8 @@ from specq.verification.gpu_kernels.rows import (
 )
 
 HEAD = tl.constexpr(10.0)  # scaled logits from -HEAD up are gathered
+UNROLLED = tl.constexpr(4)  # blocks whose logits are asked for before the first of them is looked at
+OVERFULL = tl.constexpr(1 << 24)  # more than there is room for, also if other parts are added
 LEAST = tl.constexpr(-1e4)  # no weight is left there, and 0 times it is 0
 
 
@@ -34,7 +36,7 @@ def tops_kernel(logits, stride, vocab, splits, tops, top_ids, BLOCK: tl.constexp
     best = tl.full([BLOCK], float("-inf"), tl.float32)
     best_id = tl.zeros([BLOCK], tl.int32)
     is_bad = tl.zeros([BLOCK], tl.int1)
-    for at in range(split * BLOCK, vocab, splits * BLOCK):
+    for at in tl.range(split * BLOCK, vocab, splits * BLOCK, loop_unroll_factor=UNROLLED):
         token_ids = at + lane
         x = tl.load(base + token_ids, mask=token_ids < vocab, other=float("-inf")).to(tl.float32)
         is_bad |= x != x
@@ -54,7 +56,7 @@ def _sums(base, vocab, top, temperature, split, splits, BLOCK: tl.constexpr):
     mass = tl.zeros([BLOCK], tl.float32)
     moment = tl.zeros([BLOCK], tl.float32)
     inverse = 1.0 / temperature
-    for at in range(split * BLOCK, vocab, splits * BLOCK):
+    for at in tl.range(split * BLOCK, vocab, splits * BLOCK, loop_unroll_factor=UNROLLED):
         scaled = tl.maximum(relative_logits(base, at + lane, at + lane < vocab, top) * inverse, LEAST)
         weight = tl.exp(scaled)
         mass += weight
@@ -78,15 +80,15 @@ def _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK: tl.co
 
 @triton.jit(
     do_not_specialize=["splits", "num_logit_rows", "of_all"],
-    do_not_specialize_on_alignment=["words", "tops", "counts", "heads", "head_ids", "sums"],
+    do_not_specialize_on_alignment=["words", "tops", "counts", "columns", "heights", "sums"],
 )
 def heads_kernel(
-    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, heads, head_ids, room, sums, of_all, BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, num_logit_rows, tops, counts, columns, heights, room, sums, of_all, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly so into heads f32,
-    where they are not yet divided by T, and head_ids i32[rows, splits, room], as far as there is room; counts i32[rows, splits]
-    counts all; sums f64[rows, splits, 3]: of the other tokens that min-p keeps the mass, and the mass times scaled logits. Of the other
-    rows, if of_all, sums alone: of all tokens that min-p keeps. The third sum is `weigh_kernel`'s."""
+    """(rows, splits), of rows with T > 0. Where there is top-k or top-p, gather tokens with scaled >= -HEAD or nearly so: counts i32[rows,
+    splits], OVERFULL where there was too little room; columns and heights as in `_gather`. sums f64[rows, splits, 3]: of the other
+    tokens that min-p keeps the mass; 0; and what `weigh_kernel` adds. Of the other rows, if of_all: of all tokens that min-p keeps
+    the mass, and the mass times scaled logits."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)
@@ -95,20 +97,12 @@ def heads_kernel(
         base, top = logits + logit_row * stride, top_of(tops, num_logit_rows, logit_row, splits)
         part = row * splits + split
         if is_ranked:
-            mass, moment, count = _gather(
-                base,
-                vocab,
-                top,
-                temperature,
-                least,
-                split,
-                splits,
-                heads + part * room,
-                head_ids + part * room,
-                room,
-                BLOCK,
+            mass, height = _gather(
+                base, vocab, top, temperature, least, split, splits, columns + part * room * BLOCK, room, BLOCK
             )
-            tl.store(counts + part, count)
+            moment = tl.zeros([], tl.float64)  # nobody asks for it
+            tl.store(heights + part * BLOCK + tl.arange(0, BLOCK), height)
+            tl.store(counts + part, tl.where(tl.max(height, 0) <= room, tl.sum(height, 0), OVERFULL))
         elif least > float("-inf"):
             mass, moment = _kept_sums(base, vocab, top, temperature, least, split, splits, BLOCK)
         else:
@@ -118,59 +112,65 @@ def heads_kernel(
 
 
 @triton.jit
-def _gather(
-    base, vocab, top, temperature, least, split, splits, heads, head_ids, room, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Gather the heads of a part; return the other tokens' mass and mass times scaled logits f64, and the number of heads i32."""
+def _gather(base, vocab, top, temperature, least, split, splits, columns, room, BLOCK: tl.constexpr):
+    """Gather the heads of a part, each lane in a column of its own, which asks nothing of other lanes: columns i64[room, BLOCK] hold
+    tokens, and in the low halves the bits of logits relative to the largest. Return the other tokens' mass f64, and the heights of the columns i32[BLOCK], more than the room where heads are missing."""
     inverse = 1.0 / temperature
     lane = tl.arange(0, BLOCK)
     mass = tl.zeros([BLOCK], tl.float32)
-    moment = tl.zeros([BLOCK], tl.float32)
-    count = tl.zeros([], tl.int32)
+    height = tl.zeros([BLOCK], tl.int32)
     for at in range(split * BLOCK, vocab, splits * BLOCK):
         token_ids = at + lane
         relative = relative_logits(base, token_ids, token_ids < vocab, top)
         scaled = relative * inverse
         is_head = scaled >= -HEAD
-        weight = tl.where(is_head | (scaled < least), 0.0, tl.exp(scaled))
-        mass += weight
-        moment += tl.where(weight > 0, weight * scaled, 0.0)
-        num_heads = tl.sum(is_head.to(tl.int32), 0)
-        if num_heads > 0:
-            place = count + tl.cumsum(is_head.to(tl.int32), 0) - 1
-            is_stored = is_head & (place < room)
-            tl.store(heads + place, relative, mask=is_stored)
-            tl.store(head_ids + place, token_ids, mask=is_stored)
-            count += num_heads
-    return tl.sum(mass.to(tl.float64), 0), tl.sum(moment.to(tl.float64), 0), count
+        mass += tl.where(is_head | (scaled < least), 0.0, tl.exp(scaled))
+        packed = (token_ids.to(tl.int64) << 32) | relative.to(tl.uint32, bitcast=True).to(tl.int64)
+        tl.store(columns + height * BLOCK + lane, packed, mask=is_head & (height < room))
+        height += is_head.to(tl.int32)
+    return tl.sum(mass.to(tl.float64), 0), height
 
 
 @triton.jit(
-    do_not_specialize=["splits"],
-    do_not_specialize_on_alignment=["words", "counts", "heads", "scaled_out", "weights", "sums"],
+    do_not_specialize=["splits", "wide"],
+    do_not_specialize_on_alignment=[
+        "words",
+        "counts",
+        "columns",
+        "heights",
+        "scaled_out",
+        "head_ids",
+        "weights",
+        "sums",
+    ],
 )
 def weigh_kernel(
-    logits, stride, vocab, splits, words, counts, heads, room, scaled_out, weights, sums, BLOCK: tl.constexpr,
+    logits, stride, vocab, splits, words, counts, columns, heights, room, wide, scaled_out, head_ids, weights, sums, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """(rows, splits): of rows with top-k or top-p whose heads had room, scaled_out f32 and weights f64[rows, splits * room]: the scaled
-    logits of all heads of a row without gaps, and their weights; the third of sums: the weight of each part."""
+    """(rows, splits): of rows with top-k or top-p and not more than `wide` heads, [rows, wide] without gaps: their scaled logits f32, their
+    tokens i32, and their weights f64; the third of sums: the weight of each part."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     temperature = temperature_of(words, row)
     is_ranked = (top_k_of(words, row, vocab) > 0) | (top_p_of(words, row) < 1)
     if (temperature > 0) & is_ranked:
-        part = tl.arange(0, MAX_SPLITS)
-        of_splits = tl.load(counts + row * splits + part, mask=part < splits, other=0)
-        if tl.max(of_splits, 0) <= room:
-            before, count = tl.sum(tl.where(part < split, of_splits, 0), 0), tl.load(counts + row * splits + split)
-            lane = tl.arange(0, BLOCK)
-            first, heads = row * splits * room + before, heads + (row * splits + split) * room
+        part, lane = row * splits + split, tl.arange(0, BLOCK)
+        splits_of_row = tl.arange(0, MAX_SPLITS)
+        of_splits = tl.load(counts + row * splits + splits_of_row, mask=splits_of_row < splits, other=0)
+        if tl.sum(of_splits, 0) <= wide:
+            height = tl.load(heights + part * BLOCK + lane)
+            first = (
+                row * wide + tl.sum(tl.where(splits_of_row < split, of_splits, 0), 0) + tl.cumsum(height, 0) - height
+            )
+            columns += part * room * BLOCK
             mass = tl.zeros([BLOCK], tl.float64)
-            for at in range(0, count, BLOCK):
-                is_head = at + lane < count
-                relative = tl.load(heads + at + lane, mask=is_head, other=float("-inf"))
+            for level in range(tl.max(height, 0)):
+                is_head = level < height
+                packed = tl.load(columns + level * BLOCK + lane, mask=is_head, other=0)
+                relative = (packed & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
                 scaled = tl.div_rn(relative, temperature)
                 weight = tl.exp(scaled.to(tl.float64))
-                tl.store(scaled_out + first + at + lane, scaled, mask=is_head)
-                tl.store(weights + first + at + lane, weight, mask=is_head)
-                mass += weight
-            tl.store(sums + (row * splits + split) * 3 + 2, tl.sum(mass, 0))
+                tl.store(scaled_out + first + level, scaled, mask=is_head)
+                tl.store(head_ids + first + level, (packed >> 32).to(tl.int32), mask=is_head)
+                tl.store(weights + first + level, weight, mask=is_head)
+                mass += tl.where(is_head, weight, 0.0)
+            tl.store(sums + part * 3 + 2, tl.sum(mass, 0))
