@@ -22,6 +22,7 @@ from specq.protocol.messages import (
     Verdict,
     Verdicts,
 )
+from specq.protocol.params import Speculation
 from specq.protocol.wire import decode, encode
 from specq.testing.toy import toy_info
 from tests.broker.desk import ANN, BEN, VERIFIER, Desk, token_ids
@@ -324,6 +325,40 @@ def test_a_busy_verifiers_step_is_held_back() -> None:
         own = [message for message in found if message.session_id == job_id]
         text = [token for message in own for token in message.token_ids.tolist()]
         assert text == desk.broker.state.jobs.active[job_id].transcript.token_ids[: len(text)]
+
+
+@pytest.mark.parametrize("come_alone", [False, True])
+def test_jobs_of_a_verifier_that_asks_for_silence_have_no_drafters(come_alone: bool) -> None:
+    """Until it asks for drafts: then they are assigned with all of their text by then. Synchronous jobs have theirs at once; so do those
+    of a verifier that has said nothing yet."""
+    desk = Desk()
+    add_drafter(desk, b"d0")
+    desk.submit(1, max_tokens=ROOM)
+    assert assigned(desk) == [1]
+    say_asking(desk, 9999, come_alone=come_alone)
+    desk.submit(2, max_tokens=ROOM)
+    desk.submit(3, max_tokens=ROOM, speculation=Speculation(mode="sync"))
+    assert assigned(desk) == [3]
+    say(desk, replace(step_of(desk, (1, [8]), (2, [5, 6])), min_accept_prob=9999))
+    assert assigned(desk) == [3]
+    say_asking(desk, 300, come_alone=come_alone)
+    (message,) = [message for message in received(desk, b"d0") if isinstance(message, Assign)]
+    assert message.session_id == 2
+    assert message.token_ids.tolist()[PROMPT_LEN:] == [5, 6]
+    desk.submit(4, max_tokens=ROOM)
+    assert assigned(desk) == [2, 4]
+
+
+def assigned(desk: Desk) -> list[int]:
+    """Return the jobs that the drafter was given since the last silence was asked for."""
+    return [message.session_id for message in received(desk, b"d0") if isinstance(message, Assign)]
+
+
+def say_asking(desk: Desk, min_accept_prob: int, *, come_alone: bool) -> None:
+    """Let the verifier commit a token of job 1 and ask for such drafts; what was sent before is forgotten."""
+    desk.sent.clear()
+    step = replace(step_of(desk, (1, [7])), min_accept_prob=min_accept_prob)
+    say(desk, step.each()[0] if come_alone else step)
 
 
 # --- and all the rest ------------------------------------------------------------------------------------------------------

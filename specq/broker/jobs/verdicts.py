@@ -13,7 +13,7 @@ from specq.broker.jobs.delivery import Delivery
 from specq.broker.jobs.intake import Intake
 from specq.broker.jobs.job import Job
 from specq.broker.jobs.records import added_record
-from specq.broker.jobs.relay import StepRelay, relay
+from specq.broker.jobs.relay import SILENT, StepRelay, relay
 from specq.broker.state import State
 from specq.broker.workers.placement import Placement
 from specq.broker.workers.quarantine import is_cleared
@@ -52,6 +52,7 @@ class Verdicts:
                 if known < len(commit.token_ids):
                     added.append(Added(job, commit, known))
         self.state.outbox.add(*relayed.sends())
+        self._hear(verifier, step.min_accept_prob)
         self._journal(added)
 
     def take(self, verifier: bytes, frames: Sequence[bytes]) -> None:
@@ -67,6 +68,7 @@ class Verdicts:
         if known < 0:
             return
         self.state.outbox.add(*relay(job, commit, frames))
+        self._hear(verifier, commit.min_accept_prob)
         is_new = known < len(commit.token_ids)
         if verdict is not None and is_new:
             transcript.logprobs.extend(verdict, known)
@@ -76,6 +78,11 @@ class Verdicts:
             self.intake.finish(job)
         elif is_new:
             self._journal([Added(job, commit, known)])
+
+    def _hear(self, verifier: bytes, min_accept_prob: int) -> None:
+        """Take in what a verifier asks of drafters."""
+        if (worker := self.state.workers.get(verifier)) is not None:
+            self.placement.drafter_assignment.hear(worker, wants_silence=min_accept_prob > SILENT)
 
     def _job_of(self, verifier: bytes, commit: Commit) -> Job | None:
         """Return the job that a verdict is on; None, and that is counted, if the session is not this verifier's any more."""

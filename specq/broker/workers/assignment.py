@@ -1,6 +1,7 @@
 """Drafters to sessions: who drafts for which job, and sending again what drafters missed.
 
-Rule: no two drafters of a job would draft the same.
+Rules: no two drafters of a job would draft the same. While a verifier asks drafters to be silent, jobs that it begins get none: they would be
+told of each and have nothing to do. They get them when it asks for drafts.
 """
 
 from __future__ import annotations
@@ -27,12 +28,20 @@ class DrafterAssignment:
             if job.session.verifier:
                 self.assign_drafters(job)
 
+    def hear(self, verifier: Worker, *, wants_silence: bool) -> None:
+        """Take in whether a verifier asks drafters to be silent; where it asks for drafts again, its jobs get the drafters that they lack."""
+        had_silence, verifier.wants_silence = verifier.wants_silence, wants_silence
+        if had_silence and not wants_silence:
+            for job in self.state.jobs.among(verifier.job_ids):
+                self.assign_drafters(job)
+
     def assign_drafters(self, job: Job) -> None:
         """Give a placed job the drafters that it lacks: no two that would draft the same."""
         verifier = self.state.workers.get(job.session.verifier)
         if verifier is None or len(job.drafters) >= self.state.settings.drafters_per_job:
             return
-        if not is_drafted(job.request.speculation.mode, job.request.params.strategy):
+        mode = job.request.speculation.mode
+        if not is_drafted(mode, job.request.params.strategy) or (verifier.wants_silence and mode != "sync"):
             return
         drafting = {worker.model.fingerprint for worker in self._drafters_of(job)}
         fitting = self.state.workers.drafters_for(verifier.model)

@@ -37,6 +37,7 @@ class Worker:
     is_unreachable: bool = False  # it never confirmed an `Open`, and has confirmed none since then
     num_tokens: int = 0  # that it has committed
     num_drafts: int = 0  # that it has sent
+    wants_silence: bool = False  # of a verifier: its last verdict asked drafters to be silent
     free_slots: int = 0  # what was placed there since its last heartbeat taken off
     metrics: dict[str, Any] = field(default_factory=dict)  # what it has counted, as of its last heartbeat
     job_ids: set[int] = field(default_factory=set)
