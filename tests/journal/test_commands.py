@@ -118,6 +118,7 @@ def test_jobs_are_listed_fetched_and_stopped(deployment: Deployment) -> None:
     assert cut["text"] == ""
 
 
+@pytest.mark.slow
 def test_waiting_for_results(deployment: Deployment) -> None:
     """With --wait the broker may even die meanwhile."""
     deployment.submit(5, max_tokens=60)

@@ -23,7 +23,7 @@ def rate_of(service: TimedService, mode: str, num_sessions: int) -> float:
     return service.serve(max(1.0, 6 / num_sessions), num_sessions).rate
 
 
-@pytest.mark.parametrize("num_sessions", [1, 8, pytest.param(32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_sessions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 32))])
 def test_drafts_that_pay_more_than_overlapped_steps_are_used(num_sessions: int) -> None:
     """Plain steps overlap and drafted ones do not; after 3 s the default is what forced drafts are. What overlapped steps take says nothing of
     what a node costs: otherwise drafts become shallow after each plain window, and lose."""

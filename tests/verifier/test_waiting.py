@@ -55,7 +55,7 @@ def test_drafters_that_go_far_away_soon_cost_nothing(is_measured: bool) -> None:
     assert rate_of(found, "async", 1, 3.0) > 0.97 * plain
 
 
-@pytest.mark.parametrize("is_measured", [True, False])
+@pytest.mark.parametrize("is_measured", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_drafters_that_come_near_are_waited_for_again(is_measured: bool) -> None:
     """Within some seconds, since steps wait for a trial now and then."""
     far = FarDrafters(0.05, 0.8)
